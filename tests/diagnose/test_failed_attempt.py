@@ -85,7 +85,7 @@ def test_evidence_of_a_decision_is_what_is_shown_of_it_and_its_words_where_it_ha
 )
 def test_drill_is_the_cause_only_of_what_it_was_done_to(done: FaultInjected, *, taken: bool) -> None:
     fact = failure(STARTED, done, KILLED).fact
-    assert ("a drill did it on purpose" in fact.text) is taken
+    assert ("injected by a drill" in fact.text) is taken
     assert (fact.rule.confidence is Confidence.CERTAIN) is taken
 
 

@@ -75,7 +75,7 @@ def test_kill_for_a_while_is_refused() -> None:
 def test_partition_of_nodes_that_share_a_network_is_refused_with_the_remedy() -> None:
     finding = refusal(asked(FaultAction.PARTITION, FaultTarget.NODE), ExitCode.CANNOT_RUN_HERE)
     assert finding.code == "fault-unavailable"
-    assert finding.evidence == ("the nodes of run-1 are kept apart by `process`",)
+    assert finding.evidence == ("the nodes of run-1 have `isolation: process`",)
     assert "isolation: netns" in finding.remedy
 
 

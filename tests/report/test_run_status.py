@@ -308,6 +308,6 @@ def test_failure_that_a_drill_brought_about_is_said_to_be_its_and_is_told_once()
         return decided, stop
 
     (finding,) = status_from_events([drill, *failed(6)]).findings
-    assert finding.what.endswith("a drill did it on purpose: kill rank 1")
+    assert finding.what.endswith("injected by a drill: kill rank 1")
     assert finding.owner is Owner.USER
     assert status_from_events([*failed(6), drill]).findings == (killed,)

@@ -187,5 +187,5 @@ def test_nobody_is_asked_to_free_space_once_there_is_room() -> None:
 def test_disk_that_a_drill_filled_says_what_holds_the_space() -> None:
     drill = FaultInjected(at=4, node=-1, requested_at=4, target="run-dir", action="fill")
     said = format_summary(summarise([RECOVERED[0], drill, raised(FULL, 5)], run="demo-abc234", logs="/logs", now=9))
-    assert "a drill did it on purpose: fill run-dir" in said
+    assert "injected by a drill: fill run-dir" in said
     assert "what to do: Remove drill.ballast from the run's folder" in said

@@ -1,7 +1,7 @@
-"""Owns what a place to run must be able to do; implementations are in launch/, and api injects one.
+"""The back-end interface; launch/ implements it, and `api` injects an implementation.
 
-A back end owns nodes: it makes them, says when they are gone, and removes every trace of them. It never sees ranks
-and takes no decision.
+A back end creates nodes, reports when they are gone, and removes everything it created for them. It never sees ranks
+and makes no recovery decisions.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.events import Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class NodeId:
-    """One node slot to be filled: its number in the job and how often it has been replaced."""
+    """A node slot: its number in the job and its generation, the number of times it was replaced."""
 
     node: int
     generation: int
@@ -26,13 +26,13 @@ class BackendNodeState(StrEnum):
     """What a back end sees of a node."""
 
     CREATED = "created"
-    """It exists, and its agent is on its way."""
+    """The node exists; its agent has not connected yet."""
     UNAVAILABLE = "unavailable"
-    """There is no machine for it now; it is made, unasked, as soon as there is one."""
+    """No machine is available; the back end creates the node as soon as one is."""
     EVICTED = "evicted"
-    """It is there, and its queue takes it back: the whole run is to wait for admission again."""
+    """The queue evicts the running node; the whole run waits for admission again."""
     TERMINATED = "terminated"
-    """It, or the agent on it, has ceased to exist."""
+    """The node or its agent no longer exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,46 +43,46 @@ class NodeObservation:
     state: BackendNodeState
     reason: str = ""
     backend_id: str = ""
-    """What the back end knows a node by that is made."""
+    """The back end's own id of a created node."""
 
 
 class Backend(Protocol):
-    """A place where nodes come from."""
+    """Creates and removes nodes."""
 
     async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
-        """Make these nodes and start an agent on each; a node that exists already is left alone.
+        """Create these nodes and start an agent on each; existing nodes stay unchanged.
 
-        One that cannot be made now is made as soon as it can, unless a later generation has been asked for by then.
+        A node that cannot be created now is created later, unless a newer generation was requested meanwhile.
         """
         ...
 
     def observe(self) -> AsyncIterator[NodeObservation]:
-        """Nodes as they are made, found unavailable, evicted or gone; what happened while nobody looked included."""
+        """Yield nodes as they are created, unavailable, evicted or terminated, including changes before the call."""
         ...
 
     def generation(self, node: int, address: str) -> int | None:
-        """Which generation of a node it is that asks from an address; None while, or where, that is not known.
+        """The generation of the node at this address; None if unknown.
 
-        For places whose nodes come to life again by themselves, and cannot be told beforehand which life it is.
+        For back ends that recreate nodes themselves, so that a node cannot learn its generation in advance.
         """
         ...
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
-        """Remove what is left of the slot's earlier generation, then submit this one."""
+        """Remove the slot's earlier generation, then submit this one."""
         ...
 
     async def cordon(self, node_id: NodeId) -> None:
-        """Put nothing new on the machine under this node."""
+        """Schedule nothing new on this node's machine."""
         ...
 
     async def uncordon(self, node_id: NodeId) -> None:
-        """Use the machine that was under this node again."""
+        """Allow this node's machine again."""
         ...
 
     async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """Say how the run ended wherever the place has a word for it; its nodes are told to leave after this."""
+        """Record the run's outcome where the back end has a status for it; the nodes shut down afterwards."""
         ...
 
     async def cancel(self) -> None:
-        """Remove every node and all that was made for them; returns when nothing is left."""
+        """Remove every node and everything created for them; returns when all of it is gone."""
         ...

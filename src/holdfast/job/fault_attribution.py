@@ -1,7 +1,4 @@
-"""Owns which failure a drill brought about, and how that is said of it: nobody is to look for whom to blame.
-
-Pure. Refuses to own what can be asked for (drills.py) and the log in which it stands (events).
-"""
+"""Attributes failures to injected faults, so that no one searches for another cause. Pure functions."""
 
 from __future__ import annotations
 
@@ -23,25 +20,25 @@ from holdfast.findings import Finding, Owner
 from holdfast.os_errors import resource_error_in
 
 BALLAST = "drill.ballast"
-"""The file that holds the space of a disk that was filled, in the folder that was named."""
+"""The file that fills the disk, in the target folder."""
 
 ATTRIBUTION_WINDOW_S = 3600.0
-"""The first failure of its part within so many seconds of a drill is the drill's: a hang takes a deadline to show."""
+"""Seconds in which the first failure of the target is attributed to the fault: a hang shows only after its timeout."""
 
 InjectedFaults = Sequence[FaultInjected]
-"""Those from which no failure has come yet."""
+"""Injected faults that have not caused a failure yet."""
 
 _NODE = re.compile(r"\bnode\d+")
 _PARTS_OF_NODES = frozenset({FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.MEMORY})
 _DISKS = frozenset({FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS})
 _DISK_CODES = frozenset({"disk-full", "checkpoint-upload-failed"})
 _WITHOUT_OUTPUT = frozenset({"rank-crashed", "failure-cause-unknown"})
-"""What a rank's end is called whose own words found no room in the run's folder."""
+"""Findings of a rank that exited without output, because the run's folder is full."""
 _HARMLESS = frozenset({FaultAction.CLOCK_SKEW, FaultAction.RESTORE, FaultAction.SLOW})
 
 
 def unattributed_after(drills: InjectedFaults, event: AnyEvent) -> InjectedFaults:
-    """Those that are left once an event is over; a disk that was filled stays full."""
+    """Faults that remain unattributed after an event; a filled disk stays full."""
     if isinstance(event, FaultInjected):
         return (*drills, event) if event.action not in _HARMLESS else drills
     if isinstance(event, RecoveryDecided):
@@ -51,7 +48,7 @@ def unattributed_after(drills: InjectedFaults, event: AnyEvent) -> InjectedFault
 
 
 def injected_cause(drills: InjectedFaults, event: AnyEvent) -> FaultInjected | None:
-    """The drill that brought a failure about, or what was noticed; None where nobody asked for it."""
+    """The injected fault that caused this event's finding; None if none did."""
     match event:
         case RecoveryDecided(finding=finding, failed_at=at):
             pass
@@ -65,7 +62,7 @@ def injected_cause(drills: InjectedFaults, event: AnyEvent) -> FaultInjected | N
 
 
 def with_injected_cause(finding: Finding, drill: FaultInjected | None) -> Finding:
-    """The finding of what a drill did, which nobody has to mend."""
+    """The finding, extended with the injected fault that caused it."""
     if drill is None:
         return finding
     what = f"{finding.what}; {format_fault(drill)}"
@@ -74,27 +71,27 @@ def with_injected_cause(finding: Finding, drill: FaultInjected | None) -> Findin
 
 
 def remedy_for(drill: FaultInjected) -> str:
-    """What is to be done about it."""
+    """What to do about an injected fault."""
     if drill.action != FaultAction.FILL:
-        return "nothing: that is what was asked for"
+        return "nothing: the fault was injected on purpose"
     folder = "the run's folder" if drill.target == FaultTarget.RUN_DIR else "the checkpoints' folder"
-    return f"remove {BALLAST} from {folder}, which gives the space back; the end of the run does it too"
+    return f"remove {BALLAST} from {folder}, which gives the space back; the run removes it when it ends"
 
 
 def format_fault(drill: FaultInjected) -> str:
-    """`a drill did it on purpose: kill rank 1`."""
+    """`injected by a drill: kill rank 1`."""
     numbered = " " not in drill.target and drill.node >= 0
-    return f"a drill did it on purpose: {drill.action} {drill.target}{f' {drill.node}' if numbered else ''}"
+    return f"injected by a drill: {drill.action} {drill.target}{f' {drill.node}' if numbered else ''}"
 
 
 def node_of(finding: Finding) -> str | None:
-    """The node that it names."""
+    """The node that the finding names."""
     found = _NODE.search(finding.what) or _NODE.search(finding.where)
     return found[0] if found else None
 
 
 def _is_disk_full(finding: Finding, target: str) -> bool:
-    """Whether a failure of another name is of a full disk: its words say so, or it has none where they are written."""
+    """Whether another finding is due to a full disk: its text names it, or the rank could write no output."""
     rows = map(resource_error_in, (finding.what, *finding.evidence))
     if any(row is not None and row.code == "disk-full" for row in rows):
         return True
@@ -102,8 +99,8 @@ def _is_disk_full(finding: Finding, target: str) -> bool:
 
 
 def _caused(drill: FaultInjected, finding: Finding, *, failed: bool) -> bool:
-    """Whether it was done to what failed; of what was only noticed, whether it can be of nothing else."""
-    target = drill.target.partition(" ")[0]  # that of a rank has its number
+    """Whether the fault's target failed; for a warning, whether it can have no other cause."""
+    target = drill.target.partition(" ")[0]  # a rank target includes its number
     if target in _DISKS:
         return finding.code in _DISK_CODES or (failed and _is_disk_full(finding, target))
     if target == FaultTarget.COLLECTIVE:

@@ -1,7 +1,6 @@
-"""Owns what of a run can be broken on purpose: one row for each action and target, and the check of what is asked.
+"""The catalogue of injectable faults, one row per action and target, and the check of a request.
 
-Who carries a row out, and how, is not told here: agents in agent/fault_injection.py, the controller's side in
-launch/local/controller_faults.py.
+Agents execute them in agent/fault_injection.py, the controller in launch/local/controller_faults.py.
 """
 
 from __future__ import annotations
@@ -17,54 +16,54 @@ from holdfast.job.run_spec import RunSpec
 
 
 class Executor(StrEnum):
-    """Who carries a drill out."""
+    """Which process injects a fault."""
 
     AGENT = "agent"
-    """The agent of the target's node, also once it has come back from being away."""
+    """The agent of the target's node; a disconnected agent injects it after it reconnects."""
     CONTROLLER = "controller"
-    """The controller, or the place it runs in."""
+    """The controller, or the host it runs on."""
     BACKEND = "place"
-    """The place that nodes come from."""
+    """The back end that creates nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Precondition:
-    """What not every run has; its words know the `run`'s id and how it was `accepted`."""
+    """A property that a fault needs of the run; its texts may use `run` (the id) and `accepted` (the spec)."""
 
     field: str
-    """Of a target or a job."""
+    """The field of the target or job that provides it."""
     what: str
     met: Callable[[RunSpec], bool]
     where: str
-    """Where it is said that a run has it."""
+    """Where that field is set."""
     evidence: str
-    """What a run has that does not."""
+    """What a run without it has."""
     remedy: str
 
 
 NEEDS_NETNS = Precondition(
     field="isolation: netns",
-    what="nodes that are kept apart by `netns`",
+    what="nodes that are isolated by `netns`",
     met=lambda accepted: accepted.isolation is Isolation.NETNS,
     where="target {accepted.target}",
-    evidence="the nodes of {run} are kept apart by `{accepted.isolation}`",
+    evidence="the nodes of {run} have `isolation: {accepted.isolation}`",
     remedy="Start the run with a target that has `isolation: netns`.",
 )
 NEEDS_MEMORY_LIMIT = Precondition(
     field="resources.memory",
-    what="nodes that are held to a limit, or it would take the whole machine's",
+    what="nodes with a memory limit, or it would take the whole machine's",
     met=lambda accepted: accepted.job.resources.memory is not None,
     where="resources.memory",
-    evidence="the job of {run} asks for no `resources.memory`",
-    remedy="Start the run with such as `--set resources.memory=4GiB`.",
+    evidence="the job of {run} sets no `resources.memory`",
+    remedy="Start the run with, for example, `--set resources.memory=4GiB`.",
 )
 NEEDS_REPLICAS = Precondition(
     field="recovery.replicas",
-    what="a run of several replicas, which alone has one",
+    what="a run of several replicas; only these have a quorum service",
     met=lambda accepted: accepted.job.recovery.replicas > 1,
     where="recovery.replicas",
     evidence="the job of {run} has one replica",
-    remedy="Start the run with such as `--set recovery.replicas=2`.",
+    remedy="Start the run with, for example, `--set recovery.replicas=2`.",
 )
 
 
@@ -73,14 +72,14 @@ class FaultSpec:
     """What one action does to one target."""
 
     description: str
-    """What happens, and what should follow, in a line for the reference."""
+    """The effect and the expected recovery, one line for the reference."""
     executor: Executor = Executor.AGENT
     reversible: bool = False
-    """Whether it can end by itself (`--for`); else it is for good."""
+    """Whether `--for` can undo it; otherwise it is permanent."""
     amount_unit: str = ""
-    """What `--amount` counts, for a drill that must be told how much."""
+    """The unit of `--amount`, for a fault that requires one."""
     precondition: Precondition | None = None
-    """What a run must have for it."""
+    """What the run must have."""
 
 
 _KILL, _STOP, _PARTITION, _SKEW = FaultAction.KILL, FaultAction.STOP, FaultAction.PARTITION, FaultAction.CLOCK_SKEW
@@ -92,78 +91,82 @@ _RUN_FOLDER, _CHECKPOINTS, _MEMORY = FaultTarget.RUN_DIR, FaultTarget.CHECKPOINT
 
 FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
     (_KILL, _RANK): FaultSpec(
-        description="SIGKILL to its process: all ranks restart, from the last checkpoint where there is one."
+        description="SIGKILL to the rank: all ranks restart from the last checkpoint, if there is one."
     ),
-    (_KILL, _NODE): FaultSpec(description="SIGKILL to all of it at once, agent included: it is replaced."),
+    (_KILL, _NODE): FaultSpec(
+        description="SIGKILL to all processes of the node, agent included: the node is replaced."
+    ),
     (_KILL, _AGENT): FaultSpec(description="SIGKILL to the agent; its ranks die with it, and the node is replaced."),
     (_KILL, _CONTROLLER): FaultSpec(
-        description="SIGKILL: it comes back and no rank restarts.", executor=Executor.CONTROLLER
+        description="SIGKILL: the controller restarts; no rank restarts.", executor=Executor.CONTROLLER
     ),
     (_LOSE, _NODE): FaultSpec(
-        description="As kill, and its machine is out of use: it is replaced if there is a spare, else the job shrinks."
+        description="As kill, and cordons its machine: the node is replaced if there is a spare, else the job shrinks."
     ),
     (_RETURN, _NODE): FaultSpec(
-        description="Its machine is of use again: what misses a node gets it.", executor=Executor.BACKEND
+        description="Its machine is uncordoned and available to the job again.", executor=Executor.BACKEND
     ),
     (_STOP, _RANK): FaultSpec(
-        description="SIGSTOP to its process: a hang, which `recovery.step_timeout_s` finds.", reversible=True
+        description="SIGSTOP to the rank: a hang, detected after `recovery.step_timeout_s`.", reversible=True
     ),
     (_STOP, _NODE): FaultSpec(
-        description="SIGSTOP to all of it: out of reach, with its connections open.", reversible=True
+        description="SIGSTOP to all processes of the node: unreachable, with its connections open.", reversible=True
     ),
-    (_STOP, _AGENT): FaultSpec(description="SIGSTOP to the agent alone: its ranks go on without it.", reversible=True),
+    (_STOP, _AGENT): FaultSpec(
+        description="SIGSTOP to the agent alone: its ranks continue without it.", reversible=True
+    ),
     (_STOP, _CONTROLLER): FaultSpec(
-        description="SIGSTOP: it is replaced after fifteen silent seconds and no rank restarts.",
+        description="SIGSTOP: the controller is replaced after 15 s; no rank restarts.",
         executor=Executor.CONTROLLER,
         reversible=True,
     ),
     (_PARTITION, _NODE): FaultSpec(
-        description="Nothing leaves the node's network and nothing arrives; no connection is closed.",
+        description="Drops all traffic of the node in both directions; no connection is closed.",
         executor=Executor.CONTROLLER,
         reversible=True,
         precondition=NEEDS_NETNS,
     ),
     (_SKEW, _AGENT): FaultSpec(
-        description="Its wall clock jumps: told as `clock-jumped`, and nothing else.", amount_unit="seconds"
+        description="Its wall clock jumps: `clock-jumped` is reported, nothing restarts.", amount_unit="seconds"
     ),
     (_SKEW, _CONTROLLER): FaultSpec(
-        description="Its wall clock jumps: told as `clock-jumped`, and nothing else.",
+        description="Its wall clock jumps: `clock-jumped` is reported, nothing restarts.",
         executor=Executor.CONTROLLER,
         amount_unit="seconds",
     ),
     (_FILL, _RUN_FOLDER): FaultSpec(
-        description="Its disk is full, if it is a small one: ranks go on, the log lives on its reserve, then the run waits.",
+        description="Fills a small disk: ranks continue, the log uses its reserved space, then the run waits.",
         executor=Executor.CONTROLLER,
         reversible=True,
     ),
     (_FILL, _CHECKPOINTS): FaultSpec(
-        description="Their disk is full, if it is a small one: the next is given up, the older ones stay.",
+        description="Fills a small disk: the next checkpoint fails, older ones stay.",
         executor=Executor.CONTROLLER,
         reversible=True,
     ),
     (_EXHAUST, _MEMORY): FaultSpec(
-        description="Its memory is taken: told as `memory-pressure`, then the kernel ends a rank and all restart.",
+        description="Takes its memory: `memory-pressure` is reported, then the kernel kills a rank and all restart.",
         precondition=NEEDS_MEMORY_LIMIT,
     ),
     (_RAISE, _RANK): FaultSpec(description="Its Session raises an error at the end of a step: all ranks restart."),
     (_HANG, _RANK): FaultSpec(
-        description="It goes to sleep at the end of a step, in its own code: `recovery.step_timeout_s` finds it."
+        description="It sleeps in Python code at the end of a step: detected after `recovery.step_timeout_s`."
     ),
     (_HANG, _COLLECTIVE): FaultSpec(
-        description="It enters an all-reduce that no other rank enters: the same, as it looks there."
+        description="It enters an all-reduce that no other rank enters: detected after `recovery.step_timeout_s`."
     ),
     (_SLOW, _NODE): FaultSpec(
-        description="Its ranks stand still most of the time: told as nothing, and nothing restarts.",
+        description="Its ranks are suspended most of the time: nothing is reported, nothing restarts.",
         amount_unit="times",
         reversible=True,
     ),
     (_KILL, _QUORUM): FaultSpec(
-        description="SIGKILL: it comes back at its port, no rank restarts; replicas wait for it where they have to meet.",
+        description="SIGKILL: it restarts at its port, no rank restarts; replicas that need a quorum wait for it.",
         executor=Executor.CONTROLLER,
         precondition=NEEDS_REPLICAS,
     ),
     (_STOP, _QUORUM): FaultSpec(
-        description="SIGSTOP: it is replaced after five silent seconds, no rank restarts; replicas wait where they meet.",
+        description="SIGSTOP: it is replaced after 5 s, no rank restarts; replicas that need a quorum wait.",
         executor=Executor.CONTROLLER,
         reversible=True,
         precondition=NEEDS_REPLICAS,
@@ -171,49 +174,49 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
 }
 
 
-def check_fault(asked: FaultRequested, accepted: RunSpec, run: str) -> None:
-    """Raise when a run has no such target, or when what is asked cannot be done to it."""
-    drill = FAULTS.get((asked.action, asked.target))
-    if drill is None:
+def check_fault(request: FaultRequested, accepted: RunSpec, run: str) -> None:
+    """Raise HoldfastError if the run has no such target, or if the fault does not apply to it."""
+    fault = FAULTS.get((request.action, request.target))
+    if fault is None:
         raise _unusable(
-            f"nothing is known that a {asked.action} of a {asked.target} would be",
-            f"`{asked.action}` takes {_either(target for action, target in FAULTS if action is asked.action)}; "
-            f"a {asked.target} takes {_either(action for action, target in FAULTS if target is asked.target)}.",
+            f"a {request.target} has no fault `{request.action}`",
+            f"`{request.action}` takes {_either(target for action, target in FAULTS if action is request.action)}; "
+            f"a {request.target} takes {_either(action for action, target in FAULTS if target is request.target)}.",
         )
-    if asked.for_s is not None and not drill.reversible:
-        lasting = sorted({action for (action, _), row in FAULTS.items() if row.reversible})
+    if request.for_s is not None and not fault.reversible:
+        reversible = sorted({action for (action, _), row in FAULTS.items() if row.reversible})
         raise _unusable(
-            f"a {asked.action} is for good, so it cannot last {asked.for_s:g} s",
-            f"`--for` goes with {_either(lasting)}.",
+            f"`{request.action}` is permanent, so it cannot last {request.for_s:g} s",
+            f"`--for` goes with {_either(reversible)}.",
         )
-    if (asked.amount is None) is not (drill.amount_unit == ""):
+    if (request.amount is None) is not (fault.amount_unit == ""):
         what = (
-            f"a {asked.action} is told by how many {drill.amount_unit}"
-            if drill.amount_unit
-            else f"a {asked.action} has no amount"
+            f"`{request.action}` needs an amount in {fault.amount_unit}"
+            if fault.amount_unit
+            else f"`{request.action}` takes no amount"
         )
-        raise _unusable(what, "Add `--amount AMOUNT`." if drill.amount_unit else "Leave `--amount` out.")
-    if asked.at_step is not None and drill.executor is Executor.BACKEND:
-        raise _unusable(f"a {asked.action} waits for no step", "Leave out `--at-step`.")
-    if drill.precondition is not None and not drill.precondition.met(accepted):
-        raise _unavailable(asked, drill.precondition, accepted, run)
+        raise _unusable(what, "Add `--amount AMOUNT`." if fault.amount_unit else "Leave `--amount` out.")
+    if request.at_step is not None and fault.executor is Executor.BACKEND:
+        raise _unusable(f"`{request.action}` cannot wait for a step", "Leave out `--at-step`.")
+    if fault.precondition is not None and not fault.precondition.met(accepted):
+        raise _unavailable(request, fault.precondition, accepted, run)
     job = accepted.job
-    if asked.action is _SLOW and (asked.amount or 0) < 1:
-        raise _unusable(f"nothing is {asked.amount:g} times as slow", "Say such as `--amount 3`.")
-    known = 1 if not asked.target.is_numbered else job.world_size if asked.target.is_rank else job.node_slots
-    if not 0 <= asked.index < known:
+    if request.action is _SLOW and (request.amount or 0) < 1:
+        raise _unusable(f"nothing is {request.amount:g} times as slow", "Write, for example, `--amount 3`.")
+    known = 1 if not request.target.is_numbered else job.world_size if request.target.is_rank else job.node_slots
+    if not 0 <= request.index < known:
         raise failure(
             "no-such-fault-target",
-            f"{run} has no {asked.target} {asked.index}",
+            f"{run} has no {request.target} {request.index}",
             exit_code=ExitCode.NOT_FOUND,
-            remedy=f"It has {asked.target}s 0 to {known - 1}.",
+            remedy=f"It has {request.target}s 0 to {known - 1}.",
         )
 
 
-def _unavailable(asked: FaultRequested, need: Precondition, accepted: RunSpec, run: str) -> HoldfastError:
+def _unavailable(request: FaultRequested, need: Precondition, accepted: RunSpec, run: str) -> HoldfastError:
     return failure(
         "fault-unavailable",
-        f"{asked.action} {asked.target} needs {need.what}",
+        f"{request.action} {request.target} needs {need.what}",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         where=need.where.format(accepted=accepted),
         evidence=(need.evidence.format(accepted=accepted, run=run),),

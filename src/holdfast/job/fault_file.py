@@ -1,7 +1,4 @@
-"""Owns how drills are written down: in words on a command line, or many of them in a file.
-
-What each of them does, and whether a run can have it, is told in drills.py.
-"""
+"""Parses faults from the command line or from a fault file; fault_catalog.py checks them against a run."""
 
 from __future__ import annotations
 
@@ -19,30 +16,30 @@ from holdfast.job.validation_messages import finding_at
 from holdfast.job.yaml_source import parse, printable
 
 FAULT_FILE_SUFFIXES = (".yaml", ".yml")
-"""By which a file is told from an action."""
+"""Suffixes that distinguish a fault file from an action."""
 
 
 class FaultEntry(Model):
-    """One drill of a file."""
+    """One fault of a file."""
 
     fault: NonEmpty
     """Action and target, such as `kill rank:3`."""
     at_step: Count | None = Field(default=None, ge=0)
-    """As soon as this step is done; none means at once."""
+    """Inject after this step; none means immediately."""
     for_s: Seconds | None = None
-    """Seconds after which it ends by itself; none means that it is for good."""
+    """Seconds after which the fault is undone; none means never."""
     amount: Number | None = None
-    """How much, for a drill that must be told."""
+    """Magnitude, for a fault that requires one."""
 
 
 class FaultFile(Model):
-    """A file of drills."""
+    """A fault file."""
 
     faults: tuple[FaultEntry, ...] = Field(min_length=1)
 
 
 def read_fault_file(path: Path) -> tuple[FaultRequested, ...]:
-    """The drills of a file; raises HoldfastError with everything that is wrong in it."""
+    """The faults of a file; raises HoldfastError with all its problems."""
     source = parse(read_text(path), printable(str(path)))
     book = validate_model(source, FaultFile, reserved={})
     asked: list[FaultRequested] = []
@@ -70,20 +67,20 @@ def _request(entry: FaultEntry) -> FaultRequested:
 
 
 def parse_fault_action(word: str) -> FaultAction:
-    """Read `kill`; raises HoldfastError for what no drill does."""
+    """Parse `kill`; raises HoldfastError for an unknown action."""
     if word in list(FaultAction):
         return FaultAction(word)
-    raise _unknown("bad-fault-action", f"`{word}` is nothing that a drill does", word, FaultAction)
+    raise _unknown("bad-fault-action", f"`{word}` is not a fault action", word, FaultAction)
 
 
 def parse_fault_target(words: Sequence[str]) -> tuple[FaultTarget, int]:
-    """Read `rank:1`, `rank 1` or `controller`; raises HoldfastError for anything else."""
+    """Parse `rank:1`, `rank 1` or `controller`; raises HoldfastError for anything else."""
     name, *numbers = ":".join(words).split(":")
     numbered = len(numbers) == 1 and numbers[0].isascii() and numbers[0].isdecimal()
     if name in list(FaultTarget) and (numbered if FaultTarget(name).is_numbered else not numbers):
         return FaultTarget(name), int(numbers[0]) if numbers else 0
     known = [f"{target}:1" if target.is_numbered else target.value for target in FaultTarget]
-    raise _unknown("bad-fault-target", f"`{' '.join(words)}` is nothing that can be broken", ":".join(words), known)
+    raise _unknown("bad-fault-target", f"`{' '.join(words)}` is not a fault target", ":".join(words), known)
 
 
 def _unknown(code: str, what: str, given: str, known: Iterable[str]) -> HoldfastError:

@@ -1,4 +1,4 @@
-"""Owns in what ways the nodes of a local run can be kept apart. Standard library only: keepers import it."""
+"""Isolation modes of local nodes. Standard library only: supervisors import it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class Isolation(StrEnum):
-    """How the local back end keeps its nodes apart."""
+    """How the local back end isolates its nodes."""
 
     PROCESS = "process"
-    """Each node is a tree of processes."""
+    """Each node is a process tree."""
     NETNS = "netns"
-    """Each node also has a network namespace of its own, with its own address and name."""
+    """Each node also has its own network namespace, address and host name."""

@@ -1,16 +1,16 @@
-"""Owns the job file that `holdfast init` writes; a test reads it back, so that it stays true to the models."""
+"""The job file that `holdfast init` writes; a test parses it, so that it stays valid."""
 
 from __future__ import annotations
 
 import re
 
 _TEMPLATE = """\
-# A holdfast job: what to run, on how many nodes, and how it is kept alive.
-# `holdfast validate` checks this file, `holdfast render` shows what each rank is given, `holdfast run` starts it.
+# A holdfast job: what to run, on how many nodes, and how to recover from failures.
+# `holdfast validate` checks this file, `holdfast render` shows what each rank gets, `holdfast run` starts it.
 version: 1
 name: {name}
 
-# The program and its arguments. No shell is run; for one, write [bash, -c, "..."].
+# The program and its arguments. No shell runs; for one, write [bash, -c, "..."].
 command: [python, train.py]
 # launch: per-node        # for a command that starts its own ranks, such as torchrun
 # workdir: .              # the folder it runs in, relative to this file
@@ -40,14 +40,14 @@ checkpoint:
 recovery:
   max_restarts: 10        # within restart_window_s seconds; the next failure ends the run
   restart_window_s: 3600
-  # step_timeout_s: 600  # a rank without a step for so long is hung; needs holdfast.train
+  # step_timeout_s: 600  # a rank without a step for this long is hung; needs holdfast.train
 
 # logs:
-#   max_bytes: 1GiB       # of each rank, over all attempts; the oldest of what it wrote is dropped
+#   max_bytes: 1GiB       # per rank, over all attempts; the oldest output is dropped
 """
 
 
 def job_template(folder_name: str = "job") -> str:
-    """A commented job file that is valid as it is; the job is named after the folder it is written in."""
+    """A valid, commented job file; the job gets the name of its folder."""
     name = re.sub(r"[^a-z0-9]+", "-", folder_name.lower()).lstrip("-0123456789")[:40].rstrip("-")
     return _TEMPLATE.format(name=name or "job")

@@ -1,4 +1,4 @@
-"""Owns the published JSON Schema of a job file; refuses to say anything that spec.py does not."""
+"""The published JSON Schema of job files, generated from spec.py."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def job_schema() -> dict[str, Any]:
-    """The JSON Schema of a job file, shorthands included."""
+    """The JSON Schema of a job file, including shorthands."""
     return {"$schema": DIALECT, **Job.model_json_schema(mode="validation")}

@@ -1,7 +1,7 @@
-"""Owns what is known of launchers, programs that start ranks themselves: one row each.
+"""The catalogue of launchers (programs that start ranks themselves), one row each.
 
-A row says how the launcher is recognised in a command, which kind of launch wires it, and which of its options holdfast
-then sets. Refuses to own what they are set to (launch/launch_plan.py).
+A row says how to recognise the launcher in a command, which `launch` configures it, and which of its options holdfast
+sets. launch/launch_plan.py computes their values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import PurePath
 from holdfast.job.spec import Job, Launch
 
 Option = Callable[[Job], tuple[str, ...]]
-"""Values of an option that say what the job says; any other contradicts it."""
+"""The option values that agree with the job; any other value contradicts it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,33 +23,33 @@ class Launcher:
 
     name: str
     heads: tuple[tuple[str, ...], ...] = ()
-    """Words a command begins with, its program without its folder, such as `accelerate launch`."""
+    """First words of a command, with the program's base name, such as `accelerate launch`."""
     modules: tuple[str, ...] = ()
-    """Its names for `python -m`."""
+    """Its module names for `python -m`."""
     launch: Launch | None = None
-    """The kind of launch that wires it; none means that holdfast starts ranks without it."""
+    """The `launch` that configures it; none means that holdfast starts ranks without it."""
     options: Mapping[str, Option]
-    """What holdfast sets, without leading hyphens, words joined by underscores."""
+    """Options that holdfast sets, without leading hyphens, words joined by underscores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherCommand:
-    """A command that is a launcher's."""
+    """A command that starts a launcher."""
 
     launcher: Launcher
     command: tuple[str, ...]
     head: int
-    """How many of its words are the launcher itself."""
+    """How many of its words belong to the launcher itself."""
 
     def with_options(self, *words: str) -> tuple[str, ...]:
-        """The command with options that come before the user's own."""
+        """The command with these options before the user's own."""
         return (*self.command[: self.head], *words, *self.command[self.head :])
 
     def options(self) -> Iterator[tuple[str, str]]:
-        """The launcher's own options with what follows them, as far as they can be told from the program's.
+        """The launcher's own options with their values, as far as they can be distinguished from the program's.
 
-        Which options take a value is not known, so a word after an option counts as its value unless it looks like a
-        program: rather an option is missed than one of the program's is taken for the launcher's.
+        Which options take a value is unknown, so a word after an option counts as its value unless it looks like a
+        program: missing an option is better than treating one of the program's as the launcher's.
         """
         may_be_value = False
         words = self.command[self.head :]
@@ -67,7 +67,7 @@ class LauncherCommand:
 
 
 def find_launcher(command: tuple[str, ...]) -> LauncherCommand | None:
-    """The launcher that a command is, by its first words or by `python -m`; None when it is none."""
+    """The launcher in a command, by its first words or by `python -m`; None if there is none."""
     program = PurePath(command[0]).name
     module = _module_at(command) if program.startswith("python") else None
     for launcher in LAUNCHER_CATALOG:
@@ -80,7 +80,7 @@ def find_launcher(command: tuple[str, ...]) -> LauncherCommand | None:
 
 
 def _module_at(command: tuple[str, ...]) -> int | None:
-    """Where the module of `python -m MODULE` stands."""
+    """Index of MODULE in `python -m MODULE`."""
     at = command.index("-m") + 1 if "-m" in command else len(command)
     return at if at < len(command) else None
 
@@ -102,7 +102,7 @@ def _ranks(job: Job) -> tuple[str, ...]:
 
 
 def _never(job: Job) -> tuple[str, ...]:
-    """Differs from node to node, or from attempt to attempt."""
+    """No value agrees: it differs between nodes or attempts."""
     return ()
 
 

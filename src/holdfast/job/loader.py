@@ -1,6 +1,6 @@
-"""Owns turning what a person wrote, in a file, in overrides or in Python, into a Job, with every problem said at once.
+"""Loads a Job from a file, overrides or Python data, and collects every problem in one pass.
 
-Refuses to own what the fields are (spec.py), how YAML is read (source.py) and how refusals are worded (complaints.py).
+spec.py defines the fields, yaml_source.py parses YAML, validation_messages.py words the errors.
 """
 
 from __future__ import annotations
@@ -43,46 +43,46 @@ RESERVED_FIELDS: Mapping[str, str] = {
     "mounts": "folders given to every node",
     "priority": "which job goes first",
     "checks": "which checks run before the start",
-    "fabric.on_fallback": "what to do when the fabric is not the one asked for",
+    "fabric.on_fallback": "what to do when the fabric is not the requested one",
     "recovery.quarantine": "keeping bad nodes out",
 }
-"""Fields that the schema has reserved, and what they will do; refused, so that no job relies on them in vain."""
+"""Reserved fields and what they will do; rejected, so that no job relies on them."""
 
 TEXT_PATHS: tuple[Path, ...] = (("env", "*"), ("fabric", "env", "*"), ("command", "*"))
-"""Where `1e-4` and `1.10` are words, not numbers."""
+"""Paths where `1e-4` and `1.10` are text, not numbers."""
 
 _OVERRIDE = re.compile(r"(?P<key>[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*)=(?P<value>.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedJob:
-    """A job that is right in itself, what is to be said of it all the same, and where its fields were written."""
+    """A valid job, its warnings, and the source location of each field."""
 
     job: Job
     findings: tuple[Finding, ...]
     source: YamlSource
 
     def located(self, finding: Finding) -> Finding:
-        """A finding about a field, with the line that the field was written on."""
+        """The finding, with the line of the field it is about."""
         return located_in(finding, self.source)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ValidationResult:
-    """What came of reading a job: the job, unless something is wrong with it, and all there is to say."""
+    """The result of loading: the job, or None if it has errors, and all findings."""
 
     job: Job | None
     findings: tuple[Finding, ...]
     source: YamlSource
 
     def loaded_or_raise(self) -> LoadedJob:
-        """The job with all there is to say; raises HoldfastError with it when there is an error among it."""
+        """The job with its findings; raises HoldfastError with all of them if one is an error."""
         if self.job is None:
             raise HoldfastError(self.findings, ExitCode.INVALID_JOB)
         return LoadedJob(job=self.job, findings=self.findings, source=self.source)
 
     def job_or_raise(self) -> Job:
-        """The job; raises HoldfastError with every finding when there is an error among them."""
+        """The job; raises HoldfastError with all findings if one is an error."""
         return self.loaded_or_raise().job
 
 
@@ -97,26 +97,26 @@ def parse_job(text: str, source_name: str, overrides: Iterable[str] = (), fabric
 
 
 def make_job(data: Mapping[str, Any], overrides: Iterable[str] = (), fabrics: Collection[str] = ()) -> Job:
-    """The job that plain data describes, as from a command line; raises HoldfastError with every problem."""
+    """The job that plain data describes, for example from a command line; raises HoldfastError with every problem."""
     return validate_data(data, overrides, fabrics).job_or_raise()
 
 
 def validate_text(
     text: str, source_name: str, overrides: Iterable[str] = (), fabrics: Collection[str] = ()
 ) -> ValidationResult:
-    """Read a job file's text and say everything about it, warnings too; `fabrics` are the catalogue's names."""
+    """Validate a job file's text; returns errors and warnings. `fabrics` are the catalogue's names."""
     return _validate_source(parse(text, printable(source_name), keep_as_text=TEXT_PATHS), overrides, fabrics)
 
 
 def validate_data(
     data: Mapping[str, Any], overrides: Iterable[str] = (), fabrics: Collection[str] = ()
 ) -> ValidationResult:
-    """Read a job from plain data and say everything about it, warnings too."""
+    """Validate plain job data; returns errors and warnings."""
     return _validate_source(YamlSource(name="", data=copy.deepcopy(dict(data))), overrides, fabrics)
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file of reasonable size; raises HoldfastError."""
+    """The text of a file of at most MAX_BYTES; raises HoldfastError."""
     name = printable(os.fspath(path))
     try:
         with open(path, "rb") as file:
@@ -132,7 +132,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise failure("unreadable-file", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy) from None
     if len(content) > MAX_BYTES:
         what = f"{name} has more than {MAX_BYTES // 1024} KiB, which no job file needs"
-        remedy = "See whether it is one; what a program needs beside it goes into files of its own."
+        remedy = "Check that it is a job file; move data of the program to separate files."
         raise failure("file-too-large", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy)
     try:
         return content.decode("utf-8-sig")
@@ -144,7 +144,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def validate_model(source: YamlSource, model: type[M], reserved: Mapping[str, str]) -> M | None:
-    """The model that the source describes, or None with the reasons added to the source's findings."""
+    """The model that the source describes; None if invalid, with the reasons added to the source's findings."""
     try:
         valid = model.model_validate({} if source.data is None else source.data)
     except ValidationError as error:
@@ -166,7 +166,7 @@ def _validate_source(source: YamlSource, overrides: Iterable[str], fabrics: Coll
 
 
 def _apply_override(source: YamlSource, override: str) -> None:
-    """Put one `key=value` into the data, in place of what is there."""
+    """Apply one `key=value` to the data."""
     match = _OVERRIDE.fullmatch(override)
     if match is None:
         what = f"`{printable(override)}` does not set a field"
@@ -188,7 +188,7 @@ def _apply_override(source: YamlSource, override: str) -> None:
 
 
 def _group_around(source: YamlSource, path: Path) -> dict[str, Data] | None:
-    """The group that holds the last key of this path, made where it is missing; a shorthand is written out for it."""
+    """The group that holds the last key of this path; creates it if missing and expands a shorthand."""
     if source.data is None:
         source.data = {}
     here = source.data
@@ -211,7 +211,7 @@ def _expand_shorthand(value: Data, expand: Callable[[object], object]) -> Data:
 
 
 def _override_value(text: str, path: Path, source: YamlSource) -> Data:
-    """A scalar as it would read in the file; what starts with a bracket or a quote is YAML."""
+    """Parse an override like a scalar in the file; text that starts with a bracket or a quote is YAML."""
     if text[:1] in ("[", "{", '"', "'"):
         value = parse(
             text, f"--set {dotted_path(path)}", keep_as_text=[form[1:] for form in TEXT_PATHS if form[:1] == path]
@@ -230,7 +230,7 @@ def _override_finding(finding: Finding, path: Path, where: str) -> Finding:
 
 
 def _rule_findings(source: YamlSource, job: Job | None, fabrics: Collection[str]) -> Iterator[Finding]:
-    """The rules' findings with the place of the field they are about; only errors where some fields are wrong."""
+    """The rules' findings, located at their fields; only errors if some fields are invalid."""
     whole = job is not None
     job = job or _valid_part(source)
     if job is None:
@@ -243,16 +243,16 @@ def _rule_findings(source: YamlSource, job: Job | None, fabrics: Collection[str]
 
 
 def located_in(finding: Finding, source: YamlSource) -> Finding:
-    """A finding about a field, with the line that it was written on, if somebody wrote it."""
+    """The finding, with the line of its field if the source contains the field."""
     path: Path = tuple(finding.where.split("."))
     place = source.location(path)
     if not place.line:
-        return finding  # nobody wrote that field
+        return finding  # the source does not contain that field
     return msgspec.structs.replace(finding, where=place.where, evidence=(*place.quoted(path), *finding.evidence))
 
 
 def _valid_part(source: YamlSource) -> Job | None:
-    """The job without what is wrong in it, so that the rules speak about the rest in the same go."""
+    """The job without its invalid fields, so that the rules can check the rest in the same pass."""
     if not isinstance(source.data, dict):
         return None
     data = copy.deepcopy(source.data)
@@ -260,7 +260,7 @@ def _valid_part(source: YamlSource) -> Job | None:
         _remove(data, path)
     try:
         return Job.model_validate({"command": ["true"], **data})
-    except ValidationError as error:  # what is left of a group may lack a field; then the whole group goes
+    except ValidationError as error:  # a group that now lacks a required field is removed as a whole
         wrong = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
     try:
         return Job.model_validate({"command": ["true"], **{key: data[key] for key in data.keys() - wrong}})
@@ -269,7 +269,7 @@ def _valid_part(source: YamlSource) -> Job | None:
 
 
 def _remove(data: dict[str, Data], path: Path) -> None:
-    """Remove what lies at this path; where it lies inside a scalar or a list, the whole of that."""
+    """Remove the value at this path; if it is inside a scalar or a list, remove that whole value."""
     first, *rest = map(str, path)
     below = data.get(first)
     if rest and isinstance(below, dict):
@@ -279,6 +279,6 @@ def _remove(data: dict[str, Data], path: Path) -> None:
 
 
 def _line(finding: Finding) -> int:
-    """The line a finding is about; those without one come last."""
+    """The line number of a finding; findings without one sort last."""
     line = finding.where.rpartition(":")[2]
     return int(line) if line.isdecimal() and len(line) < 10 else sys.maxsize

@@ -1,6 +1,6 @@
-"""Owns what must hold between the fields of a job that are each right by themselves; one row a rule.
+"""Rules between the fields of a valid job, one function per rule.
 
-Refuses to own what a place can do (launch/local/local_preflight.py) and what is not a job at all (complaints.py).
+Target capabilities are checked in launch/local/local_preflight.py, field types in validation_messages.py.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ RESERVED_NAMES = frozenset(
 )
 RESERVED_PREFIXES = ("HOLDFAST_", "PET_")
 RESERVED_WITH_REPLICAS = frozenset({"TORCHFT_LIGHTHOUSE", "REPLICA_GROUP_ID", "NUM_REPLICA_GROUPS"})
-"""What one of several replicas is given; a job that is one replica may itself be one of somebody's."""
+"""Variables that holdfast sets with several replicas; a single-replica job may set them for an external group."""
 
 MAX_ARGUMENT_BYTES = 32 * os.sysconf("SC_PAGE_SIZE")
-"""Of an argument or a variable with its name, in bytes."""
+"""Maximum size in bytes of an argument, or of a variable with its name."""
 
 _SHELL_OPERATORS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"})
 _VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
@@ -40,7 +40,7 @@ _SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|SECRET_?
 
 
 def check_job(job: Job, fabrics: Collection[str]) -> tuple[Finding, ...]:
-    """Everything between the fields that is wrong (errors) or likely to be (warnings); `where` is the field.
+    """Check all rules; returns errors and warnings, with the field as `where`.
 
     `fabrics` are the names of the fabric catalogue.
     """
@@ -48,7 +48,7 @@ def check_job(job: Job, fabrics: Collection[str]) -> tuple[Finding, ...]:
 
 
 def unknown_fabric(job: Job, fabrics: Collection[str]) -> Iterator[Finding]:
-    """The fabric's name must be in the catalogue, where one is given."""
+    """The fabric's name must be in the catalogue, if there is one."""
     name = job.fabric.name
     if fabrics and name not in fabrics:
         remedy = suggest(name, fabrics) or f"Use one of {', '.join(sorted(fabrics))}."
@@ -56,7 +56,7 @@ def unknown_fabric(job: Job, fabrics: Collection[str]) -> Iterator[Finding]:
 
 
 def learning_rate_without_scaling(job: Job) -> Iterator[Finding]:
-    """The learning rate follows the global batch, and that is kept unless the job says otherwise."""
+    """The learning rate follows the global batch, which is kept by default."""
     recovery = job.recovery
     if recovery.learning_rate is LearningRate.KEEP:
         return
@@ -73,7 +73,7 @@ def learning_rate_without_scaling(job: Job) -> Iterator[Finding]:
 
 
 def reserved_names(job: Job) -> Iterator[Finding]:
-    """What holdfast sets for every rank cannot be set by the job."""
+    """A job cannot set variables that holdfast sets for every rank."""
     reserved = RESERVED_NAMES | RESERVED_WITH_REPLICAS if job.recovery.replicas > 1 else RESERVED_NAMES
     for field, name in _variables(job):
         if name in reserved or name.startswith(RESERVED_PREFIXES):
@@ -119,7 +119,7 @@ def secrets_in_env(job: Job) -> Iterator[Finding]:
 
 
 def launcher_for_every_rank(job: Job) -> Iterator[Finding]:
-    """A launcher started once for every rank starts too many processes."""
+    """A launcher started once per rank starts too many processes."""
     found = find_launcher(job.command)
     if found is None or job.launch is not Launch.PER_RANK:
         return
@@ -129,12 +129,12 @@ def launcher_for_every_rank(job: Job) -> Iterator[Finding]:
 def launcher_per_rank(
     launcher: Launcher, *, where: str = "command", evidence: tuple[str, ...] = (), alone: bool = False
 ) -> Finding:
-    """That a launcher is started once for every rank; harmless where there is one rank, which is `alone`."""
+    """The finding that a launcher is started once per rank; harmless with one rank (`alone`)."""
     instead = (
         f"Write `launch: {launcher.launch}`, or leave" if launcher.launch else "Let holdfast start the ranks: leave"
     )
     what = f"`{launcher.name}` starts its own ranks, and with `launch: per-rank` it is started once for every rank"
-    consequence = "" if alone else ", so that each would train a model of its own"
+    consequence = "" if alone else ", so that each would train its own model"
     finding = _finding(
         Severity.WARNING if alone else Severity.ERROR,
         "launcher-per-rank",
@@ -146,7 +146,7 @@ def launcher_per_rank(
 
 
 def launcher_unaware_of_nodes(job: Job) -> Iterator[Finding]:
-    """Of the launchers only torchrun reads its node's place from the environment."""
+    """Only torchrun reads its node rank from the environment."""
     found = find_launcher(job.command)
     kind = found.launcher.launch if found else None
     if found and kind and job.launch is Launch.PER_NODE is not kind and job.nodes.max > 1:
@@ -157,7 +157,7 @@ def launcher_unaware_of_nodes(job: Job) -> Iterator[Finding]:
 
 
 def launcher_mismatch(job: Job) -> Iterator[Finding]:
-    """What is given to a launcher by name means something to that launcher only."""
+    """Options for a named launcher are valid only for that launcher."""
     wired = next((one for one in LAUNCHER_CATALOG if one.launch is job.launch), None)
     if wired is None or job.launch is Launch.PER_NODE:
         return
@@ -170,7 +170,7 @@ def launcher_mismatch(job: Job) -> Iterator[Finding]:
 
 
 def launcher_options(job: Job) -> Iterator[Finding]:
-    """An option that holdfast sets cannot say something else."""
+    """The command cannot set an option that holdfast sets to another value."""
     found = find_launcher(job.command)
     if found is None or found.launcher.launch is not job.launch:
         return
@@ -182,7 +182,7 @@ def launcher_options(job: Job) -> Iterator[Finding]:
 
 
 def accelerate_without_gpus(job: Job) -> Iterator[Finding]:
-    """Where accelerate sees no GPUs it starts a single process, unless it is told which kind of launcher to be."""
+    """Without GPUs, accelerate starts one process unless its launcher type is set."""
     found = find_launcher(job.command)
     if found is None or job.launch is not Launch.ACCELERATE or job.gpus_per_node or job.local_world_size == 1:
         return
@@ -194,7 +194,7 @@ def accelerate_without_gpus(job: Job) -> Iterator[Finding]:
 
 
 def shell_syntax(job: Job) -> Iterator[Finding]:
-    """The command is started as it is; what only a shell understands reaches the program as an argument."""
+    """The command runs without a shell, so the program receives shell syntax as an argument."""
     program = PurePath(job.command[0]).name
     if program in _SHELLS:
         return
@@ -202,7 +202,7 @@ def shell_syntax(job: Job) -> Iterator[Finding]:
     if _ASSIGNMENT.match(job.command[0]):
         name = job.command[0].partition("=")[0]
         yield _warning(
-            "shell-syntax", "command", f"`{name}=...` is taken for the program", f"Set `{name}` under `env`."
+            "shell-syntax", "command", f"`{name}=...` is treated as the program", f"Set `{name}` under `env`."
         )
     for word in job.command:
         if word in _SHELL_OPERATORS:
@@ -224,7 +224,7 @@ def shared_gpus(job: Job) -> Iterator[Finding]:
 
 
 def restart_window_too_short(job: Job) -> Iterator[Finding]:
-    """Each hang takes a deadline to be noticed, so a shorter window never sees two restarts."""
+    """A hang is detected only after its timeout, so a shorter window never counts two restarts."""
     recovery = job.recovery
     deadline_s = recovery.step_timeout_s
     if isinstance(deadline_s, float) and deadline_s >= recovery.restart_window_s:
@@ -237,14 +237,14 @@ def restart_window_too_short(job: Job) -> Iterator[Finding]:
 
 
 def invalid_replicas(job: Job) -> Iterator[Finding]:
-    """Replicas are equal, and each has whole nodes or an equal part of one."""
+    """Replicas are equal: each has whole nodes or an equal part of one."""
     replicas, nodes, least = job.recovery.replicas, job.nodes, job.recovery.min_replicas
     if least > replicas:
-        what = f"at least {least} replicas are to be at work, and there are {replicas}"
+        what = f"at least {least} replicas must run, and there are {replicas}"
         yield _error("bad-replicas", "recovery.min_replicas", what, f"Write {replicas} at most.")
     if replicas == 1:
         if job.recovery.outer_sync is not None:
-            what = "replicas are to meet now and then, and there is one"
+            what = "`outer_sync` needs several replicas, and there is one"
             yield _error(
                 "bad-replicas", "recovery.outer_sync", what, "Write `recovery.replicas: 2` or more, or leave it out."
             )
@@ -271,7 +271,7 @@ def invalid_replicas(job: Job) -> Iterator[Finding]:
 
 
 def invalid_peer_checkpoints(job: Job) -> Iterator[Finding]:
-    """Several replicas are copies already; ranks that a launcher starts have no memory that outlives them."""
+    """Replicas already hold copies; ranks started by a launcher have no memory that outlives them."""
     if not job.recovery.peer_checkpoints:
         return
     if job.recovery.replicas > 1:
@@ -328,7 +328,7 @@ def _warning(code: str, where: str, what: str, remedy: str) -> Finding:
 
 
 def _finding(severity: Severity, code: str, where: str, what: str, remedy: str) -> Finding:
-    """Words of the job's may hold anything, so all text is made fit to print."""
+    """Text of the job may contain anything, so it is made printable."""
     return Finding(
         code=code, severity=severity, what=printable(what, 300), where=printable(where), remedy=printable(remedy, 300)
     )

@@ -1,4 +1,4 @@
-"""Owns what a run was started with: the job as accepted, and the place it was accepted for."""
+"""The resolved specification of a run: the job and the target it was accepted for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from holdfast.job.targets import LOCAL, Workload
 
 
 def corrupt_file_error(path: Path, error: Exception) -> HoldfastError:
-    """A file of a run's folder is not what holdfast wrote there, so that nothing can be done with the run."""
+    """The error for a corrupt file in a run's folder, which makes the run unusable."""
     return failure(
         "run-file-corrupt",
         f"{path.name} of {path.parent.name} is not what holdfast wrote there",
@@ -32,16 +32,16 @@ def corrupt_file_error(path: Path, error: Exception) -> HoldfastError:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSecrets:
-    """What a run's folder keeps for controllers that are started again, and for nobody else."""
+    """Secrets and environment in a run's folder, for restarted controllers only."""
 
     environ: Mapping[str, str]
-    """Of whoever started the run."""
+    """Environment of the user who started the run."""
     secrets: Mapping[str, str]
-    """The job's, by name."""
+    """The job's secrets, by name."""
 
     @classmethod
     def read(cls, path: Path) -> RunSecrets:
-        """What a run's folder says; raises HoldfastError where that is not what was written."""
+        """Read it from a run's folder; raises HoldfastError if the file is corrupt."""
         try:
             found = read_object(path)
         except OSError as error:
@@ -49,63 +49,63 @@ class RunSecrets:
         kept: dict[str, dict[str, str]] = {}
         for name in ("environ", "secrets"):
             values = found.get(name)
-            if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - it is anybody's JSON
-                raise corrupt_file_error(path, ValueError(f"{name} is missing, or not words by name"))
+            if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - it is untrusted JSON
+                raise corrupt_file_error(path, ValueError(f"{name} is missing, or does not map names to text"))
             kept[name] = cast("dict[str, str]", values)
         return cls(environ=kept["environ"], secrets=kept["secrets"])
 
 
 class CodeArchive(Model):
-    """The code that a run was started with, as an archive in its folder."""
+    """The code that a run was started with, as an archive in the run's folder."""
 
     digest: str
     """SHA-256 of the archive, in hexadecimal."""
     bytes: int
     files: int
     cwd: str
-    """Where ranks run, relative to the folder it is unpacked in."""
+    """The ranks' working directory, relative to the folder the archive is unpacked in."""
 
 
 class RunSpec(Model):
-    """Written once into a run's folder; everything a controller needs to (re)build the run, but for secrets."""
+    """Written once to the run's folder; all that a controller needs to start or resume the run, except secrets."""
 
     job: Job
     base: str
     """Absolute folder that the job's relative paths start from."""
     created_at: float
-    """Unix seconds at which the run was asked for."""
+    """Unix time in seconds at which the user requested the run."""
     code: CodeArchive | None = None
-    """None where ranks run in the working directory itself."""
+    """None if ranks run in the working directory itself."""
     fabric: str
     """The fabric's name, `auto` resolved."""
     fabric_env: dict[str, str] = {}
-    """What the fabric sets for every rank."""
+    """Environment variables that the fabric sets for every rank."""
     backend: str = LOCAL
-    """What makes the nodes."""
+    """The back end that creates the nodes."""
     workload: Workload = Workload.JOBSET
-    """On Kubernetes: the kind of object that the run is."""
+    """Kubernetes: the kind of object that represents the run."""
     agent: bool = True
-    """Whether holdfast's agents start the ranks; without them the command is the cluster's to start."""
+    """Whether holdfast's agents start the ranks; otherwise the cluster starts the command."""
     durable_controller_disk: bool = True
-    """Whether what a controller writes outlives its machine; else its nodes keep copies."""
+    """Whether the controller's disk outlives its machine; otherwise the nodes keep replicas of the log."""
     isolation: Isolation = Isolation.PROCESS
-    """How local nodes are kept apart."""
+    """How local nodes are isolated."""
     target: str = LOCAL
     """Name of the target the run was started with."""
     checkpoint_root: str | None = None
-    """The target's folder for checkpoints of jobs that name none; each run has one of its own in it."""
+    """The target's default folder for checkpoints; each run has its own subfolder."""
     capacity: int | None = None
-    """How many nodes the place has machines for; none means as many as the job asks for."""
+    """Number of nodes the target has machines for; none means as many as the job requests."""
 
     @classmethod
     def read(cls, path: Path) -> RunSpec:
-        """What a run's folder says; raises HoldfastError where that is not what was written."""
+        """Read it from a run's folder; raises HoldfastError if the file is corrupt."""
         try:
             return cls.model_validate_json(read_small(path))
         except (OSError, ValueError, RecursionError) as error:
             raise corrupt_file_error(path, error) from error
 
     def created_event(self, run: str) -> RunCreated:
-        """The first event of its run's log."""
+        """The first event of the run's log."""
         job = self.job.model_dump(mode="json", exclude_defaults=True)
         return RunCreated(at=self.created_at, run=run, job=job, version=holdfast.__version__)

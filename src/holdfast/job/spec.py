@@ -1,7 +1,7 @@
-"""Owns what a job is: every field a researcher can set, its unit, its default and what it means.
+"""The job model: every field a user can set, with its unit, default and meaning.
 
-Refuses to own how a job file is read (document.py), where it runs (target.py), or what any back end makes of it.
-The same models are the Python API. A long file, because it is the one list of what a job can say.
+The same models are the Python API. The file is long because it is the single list of job fields. loader.py reads job
+files; targets.py says where a job runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATTERN_TEXT: Mapping[str, str] = {
     OBJECT_NAME_PATTERN: "lower-case letters, digits, hyphens and dots, as names of Kubernetes objects do, at most 63",
     QUALIFIED_NAME_PATTERN: "a prefix such as `nvidia.com/`, and letters, digits, hyphens, underscores and dots",
 }
-"""What each pattern a field must match means to a person."""
+"""Each pattern in plain English, for messages."""
 
 _NOT_TEXT = re.compile("[\0\ud800-\udfff]")
 _UNITS = {"": 1}
@@ -44,7 +44,7 @@ for _power, _prefix in enumerate("KMGTP", 1):
 
 
 class Model(BaseModel):
-    """Frozen, and refuses keys it does not know."""
+    """A frozen model that rejects unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -53,19 +53,19 @@ class Launch(StrEnum):
     """Who starts the ranks."""
 
     PER_RANK = "per-rank"
-    """holdfast starts the command once for every rank."""
+    """holdfast starts the command once per rank."""
     PER_NODE = "per-node"
-    """The command is started once on every node and starts its own ranks, as torchrun does."""
+    """holdfast starts the command once per node, and the command starts the ranks, as torchrun does."""
     ACCELERATE = "accelerate"
-    """Per node; the command is an `accelerate launch` line, which is given its node's arguments."""
+    """Once per node; the command is an `accelerate launch` line, to which holdfast adds the node's arguments."""
     DEEPSPEED = "deepspeed"
-    """Per node; the command is a `deepspeed` line, which is given its node's arguments and a host file."""
+    """Once per node; the command is a `deepspeed` line, to which holdfast adds the node's arguments and a host file."""
     MPI = "mpi"
-    """The command is an `mpirun` line, started on the first node; Open MPI's daemons are started on the others."""
+    """The command is an `mpirun` line; holdfast starts it on the first node and Open MPI's daemons on the others."""
 
 
 def _check_text(text: str) -> str:
-    """Refuse what no program, path or log line can carry."""
+    """Reject characters that no program, path or log line can carry."""
     bad = _NOT_TEXT.search(text)
     if bad:
         raise PydanticCustomError("bad-text", "contains the character U+{code}", {"code": f"{ord(bad[0]):04X}"})
@@ -73,14 +73,14 @@ def _check_text(text: str) -> str:
 
 
 def _scalar_text(value: object) -> object:
-    """Let a number or a switch stand for its text: `1` is `"1"`, true is `"true"`."""
+    """Convert a number or boolean to text: `1` is `"1"`, true is `"true"`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value) if isinstance(value, int | float) and abs(value) < 10**40 else value
 
 
 def _split_command(value: object) -> object:
-    """Split one line of text into words as a shell does, joining lines that end in a backslash; no shell is run."""
+    """Split text into words as a shell does, joining lines that end in a backslash; no shell runs."""
     if not isinstance(value, str):
         return value
     try:
@@ -91,7 +91,7 @@ def _split_command(value: object) -> object:
 
 
 def _parse_size(value: object) -> object:
-    """Read `16GiB` or `500M` as bytes; a number is bytes already, and anything else is left for the type to refuse."""
+    """Parse `16GiB` or `500M` to bytes; numbers are bytes already, and other types pass through to type validation."""
     if not isinstance(value, str):
         return value
     size = re.fullmatch(SIZE_PATTERN, value)
@@ -101,7 +101,7 @@ def _parse_size(value: object) -> object:
 
 
 def _seconds_or_auto(value: object) -> object:
-    """Refuse at once what is neither, so that one thing is said of it and not two."""
+    """Reject anything else here, so that it gets one finding instead of two."""
     seconds = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     if value is None or value == "auto" or seconds:
         return value
@@ -109,7 +109,7 @@ def _seconds_or_auto(value: object) -> object:
 
 
 def _count_or_auto(of: str) -> BeforeValidator:
-    """Refuse at once what is neither, as above."""
+    """Reject anything else here, as above."""
 
     def check(value: object) -> object:
         if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_NODES):
@@ -120,7 +120,7 @@ def _count_or_auto(of: str) -> BeforeValidator:
 
 
 def _check_log_size(size: int) -> int:
-    """Refuse a log that could not hold the last words of a rank."""
+    """Reject a limit too small for a rank's final output."""
     if size < MIN_LOG_BYTES:
         raise PydanticCustomError("bad-size", "must be at least 1MiB")
     return size
@@ -143,45 +143,45 @@ EnvName = Annotated[str, Field(pattern=ENV_NAME_PATTERN)]
 
 
 class GlobalBatch(StrEnum):
-    """What becomes of the samples in a step when the number of nodes changes."""
+    """What happens to the global batch when the number of nodes changes."""
 
     KEEP = "keep"
-    """Each rank takes more micro-batches, so that a step has the same samples on fewer ranks."""
+    """Fewer ranks take more micro-batches each, so that a step has the same samples."""
     SCALE = "scale"
-    """Each rank takes what it always takes, so that a step has fewer samples on fewer ranks."""
+    """Each rank keeps its share, so that fewer ranks have fewer samples per step."""
 
 
 class LearningRate(StrEnum):
-    """What becomes of the learning rate when the global batch is scaled."""
+    """What happens to the learning rate when the global batch is scaled."""
 
     KEEP = "keep"
     LINEAR = "linear"
-    """It is scaled like the batch, as suits SGD."""
+    """Scales linearly with the batch, for SGD."""
     SQRT = "sqrt"
-    """It is scaled like the batch's square root, as suits Adam."""
+    """Scales with the square root of the batch, for Adam."""
 
 
 class Nodes(Model):
-    """How many nodes the whole job uses: a number, or the range `min..max` it can live with."""
+    """Number of nodes of the job: a number, or a range `min..max` for an elastic job."""
 
     min: Count = Field(ge=1, le=MAX_NODES)
-    """Fewest nodes the job may run on."""
+    """Minimum number of nodes."""
     max: Count = Field(ge=1, le=MAX_NODES)
-    """Most nodes the job may use."""
+    """Maximum number of nodes."""
     min_nodes_wait_s: Seconds = 60.0
-    """Seconds that the job waits for nodes that cannot be had, before it goes on without them if `min` are there.
+    """Seconds that the job waits for unavailable nodes before it continues without them, if `min` have joined.
 
-    A node that can be had is waited for until it has joined, or `recovery.join_timeout_s` is over.
+    For available nodes it waits until they join, at most `recovery.join_timeout_s`.
     """
     scale_up_timeout_s: Seconds = 1800.0
-    """Longest, in seconds, that a run waits for its next checkpoint before it restarts with a node that came back.
+    """Longest time, in seconds, that a run waits for its next checkpoint before it restarts with a returned node.
 
-    Ranks with a `holdfast.train` Session take a checkpoint at once when asked, so only others make it wait.
+    Ranks with a `holdfast.train` Session save one at the next step, so only other programs make it wait.
     """
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the job can live with fewer nodes than it would like."""
+        """Whether the job can run on fewer than `max` nodes."""
         return self.min < self.max
 
     @model_validator(mode="after")
@@ -223,7 +223,7 @@ SHORTHANDS: Mapping[str, Callable[[object], object]] = {
     "fabric": _object_with("name"),
     "checkpoint": _object_with("path"),
 }
-"""Fields where a scalar stands for an object: `fabric: infiniband` is `fabric: {name: infiniband}`."""
+"""Fields where a scalar is short for an object: `fabric: infiniband` is `fabric: {name: infiniband}`."""
 
 
 def _shorthand(field: str, input_type: Any) -> BeforeValidator:
@@ -231,12 +231,12 @@ def _shorthand(field: str, input_type: Any) -> BeforeValidator:
 
 
 class SecretRef(Model):
-    """Where a secret's value comes from when the run starts; the value itself is never in the job."""
+    """Source of a secret's value, read when the run starts; the job never contains the value."""
 
     env: EnvName | None = None
-    """Name of an environment variable of whoever starts the run."""
+    """Name of an environment variable of the user who starts the run."""
     file: NonEmpty | None = None
-    """Path of a file that holds the value (one trailing newline is dropped)."""
+    """Path of a file with the value; one trailing newline is dropped."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -245,82 +245,82 @@ class SecretRef(Model):
         return self
 
     def read(self, base: Path, environ: Mapping[str, str]) -> str:
-        """The value, now: raises KeyError or OSError where there is none. Files are relative to `base`; `~` is home."""
+        """Read the value; raises KeyError or OSError if there is none. Files are relative to `base`; `~` is home."""
         if self.env is not None:
             return environ[self.env]
         return self.path(base).read_text().removesuffix("\n")
 
     def path(self, base: Path) -> Path:
-        """Where the file lies."""
+        """Absolute path of the file."""
         return base / Path(self.file or "").expanduser()
 
 
 class Code(Model):
-    """What is shipped to nodes that do not share the working directory."""
+    """Code that is sent to nodes that do not share the working directory."""
 
     root: NonEmpty = "."
-    """Folder whose contents are shipped, relative to `workdir`: `.`, or a folder above it such as `..`."""
+    """Folder to ship, relative to `workdir`: `.`, or a folder above it such as `..`."""
     ignore: tuple[NonEmpty, ...] = (".git", ".venv", "__pycache__", ".holdfast/runs")
-    """Patterns left out, as in a .gitignore; those of `.holdfastignore` in `root` are added after them."""
+    """Patterns to exclude, as in a .gitignore; those in `.holdfastignore` in `root` are appended."""
     max_bytes: Bytes = 512 * 1024**2
-    """Most bytes of files that are shipped, in bytes or such as `2GiB`; more than that is refused."""
+    """Maximum total size of the files, in bytes or such as `2GiB`; larger code is rejected."""
 
 
 class Resources(Model):
-    """What one node gives to the job."""
+    """Resources of one node."""
 
     cpu: Number | None = Field(default=None, gt=0)
-    """CPU cores per node; none means what the node has."""
+    """CPU cores per node; none means all cores of the node."""
     memory: Bytes | None = None
-    """Memory per node, in bytes or such as `16GiB`; a node that uses more has a rank ended by the kernel.
+    """Memory per node, in bytes or such as `16GiB`; the kernel kills a rank on a node that uses more.
 
-    Files in /dev/shm and holdfast's own agent (60 MB) count. On this machine that needs a memory group (cgroup) which
-    may be divided; where there is none, `holdfast validate` says so.
+    Files in /dev/shm and holdfast's agent (60 MB) count. The local back end needs a delegated memory cgroup;
+    `holdfast validate` reports if there is none.
     """
     shm: Bytes | None = None
     """Size of /dev/shm per node, in bytes or such as `16GiB`."""
 
 
 class Fabric(Model):
-    """Which network carries the collectives; `holdfast fabric` lists the names."""
+    """The network for collectives; `holdfast fabric` lists the names."""
 
     name: NonEmpty = "auto"
-    """A row of the fabric catalogue; `auto` takes the target's."""
+    """Name in the fabric catalogue; `auto` means the target's fabric."""
     env: dict[EnvName, ScalarText] = {}
-    """Variables that go over the catalogue's, such as NCCL_IB_HCA."""
+    """Environment variables that override the catalogue's, such as NCCL_IB_HCA."""
 
 
 class Checkpoint(Model):
-    """Where checkpoints lie and how often they are taken; used by `holdfast.train`.
+    """Where and how often checkpoints are saved; used by `holdfast.train`.
 
-    Without a cadence one is taken at the end, or when the ranks are told to leave.
+    Without an interval, ranks save one at the end and when they receive a stop request.
     """
 
     path: NonEmpty | None = None
-    """Folder that every node reaches, or a URL that fsspec knows, such as `s3://bucket/run`.
+    """Folder that every node can reach, or an fsspec URL such as `s3://bucket/run`.
 
-    None means a folder of the run's own: in the target's `checkpoint_root`, else in the run's folder, which suits one machine
+    None means a per-run folder in the target's `checkpoint_root`, else in the run's folder, which works on one machine
     only.
     """
     local: NonEmpty | None = None
-    """Folder on each node's own disk where checkpoints are saved first; they are brought to `path` afterwards.
+    """Folder on each node's local disk where checkpoints are saved first; they are uploaded to `path` afterwards.
 
-    Without one a URL has a folder in the run's own on each node.
+    The default for a URL is a subfolder of the run's folder on each node.
     """
     every_steps: Count | None = Field(default=None, ge=1)
-    """Take one each time this many steps are committed."""
+    """Save a checkpoint every so many committed steps."""
     every_s: Seconds | None = None
-    """Take one when this many seconds have passed since the last."""
+    """Save a checkpoint when this many seconds have passed since the last."""
     every: Literal["auto"] | None = None
-    """`auto`, in place of `every_s`: as often as loses the least, by what one costs and how often nodes fail."""
+    """`auto`, instead of `every_s`: the interval that minimises lost time, from checkpoint cost and failure rate."""
     keep: Count = Field(default=3, ge=1)
-    """How many of the newest are kept."""
+    """Number of newest checkpoints to keep."""
     keep_every_steps: Count | None = Field(default=None, ge=1)
-    """Those of steps that are a multiple of this are kept for good."""
+    """Checkpoints of steps that are a multiple of this are never deleted."""
 
     @property
     def write_path(self) -> str | None:
-        """The folder that ranks write to, where the job names one."""
+        """The folder that ranks write to, if the job names one."""
         return self.local or (None if self.is_remote else self.path)
 
     @property
@@ -338,163 +338,164 @@ class Checkpoint(Model):
 
 
 class Logs(Model):
-    """What becomes of what the ranks write."""
+    """Retention of the ranks' output."""
 
     max_bytes: Annotated[Bytes, AfterValidator(_check_log_size)] | None = 2**30
-    """Of each rank the newest so many bytes are kept, over all of its attempts, such as `1GiB`; none means all.
+    """Newest output to keep per rank, over all attempts, in bytes or such as `1GiB`; none means all.
 
-    At least 1 MiB. The disk may hold an eighth more, and what a rank writes within a second.
+    At least 1 MiB. Disk use may exceed it by an eighth plus one second of output.
     """
 
 
 class OuterSyncSpec(Model):
-    """How replicas are kept together that step alone, as TorchFT's LocalSGD and DiLoCo do."""
+    """Periodic synchronisation of replicas that step independently, as in TorchFT's LocalSGD and DiLoCo."""
 
     method: Literal["local_sgd", "diloco"]
-    """`local_sgd`: their parameters become the mean of all. `diloco`: the mean of what they have changed is a gradient
-    for an outer optimiser."""
+    """`local_sgd`: averages the replicas' parameters. `diloco`: applies the mean of their parameter changes as the
+    gradient of an outer optimiser."""
     every: Count = Field(ge=1)
-    """Steps from one meeting to the next."""
+    """Steps between two synchronisations."""
 
 
 class Recovery(Model):
-    """What happens when something dies."""
+    """Failure detection and recovery."""
 
     max_restarts: Count = Field(default=10, ge=0)
-    """Restarts allowed within `restart_window_s`; the next failure then ends the run."""
+    """Restarts allowed within `restart_window_s`; one more failure ends the run."""
     restart_window_s: Seconds = 3600.0
-    """Length of the sliding window, in seconds, in which restarts are counted."""
+    """Length of the sliding window, in seconds, in which restarts count."""
     replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
-    """Groups of ranks that survive one another: each holds the whole model, and when one fails it alone restarts.
+    """Number of replicas. Each holds the whole model; a failed replica restarts alone.
 
     The others keep committing steps, and it catches up from one of them. The nodes, or the ranks of each node, are
-    divided evenly among them; RANK, WORLD_SIZE and MASTER_ADDR are each replica's own.
+    divided evenly among replicas; each replica has its own RANK, WORLD_SIZE and MASTER_ADDR.
     """
     min_replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
-    """Fewest replicas that commit a step; with fewer alive the others wait."""
+    """Minimum number of replicas that commit a step; with fewer alive, the others wait."""
     standby: Annotated[Count | Literal["auto"], _count_or_auto("nodes")] = 0
-    """Nodes beyond `nodes` that wait with checks, code and imports done, each to take the place of one that is lost.
+    """Standby nodes in addition to `nodes`, with checks, code and imports done; each can replace a lost node.
 
-    `auto` is as many as nodes fail in a day, in 99 of 100 days, by the rate of a published fleet: 1 for 2 nodes or for
-    8, 13 for 1,000.
+    `auto` covers the node failures of 99 in 100 days, at the failure rate of a published fleet: 1 standby for 2 or 8
+    nodes, 13 for 1,000.
     """
     peer_checkpoints: Annotated[Count | Literal["auto"], _count_or_auto("steps")] = 0
-    """Copy each rank's state to the memory of another node each time this many steps are committed; 0 means never.
+    """Copy each rank's state to another node's memory every so many committed steps; 0 means never.
 
-    When a node is lost, all ranks go on from the last copy, without storage. `auto` copies as often as has the loop
-    wait for copies no more than one per cent of its time. A node needs memory for four times its ranks' states. It is
-    done by a `holdfast.train` Session, of one replica: several are copies of one another.
+    After a node loss, all ranks resume from the last copy, without storage. `auto` copies as often as possible while
+    costing the loop at most 1 % of its time. A node needs memory for four times its ranks' state. Needs a
+    `holdfast.train` Session and one replica: several replicas already hold copies.
     """
     outer_sync: OuterSyncSpec | None = None
-    """With several replicas, such as `{method: diloco, every: 100}`: each steps alone and they meet now and then.
+    """For several replicas, such as `{method: diloco, every: 100}`: step independently and synchronise periodically.
 
-    None means that all take every step together. It is done by a `holdfast.train` Session.
+    None means that they synchronise at every step. Needs a `holdfast.train` Session.
     """
     step_timeout_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
-    """A rank that passes no step for this many seconds is treated as hung; none means never.
+    """Seconds without a completed step after which a rank counts as hung; none means never.
 
-    Only ranks with a `holdfast.train` Session are watched, and only while they are at their steps. The first step of an
-    attempt, which compiles and connects, gets ten deadlines; so does what comes between two steps: a checkpoint, a wait
-    for other replicas, an evaluation in `session.untimed()`. It must be longer than the slowest honest step. `auto` is
-    three times the 99th percentile of the rank's own steps and 0.75 s; the first step then gets ten minutes, and so
-    does what comes between. Until eight more steps are known, any of them may compile again: it gets three times the
-    longest so far, the first included, and 30 s. Time in which a rank could run and had no CPU is not counted.
+    Applies only to ranks with a `holdfast.train` Session, and only during steps. Set it longer than the slowest normal
+    step. The first step of an attempt, which compiles and connects, has ten times this limit. So has work between two
+    steps: a checkpoint, a wait for other replicas, an evaluation in `session.untimed()`.
+
+    `auto` is three times the 99th percentile of the rank's own steps plus 0.75 s; the limit for the first step and for
+    work between steps is then ten minutes. Until eight more steps are known, any of them may recompile: their limit is
+    three times the longest so far, including the first, plus 30 s. Time in which a rank is runnable but has no CPU does
+    not count.
     """
     exit_timeout_s: Seconds | None = 600.0
-    """Seconds that threads may keep a rank's process alive after its program has ended; none means for ever.
+    """Seconds that threads may keep a rank's process alive after its program has ended; none means no limit.
 
-    Python waits for every thread that is not a daemon. Such a rank is reported after 10 s, and killed at this deadline:
-    it then counts as ended as its program has, well or with its error. Only ranks with a `holdfast.train` Session are
-    watched.
+    Python waits for every non-daemon thread. Such a rank is reported after 10 s and killed at this limit; its outcome
+    is then its program's, success or error. Applies only to ranks with a `holdfast.train` Session.
     """
     join_timeout_s: Seconds = 120.0
-    """Seconds that a node which was made has to join; then it is replaced, three times at most."""
+    """Seconds within which a created node must join; otherwise it is replaced, at most three times."""
     global_batch: GlobalBatch = GlobalBatch.KEEP
-    """What becomes of the samples in a step when the number of nodes changes: `keep` or `scale`.
+    """What happens to the global batch when the number of nodes changes: `keep` or `scale`.
 
-    It is done by ranks that take their micro-batches from a `holdfast.train` Session; others do as they are programmed.
+    Applies only to ranks that take their micro-batches from a `holdfast.train` Session.
     """
     learning_rate: LearningRate = LearningRate.KEEP
-    """What becomes of the learning rate when the global batch is scaled: `keep`, `linear` or `sqrt`.
+    """What happens to the learning rate when the global batch is scaled: `keep`, `linear` or `sqrt`.
 
-    It is done by a `holdfast.train` Session.
+    Needs a `holdfast.train` Session.
     """
     stop_grace_s: Annotated[Number, Field(ge=0)] = 30.0
-    """Seconds between SIGTERM and SIGKILL when the run is cancelled, loses a node that says so, or is to grow.
+    """Seconds between SIGTERM and SIGKILL on cancel, on a node's preemption notice, and on scale-up.
 
-    A recovery does not wait: it kills at once.
+    A recovery sends SIGKILL immediately.
     """
     node_grace_s: Seconds = 45.0
-    """Seconds without a word from a node's agent after which the node is replaced.
+    """Seconds without a heartbeat from a node's agent after which the node is replaced.
 
-    A third of it is for noticing the silence, the rest for coming back. A network that is gone for less than two
-    thirds of it costs no restart of holdfast's, as long as the ranks' own connections last.
+    A third is for detecting the silence, the rest for reconnecting. A network outage shorter than two thirds of it
+    causes no restart by holdfast, as long as the ranks' own connections survive.
     """
     prewarm: Annotated[bool, Strict()] = True
-    """Whether ranks that are started again have their imports done beforehand, in processes that wait on each node.
+    """Whether to prewarm restarts: processes with imports done wait on each node for the next start of its ranks.
 
-    It is for commands that are `python ...`; others, and the first start, are not affected. What waits needs memory:
-    about 0.4 GB for each rank that uses torch.
+    Applies to `python ...` commands, not to the first start. The waiting processes need memory: about 0.4 GB per rank
+    that uses torch.
     """
     controller_grace_s: Seconds = 1800.0
-    """Seconds an agent goes on without its controller before it asks for a checkpoint, stops its ranks and leaves."""
+    """Seconds an agent runs without its controller before it requests a checkpoint, stops its ranks and exits."""
 
 
 class Job(Model):
-    """A training job: what to run, on how many nodes, and how it is to be kept alive."""
+    """A training job: what to run, on how many nodes, and how to recover from failures."""
 
     version: Literal[1] = 1
     """Version of this schema."""
     name: JobName = "job"
-    """Lower-case letters, digits and hyphens, at most 40; runs are named after it."""
+    """Lower-case letters, digits and hyphens, at most 40; prefix of the run ids."""
     command: Annotated[
         tuple[ScalarText, ...],
         Field(min_length=1),
         BeforeValidator(_split_command, json_schema_input_type=str | list[ScalarText]),
     ]
-    """The program and its arguments: a list, or one string that is split as a shell splits words (no shell is run)."""
+    """The program and its arguments: a list, or one string that is split into words like in a shell (no shell runs)."""
     launch: Launch = Launch.PER_RANK
-    """Who starts the ranks: holdfast (`per-rank`), or the command, once on every node (the others)."""
+    """Who starts the ranks: holdfast (`per-rank`), or the command (all others)."""
     image: NonEmpty | None = None
-    """Container image; not used by the local back end, which says so."""
+    """Container image; the local back end ignores it with a warning."""
     workdir: NonEmpty = "."
-    """Folder the command runs in, relative to the job file."""
+    """Working directory of the command, relative to the job file."""
     code: Code = Code()
-    """The code to ship, where the target ships it; else the local back end runs in `workdir` itself."""
+    """The code to ship, if the target ships it; otherwise the local back end runs in `workdir` itself."""
     env: dict[EnvName, ScalarText] = {}
     """Environment variables of every rank."""
     secrets: dict[EnvName, SecretRef] = {}
-    """Environment variables whose values are looked up when the run starts.
+    """Environment variables whose values are read when the run starts.
 
-    They are kept only in a private file of the run's folder, until the run ends.
+    They are stored only in a private file in the run's folder, until the run ends.
     """
     nodes: Annotated[Nodes, _shorthand("nodes", NodesInput)] = Nodes(min=1, max=1)
     """How many nodes: a number, or `min..max`."""
     gpus_per_node: Count = Field(default=0, ge=0, le=64)
-    """GPUs each node gives to the job."""
+    """GPUs per node."""
     ranks_per_node: Count | None = Field(default=None, ge=1, le=1024)
-    """Ranks on each node; none means one per GPU, or one where there are no GPUs."""
+    """Ranks per node; none means one per GPU, or one without GPUs."""
     resources: Resources = Resources()
     """CPU, memory and shared memory per node."""
     fabric: Annotated[Fabric, _shorthand("fabric", str | Fabric)] = Fabric()
-    """The network that carries collectives."""
+    """The network for collectives."""
     checkpoint: Annotated[Checkpoint, _shorthand("checkpoint", str | Checkpoint)] = Checkpoint()
-    """Where checkpoints lie and how often they are taken."""
+    """Where and how often checkpoints are saved."""
     recovery: Recovery = Recovery()
-    """How often and how fast the job is started again when something dies."""
+    """Failure detection, restarts, replicas and standby nodes."""
     logs: Logs = Logs()
-    """How much of what the ranks write is kept."""
+    """How much rank output is kept."""
     queue: NonEmpty | None = None
-    """Queue of the cluster that the job waits in; none means the target's. The local back end has none."""
+    """Cluster queue of the job; none means the target's. The local back end has no queues."""
 
     @property
     def local_world_size(self) -> int:
-        """Ranks on each node."""
+        """Ranks per node."""
         return self.ranks_per_node or max(1, self.gpus_per_node)
 
     @property
     def processes_per_node(self) -> int:
-        """Processes that holdfast itself starts on each node."""
+        """Processes that holdfast itself starts per node."""
         return self.local_world_size if self.launch is Launch.PER_RANK else 1
 
     @property
@@ -504,22 +505,22 @@ class Job(Model):
 
     @property
     def standbys(self) -> int:
-        """Nodes that wait to take the place of one that is lost."""
+        """Number of standby nodes."""
         asked = self.recovery.standby
         return standby_count(self.nodes.max) if asked == "auto" else asked
 
     @property
     def node_slots(self) -> int:
-        """Nodes that are asked for: those that train, and standbys after them."""
+        """Number of requested nodes: training nodes plus standby nodes."""
         return self.nodes.max + self.standbys
 
     @property
     def replica_world_size(self) -> int:
-        """Ranks of each replica."""
+        """Ranks per replica."""
         return self.world_size // self.recovery.replicas
 
     def learning_rate_factor(self, world_size: int, full_world_size: int) -> float:
-        """What the learning rate is to be multiplied by when this many ranks of a full number train."""
+        """Factor for the learning rate when `world_size` of `full_world_size` ranks train."""
         ratio = world_size / full_world_size
         if self.recovery.global_batch is GlobalBatch.KEEP:
             return 1.0

@@ -1,6 +1,6 @@
-"""Owns how long a rank may be silent before it counts as hung, all of it out of `recovery.step_timeout_s`.
+"""Step timeouts after which a rank counts as hung, derived from `recovery.step_timeout_s`.
 
-A number is the job's own word. `auto` goes by the rank's own steps, of which nothing is known at first.
+`auto` derives them from the rank's own step durations, which are unknown at first.
 """
 
 from __future__ import annotations
@@ -10,40 +10,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 NON_STEP_FACTOR = 10.0
-"""What is no ordinary step may take so many step deadlines, where the job names one."""
+"""Factor on a fixed step timeout for the first step and for work between steps."""
 
 AUTO_MAX_S = 600.0
-"""`auto`: longest for what is no ordinary step."""
+"""`auto`: limit for the first step and for work between steps."""
 
 AUTO_FACTOR, AUTO_MARGIN_S = 3.0, 0.75
-"""`auto`: so many times the 99th percentile of the steps, and so many seconds. A quarter of the second that a hang may
-cost is left for its replica to be judged and ended."""
+"""`auto`: factor on the 99th percentile of the steps, plus a margin in seconds. Of the 1 s that a hang may cost, the
+margin leaves 0.25 s to diagnose and stop the replica."""
 
 EARLY_STEPS, EARLY_MARGIN_S = 8, 30.0
-"""`auto`: until so many steps are known any of them may compile again, which takes about as long as the first did, or
-so much longer where that one's kernels were cached. torch.compile tries a piece of code eight times
-(`torch._dynamo.config.recompile_limit`); and a rank that was restarted for it would compile again, and again."""
+"""`auto`: any of the first EARLY_STEPS steps may recompile, which takes about as long as the first step, or up to
+EARLY_MARGIN_S longer if that step's kernels were cached. torch.compile compiles a piece of code up to eight times
+(`torch._dynamo.config.recompile_limit`); a rank restarted for it would recompile again and again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTimeouts:
-    """What `recovery.step_timeout_s` comes to, in seconds."""
+    """Timeouts derived from `recovery.step_timeout_s`, in seconds."""
 
     step_timeout_s: float | Literal["auto"]
 
     @property
     def non_step_s(self) -> float:
-        """For an attempt's first step, which loads, compiles and connects; and for what comes between two steps."""
+        """Limit for an attempt's first step, which loads, compiles and connects, and for work between two steps."""
         return AUTO_MAX_S if self.step_timeout_s == "auto" else self.step_timeout_s * NON_STEP_FACTOR
 
     def first_step_s(self, longest_s: float) -> float:
-        """For an attempt from its start to its first step, where the longest so far took `timeout_s`."""
+        """Limit from an attempt's start to its first step, if the longest start so far took `longest_s`."""
         return (
             AUTO_FACTOR * longest_s + EARLY_MARGIN_S if self.step_timeout_s == "auto" else self.non_step_s + longest_s
         )
 
     def step_s(self, first_s: float, steps_s: Sequence[float]) -> float:
-        """For a step, after a first one that took `first_step_s` and others that took `step_durations_s`."""
+        """Limit for a step, after a first step of `first_s` and further steps of `steps_s`."""
         if self.step_timeout_s != "auto":
             return self.step_timeout_s
         if len(steps_s) < EARLY_STEPS:

@@ -1,6 +1,6 @@
-"""Owns where to run, apart from what to run: the target model and the folders that targets are looked up in.
+"""The target model (where to run), and the lookup of target files.
 
-Refuses to own what a back end does with it (launch/), and which fabric `auto` becomes (fabric/catalog.py).
+fabric/catalog.py resolves the fabric `auto`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from holdfast.job.yaml_source import YamlSource, parse, printable
 LOCAL = "local"
 KUBERNETES = "kubernetes"
 BACKENDS = (LOCAL, KUBERNETES)
+PLANNED_BACKENDS = ("slurm", "monarch")
+"""Back ends that are planned but not implemented."""
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
@@ -33,62 +35,62 @@ QualifiedName = Annotated[str, Field(pattern=QUALIFIED_NAME_PATTERN)]
 
 
 class CodeDelivery(StrEnum):
-    """How ranks come by the code."""
+    """How ranks get the code."""
 
     IN_PLACE = "in-place"
-    """They run in the working directory itself."""
+    """Ranks run in the working directory itself."""
     SHIPPED = "shipped"
-    """They run in a copy that is made when the run is started and sent to each node."""
+    """Ranks run in a copy, made when the run starts and sent to each node."""
 
 
 class ManifestTemplate(StrEnum):
-    """How much a rendered manifest assumes of the place it goes to."""
+    """How much a rendered manifest assumes about the cluster."""
 
     DEMO = "demo"
     PRODUCTION = "production"
 
 
 class Workload(StrEnum):
-    """The kind of object that a cluster's operators turn into the nodes of a run."""
+    """The kind of Kubernetes object from which an operator creates the nodes of a run."""
 
     JOBSET = "jobset"
     TRAINJOB = "trainjob"
-    """Kubeflow Trainer's, with a runtime of the run's own."""
+    """Kubeflow Trainer's, with a runtime per run."""
     PYTORCHJOB = "pytorchjob"
     """Training-operator's."""
     MPIJOB = "mpijob"
-    """MPI-operator's; it has no place for holdfast's agents, so it goes with `agent: false`."""
+    """MPI-operator's; it cannot run holdfast's agents, so it requires `agent: false`."""
 
 
 class Volume(Model):
-    """A claim that is mounted at /holdfast: the controller sees all of it, ranks see a few folders.
+    """A PersistentVolumeClaim mounted at /holdfast; the controller sees all of it.
 
-    Those are the checkpoints, their logs, and `folders`.
+    Ranks see the checkpoints, their logs, and `folders`.
     """
 
     claim: ObjectName
-    """Name of a PersistentVolumeClaim that many nodes may write to (ReadWriteMany)."""
+    """Name of a PersistentVolumeClaim with access mode ReadWriteMany."""
     size: Bytes | None = None
-    """Size of the claim, in bytes or such as `10TiB`, where the run is to make it; it outlives the run."""
+    """Size of the claim, in bytes or such as `10TiB`, if the run creates it; the claim outlives the run."""
     storage_class: ObjectName | None = None
-    """Storage class of a claim that is made; none means the cluster's default."""
+    """Storage class of a created claim; none means the cluster's default."""
     folders: tuple[NonEmpty, ...] = ()
-    """Further folders of the claim that ranks see, such as `datasets` for /holdfast/datasets; made where missing."""
+    """More folders of the claim that ranks see, such as `datasets` for /holdfast/datasets; created if missing."""
 
 
 class FabricDevice(Model):
-    """What this cluster calls the devices by which a pod reaches the fabric; what is left out is the catalogue's."""
+    """This cluster's names for the fabric's devices; omitted fields default to the catalogue's."""
 
     resource: QualifiedName | None = None
-    """Name under which a device plugin offers them, such as `rdma/hca_shared_devices_a`."""
+    """Resource name of the device plugin, such as `rdma/hca_shared_devices_a`."""
     per_node: Count | None = Field(default=None, ge=1, le=64)
-    """How many of them a node of the job gets."""
+    """Number of devices per node."""
     network: NonEmpty | None = None
-    """The attachment that Multus gives for each of them, such as `rdma/sriov-rail`."""
+    """Multus network attachment for each device, such as `rdma/sriov-rail`."""
 
 
 class Toleration(Model):
-    """A taint of nodes that a run's pods put up with."""
+    """A node taint that a run's pods tolerate."""
 
     key: QualifiedName
     """The taint's key."""
@@ -99,82 +101,82 @@ class Toleration(Model):
 
 
 class ControllerPod(Model):
-    """The pod of a run's controller: it needs no GPU, and is best kept off the machines that nodes need whole."""
+    """The pod of a run's controller; it needs no GPU and should not run on machines that a node uses fully."""
 
     image: NonEmpty | None = None
-    """Its image, with the same version of holdfast as the job's; none means the job's."""
+    """Container image, with the same holdfast version as the job's image; none means the job's image."""
     cpu: Annotated[Number, Field(gt=0)] = 0.25
-    """CPU cores that it asks for."""
+    """CPU request, in cores."""
     cpu_limit: Annotated[Number, Field(gt=0)] | None = None
-    """Most CPU cores that it may use; none means what its machine has to spare."""
+    """CPU limit, in cores; none means no limit."""
     memory: Bytes = 256 << 20
-    """Memory that it asks for, in bytes or such as `256MiB`."""
+    """Memory request, in bytes or such as `256MiB`."""
     memory_limit: Bytes = 1 << 30
-    """Most memory that it may use; a run of 2,048 nodes takes 142 MiB."""
+    """Memory limit, in bytes or such as `1GiB`; a run of 2,048 nodes takes 142 MiB."""
     node_selector: dict[QualifiedName, str] = {}
-    """Labels that its machine must have; the target's own are for nodes alone."""
+    """Labels that its machine must have; the target's `node_selector` applies to nodes only."""
     tolerations: tuple[Toleration, ...] = ()
-    """Taints that it puts up with; the target's own are for nodes alone."""
+    """Taints that it tolerates; the target's `tolerations` apply to nodes only."""
 
 
 class Target(Model):
-    """A place to run jobs."""
+    """Where jobs run."""
 
     backend: NonEmpty = LOCAL
-    """What starts the nodes: `local` or `kubernetes`."""
+    """Back end that creates the nodes: `local` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
     """Local back end: `process`, or `netns` for a network namespace per node."""
     code: CodeDelivery = CodeDelivery.IN_PLACE
-    """Local back end: `in-place`, or `shipped` to run a copy of the code that later edits leave alone."""
+    """Local back end: `in-place`, or `shipped` to run a copy of the code that later edits do not affect."""
     capacity: Count | None = Field(default=None, ge=1)
-    """Local back end: how many nodes it pretends to have machines for.
+    """Local back end: number of simulated machines.
 
-    None means as many as a job asks for; more than that are spares, with fewer a job with a range starts smaller.
+    None means as many as a job requests. Extra machines are spares; with fewer, an elastic job starts smaller.
     """
     context: NonEmpty | None = None
     """Cluster back ends: the kubeconfig context; none means the current one."""
     namespace: ObjectName = "default"
-    """Cluster back ends: the namespace that jobs go to."""
+    """Cluster back ends: the namespace of the jobs."""
     queue: ObjectName | None = None
-    """Cluster back ends: the queue of jobs that name none; on Kubernetes a LocalQueue of Kueue's."""
+    """Cluster back ends: the default queue of jobs; on Kubernetes a Kueue LocalQueue."""
     workload: Workload = Workload.JOBSET
-    """Kubernetes: the kind of object that a run becomes: `jobset`, `trainjob`, `pytorchjob` or `mpijob`."""
+    """Kubernetes: the kind of object created for a run: `jobset`, `trainjob`, `pytorchjob` or `mpijob`."""
     agent: bool = True
-    """Kubernetes: whether holdfast supervises the run; without, the command is started as it is, once on every node."""
+    """Kubernetes: whether holdfast supervises the run; otherwise the command starts unmodified, once per node."""
     volume: Volume | None = None
-    """Kubernetes: the shared volume; without one, checkpoints and log are lost with their pod."""
+    """Kubernetes: the shared volume; without one, checkpoints and logs are lost with their pod."""
     fabric_device: FabricDevice = FabricDevice()
-    """Kubernetes: what this cluster calls the fabric's devices."""
+    """Kubernetes: this cluster's names for the fabric's devices."""
     fabric_verified: NonEmpty | None = None
-    """When and how it was seen that this fabric carries collectives here; `template: production` asks for it."""
+    """When and how this fabric was verified to carry collectives here; `template: production` requires it."""
     user: Annotated[Count, Field(ge=0, le=2**31 - 1)] = 1000
     """Kubernetes: user and group id that containers run as, and that owns the volume's files; 0 is root."""
     priority_class: ObjectName | None = None
     """Kubernetes: the PriorityClass of the run's pods."""
     image_pull_secrets: tuple[ObjectName, ...] = ()
-    """Kubernetes: secrets that hold what the image's registry asks for."""
+    """Kubernetes: secrets with the credentials of the image registry."""
     node_selector: dict[QualifiedName, str] = {}
-    """Kubernetes: labels that a node must have."""
+    """Kubernetes: labels that a machine must have."""
     tolerations: tuple[Toleration, ...] = ()
-    """Kubernetes: taints of nodes that are put up with."""
+    """Kubernetes: node taints that the pods tolerate."""
     controller: ControllerPod = ControllerPod()
-    """Kubernetes: the pod of the run's controller: image, size, and the machines that it may run on."""
+    """Kubernetes: the controller's pod: image, resources, and scheduling."""
     service_account: ObjectName | None = None
-    """Kubernetes: a ready-made ServiceAccount for controllers; none means that each run makes one, with its Role."""
+    """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
     fabric: NonEmpty | None = None
-    """What `fabric: auto` means here; none means the back end's own choice, which is `tcp` locally."""
+    """What `fabric: auto` means on this target; none means the back end's default, which is `tcp` locally."""
     checkpoint_root: NonEmpty | None = None
-    """Local back end: folder for the checkpoints of jobs that name no `checkpoint.path`, each in one of its own."""
+    """Local back end: folder for checkpoints of jobs without `checkpoint.path`, with one subfolder per run."""
     gpu_resource: QualifiedName = "nvidia.com/gpu"
-    """Cluster back ends: the resource by which a GPU is asked for."""
+    """Cluster back ends: the resource name of a GPU."""
     template: ManifestTemplate = ManifestTemplate.DEMO
     """Cluster back ends: `demo` for a small test cluster, `production` for a shared one."""
 
 
 def find_target(name: str, *, start: Path, environ: Mapping[str, str], fabrics: Collection[str] = ()) -> Target:
-    """The target of this name: from the nearest project above `start` or the current folder, else the user's or ours.
+    """Find a target: in the nearest project above `start` or the current folder, else the user's, else built in.
 
-    Raises HoldfastError when there is none, or when its file is wrong; `fabrics` are the catalogue's names.
+    Raises HoldfastError if there is none, or if its file is invalid; `fabrics` are the catalogue's names.
     """
     if not _NAME.fullmatch(name):
         raise _not_found(name, start, environ)
@@ -198,7 +200,7 @@ def read_target(path: Path, fabrics: Collection[str] = ()) -> Target:
 
 
 def located_in_target(finding: Finding, name: str, *, start: Path, environ: Mapping[str, str]) -> Finding:
-    """A finding about a field of a target, with the line that it was written on, or else the target's file."""
+    """The finding, with the line of the target's field it is about, or else the target's file."""
     path = _file(name, start, environ)
     if path is None:
         return finding
@@ -208,12 +210,12 @@ def located_in_target(finding: Finding, name: str, *, start: Path, environ: Mapp
 
 
 def known_targets(start: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of every target that can be used from `start`, sorted."""
+    """Names of all targets available from `start`, sorted."""
     return tuple(sorted({LOCAL, *_names(start, environ)}))
 
 
 def target_folders(start: Path, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where targets are looked for, nearest first."""
+    """Folders to search for targets, nearest first."""
     projects = [folder for here in (start.absolute(), Path.cwd()) for folder in (here, *here.parents)]
     for folder in dict.fromkeys(projects):
         yield folder / ".holdfast" / "targets"

@@ -1,6 +1,6 @@
-"""Owns the words in which a model's refusals reach a person: pydantic's error types to findings, by a table.
+"""Converts pydantic validation errors to findings, by a table.
 
-It knows no field by name: what is reserved, and where a value was written, come in as arguments.
+It knows no field names: reserved fields and source locations are arguments.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.job.yaml_source import Path, SourceLocation, YamlSource, dotted_pa
 
 @dataclass(frozen=True, kw_only=True)
 class MessageTemplate:
-    """How one kind of refusal is said; `what` is filled from the error's context and from what was found."""
+    """The message of one error type; `what` is formatted with the error's context and the value found."""
 
     code: str
     what: str
@@ -67,7 +67,7 @@ _OTHER = MessageTemplate(code="bad-value", what="cannot be {found}")
 def add_validation_findings(
     error: ValidationError, model: type[BaseModel], source: YamlSource, reserved: Mapping[str, str]
 ) -> None:
-    """Give the source one finding for each refused value; `reserved` maps fields not built yet to what they will do."""
+    """Add one finding per invalid value to the source; `reserved` maps planned fields to what they will do."""
     details = error.errors(include_url=False, include_input=True)
     inside = {detail["loc"][:-1] for detail in details}
     for detail in details:
@@ -75,7 +75,7 @@ def add_validation_findings(
         if path and path[-1] == "[key]":
             path = path[:-1]
         if source.is_invalid(path) or (detail["type"] == "too_short" and path in inside):
-            continue  # it has its finding already; a list is called too short when one of its words is refused
+            continue  # already reported; pydantic also calls a list too short if one of its items is invalid
         if detail["type"] == "extra_forbidden":
             source.add_finding(path, lambda path=path: _unknown_field(path, model, source, reserved))
         else:
@@ -103,7 +103,7 @@ def _invalid_value(path: Path, detail: ErrorDetails, source: YamlSource) -> Find
 
 
 def finding_at(place: SourceLocation, path: Path, *, code: str, what: str, remedy: str = "") -> Finding:
-    """A finding that quotes the line it is about."""
+    """A finding that quotes its source line."""
     evidence = place.quoted(path)
     return Finding(code=code, what=what, where=place.where, evidence=evidence, remedy=remedy)
 
@@ -123,7 +123,7 @@ def _unknown_field(path: Path, model: type[BaseModel], source: YamlSource, reser
 
 
 def suggest(word: str, known: Collection[str]) -> str:
-    """Which of the known words was probably meant: the nearest, or one that begins with this word."""
+    """`Did you mean ...?` with the closest known word, or one that starts with this word."""
     cut = word[:60]
     near = difflib.get_close_matches(cut.lower().replace("-", "_"), known, 1) or difflib.get_close_matches(
         cut, known, 1
@@ -133,13 +133,13 @@ def suggest(word: str, known: Collection[str]) -> str:
 
 
 def _suggest_group(key: str, model: type[BaseModel]) -> str:
-    """The same name one level down, as when somebody writes `max_restarts` outside `recovery`."""
+    """Suggest the same field one level down, for example for `max_restarts` outside `recovery`."""
     homes = [name for name in model.model_fields if key in _fields_at(model, (name,))]
     return f"Did you mean `{homes[0]}.{key}`?" if homes else ""
 
 
 def _fields_at(model: type[BaseModel], path: Path) -> list[str]:
-    """Names of the fields of the model that lies at this path; none where something else lies there."""
+    """Field names of the model at this path; empty if there is no model."""
     here: Any = model
     for key in path:
         if _is_model(here):
@@ -155,7 +155,7 @@ def _is_model(annotation: Any) -> bool:
 
 
 def _kind(value: object) -> str:
-    """What a value is, in words."""
+    """The type of a value, in plain English."""
     match value:
         case None:
             return "empty"

@@ -1,7 +1,7 @@
-"""Owns how a job is divided into replicas: whole nodes each, or an equal part of one node.
+"""Divides a job into replicas: whole nodes each, or an equal part of one node.
 
-A replica that is a part of a node has an agent and a share of the GPUs of its own: to everything after this file it is
-a node of its own, so that "a replica's nodes" is the one rule, and an agent that dies takes one replica along.
+A replica that is part of a node has its own agent and its share of the GPUs. The rest of the code treats it as a
+(virtual) node, so an agent that dies takes only one replica with it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from holdfast.job.spec import Job, Nodes, Resources
 
 
 def replicas_per_node(job: Job) -> int:
-    """Into how many replicas each node is divided; 1 where a replica has whole nodes."""
+    """Number of replicas per node; 1 if a replica has whole nodes."""
     return max(1, job.recovery.replicas // job.nodes.max)
 
 
 def as_virtual_nodes(job: Job) -> Job:
-    """The job with each part of a node as a node; the job itself where replicas have whole nodes."""
+    """The job with each part of a node as a node; the same job if replicas have whole nodes."""
     each = replicas_per_node(job)
     if each == 1:
         return job

@@ -1,8 +1,7 @@
-"""Owns reading YAML text into plain data with the place of every value; refuses to know what the data is for.
+"""Parses YAML text to plain data with the source location of every value.
 
-Read is the part of YAML that has one meaning to everybody: mappings, lists and scalars of the core schema, so `on` is
-text and `1.10` under `env` stays `1.10`. Aliases and tags are refused, nesting and size are limited, and whatever the
-bytes are, the answer is data and findings, never an exception.
+It supports mappings, lists and scalars of the core schema, so `on` is text and `1.10` under `env` stays `1.10`. It
+rejects aliases and tags, and limits nesting and size. For any input it returns data and findings; it never raises.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import yaml
 from holdfast.findings import Finding
 
 MAX_BYTES = 256 * 1024
-"""A job file is a page or two; the parser reads about 350 kB a second."""
+"""Job files have one or two pages; the parser reads about 350 kB/s."""
 MAX_DEPTH = 24
 MAX_FINDINGS = 50
-"""Nobody reads further."""
+"""More findings are only counted."""
 
 PRIVATE_FIELDS = frozenset({"secrets"})
-"""Never quoted: somebody may have written the secret itself where its source belongs."""
+"""Never quoted: the user may have written the secret itself in place of its source."""
 
 Data = str | int | float | bool | list["Data"] | dict[str, "Data"] | None
 Path = tuple[str | int, ...]
@@ -30,20 +29,20 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceLocation:
-    """Where a value was written, and the line it is on."""
+    """File, line number and text of the line of a value."""
 
     where: str
     line: str = ""
 
     def quoted(self, path: Path) -> tuple[str, ...]:
-        """The line as evidence for what is wrong at this path, unless that might show a secret."""
+        """The line as evidence for a problem at this path, unless it may contain a secret."""
         private = path and path[0] in PRIVATE_FIELDS
         return (printable(self.line),) if self.line and not private else ()
 
 
 @dataclass(kw_only=True)
 class YamlSource:
-    """Data as it was written: `places` knows paths, and `spoiled` are paths that have a finding already."""
+    """Parsed data: `locations` maps paths to lines; `invalid_paths` have a finding already."""
 
     name: str
     data: Data = None
@@ -53,14 +52,14 @@ class YamlSource:
     omitted: int = 0
 
     def location(self, path: Path) -> SourceLocation:
-        """Where this path, or the nearest one around it, was written."""
+        """Location of this path, or of its nearest parent."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.locations:
                 return self.locations[path[:length]]
         return SourceLocation(where=self.name or dotted_path(path))
 
     def add_finding(self, path: Path, finding: Callable[[], Finding]) -> None:
-        """Note what is wrong at this path; the finding is made only if somebody will read it."""
+        """Add a finding at this path; `finding` is called only below MAX_FINDINGS."""
         if len(self.findings) < MAX_FINDINGS:
             self.findings.append(finding())
         else:
@@ -68,11 +67,11 @@ class YamlSource:
         self.invalid_paths.add(path)
 
     def all_findings(self) -> tuple[Finding, ...]:
-        """Every finding, and how many more there would be."""
+        """All findings, plus one with the number of omitted ones."""
         if not self.omitted:
             return tuple(self.findings)
         what = f"there are {self.omitted} more problems"
-        rest = Finding(code="more-problems", what=what, where=self.name, remedy="Mend those above first.")
+        rest = Finding(code="more-problems", what=what, where=self.name, remedy="Fix the ones above first.")
         return (*self.findings, rest)
 
     def is_invalid(self, path: Path) -> bool:
@@ -80,7 +79,7 @@ class YamlSource:
 
 
 def printable(text: str, limit: int = 120) -> str:
-    """The text as it can be printed anywhere: no control characters, and not too long."""
+    """The text without control characters, truncated to `limit`."""
     cut = text if len(text) <= limit else text[: limit - 1] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode-escape").decode() for char in cut)
 
@@ -103,7 +102,7 @@ _SCALARS: tuple[tuple[re.Pattern[str], Callable[[str], Data]], ...] = (
 
 
 def scalar(text: str, *, keep_as_text: bool = False) -> Data:
-    """What an unquoted scalar means; `keep_as_text` leaves everything but nothing as text."""
+    """Value of an unquoted scalar; `keep_as_text` keeps everything except null as text."""
     for pattern, read in _SCALARS:
         if pattern.fullmatch(text):
             value = read(text)
@@ -111,7 +110,7 @@ def scalar(text: str, *, keep_as_text: bool = False) -> Data:
     return text
 
 
-# PyYAML's words for what went wrong -> what to do about it.
+# PyYAML's error message -> remedy.
 _YAML_REMEDIES: Mapping[str, str] = {
     "that cannot start any token": "Indent with spaces, and put text that starts with a special character in quotes.",
     "mapping values are not allowed here": "Check the indentation, and put text that contains `: ` in quotes.",
@@ -125,7 +124,7 @@ _YAML_REMEDIES: Mapping[str, str] = {
 
 
 def parse(text: str, name: str, *, keep_as_text: Collection[Path] = ()) -> YamlSource:
-    """Read one YAML document; scalars under the paths `keep_as_text` (`*` stands for any key) stay text."""
+    """Parse one YAML document; scalars at the paths `keep_as_text` (`*` matches any key) stay text."""
     source = YamlSource(name=name)
     lines = text.splitlines()
     try:
@@ -137,7 +136,7 @@ def parse(text: str, name: str, *, keep_as_text: Collection[Path] = ()) -> YamlS
         _refuse_yaml(source, lines, mark.line if mark else 0, " ".join(filter(None, (error.context, error.problem))))
     except _UnsupportedYaml as error:
         _refuse_yaml(source, lines, error.line, str(error))
-    except (ValueError, OverflowError):  # PyYAML lets chr() fly for an escape such as "\U00110000"
+    except (ValueError, OverflowError):  # PyYAML does not catch chr() for an escape such as "\U00110000"
         _refuse_yaml(source, lines, 0, "an escape in double quotes names a character that does not exist")
     return source
 
@@ -162,7 +161,7 @@ class _UnsupportedYaml(Exception):
 
 
 class _Builder:
-    """Builds data from parser events; its recursion is as deep as the document, which `MAX_DEPTH` bounds."""
+    """Builds data from parser events; recursion follows the document's depth, limited by `MAX_DEPTH`."""
 
     def __init__(
         self, source: YamlSource, lines: list[str], as_written: Collection[Path], events: Iterator[yaml.Event]
