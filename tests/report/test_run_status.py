@@ -150,14 +150,14 @@ def test_job_without_steps_has_recovered_when_its_ranks_run_again() -> None:
     ("events", "words"),
     [
         ([CREATED], "no controller has taken the run over yet"),
-        ([CREATED, CONTROLLER], "no node has been asked for yet"),
+        ([CREATED, CONTROLLER], "no node has been requested yet"),
         (
             [CREATED, CONTROLLER, requested(0), requested(1), joined(0)],
-            "1 of 2 nodes are there; waiting for node1.0 (asked for)",
+            "1 of 2 nodes are there; waiting for node1.0 (requested)",
         ),
         (
             [*STARTED, decided(), requested(1, 1, "its machine died")],
-            "1 of 2 nodes are there; waiting for node1.1 (asked for because its machine died)",
+            "1 of 2 nodes are there; waiting for node1.1 (requested because its machine died)",
         ),
         (
             [

@@ -113,7 +113,7 @@ def test_words_of_a_run_that_reports_no_steps_and_was_restarted() -> None:
         "  recovering                   1.0 s    0.0 %  ▏",
         "  stopping                     1.0 s    0.0 %  ▏",
     ]
-    repeats = "unless it loads a checkpoint of its own, it repeats the last 2 h 10 min"
+    repeats = "unless it loads its own checkpoint, it repeats the last 2 h 10 min"
     assert f"    restart in place; the program reports no steps: {repeats}" in words
 
 
@@ -162,7 +162,7 @@ def test_replica_that_is_lost_is_told_with_what_it_cost_the_others() -> None:
     summary = summarise(events, run="demo-abc234", logs="/logs", now=24)
     (recovery,) = summary.recoveries
     assert recovery.other_replica_step_s == 1.25
-    assert "; another replica went on, with a step of 1.25 s; its next step was committed" in format_summary(summary)
+    assert "; another replica continued, with a step of 1.25 s; its next step was committed" in format_summary(summary)
 
 
 FULL = Finding(code="disk-full", what="no space is left", where="/run/events", remedy="Free some space there.")

@@ -1,8 +1,7 @@
-"""Owns the fabrics that holdfast knows: one row each, with what it sets for every rank and what to expect of it.
+"""The catalogue of fabrics, one row each: variables for every rank, and expected bandwidth.
 
-A row makes NCCL fail where the fabric is missing. NCCL's own default is to fall back to TCP and say so in one line of
-a log, which is how runs come to train ten times too slowly. Site details (which HCA, which GID index) are not here:
-they belong to the job's or the site's `fabric.env`.
+A row makes NCCL fail if the fabric is missing. By default NCCL falls back to TCP with a single log line, and the run
+may train ten times slower. Site details (which HCA, which GID index) belong to the job's or the site's `fabric.env`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 AUTO = "auto"
-"""What a job says that takes the target's fabric."""
+"""Fabric name that means the target's fabric."""
 LOCAL_DEFAULT = "tcp"
 
 _NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
@@ -20,24 +19,25 @@ _NCCL_ENV = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 
 @dataclass(frozen=True, kw_only=True)
 class PodAccess:
-    """What a pod on Kubernetes needs to reach a fabric, beyond its own network; a target's `fabric_device` goes over
-    the first three.
+    """What a Kubernetes pod needs to reach a fabric, beyond its own network.
+
+    A target's `fabric_device` overrides the first three fields.
     """
 
     resource: str = ""
-    """Name under which a device plugin offers the fabric's devices, where it has one that most clusters use."""
+    """Resource name of the device plugin, if most clusters use the same name."""
     per_node: int = 0
-    """Devices that a node of the job asks for; none where no device plugin is needed, or where machines differ."""
+    """Devices that a node requests; 0 if no device plugin is needed, or if machines differ."""
     multus_attached: bool = False
-    """Whether Multus gives the pod an interface for each device, by a network that the target names."""
+    """Whether Multus attaches an interface per device to the pod, from a network that the target names."""
     capabilities: tuple[str, ...] = ()
     host_network: bool = False
-    """The pod shares its machine's network: addresses, names and all."""
+    """Whether the pod uses its machine's network namespace."""
     privileged: bool = False
     host_paths: tuple[str, ...] = ()
-    """Folders of the machine that the pod sees."""
+    """Folders of the machine that are mounted into the pod."""
     huge_pages: str = ""
-    """Memory in pages of 2 MiB that the fabric's library takes; only pods that ask for them get any."""
+    """Memory in 2 MiB huge pages for the fabric's library; a pod gets huge pages only on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,31 +46,31 @@ class Fabric:
 
     name: str
     description: str
-    """One line for a person."""
+    """One-line description."""
     env: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """Variables for every rank; the job's own `fabric.env` and `env` go over them."""
+    """Environment variables for every rank; the job's `fabric.env` and `env` override them."""
     network: str
-    """What NCCL's `Using network ...` line says when the fabric is in use."""
+    """Text of NCCL's `Using network ...` line when the fabric is in use."""
     expected_bandwidth: str
-    """Line rate in Gbit/s, by generation where there are several; what a node gets is this times its ports."""
+    """Line rate in Gbit/s, by generation if there are several; multiply rates per port by the node's ports."""
     source: str
-    """Where the variables and the figures come from."""
+    """Source of the variables and figures."""
     pod: PodAccess
-    """How a pod on Kubernetes reaches it."""
+    """How a Kubernetes pod reaches the fabric."""
 
 
-# One request gives the pod all of its machine's adapters. Clusters call it `rdma/ib`, `rdma/shared_ib` and otherwise;
-# the target says. RDMA pins memory, which the kernel bounds for whoever lacks IPC_LOCK.
+# One device gives the pod all adapters of its machine. Clusters name it `rdma/ib`, `rdma/shared_ib` or otherwise; the
+# target sets the name. RDMA pins memory, which the kernel limits for processes without IPC_LOCK.
 _SHARED = PodAccess(per_node=1, capabilities=("IPC_LOCK",))
 
-# NCCL_NET names the one network module NCCL may use; where it cannot be had, NCCL fails instead of falling back.
+# NCCL_NET names the only network module NCCL may use; if it is unavailable, NCCL fails instead of falling back.
 _ROWS = (
     Fabric(
         name="tcp",
-        description="Plain TCP sockets over whatever network there is; runs everywhere.",
+        description="TCP sockets over any network; works everywhere.",
         env=MappingProxyType({"NCCL_NET": "Socket"}),
         network="Socket",
-        expected_bandwidth="that of the network card, less what one core can copy",
+        expected_bandwidth="that of the network card, limited by the copy rate of one core",
         source=f"{_NCCL_ENV}#nccl-net",
         pod=PodAccess(),
     ),
@@ -85,8 +85,8 @@ _ROWS = (
         pod=_SHARED,
     ),
     Fabric(
-        # NCCL_IB_GID_INDEX is left alone: since 2.21 NCCL finds the RoCE v2 GID itself, and a wrong index is a
-        # well-known way to lose it.
+        # NCCL_IB_GID_INDEX is not set: since 2.21 NCCL finds the RoCE v2 GID itself, and a wrong index is a common
+        # misconfiguration.
         name="roce",
         description="RDMA over Ethernet (RoCE v2) through NCCL's own IB transport.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
@@ -96,23 +96,23 @@ _ROWS = (
         pod=_SHARED,
     ),
     Fabric(
-        # The plugin called its network "AWS Libfabric" alone up to 1.11 and answers to both names since, so the old
-        # name is the one that every version knows.
+        # Up to 1.11 the plugin's only network name was "AWS Libfabric"; later versions accept both names, so the old
+        # name works with every version.
         name="efa",
-        description="AWS Elastic Fabric Adapter through libfabric and the aws-ofi-nccl plugin, which the image must have.",
+        description="AWS Elastic Fabric Adapter through libfabric and the image's aws-ofi-nccl plugin.",
         env=MappingProxyType({"NCCL_NET": "AWS Libfabric", "FI_PROVIDER": "efa"}),
         network="AWS Libfabric",
         expected_bandwidth="per node: p4d 400, p5 3200 Gbit/s",
         source="https://github.com/aws/aws-ofi-nccl/pull/530; "
         "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html; "
         "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
-        # libfabric's EFA provider puts its buffers in huge pages, of which a container that asked for none may touch
-        # none. A machine has 1 to 32 adapters by its type, and a job that asks for fewer leaves bandwidth behind.
+        # libfabric's EFA provider allocates its buffers in huge pages, which a container must request. A machine has
+        # 1 to 32 adapters, depending on its type; a job that requests fewer wastes bandwidth.
         pod=PodAccess(resource="vpc.amazonaws.com/efa", huge_pages="5120Mi"),
     ),
     Fabric(
         name="rdma-shared",
-        description="InfiniBand or RoCE adapters that pods share, given out by the RDMA shared device plugin.",
+        description="InfiniBand or RoCE adapters shared by pods, from the RDMA shared device plugin.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
         expected_bandwidth="per port: that of the adapter, shared by the pods on its machine",
@@ -121,15 +121,15 @@ _ROWS = (
     ),
     Fabric(
         name="sriov",
-        description="InfiniBand or RoCE virtual functions of the pod's own, each attached by Multus.",
+        description="InfiniBand or RoCE virtual functions per pod, each attached by Multus.",
         env=MappingProxyType({"NCCL_NET": "IB"}),
         network="IB",
-        expected_bandwidth="per function: what the adapter's port gives it",
+        expected_bandwidth="per function: its share of the adapter's port",
         source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
         pod=PodAccess(per_node=1, multus_attached=True, capabilities=("IPC_LOCK",)),
     ),
     Fabric(
-        # As published for bare-metal shapes on their host network; the adapters named are those of BM.GPU.H100.8.
+        # As published for bare-metal shapes on their host network; the adapter names are those of BM.GPU.H100.8.
         name="oke-roce",
         description="RoCE of Oracle's bare-metal GPU shapes (OKE) on the host network; the adapters are those of H100.",
         env=MappingProxyType(
@@ -154,16 +154,16 @@ _ROWS = (
 )
 
 CATALOG: Mapping[str, Fabric] = MappingProxyType({row.name: row for row in _ROWS})
-"""Every fabric by its name."""
+"""All fabrics by name."""
 
 NAMES: tuple[str, ...] = (AUTO, *CATALOG)
-"""What a job may write as its fabric."""
+"""Valid values of a job's fabric."""
 
 
 def resolve(job_fabric: str, target_fabric: str | None) -> Fabric:
-    """The fabric of a run: the job's own, or for `auto` the target's, or else that of one machine.
+    """The fabric of a run: the job's, for `auto` the target's, else that of one machine.
 
-    Raises KeyError for a name that is not in the catalogue; jobs and targets are checked before.
+    Raises KeyError for a name that is not in the catalogue; jobs and targets are validated earlier.
     """
     name = job_fabric if job_fabric != AUTO else target_fabric or LOCAL_DEFAULT
     return CATALOG[LOCAL_DEFAULT if name == AUTO else name]

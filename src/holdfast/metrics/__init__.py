@@ -1,1 +1,1 @@
-"""What is measured of a training run: the catalogue of metrics, and the arithmetic behind them."""
+"""Training metrics: the catalogue, and the arithmetic behind it."""

@@ -1,11 +1,10 @@
-"""Owns what accelerators can do at best: FLOP/s of dense matrix products, by kind of number, as their makers state it.
+"""Peak FLOP/s of accelerators for dense matrix products, by data type, as stated by their vendors.
 
-Figures of data sheets that count structured sparsity are halved; `stated` is the sheet's own for bf16 (or fp16). A
-source that is a link was compared with a second place that quotes the same page (TorchTitan's table of peaks, 2025);
-one that names a sheet was compared with tables that others made of it for B300, GB200, L40S, L4 and A40 (bf16 alone),
-and for V100, T4, A10, A10G and MI355X with what their units do at their highest clock (`Device.arithmetic`); the sheets
-of these five were not at hand. What is not in the table has no peak, and nothing is claimed of
-it: a CPU has none, nor a slice of a GPU (MIG).
+Data-sheet figures with structured sparsity are halved; `stated` is the data sheet's figure for bf16 (or fp16). Sources
+that are links were compared with a second quote of the same page (TorchTitan's table of peaks, 2025). Named data sheets
+were compared with third-party tables for B300, GB200, L40S, L4 and A40 (bf16 only). For V100, T4, A10, A10G and MI355X,
+whose data sheets were not available, the figures were compared with units times peak clock (`Device.arithmetic`).
+Devices not in the table, such as CPUs and MIG slices, have no peak and get no MFU.
 """
 
 from __future__ import annotations
@@ -20,27 +19,27 @@ INSTINCT = "https://www.amd.com/en/products/accelerators/instinct/"
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One accelerator; peaks in TFLOP/s, None where it lacks the kind of number."""
+    """One accelerator; peaks in TFLOP/s, None for unsupported data types."""
 
     name: str
     pattern: str
-    """Regular expression that is found in what the driver calls it; the first row that fits is it."""
+    """Regular expression for the driver's device name; the first matching row applies."""
     bf16: float | None
-    """fp16 has the same peak wherever there is one for bf16."""
+    """Peak for bf16; fp16 has the same peak."""
     fp16: float | None = None
-    """Where bf16 is lacking."""
+    """Peak for fp16 on devices without bf16."""
     tf32: float | None = None
     fp8: float | None = None
     stated: str
-    """The maker's figure that the peak follows from, and whether it counts sparsity."""
+    """The vendor's figure behind the peak, and whether it counts sparsity."""
     source: str
-    """Where it stands: a link, or the name and year of a sheet."""
+    """Source of the figure: a link, or a data sheet's name and year."""
     arithmetic: tuple[int, int, float] | None = None
-    """Units (SMs, CUs), FLOP of each in a clock, highest clock in GHz: where the peak was checked by them."""
+    """Units (SMs, CUs), FLOP per unit and clock, peak clock in GHz; set if the peak was checked with them."""
 
     @property
     def peak_tflops(self) -> float | None:
-        """What utilisation is measured against: bf16, or fp16 where there is none; also for models in fp8 or fp32."""
+        """Reference for MFU: bf16, else fp16; also for models in fp8 or fp32."""
         return self.bf16 or self.fp16
 
 
@@ -129,7 +128,7 @@ DEVICES: tuple[Device, ...] = (
 
 
 def find_device(name: str) -> Device | None:
-    """The row for what a driver calls a device, such as `NVIDIA H100 80GB HBM3`; none where nothing is known of it."""
+    """The row for a driver's device name, such as `NVIDIA H100 80GB HBM3`; None if unknown."""
     if re.search(r"\bMIG\b", name):
         return None
     return next((device for device in DEVICES if re.search(device.pattern, name)), None)

@@ -1,14 +1,14 @@
-"""Owns how many floating-point operations a transformer needs for a token that it is trained on.
+"""Training FLOPs per token of a transformer.
 
-Counted are the matrix products of forward and twice as many for backward, a multiplication and an addition each; what
-activation checkpointing does again is not, as everywhere. Embeddings are looked up, which is no product; the head is
-one. Attention's products of queries with keys and of weights with values are counted in one of two ways, and a figure
-without its way says nothing:
+The count includes the matrix products of the forward pass and twice as many for the backward pass, with one
+multiplication and one addition each. As usual, it excludes recomputation by activation checkpointing. It excludes
+embedding look-ups and includes the head. There are two conventions for attention's products of queries with keys and
+of weights with values, so every figure names its convention:
 
   full    every token attends to every token of its sequence. PaLM's appendix B (arXiv 2204.02311), TorchTitan.
   causal  a token attends to itself and those before it, on average half. Megatron Bridge, MaxText.
 
-For Llama 3 8B at 8,192 tokens that is 57.91 against 51.47 GFLOP. Refuses to own what a device can do (devices.py).
+For Llama 3 8B at 8,192 tokens these give 57.91 and 51.47 GFLOP. devices.py has the devices' peaks.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 TRAINING = 3
-"""Forward once, and backward twice: for the gradients of inputs and of weights."""
+"""Factor for training: one forward pass, and twice its cost for the gradients of inputs and weights."""
 PRODUCT = 2
-"""A multiplication and an addition."""
+"""FLOPs per multiply-add."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlopsPerToken:
-    """FLOPs of training on one token, in each way of counting; None where only the other is known."""
+    """Training FLOPs per token in each convention; None if only the other is known."""
 
     full: float
     causal: float | None = None
@@ -33,7 +33,7 @@ class FlopsPerToken:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What of a decoder's shape matters; sizes in elements."""
+    """Shape of a decoder, as far as it determines FLOPs; sizes in elements."""
 
     layers: int
     hidden: int
@@ -42,22 +42,22 @@ class ModelShape:
     head_dim: int
     vocabulary: int
     intermediate: int
-    """Of a dense layer's feed-forward network."""
+    """Intermediate size of a dense layer's feed-forward network."""
     projections: int = 3
-    """Matrices of a feed-forward network: 3 where a gate multiplies one of them, else 2."""
+    """Number of matrices of a feed-forward network: 3 if gated, else 2."""
     experts: int = 0
-    """Experts of a layer that has them; 0 is a dense model."""
+    """Experts per layer; 0 for a dense model."""
     active_experts: int = 0
-    """Of these each token passes through so many."""
+    """Experts that each token passes through."""
     expert_intermediate: int = 0
     shared_intermediate: int = 0
-    """Of the experts together that every token passes through."""
+    """Total intermediate size of the shared experts, which every token passes through."""
     window: int | None = None
-    """Tokens that one attends to at most; none means all before it."""
+    """Attention window in tokens; none means all previous tokens."""
 
     @property
     def active_weights(self) -> int:
-        """Weights whose products a token takes part in, those of attention's scores aside."""
+        """Weights multiplied for each token, excluding attention scores."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         if self.experts:
             widths = self.active_experts * self.expert_intermediate + self.shared_intermediate
@@ -68,25 +68,25 @@ class ModelShape:
         return self.layers * (attention + feed_forward) + self.hidden * self.vocabulary
 
     def per_token(self, length: int) -> FlopsPerToken | None:
-        """FLOPs for one token of sequences of `length` tokens; none where a window is shorter than that."""
+        """FLOPs per token in sequences of `length` tokens; None if the window is shorter."""
         if self.window is not None and length > self.window:
             return None
         weights = TRAINING * PRODUCT * self.active_weights
-        # Scores, and their products with the values, against each of the tokens attended to.
+        # Attention scores and their products with the values, per attended token.
         for_each = TRAINING * PRODUCT * self.layers * self.heads * self.head_dim * 2
         return FlopsPerToken(full=weights + for_each * length, causal=weights + for_each * (length + 1) / 2)
 
 
 GATED = ("cohere", "gemma", "glm", "granite", "helium", "llama", "mistral", "olmo", "olmo2", "phi3", "qwen2", "qwen3")
-"""Kinds (`model_type`) with the common names in their config, whose feed-forward network has a gate."""
+"""Model types (`model_type`) with standard config names and a gated feed-forward network."""
 PLAIN = ("gpt_neox", "phi", "starcoder2")
 """The same without a gate."""
 MIXTURES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
-"""The same as gated ones, with experts in every layer."""
+"""Gated model types with experts in every layer."""
 
 
 def model_shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a transformers config (its `to_dict()`) describes; None for kinds that are not known for sure."""
+    """The shape from a transformers config (`to_dict()`); None for model types not listed here."""
     kind = config.get("model_type")
     if kind == "gpt2":
         return ModelShape(

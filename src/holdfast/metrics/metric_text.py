@@ -1,4 +1,4 @@
-"""Owns how metrics are said in a line: every MFU with the convention it is counted by."""
+"""Formats metrics as text; every MFU names its convention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PARTS = {
 
 
 def format_number(value: float, digits: int = 4) -> str:
-    """A number with always so many digits, so that lines below one another can be compared: `2.000`, `0.01250`."""
+    """A number with a fixed number of significant digits, so that lines align: `2.000`, `0.01250`."""
     return f"{value:#.{digits}g}".rstrip(".")
 
 
@@ -36,12 +36,12 @@ def _loss(metrics: Mapping[str, float]) -> str:
 
 
 def _mfu(metrics: Mapping[str, float]) -> str:
-    told = [f"{metrics[f'mfu_{way}']:.1%} {words}" for way, words in _ATTENTION_COUNTS if f"mfu_{way}" in metrics]
-    return f"MFU {' / '.join(told)}" if told else ""
+    ratios = [f"{metrics[f'mfu_{way}']:.1%} {words}" for way, words in _ATTENTION_COUNTS if f"mfu_{way}" in metrics]
+    return f"MFU {' / '.join(ratios)}" if ratios else ""
 
 
 def _tflops(metrics: Mapping[str, float]) -> str:
-    """Where there is no peak to be a share of; below 0.1 nobody's device is meant to be busy."""
+    """Shown if the device has no known peak; values below 0.1 are omitted."""
     if "mfu_full" in metrics or metrics.get("tflops_full", 0.0) < 0.1:
         return ""
     return f"{metrics['tflops_full']:,.1f} TFLOP/s a device, full attention"
@@ -70,17 +70,17 @@ def _stall(metrics: Mapping[str, float]) -> str:
 
 
 def _breakdown(metrics: Mapping[str, float]) -> str:
-    """Parts of a step that was profiled; nobody reads those of a few thousandths."""
+    """Parts of a profiled step; parts below 0.5 % are omitted."""
     parts = {
         words: metrics[breakdown_metric(part)] for part, words in _PARTS.items() if breakdown_metric(part) in metrics
     }
     whole_s = sum(parts.values())
     if whole_s <= 0:
         return ""
-    told = ", ".join(f"{words} {spent / whole_s:.0%}" for words, spent in parts.items() if spent >= 0.005 * whole_s)
+    shares = ", ".join(f"{words} {spent / whole_s:.0%}" for words, spent in parts.items() if spent >= 0.005 * whole_s)
     hidden_s = metrics.get(breakdown_metric(OVERLAPPED), 0.0)
     hidden = f"; {format_number(hidden_s, 2)} s of communication overlapped" if hidden_s >= 0.005 * whole_s else ""
-    return f"of {format_number(whole_s, 3)} s a step, profiled: {told}{hidden}"
+    return f"of {format_number(whole_s, 3)} s a step, profiled: {shares}{hidden}"
 
 
 MetricFormatter = Callable[[Mapping[str, float]], str]
@@ -99,9 +99,9 @@ STEP_LINE: tuple[MetricFormatter, ...] = (
 UTILISATION: tuple[MetricFormatter, ...] = (_mfu,)
 BREAKDOWN: tuple[MetricFormatter, ...] = (_breakdown,)
 DETAILS: tuple[MetricFormatter, ...] = (_mfu, _tflops, _grad_norm, _memory, _data_wait, _stall)
-"""What is said beside loss and speed, which `holdfast status` has from more steps than one."""
+"""Phrases besides loss and speed, which `holdfast status` computes over several steps."""
 
 
 def format_metrics(metrics: Mapping[str, float], phrases: tuple[MetricFormatter, ...] = STEP_LINE) -> list[str]:
-    """What there is to say of a step, as phrases; those of metrics that it lacks are left out."""
+    """The metrics of a step as phrases; missing metrics are omitted."""
     return [words for phrase in phrases if (words := phrase(metrics))]

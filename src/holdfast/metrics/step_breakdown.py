@@ -1,7 +1,7 @@
-"""Owns how a step's time is split: from what went on in it, as spans of time, to parts that add up to it. Pure.
+"""Step-time breakdown: from spans of a trace to parts that add up to the step time. Pure functions.
 
-What a rank computes goes before what it sends: communication is counted only while nothing else of that rank ran, and
-what ran beside it is told apart as hidden. Refuses to own where spans come from (train/metrics/profiler.py).
+Computation takes precedence: communication counts only while the rank computes nothing; the rest is reported as
+overlapped. train/metrics/profiler.py provides the spans.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from enum import StrEnum
 from itertools import pairwise
 
 Span = tuple[int, int]
-"""From one moment to another, in nanoseconds of one clock."""
+"""Start and end, in nanoseconds of one clock."""
 Spans = list[Span]
-"""In order and apart from each other."""
+"""Sorted, disjoint spans."""
 
 
 class StepPart(StrEnum):
-    """What a step's time goes to; the values are parts of metrics' names."""
+    """Parts of a step's time; the values are parts of metric names."""
 
     FORWARD = "forward"
-    """Whatever comes before a backward pass and is none of the others: also the loss."""
+    """Everything before the backward pass that is in no other part, including the loss."""
     BACKWARD = "backward"
     COMMUNICATION = "communication"
-    """The rank waits for others, or for bytes on their way, and does nothing beside."""
+    """The rank waits for other ranks or for data in transit, and computes nothing."""
     OPTIMIZER = "optimizer"
-    """Its step, what leads to that after the backward pass such as clipping, and setting gradients to zero."""
+    """The optimiser's step, preparation after the backward pass such as clipping, and zeroing gradients."""
     DATA = "data"
     CHECKPOINT = "checkpoint"
     OTHER = "other"
 
 
 OVERLAPPED = "communication_overlapped"
-"""Beside the parts: communication that the rank computed beside."""
+"""Not one of the parts: communication overlapped with computation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """What went on in some steps of one rank; `starts` are the moments at which they began, and the last one ended."""
+    """Trace of some steps of one rank; `starts` are their start times, plus the end of the last step."""
 
     step_starts: tuple[int, ...]
     backward: Sequence[Span] = ()
     optimizer: Sequence[Span] = ()
     zero_grad: Sequence[Span] = ()
-    """Setting gradients to zero."""
+    """Zeroing gradients."""
     data: Sequence[Span] = ()
     checkpoint: Sequence[Span] = ()
     operators: Sequence[Span] = ()
-    """What the loop's thread computed on the host."""
+    """Operators that the loop's thread ran on the host."""
     communication: Sequence[Span] = ()
-    """Collectives and messages on their way."""
+    """Collectives and messages in transit."""
     in_collective: Sequence[Span] = ()
-    """The loop's thread was in one of them, and perhaps waited there."""
+    """The loop's thread was in a collective, possibly waiting."""
     kernels: Sequence[tuple[int, Span]] = ()
-    """What the device did, but for communication, each with the moment at which the host asked for it."""
+    """Kernels on the device except communication, each with its launch time on the host."""
 
 
 def step_breakdown(doings: StepTrace) -> dict[str, float]:
-    """The metrics of a step, on average: seconds of each part, which add up to it, and of hidden communication."""
+    """The mean metrics per step: seconds of each part, which add up to the step, and of overlapped communication."""
     whole = [(doings.step_starts[0], doings.step_starts[-1])]
     phases = _phases(doings, whole)
     kernels = _by_phase(doings.kernels, phases)
     on_device = _union(span for spans in kernels.values() for span in spans)
     sending = _intersect(_union(doings.communication), whole)
-    # Where there is a device the host runs ahead of it: what the host does beside says nothing.
+    # With a device, the host runs ahead of it: concurrent work on the host is irrelevant.
     computing = on_device or _union(doings.operators)
     entering = _subtract(_intersect(_union(doings.in_collective), whole), on_device)
     waiting = _subtract(_union([*_subtract(sending, computing), *entering]), phases[StepPart.CHECKPOINT])
@@ -77,12 +77,12 @@ def step_breakdown(doings: StepTrace) -> dict[str, float]:
 
 
 def breakdown_metric(part: str) -> str:
-    """The metric that a part is reported as."""
+    """The metric name of a part."""
     return f"profile_{part}_s"
 
 
 def _phases(doings: StepTrace, whole: Spans) -> dict[StepPart, Spans]:
-    """What the loop's thread was at: every moment is in one of these."""
+    """Phases of the loop's thread; every moment is in exactly one."""
     checkpoint = _intersect(_union(doings.checkpoint), whole)
     data = _subtract(_intersect(_union(doings.data), whole), checkpoint)
     stepping = _union(doings.optimizer)
@@ -113,7 +113,7 @@ def _phases(doings: StepTrace, whole: Spans) -> dict[StepPart, Spans]:
 
 
 def _by_phase(kernels: Sequence[tuple[int, Span]], phases: dict[StepPart, Spans]) -> dict[StepPart, Spans]:
-    """What the device did, by what the loop's thread was at when it asked for it; each moment counts once."""
+    """Kernels on the device, by the phase of the loop's thread at launch; each moment counts once."""
     whole = _union(span for spans in phases.values() for span in spans)
     marks = sorted((begin, part) for part, spans in phases.items() for begin, _ in spans)
     found: dict[StepPart, Spans] = {part: [] for part in StepPart}
@@ -122,7 +122,7 @@ def _by_phase(kernels: Sequence[tuple[int, Span]], phases: dict[StepPart, Spans]
         while place + 1 < len(marks) and marks[place + 1][0] <= asked:
             place += 1
         found[marks[place][1]].append(span)
-    # Copies to the host for a checkpoint, and those of the next samples, run beside the rest.
+    # Copies to the host for a checkpoint, and those of the next samples, overlap the rest.
     counted: Spans = []
     for part in sorted(StepPart, key=lambda part: part in (StepPart.CHECKPOINT, StepPart.DATA, StepPart.OTHER)):
         found[part] = _subtract(_intersect(_union(found[part]), whole), counted)
@@ -141,7 +141,7 @@ def _union(spans: Iterable[Span]) -> Spans:
 
 
 def _subtract(spans: Spans, others: Spans) -> Spans:
-    """What of the first is in none of the others."""
+    """The parts of `spans` outside `others`."""
     left: Spans = []
     place = 0
     for begin, end in spans:
@@ -159,7 +159,7 @@ def _subtract(spans: Spans, others: Spans) -> Spans:
 
 
 def _intersect(spans: Spans, others: Spans) -> Spans:
-    """What is in both."""
+    """The intersection."""
     return _subtract(spans, _subtract(spans, others))
 
 

@@ -1,6 +1,6 @@
-"""Owns what follows from a step's tokens and its time: speed, and what share of the devices it is.
+"""Throughput and MFU from a step's tokens and duration. Pure functions.
 
-Pure; refuses to own what a model needs (flops.py) and what devices can do (devices.py).
+flops.py has the models' FLOPs, devices.py the devices' peaks.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from holdfast.metrics.flops import FlopsPerToken, ModelShape
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """What speed is measured against; of what is None nothing is claimed."""
+    """Inputs of throughput and MFU; metrics that need a missing input are omitted."""
 
     model_flops: ModelShape | FlopsPerToken | None = None
-    """What the model is, or what it needs for a token."""
+    """The model's shape, or its FLOPs per token."""
     sequence_length: int | None = None
-    """Tokens of a sequence; none means as many as a step has for each of its samples."""
+    """Tokens per sequence; none means a step's tokens divided by its samples."""
     peak_tflops: float | None = None
-    """Of one device."""
+    """Peak of one device, in TFLOP/s."""
 
     def flops_per_token(self, metrics: Mapping[str, float]) -> FlopsPerToken | None:
-        """FLOPs for a token of this step."""
+        """FLOPs per token of this step."""
         if not isinstance(self.model_flops, ModelShape):
             return self.model_flops
         samples = metrics.get("global_batch")
@@ -31,7 +31,7 @@ class Throughput:
         return self.model_flops.per_token(length) if length else None
 
     def rates(self, metrics: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
-        """Speeds of a step that took so long, by their names in the catalogue."""
+        """Rates of a step of `step_s` seconds, by their names in the catalogue."""
         tokens = metrics.get("tokens")
         if not tokens or step_s <= 0:
             return {"step_s": step_s}

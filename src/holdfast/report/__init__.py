@@ -1,1 +1,1 @@
-"""Says what happened in a run: pure folds over its event log, and a reader of its ranks' output."""
+"""Run status, summary and goodput as pure folds over the event log, and a reader of the ranks' output."""

@@ -1,4 +1,4 @@
-"""Owns how figures and foreign text read to a person; refuses to own any sentence about a run."""
+"""Formats numbers, durations and untrusted text for the terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from holdfast.events import Ranges, to_ranges
 
 MAX_LINE_CHARS = 4000
-"""Characters of one line of somebody else's text that are shown."""
+"""Maximum characters shown of one line of untrusted text."""
 
 _COLOUR = r"\x1b\[[0-9;:]*m"
 _SEQUENCE = re.compile(
@@ -22,7 +22,7 @@ _RESET = "\x1b[0m"
 
 
 def duration(seconds: float) -> str:
-    """`0.41 s`, `9.3 s`, `1 min 34 s`, `2 h 05 min`, `3 d 04 h`; what is below zero is zero."""
+    """`0.41 s`, `9.3 s`, `1 min 34 s`, `2 h 05 min`, `3 d 04 h`; negative values become zero."""
     if seconds < 59.95:
         return f"{max(seconds, 0.0):.{2 if 0.005 <= seconds < 0.995 else 1}f} s"
     whole = round(seconds)
@@ -39,29 +39,29 @@ def count(number: int, noun: str) -> str:
 
 
 def percentage(part: float) -> str:
-    """A part of one as a percentage: `71.2 %`."""
+    """A fraction as a percentage: `71.2 %`."""
     return f"{100 * part:.1f} %"
 
 
 def format_numbers(numbers: list[int]) -> str:
-    """Numbers in order, neighbours drawn together: `0-3, 5`."""
+    """Sorted numbers as ranges: `0-3, 5`."""
     return format_ranges(to_ranges(numbers))
 
 
 def format_ranges(spans: Ranges) -> str:
-    """Spans of numbers: `0-3, 5`."""
+    """Ranges of numbers: `0-3, 5`."""
     return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
 
 
 def short_digest(digest: str) -> str:
-    """The first twelve characters of a digest, enough to know it by."""
+    """The first twelve characters of a digest."""
     return digest[:12]
 
 
 def sanitize(text: str, longest: int = MAX_LINE_CHARS, *, colours: bool = False) -> str:
-    """One line of foreign text that cannot move a terminal's cursor or set its title, cut at `longest` characters.
+    """One line of untrusted text without terminal control sequences, truncated to `longest` characters.
 
-    Colours go as well unless they are asked for; then they end with the line.
+    Colours are removed too unless `colours` is set; then they are reset at the end of the line.
     """
     kept = _SEQUENCE.sub(lambda found: (colours and found["colour"]) or "", text)
     if len(kept) > longest:

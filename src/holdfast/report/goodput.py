@@ -1,22 +1,21 @@
-"""Owns where a run's wall time went: every second from its first event to its last has exactly one part.
+"""Goodput accounting: assigns every second from a run's first event to its last to exactly one category.
 
     starting       from RunCreated to the start of the first step
-    training       steps that were committed for the first time, and what the loop does between them
+    training       steps committed for the first time, and the loop's work between them
     checkpointing  `checkpoint_s` of every step
     detecting      from RecoveryDecided.failed_at to RecoveryDecided.at
     recovering     from there to the start of the next attempt's first step; a recovery that fails is recovering until
-                   it fails, then detecting, then recovering again. Where nothing failed and the run only starts again
-                   with more nodes, from its last step
-    recomputing    steps that had been committed before, and the piece of a step between the last one committed and
-                   the failure, which will be done again; where ranks were told to leave, they did so between steps
+                   it fails, then detecting, then recovering again. In a scale-up without a failure, from the last step
+    recomputing    steps that had been committed before, and the part of a step between the last commit and the
+                   failure, which will be repeated; ranks stopped by a signal end between steps
     stopping       from the last step, or else from ShutdownDecided, to RunFinished
     running        for a replica that never reports a step: from the start of its ranks to their end
-    possibly recomputing  the same of attempts that were not the last: a program that loads no checkpoint of its own did
-                   it again. Several replicas have none of it: one that restarts catches up from another
+    possibly recomputing  the same for attempts before the last: a program that loads no checkpoint repeated it. Not
+                   used with several replicas: a restarted one catches up from another
 
-Times are clipped to be in order, so that a clock that is set back makes a part shorter, never negative; a log whose
-steps end after RunFinished ends with the last of them. Sums are kept in whole microseconds, so that the parts add up
-exactly. ETTR is training / total. Each replica has its own account; the run's is their mean.
+Times are clipped to be in order, so a clock that is set back shortens a category but never makes it negative. If steps
+end after RunFinished, the account ends with the last of them. Sums are whole microseconds, so the categories add up
+exactly. ETTR is training / total. Each replica has its own account; the run's account is their mean.
 """
 
 from __future__ import annotations
@@ -55,32 +54,32 @@ class TimeCategory(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """Seconds by part; parts that took no time are left out."""
+    """Seconds by category; categories without time are omitted."""
 
     parts: Mapping[TimeCategory, float]
     total_s: float
     steps: int
-    """Steps committed, from the lowest number to the highest; those done again, and those not logged, count once."""
+    """Steps committed, from the lowest number to the highest; repeated and unlogged steps count once."""
     recomputed_steps: int
 
     @property
     def ettr(self) -> float | None:
-        """Effective training time ratio, from 0 to 1; None for a run that reports no steps, or has taken no time."""
+        """Effective training time ratio, 0 to 1; None if the run reports no steps or has no duration."""
         if self.total_s <= 0 or self.steps == 0:
             return None
         return self.parts.get(TimeCategory.TRAINING, 0.0) / self.total_s
 
 
 _BETWEEN_STEPS = frozenset({"rank-terminated-externally", "node-preempted"})
-"""Codes of failures before which all ranks end the step in hand, and save."""
+"""Finding codes of failures before which all ranks finish the current step and save."""
 
 
 class _Activity(StrEnum):
-    """What a replica is at, between two of its events."""
+    """What a replica does between two of its events."""
 
     STARTING = auto()
     STARTING_RANKS = auto()
-    """Its first ranks live but have committed no step: starting, or all there is to see of a job without steps."""
+    """The first ranks run without a committed step: starting, or a job that reports no steps."""
     STEPPING = auto()
     RECOVERING = auto()
     RECOVERING_RANKS = auto()
@@ -92,25 +91,25 @@ _RANKS = frozenset({_Activity.STARTING_RANKS, _Activity.RECOVERING_RANKS})
 
 @dataclass(frozen=True, kw_only=True)
 class _ReplicaLedger:
-    """One replica's part of the ledger; times in microseconds."""
+    """One replica's ledger; times in microseconds."""
 
     cursor: int
-    """Everything before is accounted for."""
+    """Time before this is accounted for."""
     activity: _Activity = _Activity.STARTING
     failed_attempt: int = -1
     lowest_step: int | None = None
     highest_step: int = -1
     step: int = -1
-    """The last one committed."""
+    """The last committed step."""
     recomputed_steps: int = 0
     spent: Mapping[TimeCategory, int] = field(default_factory=dict[TimeCategory, int])
     unreported: Mapping[TimeCategory, int] = field(default_factory=dict[TimeCategory, int])
-    """Time in which ranks lived without a step, by what it is if there are steps after all."""
+    """Time in which ranks ran without a step, by the category that applies if steps follow."""
     maybe_recomputed: int = 0
-    """How much of it is of attempts that others followed."""
+    """How much of it belongs to attempts before the last."""
 
     def spend_until(self, moment: int, part: TimeCategory, *, unreported: bool = False) -> _ReplicaLedger:
-        """Spend the time up to a moment on a part; a moment that has passed spends nothing."""
+        """Assign the time up to a moment to a category; a moment in the past changes nothing."""
         if moment <= self.cursor:
             return self
         book = self.unreported if unreported else self.spent
@@ -120,7 +119,7 @@ class _ReplicaLedger:
         return replace(self, cursor=moment, spent=after)
 
     def spend_waiting_until(self, moment: int) -> _ReplicaLedger:
-        """Spend the time up to a moment on what the replica is at; a step in hand counts as what it will be."""
+        """Assign the time up to a moment to the current activity; a step in progress counts as its later category."""
         match self.activity:
             case _Activity.STARTING:
                 return self.spend_until(moment, TimeCategory.STARTING)
@@ -138,7 +137,7 @@ class _ReplicaLedger:
                 return self.spend_until(moment, TimeCategory.STOPPING)
 
     def by_category(self, *, alone: bool) -> dict[TimeCategory, int]:
-        """Microseconds by part, now that it is known whether there are steps, and whether it is the only replica."""
+        """Microseconds by category; called once it is known whether there are steps. `alone`: the only replica."""
         parts = dict(self.spent)
         for part, spent in self.unreported.items():
             known = TimeCategory.RUNNING if self.lowest_step is None else part
@@ -151,7 +150,7 @@ class _ReplicaLedger:
 
 @dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """The fold's state; `Ledger()` is a run of which nothing is known."""
+    """The fold's state; `Ledger()` is a run without events."""
 
     created: int | None = None
     finished: bool = False
@@ -161,7 +160,7 @@ class Ledger:
         return self.replica_ledgers.get(replica) or _ReplicaLedger(cursor=self.created or 0)
 
     def replica_accounts(self, now: float | None = None) -> dict[int, Account]:
-        """Each replica's account; `now` (Unix seconds) is where that of an unfinished run ends."""
+        """Each replica's account; `now` (Unix seconds) ends the account of an unfinished run."""
         if self.created is None:
             return {}
         columns = self.replica_ledgers or {0: _ReplicaLedger(cursor=self.created)}
@@ -199,13 +198,13 @@ def _microseconds(seconds: float) -> int:
 
 
 def update_ledger(ledger: Ledger, event: AnyEvent) -> Ledger:
-    """Enter one event; kinds that say nothing about time leave the ledger as it is."""
+    """Apply one event; events without effect on time leave the ledger unchanged."""
     handler = _TABLE.get(type(event))
     return handler(ledger, event) if handler else ledger
 
 
 def account_of(events: Iterable[AnyEvent], now: float | None = None) -> Account:
-    """Where the time of these events went, up to `now` where the run has not finished."""
+    """The account of these events, up to `now` if the run has not finished."""
     ledger = Ledger()
     for event in events:
         ledger = update_ledger(ledger, event)
@@ -217,7 +216,7 @@ def _created(ledger: Ledger, event: RunCreated) -> Ledger:
 
 
 def _attempt_started(ledger: Ledger, event: AttemptStarted) -> Ledger:
-    """Make the replica known; where it was at work and nothing failed, it starts again with more nodes."""
+    """Add the replica; if it was running and nothing failed, this is a scale-up."""
     column = ledger.replica_ledger(event.replica)
     if column.activity is _Activity.STEPPING:
         column = column.spend_until(_microseconds(event.at), TimeCategory.RECOVERING)
@@ -284,7 +283,7 @@ def _recovery_decided(ledger: Ledger, event: RecoveryDecided) -> Ledger:
 
 
 def _shutdown_decided(ledger: Ledger, event: ShutdownDecided) -> Ledger:
-    """From here on a replica is stopping; one that was at work is so since its last step."""
+    """From here on replicas are stopping; a running one since its last step."""
     at = _microseconds(event.at)
     for index, column in (ledger.replica_ledgers or {0: ledger.replica_ledger(0)}).items():
         waited = column if column.activity is _Activity.STEPPING else column.spend_waiting_until(at)

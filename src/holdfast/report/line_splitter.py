@@ -1,6 +1,6 @@
-"""Owns how the bytes that a rank writes become lines that are safe to show, in bounded memory.
+"""Splits a rank's output bytes into printable lines, in bounded memory.
 
-Of a long line the beginning is kept and the rest is counted. Refuses to know where the bytes come from (tail.py).
+Of a long line it keeps the beginning and counts the rest. log_tail.py reads the bytes.
 """
 
 from __future__ import annotations
@@ -10,24 +10,24 @@ import codecs
 from holdfast.report.formatting import MAX_LINE_CHARS, sanitize
 
 MAX_LINE_BYTES = 4 * MAX_LINE_CHARS
-"""What is kept of one line: enough for all that is shown of it, whatever its characters."""
+"""Maximum bytes kept of one line: enough for MAX_LINE_CHARS characters of any width."""
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\t\n"
 _BLANK = b" \t\b"
 _UP = b"\x1b[A"
-"""tqdm draws a second bar as `\\n\\rBAR\\x1b[A`: it goes down a row, draws, and goes up again."""
+"""tqdm draws a second bar as `\\n\\rBAR\\x1b[A`: cursor down one row, draw, cursor up."""
 
 
 class LineSplitter:
-    """Takes bytes as they come and gives out each line once its end has come."""
+    """Takes bytes in blocks and returns each line when it is complete."""
 
     def __init__(self, *, colours: bool) -> None:
         self.line = PendingLine()
-        """The line whose end has not come."""
+        """The incomplete last line."""
         self._colours = colours
 
     def feed(self, block: bytes) -> list[str]:
-        """The lines that end in this block; what follows the last end waits for its own."""
+        """The lines that end in this block; the rest is buffered."""
         first, newline, rest = block.partition(b"\n")
         self.line.add(first)
         if not newline:
@@ -40,11 +40,11 @@ class LineSplitter:
         return lines
 
     def flush(self) -> list[str]:
-        """The line whose end will never come, if there is one."""
+        """The final line without a newline, if there is one."""
         return [self._end()] if self.line.started else []
 
     def preview(self) -> str:
-        """How the line looks whose end has not come."""
+        """The current text of the incomplete line."""
         return self._shown(*self.line.visible())
 
     def _end(self) -> str:
@@ -53,7 +53,7 @@ class LineSplitter:
         return shown
 
     def _cut_rows(self, rest: bytes) -> list[str]:
-        """Lines of one who moves between rows: the end of a row that was left upwards comes back to that row."""
+        """Split output with cursor-up sequences: a newline after a cursor-up returns to the row left before."""
         lines: list[str] = []
         for text in rest.split(b"\n"):
             if not self.line.consume_cursor_up():
@@ -62,7 +62,7 @@ class LineSplitter:
         return lines
 
     def _whole(self, body: bytes) -> list[str]:
-        """Whole lines; those of plain text, as nearly all are, without a look at each."""
+        """Complete lines; a block of plain text, the usual case, is split without inspecting each line."""
         if _is_plain(body):
             lines = body.decode("ascii").split("\n")
             if max(map(len, lines)) <= MAX_LINE_CHARS:
@@ -77,26 +77,26 @@ class LineSplitter:
         return self._shown(*line.visible())
 
     def _shown(self, text: bytes, size: int) -> str:
-        """The beginning of a line of `size` bytes, as it may be shown."""
+        """The sanitized beginning of a line of `size` bytes."""
         if size <= MAX_LINE_CHARS and _is_plain(text):
             return text.decode("ascii")
         if size <= len(text):
             return sanitize(text.decode("utf-8", "replace"), colours=self._colours)
-        # A character that the cut has torn is left out.
+        # A character split by the truncation is dropped.
         begin = codecs.utf_8_decode(text, "replace", False)[0][:MAX_LINE_CHARS]
         return f"{sanitize(begin, colours=self._colours)}… ({size:,} bytes in all)"
 
 
 class PendingLine:
-    """A line whose end has not come. As on a terminal, what follows a carriage return overwrites what was before."""
+    """An incomplete line. As on a terminal, text after a carriage return overwrites the text before it."""
 
     def __init__(self) -> None:
         self.started = False
         self.overwrites = False
         self.updated = False
-        """Whether anything was added since it was shown."""
+        """Whether text was added since the line was last shown."""
         self._now = self._before = (b"", 0)
-        """The beginning of what was written since the last carriage return, with its size; the same before that."""
+        """Beginning and size of the text since the last carriage return, and of the text before it."""
 
     def add(self, data: bytes) -> None:
         if not data:
@@ -112,7 +112,7 @@ class PendingLine:
             self._now = (piece[:MAX_LINE_BYTES], len(piece))
 
     def visible(self) -> tuple[bytes, int]:
-        """The beginning of what a terminal would show, and its size in bytes; a bar that was wiped is still shown."""
+        """Beginning and size in bytes of what a terminal would show; an erased progress bar is still shown."""
         return self._now if self._now[0].strip(_BLANK) or not self._before[1] else self._before
 
     @property
@@ -120,7 +120,7 @@ class PendingLine:
         return self._now[0].endswith(_UP)
 
     def consume_cursor_up(self) -> bool:
-        """Take back one row upwards, at the end of a row; False when there is none to take back."""
+        """Undo one cursor-up at the end of a row; False if there is none."""
         if not self.ends_with_cursor_up:
             return False
         text, size = self._now

@@ -1,6 +1,6 @@
-"""Owns the reading of one rank's growing file, a block at a time, and when a line is shown whose end has not come.
+"""Tails one rank's log file block by block, and decides when to show an incomplete line.
 
-Refuses to own which files there are (logs.py), how bytes become lines (cutter.py) and where those are shown (cli).
+rank_logs.py finds the files, line_splitter.py splits bytes into lines.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ from holdfast.report.line_splitter import LineSplitter
 
 BLOCK_BYTES = 1 << 20
 PREVIEW_BYTES = 1 << 16
-"""What is read of a file's end for a glimpse of it."""
+"""Bytes read from a file's end for a preview."""
 
 PROGRESS_INTERVAL_S = 2.0
-"""Least time between two showings of one line that has not ended: a progress bar writes ten a second."""
+"""Minimum time between two updates of an incomplete line: a progress bar writes ten per second."""
 PARTIAL_LINE_DELAY_S = 0.5
-"""A line that has not ended is shown when nothing was added to it for so long; one that overwrites itself, sooner."""
+"""An incomplete line is shown after this time without new text; a line that overwrites itself, sooner."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TailChunk:
-    """What one look at a file has brought."""
+    """The result of one read."""
 
     lines: list[str]
     partial: bool = False
-    """Whether this is how a line looks whose end has not come."""
+    """Whether the line is incomplete."""
     dropped_bytes: int = 0
-    """What `logs.max_bytes` has dropped, unread, just before these lines."""
+    """Unread bytes dropped by `logs.max_bytes` just before these lines."""
 
 
 class LogTail:
-    """One growing file; `last_lines` begins that many lines before its end. Times are monotonic seconds."""
+    """One growing file; `last_lines` starts that many lines before its end. Times are monotonic seconds."""
 
     def __init__(self, path: Path, *, colours: bool = False, last_lines: int | None = None) -> None:
         self._path = path
         self._last_lines = last_lines
         self.offset = 0
-        """Where the next look begins."""
+        """Offset of the next read."""
         self._splitter = LineSplitter(colours=colours)
         self._changed_at = self._shown_at = float("-inf")
 
     @property
     def size(self) -> int:
-        """Bytes of the file, as it is now."""
+        """Current size of the file in bytes."""
         try:
             return os.stat(self._path).st_size
-        except OSError:  # there is none, or a link that leads nowhere
+        except OSError:  # no file, or a dangling link
             return 0
 
     def read(self, now: float) -> TailChunk | None:
-        """What the next block of the file holds; None when there is nothing new."""
+        """Read the next block; None if there is nothing new."""
         if self.size == self.offset:
-            self._last_lines = None  # what comes into an empty file is new, and shown whole
+            self._last_lines = None  # everything written to an empty file is new and shown
             return None
         try:
             file = regular_opener(str(self._path), os.O_RDONLY)
@@ -68,7 +68,7 @@ class LogTail:
             os.close(file)
 
     def poll_partial(self, now: float) -> TailChunk | None:
-        """How a line looks whose end has not come, where it is time to show it (again)."""
+        """The incomplete line, if it is time to show it (again)."""
         line = self._splitter.line
         if not line.updated or now - self._shown_at < PROGRESS_INTERVAL_S:
             return None
@@ -79,7 +79,7 @@ class LogTail:
         return TailChunk(lines=[self._splitter.preview()], partial=True)
 
     def flush(self) -> TailChunk | None:
-        """The line whose end, as nobody writes any more, will never come."""
+        """The final incomplete line, once the file has no writer."""
         lines = self._splitter.flush()
         return TailChunk(lines=lines) if lines else None
 
@@ -87,13 +87,13 @@ class LogTail:
         if self._last_lines is not None:
             self.offset, self._last_lines = _start_of_last_lines(file, self._last_lines), None
         if os.fstat(file).st_size < self.offset:
-            self.offset = 0  # the rank has emptied its own output
+            self.offset = 0  # the rank truncated its own output
         begin = self.offset
         block = os.pread(file, BLOCK_BYTES, begin)
-        # Asked after reading: what is no hole now was none while it was read, as holes grow from the file's head only.
+        # Checked after reading: holes only grow from the file's start, so data now was data during the read.
         while (data := _data_from(file, begin)) != begin:
             if self._splitter.line.started:
-                return self.flush()  # what is left of a line whose end was dropped; the next look says so
+                return self.flush()  # the rest of a line whose end was dropped; the next read reports the dropped bytes
             begin = data
             block = os.pread(file, BLOCK_BYTES, begin)
         dropped = begin - self.offset
@@ -105,7 +105,7 @@ class LogTail:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """How the end of a file looks now, an unfinished line included; no more than its last `PREVIEW_BYTES` are read."""
+    """The last lines of a file, including an incomplete one; reads at most the last `PREVIEW_BYTES`."""
     try:
         with open_regular(path) as file:
             start = max(0, file.seek(0, os.SEEK_END) - PREVIEW_BYTES)
@@ -119,18 +119,18 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def _data_from(file: int, offset: int) -> int:
-    """Where data begins at or after an offset: there, or behind the hole that was punched there."""
+    """Offset of the first data at or after `offset`: there, or after a punched hole."""
     size = os.fstat(file).st_size
     try:
         return os.lseek(file, offset, os.SEEK_DATA)
     except OSError as error:
         if error.errno != errno.ENXIO:
-            return offset  # a file system that does not say; it cannot punch holes either
-        return max(offset, size)  # nothing there; what comes meanwhile is behind the size that was asked for before
+            return offset  # the file system does not support SEEK_DATA, nor punching holes
+        return max(offset, size)  # no data; anything written meanwhile is after the size read before
 
 
 def _start_of_last_lines(file: int, count: int) -> int:
-    """Where the last `count` lines begin; 0 when there are no more than these."""
+    """Offset of the last `count` lines; 0 if there are no more."""
     end = os.fstat(file).st_size
     if count == 0:
         return end

@@ -1,8 +1,8 @@
-"""Owns one readable view of what all ranks wrote: a file per rank, line by line, whatever bytes they hold.
+"""Merges the log files of all ranks into one stream of lines.
 
-Ranks write without time stamps, so their lines have no common order: what is there already comes rank by rank, the one
-that failed first before the others; what comes later comes as it comes, a block of each rank in turn, so that none
-waits for another. Refuses to own the writing (agent) and how a file becomes lines (tail.py).
+Rank output has no timestamps, so its lines have no common order. Existing output is read rank by rank, the first
+failed rank first; new output in arrival order, one block per rank in turn, so that no rank waits for another. The
+agent writes the files; log_tail.py reads one file.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from holdfast.report.log_tail import LogTail, TailChunk, last_lines
 from holdfast.run_dir import RunDir
 
 LIST_INTERVAL_S = 0.25
-"""Least time between two looks for new files."""
+"""Minimum time between two listings of the files."""
 PREVIEW_LIST_INTERVAL_S = 1.0
-"""The same for a glimpse."""
+"""The same for a preview."""
 
 _FOLDER = re.compile(r"(?:replica-(?P<replica>\d{1,9})-)?attempt-(?P<attempt>\d{1,9})")
 _FILE = re.compile(r"rank-(?P<rank>\d{1,9})\.log")
@@ -28,7 +28,7 @@ _FILE = re.compile(r"rank-(?P<rank>\d{1,9})\.log")
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class RankLog:
-    """Which rank's output, of which attempt."""
+    """The log of one rank in one attempt."""
 
     attempt: int
     replica: int
@@ -37,16 +37,16 @@ class RankLog:
 
 @dataclass(frozen=True, kw_only=True)
 class RankChunk:
-    """Some lines, with who wrote them."""
+    """Lines with the rank that wrote them."""
 
     source: RankLog
     chunk: TailChunk
     failed_first: bool = False
-    """Whether the rank is the one whose failure ended the attempt."""
+    """Whether this rank's failure ended the attempt."""
 
 
 def first_failures(events: Iterable[AnyEvent]) -> frozenset[RankLog]:
-    """The rank that failed first in each attempt that a rank's failure ended."""
+    """The first failed rank of each attempt that ended by a rank failure."""
     return frozenset(
         RankLog(
             attempt=event.attempt,
@@ -59,7 +59,7 @@ def first_failures(events: Iterable[AnyEvent]) -> frozenset[RankLog]:
 
 
 def find_rank_logs(run: RunDir, *, from_attempt: int = 0) -> dict[RankLog, Path]:
-    """Every rank's file that exists, in order."""
+    """All existing rank log files, in order."""
     root = run.logs
     found: dict[RankLog, Path] = {}
     for folder in os.listdir(root) if root.is_dir() else ():
@@ -74,7 +74,7 @@ def find_rank_logs(run: RunDir, *, from_attempt: int = 0) -> dict[RankLog, Path]
 
 
 class LogPreview:
-    """What the last lines of a run look like while it goes on: those of the first rank that has written anything."""
+    """The latest output of a running run, from the first rank that has written anything."""
 
     def __init__(self, run: RunDir, lines: int) -> None:
         self._run = run
@@ -83,7 +83,7 @@ class LogPreview:
         self._latest: tuple[RankLog, Path] | None = None
 
     def poll(self, now: float) -> tuple[RankLog, list[str]] | None:
-        """Who writes, and what it wrote last; None while nobody has. Time is in monotonic seconds."""
+        """The rank and its last lines; None if no rank has written. `now` is monotonic seconds."""
         if now - self._listed_at >= PREVIEW_LIST_INTERVAL_S:
             self._listed_at = now
             self._latest = self._first_of_latest()
@@ -100,7 +100,7 @@ class LogPreview:
 
 
 def _names(folder: Path) -> list[str]:
-    """What is in a folder; nothing where it is none, or gone by now."""
+    """Names in a folder; empty if it does not exist."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -108,11 +108,11 @@ def _names(folder: Path) -> list[str]:
 
 
 class MergedLog:
-    """Reads the files of a run that may still be going on.
+    """Reads the log files of a run that may still be running.
 
-    `ranks` (with their replicas) and the attempts narrow down whose; no `from_attempt` begins with the latest of each
-    replica. `last_lines` leaves out all but the last lines of each file that exists
-    when it is first looked at. Times are monotonic seconds.
+    `ranks`, as (replica, rank) pairs, and the attempts select the files; without `from_attempt` it starts with each
+    replica's latest attempt. `last_lines` limits files that exist at the first poll to their last lines. Times are
+    monotonic seconds.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class MergedLog:
         self._colours = colours
         self._tails: dict[RankLog, LogTail] = {}
         self._finished: set[RankLog] = set()
-        """Read to the end: a later attempt of the replica has begun, so nobody writes there any more."""
+        """Files read to the end; a later attempt of the replica has started, so they get no more output."""
         self._listed_at = float("-inf")
 
     def poll(self, now: float, failed: Collection[RankLog] = ()) -> Iterator[RankChunk]:
-        """At most a block of what has come in each file since the last look, those of ranks in `failed` first."""
+        """Yield at most one new block of each file since the last poll, ranks in `failed` first."""
         self._list(now)
         newest = _latest(self._tails)
         for source, tail in self._ordered(failed):
@@ -152,11 +152,11 @@ class MergedLog:
                 yield RankChunk(source=source, chunk=piece, failed_first=source in failed)
 
     def drain(self, now: float, failed: Collection[RankLog] = ()) -> Iterator[RankChunk]:
-        """All that there is now, file by file, and the lines that have no end: for when nobody follows (any more)."""
+        """Yield all remaining output, file by file, including incomplete lines; used when not following (any more)."""
         self._listed_at = float("-inf")
         self._list(now)
         for source, tail in self._ordered(failed):
-            end = tail.size  # a rank that writes faster than this is read would never let it end
+            end = tail.size  # otherwise a rank that writes faster than this reads would keep it running
             while tail.offset < end and (piece := tail.read(now)):
                 yield RankChunk(source=source, chunk=piece, failed_first=source in failed)
             if piece := tail.flush():

@@ -1,8 +1,7 @@
-"""Owns what is known of the ranks of an attempt: worked out when somebody looks, not with every event.
+"""Status of the ranks of an attempt, computed lazily on access.
 
-A restart of thousands of ranks says something of each of them, and so does the next; a month's status that followed
-them one by one would take minutes, and all but the last attempt's are forgotten. So an event only leaves a note of how
-it changes what is known.
+A restart emits events for thousands of ranks, and only the last attempt matters; applying each event of a month-long
+log immediately would take minutes. So an event only records its update.
 """
 
 from __future__ import annotations
@@ -13,16 +12,16 @@ from enum import StrEnum
 
 
 class RankPhase(StrEnum):
-    """What is known of a rank's process."""
+    """State of a rank's process."""
 
     RUNNING = "running"
     EXITED = "exited"
     FAILED = "failed"
     HUNG = "hung"
     STOPPED = "stopped"
-    """holdfast itself ended it."""
+    """Stopped by holdfast."""
     LOST = "lost"
-    """It was lost with its node."""
+    """Lost with its node."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,20 +31,20 @@ class RankStatus:
     rank: int
     node: int
     pid: int = 0
-    """0 where only its node's agent knows."""
+    """0 if only its node's agent knows it."""
     phase: RankPhase = RankPhase.RUNNING
     detail: str = ""
-    """How it ended, in words."""
+    """How it ended, as text."""
     last_step: int | None = None
-    """Where it ended or hung; of a rank that is running, its replica's step says it."""
+    """The step at which it ended or hung; for a running rank, see its replica's step."""
 
 
 RankUpdate = Callable[[dict[int, RankStatus]], object]
-"""Changes what is known of an attempt's ranks, in place."""
+"""Updates the ranks of an attempt in place."""
 
 
 class RankTable(Mapping[int, RankStatus]):
-    """An attempt's ranks by number, in order; never changed, only followed by others."""
+    """The ranks of an attempt by number, in order; immutable."""
 
     def __init__(self, before: RankTable | None = None, change: RankUpdate | None = None) -> None:
         self._previous = before
@@ -53,7 +52,7 @@ class RankTable(Mapping[int, RankStatus]):
         self._known: dict[int, RankStatus] | None = None
 
     def updated(self, change: RankUpdate) -> RankTable:
-        """The ranks when this has happened, too."""
+        """A new table with this update applied."""
         return RankTable(self, change)
 
     def _resolve(self) -> dict[int, RankStatus]:

@@ -1,6 +1,6 @@
-"""Owns the line that a list of runs has for each: what is left to say of a run when all else may be forgotten.
+"""One row of `holdfast ps`.
 
-Of a run that is over it never changes, so it is kept beside its log and nobody folds that again for a list.
+The row of a finished run never changes, so it is cached next to the event log, which then need not be read again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.report.run_status import RunPhase, RunStatus
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One run in a line."""
+    """One run as a row."""
 
     job: str
     phase: RunPhase
@@ -23,13 +23,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     ranks: int
     step: int | None
     took_s: float | None
-    """From its beginning to its end, or until now."""
+    """Seconds from start to end, or until now."""
     log_bytes: int = 0
-    """The length of the log it was made of: one that was written since says more."""
+    """Length of the log it was made from; a longer log makes the row stale."""
 
 
 def make_run_row(status: RunStatus, *, log_bytes: int) -> RunRow:
-    """A status in a line; `log_bytes` is how much of a log it was made of."""
+    """Make a row from a status; `log_bytes` is the length of the log behind it."""
     return RunRow(
         job=status.job,
         phase=status.phase,

@@ -1,6 +1,6 @@
-"""Owns what can be said of a run that is under way; advance.py makes it of events, and cli shows it.
+"""The status model of a run; status_reducer.py builds it from events, and cli prints it.
 
-Refuses to look at the clock, and to know where the time went (accounting.py).
+It never reads the clock. goodput.py accounts for time.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from holdfast.findings import Finding
 from holdfast.report.rank_table import RankTable
 
 STALLED_S = 45.0
-"""A replica without a step for this long, in seconds, has no speed; a long run's steps are written within 30 s."""
+"""A replica without a step for this many seconds has no speed; steps are logged within 30 s."""
 STALLED_STEPS = 10
-"""The same in steps at its pace, where those take longer."""
+"""The same limit in steps at the replica's pace, if that is longer."""
 
 
 class RunPhase(StrEnum):
-    """What a run is doing."""
+    """Phase of a run."""
 
     PENDING = "pending"
-    """Its nodes are not there yet."""
+    """Its nodes have not joined yet."""
     STARTING = "starting"
-    """Its ranks were told to start."""
+    """Its ranks are starting."""
     RUNNING = "running"
     RECOVERING = "recovering"
     """Something failed; the next step has not been committed yet."""
@@ -37,7 +37,7 @@ class RunPhase(StrEnum):
 
 
 class NodePhase(StrEnum):
-    """What is known of a node."""
+    """Phase of a node."""
 
     REQUESTED = "requested"
     UNAVAILABLE = "unavailable"
@@ -49,7 +49,7 @@ class NodePhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStatus:
-    """One node slot and who fills it."""
+    """One node slot and its current node."""
 
     node: int
     generation: int = 0
@@ -57,11 +57,11 @@ class NodeStatus:
     hostname: str = ""
     incarnation: str = ""
     reason: str = ""
-    """Why it was asked for again, or went."""
+    """Why it was requested again, or terminated."""
     standby: bool = False
-    """Whether it waits until it takes the place of another."""
+    """Whether it is a standby node."""
     ready: bool = False
-    """Whether it has said, as a standby, that it can."""
+    """Whether the standby node is ready."""
 
     @property
     def name(self) -> str:
@@ -70,7 +70,7 @@ class NodeStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """What speed is measured from; of several steps in one line of the log, `first` to `step`."""
+    """A sample for the speed; one log line may cover several steps, `first` to `step`."""
 
     first: int
     step: int
@@ -81,29 +81,29 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaStatus:
-    """The ranks that restart together, and how far they are."""
+    """The ranks that restart together, and their progress."""
 
     replica: int
     attempt: int = 0
     world_size: int = 0
     world_size_change: WorldSizeChanged | None = None
-    """How its world size changed last; none while it has been whole all the time."""
+    """The latest change of its world size; none if it never changed."""
     recovering: bool = False
     prewarmed: frozenset[int] = frozenset()
-    """Ranks whose imports are done for their next start."""
+    """Ranks with a prewarmed process for their next start."""
     ranks: RankTable = field(default_factory=RankTable)
     step: int | None = None
-    """Last step committed; after a recovery it can be lower than before."""
+    """Last committed step; after a recovery it can be lower than before."""
     total_steps: int | None = None
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """The latest of each, of this attempt; metrics/metric_catalog.py says what they are."""
+    """The latest value of each metric in this attempt; see metrics/metric_catalog.py."""
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Over the window; right as well where the log holds only some of the steps."""
+        """Mean over the window; correct even if the log omits some steps."""
         if not self.recent_steps:
             return None
         first, last = self.recent_steps[0], self.recent_steps[-1]
@@ -118,14 +118,14 @@ class ReplicaStatus:
 
     @property
     def remaining_s(self) -> float | None:
-        """Until the last step, at the present speed."""
+        """Seconds until the last step at the current speed."""
         seconds = self.seconds_per_step
         if seconds is None or self.total_steps is None or self.step is None:
             return None
         return max(0, self.total_steps - self.step) * seconds
 
     def stalled_s(self, now: float) -> float:
-        """Seconds since its last step, where that is longer than steps take; 0 where it moves, or has yet to begin."""
+        """Seconds since its last step, if the replica is stalled; 0 if it progresses or has not started."""
         if not self.recent_steps:
             return 0.0
         since_s = now - self.recent_steps[-1].ended
@@ -143,36 +143,36 @@ class CheckpointStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """A run as far as its log tells."""
+    """Status of a run according to its event log."""
 
     run: str = ""
     job: str = ""
     created_at: float | None = None
     code: str = ""
-    """Digest of the code that was shipped; empty where ranks run in the working directory."""
+    """Digest of the shipped code; empty if ranks run in the working directory."""
     finished_at: float | None = None
     controller_pid: int | None = None
     clock: ClockSample | None = None
-    """The run's clock, as its controller has told it."""
+    """The run's clock, as recorded by its controller."""
     nodes: Mapping[int, NodeStatus] = field(default_factory=dict[int, NodeStatus])
     min_nodes: int = 0
-    """Fewest nodes it can go on with, where the job asks for a range; else 0."""
+    """Minimum number of nodes of an elastic job; else 0."""
     replicas: Mapping[int, ReplicaStatus] = field(default_factory=dict[int, ReplicaStatus])
     restarts: int = 0
     checkpoint: CheckpointStatus | None = None
     findings: tuple[Finding, ...] = ()
-    """The latest, oldest first; a failure that the run recovers from is a warning."""
+    """The latest findings, oldest first; a failure that the run recovers from is a warning."""
     findings_at: tuple[float, ...] = ()
-    """Unix seconds at which each of them was told last."""
+    """Unix time in seconds at which each finding was last reported."""
     injected_faults: Sequence[FaultInjected] = ()
-    """Those from which no failure has come yet."""
+    """Injected faults that have not caused a failure yet."""
     cancelling: bool = False
     outcome: Outcome | None = None
-    """How the run will end, once that is decided."""
+    """The outcome, once decided."""
     reason: str = ""
     exit_code: int | None = None
     corrupt_lines: int = 0
-    """Lines of the log that are not what was written; what stood in them is missing here."""
+    """Number of corrupt log lines; their events are missing here."""
 
     @property
     def phase(self) -> RunPhase:
@@ -189,34 +189,34 @@ class RunStatus:
 
     @property
     def now(self) -> float:
-        """Unix seconds on the run's clock, which goes on although somebody sets the wall clock."""
+        """Unix time in seconds on the run's clock, which is unaffected by changes of the wall clock."""
         return Clock(self.clock)()
 
     @property
     def is_degraded(self) -> bool:
-        """Whether it goes on with fewer nodes than it was asked to."""
+        """Whether the run has fewer nodes than requested."""
         return any(
             replica.world_size_change and replica.world_size_change.missing_nodes for replica in self.replicas.values()
         )
 
     @property
     def leader(self) -> ReplicaStatus:
-        """The replica whose step, loss and speed stand for the run: the one that is furthest."""
+        """The most advanced replica; its step, loss and speed represent the run."""
         replicas = sorted(self.replicas.values(), key=lambda replica: replica.replica)
         return max(replicas, key=lambda replica: replica.step or -1, default=ReplicaStatus(replica=0))
 
     @property
     def tokens_per_s(self) -> float | None:
-        """All replicas together: each tells the tokens of all that take part in a step."""
+        """Speed of all replicas together: each reports the tokens of all that take part in a step."""
         return self.leader.tokens_per_s
 
     def is_progressing(self, now: float) -> bool:
-        """Whether its speed is that of ranks which take steps, and not what it was before they stood still."""
+        """Whether ranks complete steps, so that the speed is current."""
         return self.finished_at is not None or not (self.leader.recovering or self.leader.stalled_s(now))
 
     @property
     def devices(self) -> int:
-        """That took part in the latest step; a rank is one device."""
+        """Devices in the latest step; a rank is one device."""
         return self.leader.world_size * int(self.leader.metrics.get("replicas", 1))
 
     @property
@@ -225,20 +225,20 @@ class RunStatus:
 
     @property
     def waiting_for(self) -> str:
-        """Why no rank is running, in words; empty when there is nothing to wait for."""
+        """Why no rank is running, as text; empty if the run waits for nothing."""
         if self.phase not in (RunPhase.PENDING, RunPhase.STARTING, RunPhase.RECOVERING):
             return ""
         if self.controller_pid is None and self.nodes:
-            return "no pod runs its command yet"  # without agents nodes are there, and no controller
+            return "no pod runs its command yet"  # a run without agents has nodes but no controller
         if self.controller_pid is None:
             return "no controller has taken the run over yet"
         if not self.nodes:
-            return "no node has been asked for yet"
+            return "no node has been requested yet"
         needed = [node for node in self.nodes.values() if not node.standby]
         missing = [node for node in needed if node.phase is not NodePhase.JOINED]
         lost = [str(replica.replica) for replica in self.replicas.values() if replica.recovering]
         if not missing and 0 < len(lost) < len(self.replicas):
-            return f"replica {', '.join(lost)} is on its way back; {len(self.replicas) - len(lost)} go on"
+            return f"replica {', '.join(lost)} is recovering; {len(self.replicas) - len(lost)} continue"
         if not missing:
             return "every node is there; the ranks are on their way to their first step"
         names = ", ".join(_pending_text(node) for node in missing[:8])
@@ -248,8 +248,8 @@ class RunStatus:
 
 
 def _pending_text(node: NodeStatus) -> str:
-    told = {
-        NodePhase.REQUESTED: "asked for",
+    state = {
+        NodePhase.REQUESTED: "requested",
         NodePhase.UNAVAILABLE: "unavailable",
         NodePhase.CREATED: "created, not joined",
         NodePhase.UNREACHABLE: "unreachable",
@@ -257,4 +257,4 @@ def _pending_text(node: NodeStatus) -> str:
         NodePhase.JOINED: "",
     }[node.phase]
     because = f" because {node.reason}" if node.reason else ""
-    return f"{node.name} ({told}{because})"
+    return f"{node.name} ({state}{because})"

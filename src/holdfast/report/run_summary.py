@@ -1,6 +1,6 @@
-"""Owns how a run went, told once it is over (or so far): result, where the time went, each failure and what it cost.
+"""The summary of a run, finished or not: result, goodput, and each failure with its cost.
 
-Refuses to own the measuring (accounting.py) and colours (cli).
+goodput.py measures the time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from holdfast.report.world_size_text import format_world_size, with_observed_bat
 
 OTHER_FINDINGS_SHOWN = 5
 RECENT_STEP_LINES = 64
-"""Lines of steps that are looked through for what other replicas did between a failure and what was decided."""
+"""Step events searched for other replicas' steps between a failure and its decision."""
 BAR_WIDTH = 24
-"""Characters of a bar that stands for all the time."""
+"""Width in characters of a 100 % bar."""
 
 
 class Heading(StrEnum):
-    """What a block of the text begins with."""
+    """Headings of the text."""
 
     TIME = "where the time went"
     FAILED = "what failed"
@@ -55,30 +55,30 @@ class Heading(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class RecoverySummary:
-    """One failure, and what came of it."""
+    """One failure and its recovery."""
 
     replica: int
     attempt: int
     after_s: float
-    """From the run's start to the failure."""
+    """Seconds from the run's start to the failure."""
     failed_at: float
     finding: Finding
     first_rank: int | None
     action: str
     step: int | None = None
-    """Last step committed before."""
+    """Last step committed before the failure."""
     resumed_step: int | None = None
-    """First step committed after; None when none was."""
+    """First step committed after the failure; None if there was none."""
     until_step_s: float | None = None
-    """From the failure to the end of that step."""
+    """Seconds from the failure to the end of that step."""
     other_replica_step_s: float | None = None
-    """How long the step took that another replica committed first after the failure; None where none did."""
+    """Duration of the first step that another replica committed after the failure; None if none did."""
     maybe_recomputed_s: float = 0.0
-    """Seconds that the restart repeats, unless the program loads a checkpoint of its own; 0 where it reports steps."""
+    """Seconds that the restart repeats unless the program loads its own checkpoint; 0 if it reports steps."""
 
     @property
     def recomputed_steps(self) -> int:
-        """Steps that had to be done again."""
+        """Number of recomputed steps."""
         if self.step is None or self.resumed_step is None:
             return 0
         return max(0, self.step - self.resumed_step + 1)
@@ -86,7 +86,7 @@ class RecoverySummary:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeVersion:
-    """Code, and the step from which on it ran."""
+    """Code, and the first step it ran."""
 
     digest: str
     step: int
@@ -94,38 +94,38 @@ class CodeVersion:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """How a run went."""
+    """The summary of a run."""
 
     run: str
     job: str
     outcome: Outcome | None
-    """None while it is not over."""
+    """None while the run is not finished."""
     exit_code: int | None
     reason: str
     finding: Finding | None
-    """What ended it, where something did."""
+    """The finding that ended the run, if one did."""
     account: Account
     recoveries: tuple[RecoverySummary, ...]
     world_size_changes: tuple[WorldSizeChanged, ...]
-    """How the world size changed, oldest first."""
+    """Changes of the world size, oldest first."""
     restarts: int
     logs: str
     other_findings: tuple[Finding, ...] = ()
-    """Errors and warnings that changed nothing by themselves, each once, in order."""
+    """Errors and warnings that caused no recovery, each once, in order."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Of the last step committed; of those that come with few steps the latest."""
+    """Metrics of the last committed step; for metrics reported only with some steps, the latest value."""
     corrupt_lines: int = 0
-    """Lines of the log that are not what was written; what stood in them is missing here."""
+    """Number of corrupt log lines; their events are missing here."""
     code: str = ""
-    """Digest of the code that ran last; empty where ranks ran in the working directory."""
+    """Digest of the code that ran last; empty if ranks ran in the working directory."""
     code_versions: tuple[CodeVersion, ...] = ()
     """The code of each step, oldest first."""
     updates: tuple[UpdateEnded, ...] = ()
-    """What became of those that were asked for."""
+    """Outcomes of the requested code updates."""
 
 
 def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, corrupt_lines: int = 0) -> RunSummary:
-    """Fold a whole log; `logs` is where the ranks' output is, `now` (Unix seconds) ends the account of a live run."""
+    """Fold a whole log; `logs` is the folder of the ranks' output, `now` (Unix seconds) ends a live run's account."""
     created: RunCreated | None = None
     code = ""
     decided: ShutdownDecided | None = None
@@ -167,7 +167,7 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, co
                 recovery = _recovery(
                     event, created, steps.get(event.replica), fault_attribution.injected_cause(before, event)
                 )
-                for step in latest:  # others may have gone on before it was decided
+                for step in latest:  # other replicas may have continued before the decision
                     recovery = _with_other_replica_step(recovery, step)
                 recoveries.append(recovery)
             case WorldSizeChanged():
@@ -223,7 +223,7 @@ def _recovery(
 
 
 def _with_resumed_step(recovery: RecoverySummary, step: StepCommitted) -> RecoverySummary:
-    """The first step after a failure ends its recovery, and that of failures on the way there."""
+    """The first step after a failure ends its recovery, and the recovery of failures in between."""
     waited = recovery.until_step_s is None and recovery.replica == step.replica and recovery.attempt < step.attempt
     if not waited:
         return recovery
@@ -231,7 +231,7 @@ def _with_resumed_step(recovery: RecoverySummary, step: StepCommitted) -> Recove
 
 
 def _with_other_replica_step(recovery: RecoverySummary, step: StepCommitted) -> RecoverySummary:
-    """The first step that another replica ended after a failure was the longest: it waited in it, or did it again."""
+    """Another replica's first step after a failure is its longest: it waited in that step or repeated it."""
     if recovery.other_replica_step_s is not None or recovery.replica == step.replica or step.ended < recovery.failed_at:
         return recovery
     return replace(recovery, other_replica_step_s=(step.ended - step.started) / step.steps)
@@ -243,13 +243,13 @@ def _with_observed_batch(world: WorldSizeChanged, step: StepCommitted) -> WorldS
 
 
 def format_maybe_recomputed(seconds: float) -> str:
-    """What the restart of a program without reported steps costs."""
-    unless = "unless it loads a checkpoint of its own, it repeats"
+    """Cost of restarting a program that reports no steps."""
+    unless = "unless it loads its own checkpoint, it repeats"
     return f"the program reports no steps: {unless} the last {duration(seconds)}"
 
 
 def format_summary(summary: RunSummary) -> str:
-    """The summary as text, for people."""
+    """The summary as text."""
     blocks = [
         _result(summary),
         *_time(summary.account),
@@ -283,7 +283,7 @@ def _locations(summary: RunSummary) -> str:
 
 
 UNREMARKABLE_CATEGORIES = frozenset({TimeCategory.STARTING, TimeCategory.RUNNING, TimeCategory.STOPPING})
-"""Where time goes in a run that reports no steps and in which nothing fails: a table of these says nothing."""
+"""Categories of a run without steps and failures: a table of only these is not shown."""
 
 
 def _time(account: Account) -> list[str]:
@@ -304,7 +304,7 @@ def _time(account: Account) -> list[str]:
 
 
 def _note(part: TimeCategory, account: Account) -> str:
-    """What is said beside a row of the table."""
+    """The note after a row of the table."""
     match part:
         case TimeCategory.RECOMPUTING if account.recomputed_steps:
             return f"  {count(account.recomputed_steps, 'step')} done again"
@@ -315,7 +315,7 @@ def _note(part: TimeCategory, account: Account) -> str:
 
 
 def _failures(summary: RunSummary) -> list[str]:
-    """One block with every recovery, and the finding that ended the run where that is another."""
+    """One block with every recovery, and the finding that ended the run if it is another one."""
     lines: list[str] = []
     for recovery in summary.recoveries:
         finding = recovery.finding
@@ -338,14 +338,14 @@ def _worlds(summary: RunSummary) -> list[str]:
 
 
 def _versions(summary: RunSummary) -> list[str]:
-    """One block with what code ran from which step on, where that changed."""
+    """One block with the first step of each code version, if the code changed."""
     lines = [f"  from step {version.step}  {short_digest(version.digest)}" for version in summary.code_versions]
-    told = [f"  after step {event.step} an update was {event.outcome}" for event in summary.updates]
-    return _block(Heading.VERSIONS, [*lines, *told] if told or len(lines) > 1 else [])
+    updates = [f"  after step {event.step} an update was {event.outcome}" for event in summary.updates]
+    return _block(Heading.VERSIONS, [*lines, *updates] if updates or len(lines) > 1 else [])
 
 
 def _other_findings(summary: RunSummary) -> list[str]:
-    """One block with what was noticed besides; the newest of many."""
+    """One block with the other findings; only the newest if there are many."""
     lines: list[str] = []
     for finding in summary.other_findings[-OTHER_FINDINGS_SHOWN:]:
         lines.append(f"  {sanitize(finding.what)}  [{sanitize(finding.code)}]")
@@ -362,9 +362,9 @@ def _block(heading: Heading, lines: list[str]) -> list[str]:
 
 def _cost(recovery: RecoverySummary) -> str:
     others = recovery.other_replica_step_s
-    went_on = f"; another replica went on, with a step of {others:.2f} s" if others is not None else ""
+    continued = f"; another replica continued, with a step of {others:.2f} s" if others is not None else ""
     if recovery.until_step_s is None:
-        return f"; {format_maybe_recomputed(recovery.maybe_recomputed_s)}" if recovery.maybe_recomputed_s else went_on
+        return f"; {format_maybe_recomputed(recovery.maybe_recomputed_s)}" if recovery.maybe_recomputed_s else continued
     again = f", {count(recovery.recomputed_steps, 'step')} done again" if recovery.recomputed_steps else ""
     its = "its" if others is not None else "the"
-    return f"{went_on}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}"
+    return f"{continued}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}"

@@ -1,4 +1,4 @@
-"""Tells since when a live run has shown no sign of work: no output, no step, no checkpoint."""
+"""Detects a live run without progress: no output, no step, no checkpoint."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from holdfast.report.formatting import duration
 from holdfast.report.rank_logs import RankLog
 
 STATUS_IDLE_S = 300.0
-"""Seconds without a sign of work after which `status` says so: few programs print nothing for longer."""
+"""Seconds without progress after which `status` reports a stall: few programs print nothing for longer."""
 
 DIAGNOSE_IDLE_S = 30.0
-"""The same for somebody who asks what is wrong."""
+"""The same for `diagnose`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """A run whose ranks are at work and show nothing of it."""
+    """A run whose ranks are running without visible progress."""
 
     idle_s: float
     ended: tuple[tuple[RankExited, float], ...]
-    """Ranks of the latest attempts that have ended well, and how many seconds ago."""
+    """Ranks of the latest attempts that ended successfully, and how many seconds ago."""
     running: frozenset[RankLog]
 
     @property
@@ -59,9 +59,9 @@ class Stall:
 def find_stall(
     events: Iterable[AnyEvent], *, now: float, written_s: Mapping[RankLog, float], least_s: float
 ) -> Stall | None:
-    """Whether the ranks at work have shown nothing for `least_s` seconds.
+    """The stall, if the running ranks have shown no progress for `least_s` seconds.
 
-    `now` is on the run's clock; `written_s` says how many seconds ago each rank's log was written.
+    `now` is on the run's clock; `written_s` is the age in seconds of each rank's last output.
     """
     attempts: dict[int, int] = {}
     running: set[RankLog] = set()
@@ -83,7 +83,7 @@ def find_stall(
             case RankExited() if event.attempt == attempts.get(event.replica):
                 running.discard(RankLog(attempt=event.attempt, replica=event.replica, rank=event.rank))
                 if event.failed or event.stopped:
-                    return None  # its attempt is about to be restarted
+                    return None  # its attempt is about to restart
                 ended.append(event)
             case StepCommitted() | CheckpointCommitted():
                 heard_at = event.at
@@ -99,7 +99,7 @@ def find_stall(
 
 
 def format_stacks(taken: Iterable[StacksDumped]) -> str:
-    """`rank 1 on node1 waits in all_reduce (...)`, for the first few ranks of which stacks were taken."""
+    """`rank 1 on node1 is in all_reduce (...)`, for the first few ranks with a stack dump."""
     known = sorted((each for each in taken if each.top_frame), key=lambda each: (each.replica, each.rank))
     shown = (
         f"rank {each.rank}{replica_suffix(each.replica)} on node{each.node} is in {each.top_frame}"

@@ -1,7 +1,7 @@
-"""Owns the fold from a run's events to its status: a table by event type.
+"""The reducer from a run's events to its status: a table by event type.
 
-`RunStatus()` is a run of which nothing is known; `advance` takes one event. What a status is, is in status.py. A long
-file, because it is one table.
+`update_status` applies one event, starting from `RunStatus()`; run_status.py defines the status. The file is long
+because it is one table.
 """
 
 from __future__ import annotations
@@ -57,20 +57,20 @@ from holdfast.report.world_size_text import with_observed_batch
 from holdfast.run_dir import RunDir
 
 SPEED_WINDOW_STEPS = 20
-"""Steps over which speed is measured."""
+"""Number of steps over which speed is measured."""
 FINDINGS_KEPT = 10
 STOP_ACTION = "stop"
-"""The decision after which a failure ends the run."""
+"""The decision by which a failure ends the run."""
 
 
 def update_status(status: RunStatus, event: AnyEvent) -> RunStatus:
-    """Take one event; kinds that change nothing here leave the status as it is."""
+    """Apply one event; other event types leave the status unchanged."""
     handler = _TABLE.get(type(event))
     return handler(status, event) if handler else status
 
 
 def status_from_events(events: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStatus:
-    """The status after all of these, from the one before them or from nothing."""
+    """Apply all events to `status`, or to an empty status."""
     status = status or RunStatus()
     for event in events:
         status = update_status(status, event)
@@ -78,7 +78,7 @@ def status_from_events(events: Iterable[AnyEvent], status: RunStatus | None = No
 
 
 def read_status(run: RunDir) -> RunStatus:
-    """How a run is doing, or how it went, by its log."""
+    """The status of a run, from its event log."""
     reader = EventReader(run.events)
     return replace(
         status_from_events(reader.read(), RunStatus(run=run.run_id)), corrupt_lines=reader.corrupt_line_count
@@ -97,7 +97,7 @@ def format_exit(event: RankExited | RanksExited) -> str:
         case ExitReason.PORT_TAKEN:
             return "found its rendezvous port taken"
         case ExitReason.ORPHANED_RANKS:
-            return "left ranks at work"
+            return "left orphaned ranks"
         case ExitReason.CODE_DELIVERY_FAILED:
             return "did not get its code"
         case ExitReason.NOT_STARTED:
@@ -119,7 +119,7 @@ def _code_shipped(status: RunStatus, event: CodeShipped) -> RunStatus:
 
 
 def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatus:
-    """No connection survives a controller."""
+    """Agent connections do not survive a controller."""
     nodes = {
         index: replace(node, phase=NodePhase.UNREACHABLE) if node.phase is NodePhase.JOINED else node
         for index, node in status.nodes.items()
@@ -137,7 +137,7 @@ def _shutdown_decided(status: RunStatus, event: ShutdownDecided) -> RunStatus:
 
 
 def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
-    """Nothing is left of a run's nodes when it is over."""
+    """All nodes are gone when the run is finished."""
     return replace(
         status,
         finished_at=event.at,
@@ -153,7 +153,7 @@ def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
 
 
 def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunStatus:
-    """A decision to stop repeats the finding of the failure before it; that is one finding."""
+    """A decision to stop repeats the finding of the failure before it; record it once."""
     finding = fault_attribution.with_injected_cause(
         finding, fault_attribution.injected_cause(status.injected_faults, event)
     )
@@ -290,7 +290,7 @@ def _nodes_started(status: RunStatus, event: NodesStarted) -> RunStatus:
 
 
 def _started(replica: ReplicaStatus, start: RankUpdate) -> ReplicaStatus:
-    # A job that reports no steps has recovered when it runs again.
+    # A job that reports no steps has recovered when its ranks run again.
     recovering = replica.recovering and replica.step is not None
     return replace(replica, ranks=replica.ranks.updated(start), recovering=recovering)
 
@@ -319,7 +319,7 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
 
 
 def _stall(event: StepCommitted) -> dict[str, float]:
-    """What the latest checkpoint cost the loop: most steps have none."""
+    """The time the latest checkpoint cost the loop; most steps have none."""
     return {"checkpoint_stall_s": event.checkpoint_s} if event.checkpoint_s > 0 else {}
 
 
@@ -341,7 +341,7 @@ def _ranks_hung(status: RunStatus, event: RanksHung) -> RunStatus:
 
 
 def _with_ranks(status: RunStatus, event: RanksExited | RanksHung, phase: RankPhase, detail: str) -> RunStatus:
-    """Ranks that are known, with what happened to all of them."""
+    """Update all known ranks of the event alike."""
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
@@ -389,7 +389,7 @@ def _nodes_stopped(status: RunStatus, event: NodesStopped) -> RunStatus:
 
 
 def _ended(replica: ReplicaStatus, nodes: Set[int], phase: RankPhase) -> ReplicaStatus:
-    """Whatever still ran on these nodes runs no longer."""
+    """Mark all ranks still running on these nodes as ended."""
     over = (RankPhase.RUNNING, RankPhase.HUNG)
 
     def end(known: dict[int, RankStatus]) -> None:
@@ -401,7 +401,7 @@ def _ended(replica: ReplicaStatus, nodes: Set[int], phase: RankPhase) -> Replica
 
 
 def _is_same(finding: Finding, known: Finding) -> bool:
-    """Whether it is one that was told before; of that it may have been told that a drill did it."""
+    """Whether both are the same finding, apart from the text about an injected fault."""
     alike = (finding.code, finding.evidence) == (known.code, known.evidence)
     return alike and known.what.startswith(finding.what)
 

@@ -1,4 +1,4 @@
-"""Owns how a changed world size is told: how many ranks there are now, and what becomes of the training."""
+"""Formats a changed world size: the number of ranks, and the effect on batch size and learning rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.report.formatting import count, duration, sanitize
 
 
 def with_observed_batch(world: WorldSizeChanged, step: StepCommitted) -> WorldSizeChanged:
-    """What a step of that attempt shows: ranks that take their micro-batches from a Session say how many samples."""
+    """The change with the batch size observed in a step: ranks with a Session report their samples."""
     samples = step.metrics.get("global_batch")
     if samples is not None:
         return msgspec.structs.replace(world, samples=int(samples), confirmed=True)
@@ -29,17 +29,18 @@ def format_world_size(world: WorldSizeChanged) -> str:
 
 
 def format_effects(world: WorldSizeChanged) -> str:
-    """What becomes of global batch and learning rate."""
-    told = f"global batch {_batch(world)}, learning rate {_rate(world)}"
+    """The effect on global batch and learning rate."""
+    effects = f"global batch {_batch(world)}, learning rate {_rate(world)}"
     if world.confirmed:
-        return told
-    return f"{told}, if the program takes its micro-batches from a Session (else as configured)"
+        return effects
+    return f"{effects}, if the program takes its micro-batches from a Session (else as configured)"
 
 
 def _batch(world: WorldSizeChanged) -> str:
     if world.samples is None or world.global_batch is ScalingEffect.AS_CONFIGURED:
         return world.global_batch.value
-    return f"{world.global_batch.value} {'at' if world.global_batch is ScalingEffect.KEPT else 'to'} {world.samples:,} samples"
+    preposition = "at" if world.global_batch is ScalingEffect.KEPT else "to"
+    return f"{world.global_batch.value} {preposition} {world.samples:,} samples"
 
 
 def _rate(world: WorldSizeChanged) -> str:
