@@ -137,9 +137,9 @@ def _fabric(answer: Diagnosis, transport: TransportReport) -> Iterator[Text]:
     from holdfast.report.formatting import sanitize
 
     blame = answer.code.startswith("fabric-") or not answer.evidence
-    said = format_transport(transport) if blame else format_transport(transport)[:1]
+    lines = format_transport(transport) if blame else format_transport(transport)[:1]
     yield Text("")
-    for line in said:
+    for line in lines:
         yield Text(sanitize(line, _LINE_CHARS))
     if not blame:
         yield _row("", "`-o json` has the whole matrix of transports")

@@ -16,7 +16,7 @@ def drill(
         str,
         typer.Argument(
             metavar="ACTION",
-            help="kill, stop, hang, raise, slow, remove, restore, partition, clock-skew, fill, exhaust or fault file.",
+            help="kill, stop, hang, raise, slow, remove, restore, partition, clock-skew, fill, exhaust, or fault file.",
         ),
     ],
     target: Annotated[

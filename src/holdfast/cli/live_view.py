@@ -71,8 +71,8 @@ class LiveView:
     def show_output(self, who: str, lines: list[str]) -> None:
         """Show the latest output of a rank."""
         heading = Text(f"{who} wrote; `holdfast logs -f` shows all ranks", style="dim")
-        words = (Text(f"  {line.expandtabs()}", no_wrap=True, overflow="ellipsis") for line in lines)
-        self._output = Group(Text(), heading, *words)
+        tail = (Text(f"  {line.expandtabs()}", no_wrap=True, overflow="ellipsis") for line in lines)
+        self._output = Group(Text(), heading, *tail)
 
     def __rich__(self) -> RenderableType:
         recent = Text("\n".join(self._lines), style="dim", no_wrap=True, overflow="ellipsis")
@@ -140,8 +140,8 @@ def _progress(status: RunStatus, now: float, ettr: float | None) -> Iterator[Tex
     yield Text("   ".join(figures))
     if moves and (details := format_metrics(lead.metrics, DETAILS)):
         yield Text("   ".join(details), style="dim")
-    for words in format_metrics(lead.metrics, BREAKDOWN) if moves else ():
-        yield Text(words, style="dim")
+    for phrase in format_metrics(lead.metrics, BREAKDOWN) if moves else ():
+        yield Text(phrase, style="dim")
     if status.checkpoint is not None:
         ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
         yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")

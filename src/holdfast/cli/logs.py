@@ -153,23 +153,23 @@ class Printer:
         self._unfinished: dict[RankLog, str] = {}
         """How each rank's last line was printed before it was complete."""
 
-    def print(self, pieces: Iterable[RankChunk]) -> bool:
+    def print(self, chunks: Iterable[RankChunk]) -> bool:
         """Print the chunks; returns whether there were any."""
         any_came = False
-        for said in pieces:
+        for chunk in chunks:
             any_came = True
             if self.output is Output.JSON:
-                _print_json(said)
+                _print_json(chunk)
             else:
-                self._print_text(said)
+                self._print_text(chunk)
         return any_came
 
-    def _print_text(self, said: RankChunk) -> None:
-        source, piece = said.source, said.chunk
+    def _print_text(self, chunk: RankChunk) -> None:
+        source, piece = chunk.source, chunk.chunk
         replica = f"replica {source.replica} " if source.replica else ""
-        mark = f"{'!' if said.failed_first else ' '}[{replica}rank {source.rank}] "
+        mark = f"{'!' if chunk.failed_first else ' '}[{replica}rank {source.rank}] "
         if self._colours:
-            mark = f"{RED if said.failed_first else DIM}{mark[:-1]}{PLAIN} "
+            mark = f"{RED if chunk.failed_first else DIM}{mark[:-1]}{PLAIN} "
         if self._bare:
             mark = ""
         if piece.dropped_bytes:
@@ -183,8 +183,8 @@ class Printer:
             print_text(mark + f"\n{mark}".join(lines))
 
 
-def _print_json(said: RankChunk) -> None:
-    source, piece = said.source, said.chunk
+def _print_json(chunk: RankChunk) -> None:
+    source, piece = chunk.source, chunk.chunk
     who: dict[str, object] = {"attempt": source.attempt, "replica": source.replica, "rank": source.rank}
     if piece.dropped_bytes:
         print_json(who | {"dropped_bytes": piece.dropped_bytes})

@@ -41,7 +41,7 @@ def run(
         typer.Option(
             "--show",
             metavar="RANKS",
-            help="Ranks whose output is printed without a terminal: 0-7,12, all, none (default: 0).",
+            help="Ranks whose output is printed without a terminal: 0-7,12, all or none.",
         ),
     ] = "0",
     output: OutputOption = Output.TEXT,

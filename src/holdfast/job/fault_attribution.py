@@ -37,17 +37,17 @@ _WITHOUT_OUTPUT = frozenset({"rank-crashed", "failure-cause-unknown"})
 _HARMLESS = frozenset({FaultAction.CLOCK_SKEW, FaultAction.RESTORE, FaultAction.SLOW})
 
 
-def unattributed_after(drills: InjectedFaults, event: AnyEvent) -> InjectedFaults:
+def unattributed_after(faults: InjectedFaults, event: AnyEvent) -> InjectedFaults:
     """Faults that remain unattributed after an event; a filled disk stays full."""
     if isinstance(event, FaultInjected):
-        return (*drills, event) if event.action not in _HARMLESS else drills
+        return (*faults, event) if event.action not in _HARMLESS else faults
     if isinstance(event, RecoveryDecided):
-        behind = injected_cause(drills, event)
-        return tuple(drill for drill in drills if drill is not behind or drill.target in _DISKS)
-    return drills
+        behind = injected_cause(faults, event)
+        return tuple(fault for fault in faults if fault is not behind or fault.target in _DISKS)
+    return faults
 
 
-def injected_cause(drills: InjectedFaults, event: AnyEvent) -> FaultInjected | None:
+def injected_cause(faults: InjectedFaults, event: AnyEvent) -> FaultInjected | None:
     """The injected fault that caused this event's finding; None if none did."""
     match event:
         case RecoveryDecided(finding=finding, failed_at=at):
@@ -57,31 +57,31 @@ def injected_cause(drills: InjectedFaults, event: AnyEvent) -> FaultInjected | N
         case _:
             return None
     failed = not isinstance(event, FindingRaised)
-    found = (drill for drill in reversed(drills) if -1.0 <= at - drill.at <= ATTRIBUTION_WINDOW_S)
-    return next((drill for drill in found if _caused(drill, finding, failed=failed)), None)
+    found = (fault for fault in reversed(faults) if -1.0 <= at - fault.at <= ATTRIBUTION_WINDOW_S)
+    return next((fault for fault in found if _caused(fault, finding, failed=failed)), None)
 
 
-def with_injected_cause(finding: Finding, drill: FaultInjected | None) -> Finding:
+def with_injected_cause(finding: Finding, fault: FaultInjected | None) -> Finding:
     """The finding, extended with the injected fault that caused it."""
-    if drill is None:
+    if fault is None:
         return finding
-    what = f"{finding.what}; {format_fault(drill)}"
-    remedy = f"{remedy_for(drill).capitalize()}." if drill.action == FaultAction.FILL else finding.remedy
+    what = f"{finding.what}; {format_fault(fault)}"
+    remedy = f"{remedy_for(fault).capitalize()}." if fault.action == FaultAction.FILL else finding.remedy
     return msgspec.structs.replace(finding, what=what, remedy=remedy, owner=Owner.USER)
 
 
-def remedy_for(drill: FaultInjected) -> str:
+def remedy_for(fault: FaultInjected) -> str:
     """What to do about an injected fault."""
-    if drill.action != FaultAction.FILL:
+    if fault.action != FaultAction.FILL:
         return "nothing: the fault was injected on purpose"
-    folder = "the run's folder" if drill.target == FaultTarget.RUN_DIR else "the checkpoints' folder"
+    folder = "the run's folder" if fault.target == FaultTarget.RUN_DIR else "the checkpoints' folder"
     return f"remove {BALLAST} from {folder}, which gives the space back; the run removes it when it ends"
 
 
-def format_fault(drill: FaultInjected) -> str:
+def format_fault(fault: FaultInjected) -> str:
     """`injected by a drill: kill rank 1`."""
-    numbered = " " not in drill.target and drill.node >= 0
-    return f"injected by a drill: {drill.action} {drill.target}{f' {drill.node}' if numbered else ''}"
+    numbered = " " not in fault.target and fault.node >= 0
+    return f"injected by a drill: {fault.action} {fault.target}{f' {fault.node}' if numbered else ''}"
 
 
 def node_of(finding: Finding) -> str | None:
@@ -98,12 +98,12 @@ def _is_disk_full(finding: Finding, target: str) -> bool:
     return target == FaultTarget.RUN_DIR and finding.code in _WITHOUT_OUTPUT and not finding.evidence
 
 
-def _caused(drill: FaultInjected, finding: Finding, *, failed: bool) -> bool:
+def _caused(fault: FaultInjected, finding: Finding, *, failed: bool) -> bool:
     """Whether the fault's target failed; for a warning, whether it can have no other cause."""
-    target = drill.target.partition(" ")[0]  # a rank target includes its number
+    target = fault.target.partition(" ")[0]  # a rank target includes its number
     if target in _DISKS:
         return finding.code in _DISK_CODES or (failed and _is_disk_full(finding, target))
     if target == FaultTarget.COLLECTIVE:
         return finding.code == "rank-hung"
-    here = target in _PARTS_OF_NODES and node_of(finding) == f"node{drill.node}"
+    here = target in _PARTS_OF_NODES and node_of(finding) == f"node{fault.node}"
     return here and (failed or finding.code in ("memory-pressure", "too-few-nodes"))

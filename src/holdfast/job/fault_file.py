@@ -42,10 +42,10 @@ def read_fault_file(path: Path) -> tuple[FaultRequested, ...]:
     """The faults of a file; raises HoldfastError with all its problems."""
     source = parse(read_text(path), printable(str(path)))
     book = validate_model(source, FaultFile, reserved={})
-    asked: list[FaultRequested] = []
+    requests: list[FaultRequested] = []
     for number, entry in enumerate(book.faults if book else ()):
         try:
-            asked.append(_request(entry))
+            requests.append(_request(entry))
         except HoldfastError as error:
             where = ("faults", number, "fault")
             source.findings.extend(
@@ -54,7 +54,7 @@ def read_fault_file(path: Path) -> tuple[FaultRequested, ...]:
             )
     if book is None or source.findings:
         raise HoldfastError(source.all_findings(), ExitCode.USAGE)
-    return tuple(asked)
+    return tuple(requests)
 
 
 def _request(entry: FaultEntry) -> FaultRequested:

@@ -506,8 +506,8 @@ class Job(Model):
     @property
     def standbys(self) -> int:
         """Number of standby nodes."""
-        asked = self.recovery.standby
-        return standby_count(self.nodes.max) if asked == "auto" else asked
+        standby = self.recovery.standby
+        return standby_count(self.nodes.max) if standby == "auto" else standby
 
     @property
     def node_slots(self) -> int:

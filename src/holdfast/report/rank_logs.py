@@ -63,12 +63,12 @@ def find_rank_logs(run: RunDir, *, from_attempt: int = 0) -> dict[RankLog, Path]
     root = run.logs
     found: dict[RankLog, Path] = {}
     for folder in os.listdir(root) if root.is_dir() else ():
-        place = _FOLDER.fullmatch(folder)
-        if place is None or int(place["attempt"]) < from_attempt:
+        match = _FOLDER.fullmatch(folder)
+        if match is None or int(match["attempt"]) < from_attempt:
             continue
         for name in _names(root / folder):
             if file := _FILE.fullmatch(name):
-                attempt, replica, rank = int(place["attempt"]), int(place["replica"] or 0), int(file["rank"])
+                attempt, replica, rank = int(match["attempt"]), int(match["replica"] or 0), int(file["rank"])
                 found[RankLog(attempt=attempt, replica=replica, rank=rank)] = root / folder / name
     return dict(sorted(found.items()))
 

@@ -140,10 +140,10 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, co
     metrics: Mapping[str, float] = {}
     restarts = 0
     noticed: dict[tuple[str, str], Finding] = {}
-    drills: fault_attribution.InjectedFaults = ()
+    faults: fault_attribution.InjectedFaults = ()
     for event in events:
         ledger = update_ledger(ledger, event)
-        before, drills = drills, fault_attribution.unattributed_after(drills, event)
+        before, faults = faults, fault_attribution.unattributed_after(faults, event)
         match event:
             case RunCreated():
                 created = event
@@ -156,8 +156,8 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, co
             case FindingRaised(finding=finding) if finding.severity is Severity.INFO:
                 noticed = {key: resolved(known, finding) for key, known in noticed.items()}
             case FindingRaised(finding=finding):
-                drill = fault_attribution.injected_cause(drills, event)
-                noticed[finding.code, finding.where] = fault_attribution.with_injected_cause(finding, drill)
+                fault = fault_attribution.injected_cause(faults, event)
+                noticed[finding.code, finding.where] = fault_attribution.with_injected_cause(finding, fault)
             case AttemptStarted():
                 restarts += event.attempt > 0
                 code = event.code_digest or code
@@ -207,14 +207,14 @@ def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, co
 
 
 def _recovery(
-    event: RecoveryDecided, created: RunCreated | None, step: int | None, drill: FaultInjected | None
+    event: RecoveryDecided, created: RunCreated | None, step: int | None, fault: FaultInjected | None
 ) -> RecoverySummary:
     return RecoverySummary(
         replica=event.replica,
         attempt=event.attempt,
         after_s=max(0.0, event.failed_at - created.at) if created else 0.0,
         failed_at=event.failed_at,
-        finding=fault_attribution.with_injected_cause(event.finding, drill),
+        finding=fault_attribution.with_injected_cause(event.finding, fault),
         first_rank=event.first_failed_rank,
         action=event.action,
         step=step,

@@ -170,8 +170,8 @@ def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunSt
 
 def _node_requested(status: RunStatus, event: NodeRequested) -> RunStatus:
     status = _lose_ranks(status, event.node) if event.generation > 0 else status
-    asked = NodeStatus(node=event.node, generation=event.generation, reason=event.reason, standby=event.standby)
-    return _with_node(status, asked)
+    node = NodeStatus(node=event.node, generation=event.generation, reason=event.reason, standby=event.standby)
+    return _with_node(status, node)
 
 
 def _standby_ready(status: RunStatus, event: StandbyReady) -> RunStatus:
