@@ -38,7 +38,7 @@ OVERLAPPED = "communication_overlapped"
 
 @dataclass(frozen=True, kw_only=True)
 class StepTrace:
-    """Trace of some steps of one rank; `starts` are their start times, plus the end of the last step."""
+    """Trace of some steps of one rank; `step_starts` are their start times, plus the end of the last step."""
 
     step_starts: tuple[int, ...]
     backward: Sequence[Span] = ()
@@ -57,21 +57,21 @@ class StepTrace:
     """Kernels on the device except communication, each with its launch time on the host."""
 
 
-def step_breakdown(doings: StepTrace) -> dict[str, float]:
+def step_breakdown(trace: StepTrace) -> dict[str, float]:
     """The mean metrics per step: seconds of each part, which add up to the step, and of overlapped communication."""
-    whole = [(doings.step_starts[0], doings.step_starts[-1])]
-    phases = _phases(doings, whole)
-    kernels = _by_phase(doings.kernels, phases)
+    whole = [(trace.step_starts[0], trace.step_starts[-1])]
+    phases = _phases(trace, whole)
+    kernels = _by_phase(trace.kernels, phases)
     on_device = _union(span for spans in kernels.values() for span in spans)
-    sending = _intersect(_union(doings.communication), whole)
+    sending = _intersect(_union(trace.communication), whole)
     # With a device, the host runs ahead of it: concurrent work on the host is irrelevant.
-    computing = on_device or _union(doings.operators)
-    entering = _subtract(_intersect(_union(doings.in_collective), whole), on_device)
+    computing = on_device or _union(trace.operators)
+    entering = _subtract(_intersect(_union(trace.in_collective), whole), on_device)
     waiting = _subtract(_union([*_subtract(sending, computing), *entering]), phases[StepPart.CHECKPOINT])
     taken = _union([*on_device, *waiting])
     parts = {part: _length(kernels[part]) + _length(_subtract(phases[part], taken)) for part in StepPart}
     parts[StepPart.COMMUNICATION] = _length(waiting)
-    steps = len(doings.step_starts) - 1
+    steps = len(trace.step_starts) - 1
     spent = {**parts, OVERLAPPED: _length(_subtract(sending, waiting))}
     return {breakdown_metric(part): nanoseconds / steps / 1e9 for part, nanoseconds in spent.items()}
 
@@ -81,20 +81,20 @@ def breakdown_metric(part: str) -> str:
     return f"profile_{part}_s"
 
 
-def _phases(doings: StepTrace, whole: Spans) -> dict[StepPart, Spans]:
+def _phases(trace: StepTrace, whole: Spans) -> dict[StepPart, Spans]:
     """Phases of the loop's thread; every moment is in exactly one."""
-    checkpoint = _intersect(_union(doings.checkpoint), whole)
-    data = _subtract(_intersect(_union(doings.data), whole), checkpoint)
-    stepping = _union(doings.optimizer)
-    optimizer = _subtract(_intersect(_union([*stepping, *doings.zero_grad]), whole), _union([*checkpoint, *data]))
+    checkpoint = _intersect(_union(trace.checkpoint), whole)
+    data = _subtract(_intersect(_union(trace.data), whole), checkpoint)
+    stepping = _union(trace.optimizer)
+    optimizer = _subtract(_intersect(_union([*stepping, *trace.zero_grad]), whole), _union([*checkpoint, *data]))
     known = _union([*checkpoint, *data, *optimizer])
-    backward = _subtract(_intersect(_union(doings.backward), whole), known)
+    backward = _subtract(_intersect(_union(trace.backward), whole), known)
     marks = sorted(
         [
-            *((begin, StepPart.FORWARD) for begin, _ in doings.backward),
+            *((begin, StepPart.FORWARD) for begin, _ in trace.backward),
             *((begin, StepPart.OPTIMIZER) for begin, _ in stepping),
             *((begin, StepPart.OTHER) for begin, _ in [*data, *checkpoint]),
-            *((start, StepPart.OTHER) for start in doings.step_starts),
+            *((start, StepPart.OTHER) for start in trace.step_starts),
         ]
     )
     between: dict[StepPart, Spans] = {part: [] for part in StepPart}
