@@ -24,7 +24,7 @@ NODES, DAYS = 192, 4.0
 def test_log_of_days_is_small_and_holds_every_step_restart_and_second(tmp_path: Path) -> None:
     folder = RunDir(tmp_path / "run")
     run = make_log(folder, NODES, DAYS)
-    restarts = sum(run.happened[what] for what in ("lose", "crash", "hang"))
+    restarts = sum(run.happened[what] for what in ("lose_node", "crash", "hang"))
     assert restarts > 0
     events = read_events(folder.events)
     lines = [event for event in events if isinstance(event, StepCommitted)]
