@@ -308,9 +308,9 @@ class Checkpoint(Model):
     The default for a URL is a subfolder of the run's folder on each node.
     """
     every_steps: Count | None = Field(default=None, ge=1)
-    """Save a checkpoint every so many committed steps."""
+    """Checkpoint interval, in committed steps."""
     every_s: Seconds | None = None
-    """Save a checkpoint when this many seconds have passed since the last."""
+    """Checkpoint interval, in seconds."""
     every: Literal["auto"] | None = None
     """`auto`, instead of `every_s`: the interval that minimises lost time, from checkpoint cost and failure rate."""
     keep: Count = Field(default=3, ge=1)
@@ -379,7 +379,7 @@ class Recovery(Model):
     nodes, 13 for 1,000.
     """
     peer_checkpoints: Annotated[Count | Literal["auto"], _count_or_auto("steps")] = 0
-    """Copy each rank's state to another node's memory every so many committed steps; 0 means never.
+    """Interval, in committed steps, of copying each rank's state to another node's memory; 0 means never.
 
     After a node loss, all ranks resume from the last copy, without storage. `auto` copies as often as possible while
     costing the loop at most 1 % of its time. A node needs memory for four times its ranks' state. Needs a
