@@ -1,1 +1,1 @@
-"""The agent: one per node; connects out to the controller, starts ranks, watches them, says what happens to them."""
+"""The agent: one process per node that connects to the controller, starts and monitors ranks, and reports events."""

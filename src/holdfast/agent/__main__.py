@@ -1,4 +1,4 @@
-"""`python -m holdfast.agent NODE GENERATION --controller URL ...`: started by back ends, not by people."""
+"""`python -m holdfast.agent NODE GENERATION --controller URL ...`: started by backends, not by users."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ log = logging.getLogger("holdfast.agent")
 
 
 def main() -> None:
-    """Work as the agent that the command line describes, until told to leave."""
+    """Run the agent that the command line describes until the controller shuts it down."""
     parser = argparse.ArgumentParser(prog="holdfast.agent", description="The agent of one node of a run.")
     parser.add_argument("node", type=int)
     parser.add_argument("generation", type=int)
     parser.add_argument("--controller", required=True, help="WebSocket URL of the controller")
-    parser.add_argument("--controller-record", type=Path, help="file that says where the controller is by now")
+    parser.add_argument("--controller-record", type=Path, help="file with the controller's current address")
     parser.add_argument("--agent-record", type=Path, help="file that names this agent once standard input has ended")
     parser.add_argument("--token-file", required=True, type=Path, help="file that holds the node's token")
-    parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where its URL says wss")
+    parser.add_argument("--ca", type=Path, help="certificate that the controller presents, for wss URLs")
     parser.add_argument("--folder", required=True, type=Path, help="folder for the node's own files")
     parser.add_argument(
         "--sockets", required=True, type=Path, help="private folder with a short path, for ranks' sockets"
     )
     parser.add_argument(
-        "--code", required=True, type=Path, help="folder of shipped code, shared by the run's nodes on this machine"
+        "--code", required=True, type=Path, help="folder of uploaded code, shared by the run's nodes on this machine"
     )
-    parser.add_argument(
-        "--log-replica", type=Path, help="folder for copies of what the controller may lose: log and code"
-    )
+    parser.add_argument("--log-replica", type=Path, help="folder for replicas of the event log and the code")
     parser.add_argument("--echo", action="store_true", help="copy what ranks write to standard output")
     parser.add_argument("--address", required=True, help="address at which other nodes reach this one")
     parser.add_argument("--controller-grace-s", required=True, type=float)
@@ -73,12 +71,12 @@ def main() -> None:
     open_more_files()
     schedule_as_batch()
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Whoever makes nodes takes one that ends well for done, and makes no other in its place.
+    # Kubernetes and other backends treat exit code 0 as completion and do not replace the node.
     sys.exit(ExitCode.OK if asyncio.run(Agent(settings).run()) else ExitCode.NODES_LOST)
 
 
 def _is_recorded(record: Path) -> bool:
-    """Whether who started this agent lived to write it down: one that nobody knows of is ended, so it may not join."""
+    """Whether the process that started this agent recorded its pid; nothing would ever stop an unrecorded agent."""
     sys.stdin.buffer.read()
     try:
         return read_object(record).get("pid") == os.getpid()

@@ -1,8 +1,8 @@
-"""Owns a node's side of a run: it carries out the controller's orders and outlives it.
+"""Agent: carries out the controller's orders on one node and survives a controller restart.
 
-The agent decides nothing but this: when its node is taken away (SIGTERM), or there was no controller for too long, it
-has its ranks save what they can and leaves; and its ranks never outlive it. One file, a little longer than
-others, because it is the one list of the orders that it obeys.
+It acts on its own in one case only: on SIGTERM, or when the controller has been gone too long, it drains. The ranks
+save a checkpoint, then the agent stops them and exits. This file is long because it lists every order the agent
+handles.
 """
 
 from __future__ import annotations
@@ -77,26 +77,26 @@ log = logging.getLogger("holdfast.agent")
 STDOUT = 1
 
 LOST_CONTROLLER_GRACE_S = 30.0
-"""Grace that ranks get when the agent gives up waiting for a controller."""
+"""Grace for ranks, in seconds, once the agent stops waiting for a controller."""
 
 PREWARM_TIMEOUT_S = 60.0
-"""Longest that an update waits for the imports of its code, beside ranks at work."""
+"""Longest that a code update waits for imports to finish, in seconds, while ranks are running."""
 
 ECHO_DRAIN_TIMEOUT_S = 2.0
-"""Longest that the rest of what ranks wrote may take to reach standard output."""
+"""Longest to wait, in seconds, until the rest of the ranks' output is on standard output."""
 
 DRAIN_MARGIN_S = 5.0
-"""Seconds beyond the grace that killed ranks get to be gone."""
+"""Seconds after the grace within which killed ranks must be gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
-    """What an agent is started with."""
+    """Start parameters of an agent."""
 
     node: int
     generation: int
     controller: str
-    """Where the controller was when this agent was started."""
+    """The controller's URL when this agent was started."""
     token: str
     ca: Path | None
     folder: Path
@@ -107,14 +107,14 @@ class AgentSettings:
     node_grace_s: float
     stop_grace_s: float
     controller_record: Path | None = None
-    """The run's `controller.json`, where this node can read it: another keeper may have had to take another port."""
+    """The run's `controller.json`, if this node can read it: a restarted controller may use another port."""
     log_replica: Path | None = None
-    """Folder for copies of the run's log and code, where the controller may lose them with its machine."""
+    """Folder for replicas of the event log and code, if the controller may lose them with its machine."""
     echo: bool = False
-    """Whether what ranks write goes to standard output too."""
+    """Whether the agent also copies the ranks' output to standard output."""
 
     def controller_url(self) -> str:
-        """The controller's URL, as far as it is known now."""
+        """The controller's URL, as last known."""
         found = read_controller_record(self.controller_record) if self.controller_record else {}
         if not {"host", "port"} <= found.keys():
             return self.controller
@@ -141,20 +141,20 @@ class Agent:
         self._state_memory = StateMemory()
         self._store_host = TcpStoreHost()
         self._sources: defaultdict[int, Sources] = defaultdict(Sources)
-        """By replica."""
+        """Keyed by replica."""
         self._worker_groups: dict[int, WorkerGroup] = {}
         self._latest_attempts: dict[int, int] = {}
-        """Highest attempt started or stopped, by replica: an order for an earlier one comes too late."""
+        """Highest attempt started or stopped, by replica; an order for an earlier attempt is stale."""
         self._start_tasks: dict[int, asyncio.Task[None]] = {}
         self._fetch_tasks: set[asyncio.Task[None]] = set()
-        """Of code for a later start."""
+        """Downloads of code for a later start."""
         self._standby_task: asyncio.Task[None] | None = None
         self._group_stopped = asyncio.Event()
         self._drain_task: asyncio.Task[None] | None = None
-        """What is done before leaving; from then on nothing is started."""
+        """Runs before the agent exits; once it is set, the agent starts nothing."""
         self._exiting = asyncio.Event()
         self._shutdown_ordered = False
-        """Whether its controller has said that it is not needed any more."""
+        """Whether the controller has ordered this agent to shut down."""
         self._controller = ControllerConnection(
             settings.controller_url,
             settings.token,
@@ -175,7 +175,7 @@ class Agent:
         )
 
     async def run(self) -> bool:
-        """Work until told to leave, or until there has been no controller for too long; whether it was dismissed."""
+        """Run until shutdown or controller timeout; return whether the controller ordered the shutdown."""
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_sigterm)
@@ -213,7 +213,7 @@ class Agent:
         self._exiting.set()
 
     async def _exit_on_controller_timeout(self) -> None:
-        """Leave when no controller has been there for the grace time: ranks nobody watches hold a node for nothing."""
+        """Exit when no controller has connected within the grace: unsupervised ranks occupy a node for nothing."""
         grace_s = self._settings.controller_grace_s
         while True:
             await self._controller.disconnected.wait()
@@ -226,7 +226,7 @@ class Agent:
                 return
 
     def _on_sigterm(self) -> None:
-        """The node is taken away: the run is told, and ranks have their grace; told again, the agent leaves at once."""
+        """The node is being preempted: notify the controller and drain; on a second signal, exit immediately."""
         if self._drain_task is not None:
             self._exiting.set()
             return
@@ -235,7 +235,7 @@ class Agent:
         self._drain_task = asyncio.ensure_future(self._drain("its agent was told to leave by SIGTERM", grace_s))
 
     async def _drain(self, reason: str, grace_s: float) -> None:
-        """Have the ranks save what they can, and leave when they have ended."""
+        """Request a checkpoint from the ranks, stop them after the grace, then exit."""
         log.error("%s; ranks were asked for a checkpoint first", reason)
         with contextlib.suppress(OSError):
             (self._settings.folder / EXIT_REASON_NAME).write_text(reason)
@@ -251,7 +251,7 @@ class Agent:
         self._exiting.set()
 
     async def _watch_clock(self) -> None:
-        """Say when the wall clock is set; nothing here goes by it."""
+        """Report changes of the wall clock; the agent itself uses only monotonic time."""
         while True:
             await asyncio.sleep(JUMP_POLL_S)
             if jump_s := self._clock.jumped_s():
@@ -328,20 +328,20 @@ class Agent:
                 log.warning("an order this agent does not know: %s", order)
 
     def _forward_to_other_replicas(self, order: AnnounceReplicaDown | AnnounceReplicaStarting) -> None:
-        """Pass on what befell a replica to the ranks of the others."""
+        """Forward the state change of one replica to the ranks of the others."""
         kind = rank_messages.ReplicaDown if isinstance(order, AnnounceReplicaDown) else rank_messages.ReplicaStarting
         for group in self._worker_groups.values():
             if group.replica != order.replica:
                 group.send_to_ranks(kind(replica=order.replica, attempt=order.attempt))
 
     def _fetch_code(self, digest: str) -> None:
-        """Have code before anybody runs it, beside the ranks at work."""
+        """Download code ahead of its use, while ranks are running."""
         fetch = asyncio.ensure_future(self._fetch_and_prewarm(digest))
         self._fetch_tasks.add(fetch)
         fetch.add_done_callback(self._fetch_tasks.discard)
 
     async def _fetch_and_prewarm(self, digest: str) -> None:
-        """Get code, have the programs that it makes of the ranks held, and say so."""
+        """Download code, prewarm the ranks' programs with it, and report both."""
         problem = None
         try:
             code = await self._code_cache.get(digest)
@@ -398,7 +398,7 @@ class Agent:
             self._controller.send(StandbyReady(at=self._clock(), node=node, generation=generation))
 
     def _on_start_done(self, start: asyncio.Future[None]) -> None:
-        """Ranks that were started by half are nobody's: the node had better be lost, which everybody understands."""
+        """Exit if a start fails halfway: losing the node is a state that the controller can recover from."""
         if not start.cancelled() and (error := start.exception()) is not None:
             log.critical("the ranks could not be started", exc_info=error)
             self._exiting.set()
@@ -409,7 +409,8 @@ class Agent:
         if group is not None and group.attempt <= order.attempt:
             group.stop(order.grace_s, together=order.all_replicas)
         elif order.attempt > known:
-            # The order to start this attempt never arrived; now it must not. Other nodes may have met at this port.
+            # The order to start this attempt never arrived and must not take effect later. Other nodes may have used
+            # this port.
             self._latest_attempts[order.replica] = order.attempt
             self._rendezvous_port.renew()
             self._controller.send(
@@ -423,7 +424,7 @@ class Agent:
             )
 
     def _send(self, message: AgentEvent | Progress) -> int:
-        """A node that is about to go never counts as quiet: nothing can be started on it again."""
+        """Send a message, except `RanksStopped` while draining: the controller would start ranks here again."""
         draining = self._drain_task is not None and isinstance(message, RanksStopped)
         return 0 if draining else self._controller.send(message)
 

@@ -1,7 +1,7 @@
-"""`python -m holdfast.agent.bootstrap NODE ...`: becomes the agent of whichever generation of the node it is.
+"""`python -m holdfast.agent.bootstrap NODE ...`: becomes the agent of the node's current generation.
 
-Where something else than holdfast makes a node's next life, such as a cluster's own controllers, that life cannot be
-told beforehand which one it is. It asks the controller, which knows, and is given the token of that generation.
+Where something other than holdfast restarts a node, such as a Kubernetes controller, the generation is not known in
+advance. The bootstrap process requests it from the holdfast controller, together with that generation's token.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from holdfast.run_dir import write_private
 log = logging.getLogger("holdfast.agent")
 
 RETRY_DELAYS_S = (0.05, 0.1, 0.2)
-"""Seconds between requests, from the first answer of a kind on; then `MAX_RETRY_DELAY_S` each."""
+"""Seconds between requests while the controller gives the same answer; then `MAX_RETRY_DELAY_S` each."""
 MAX_RETRY_DELAY_S = 0.5
 READ_TIMEOUT_S = 10.0
 
 
 def main() -> None:
-    """Ask until there is an answer, and become the agent; the options that are not named here are the agent's."""
+    """Request the assignment, then exec the agent; options that are not parsed here are passed on to it."""
     parser = argparse.ArgumentParser(prog="holdfast.agent.bootstrap")
     parser.add_argument("node", type=int)
     parser.add_argument("--bootstrap-token-file", required=True, type=Path, help="file with the slot's token")
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class NodeAssignment(msgspec.Struct, frozen=True):
-    """Which generation runs here, its token, and the digest of the code that it will need."""
+    """The node's generation, its token, and the digest of the code it will need."""
 
     generation: int
     token: str
@@ -68,7 +68,7 @@ class NodeAssignment(msgspec.Struct, frozen=True):
 
 
 def _prefetch_code(options: argparse.Namespace, assignment: NodeAssignment) -> None:
-    """Have the code here before ranks are to start. What goes wrong goes wrong again for the agent, which says so."""
+    """Download the code before ranks start. Errors are ignored: the agent repeats the download and reports them."""
     if assignment.code:
         with contextlib.suppress(HoldfastError, httpx.TransportError):
             url = routes.http_url(options.controller, routes.CODE + assignment.code)
@@ -76,7 +76,7 @@ def _prefetch_code(options: argparse.Namespace, assignment: NodeAssignment) -> N
 
 
 def _request_assignment(options: argparse.Namespace) -> NodeAssignment:
-    """Who runs here; leaves when nobody has said so for the controller's grace."""
+    """Request the assignment; exit when no controller has given one within the controller's grace."""
     url = routes.http_url(options.controller, routes.BOOTSTRAP)
     token = read_line(options.bootstrap_token_file)
     deadline = time.monotonic() + options.controller_grace_s

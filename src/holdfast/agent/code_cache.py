@@ -1,4 +1,4 @@
-"""Owns a node's unpacked code: asks for what is missing (fetch.py does it) and says where it lies."""
+"""A node's unpacked code; code_download.py downloads what is missing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from holdfast.protocol import routes
 log = logging.getLogger("holdfast.agent")
 
 EXIT_CONTROLLER_UNREACHABLE = os.EX_TEMPFAIL
-"""Exit code of fetch.py: the controller was out of reach all the while."""
+"""Exit code of code_download.py when the controller stayed unreachable."""
 
 
 class CodeCache:
-    """Folders of unpacked code by digest, filled from the controller.
+    """Folders of unpacked code by digest, downloaded from the controller.
 
-    `where` tells where that is now, as the agent's WebSocket URL. The folder `copies` takes the archives, where those
-    are to be kept.
+    `controller_url` returns the agent's current WebSocket URL of the controller. `log_replica` is the folder that keeps
+    the archives, if they are to be kept.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class CodeCache:
         self._log_replica_options = () if log_replica is None else ("--log-replica", str(log_replica))
 
     async def get(self, digest: str) -> Path:
-        """The unpacked code, pulled first where it is not there; raises HoldfastError when it cannot be had."""
+        """Return the unpacked code, downloading it if it is missing; raise HoldfastError on failure."""
         path = self._folder / digest
         while not path.is_dir() and not await self._download(digest):
             log.warning("the code cannot be pulled as long as the controller is out of reach")
         return path
 
     async def _download(self, digest: str) -> bool:
-        """Have it pulled and unpacked; whether the controller was there to be asked."""
+        """Download and unpack the code; return whether the controller was reachable."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -77,7 +77,7 @@ class CodeCache:
 
 
 def _finding(output: bytes, status: int | None) -> Finding:
-    """What the process said went wrong; one that was killed has said nothing."""
+    """The finding that the process printed; if it printed none, one with its exit status."""
     try:
         return msgspec.json.decode(output, type=Finding)
     except msgspec.MsgspecError:

@@ -1,9 +1,9 @@
-"""`python -m holdfast.agent.code_download URL FOLDER < TOKEN`: pulls one archive of code and unpacks it; started by agents.
+"""`python -m holdfast.agent.code_download URL FOLDER < TOKEN`: an agent's process that downloads and unpacks code.
 
-A process of its own, so that an agent neither waits for disks nor carries an HTTP client. The folder may be shared by
-several nodes of one machine: one of them pulls, the others wait for it. What goes wrong for good is said as a Finding
-on stdout, with exit code 1. A controller that is out of reach is asked again for a while; then the exit code is `AWAY`,
-and the agent, which may know of another address by then, starts the next.
+It is a separate process, so that the agent never blocks on disks and needs no HTTP client. Several nodes of one machine
+may share the folder: one of them downloads, the others wait. A permanent failure is printed as a Finding on stdout,
+with exit code 1. If the controller stays unreachable, the exit code is `EXIT_CONTROLLER_UNREACHABLE`, and the agent
+retries with the address it knows by then.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from holdfast.launch.code.archive import CorruptArchive, archive_path, unpack
 log = logging.getLogger("holdfast.agent")
 
 MAX_TRIES = 3
-"""How often an archive that arrives damaged is pulled."""
+"""Downloads of an archive that arrives corrupt."""
 RETRY_DELAYS_S = (0.05, 0.1, 0.2, 0.5, *([1.0] * 8))
-"""Seconds between requests to a controller that is out of reach."""
+"""Seconds between requests to an unreachable controller."""
 READ_TIMEOUT_S = 30.0
-"""Longest that a controller which answers may be silent."""
+"""Longest silence of a controller during a response, in seconds."""
 
 
 def main() -> int:
-    """Pull and unpack what the command line names; 1 when it cannot be had, AWAY when nobody could be asked."""
+    """Download and unpack; return 1 on failure, EXIT_CONTROLLER_UNREACHABLE if the controller stayed unreachable."""
     parser = argparse.ArgumentParser(prog="holdfast.agent.code_download")
     parser.add_argument("url", help="where the controller serves the archive; its digest is the last part")
     parser.add_argument("folder", type=Path, help="folder that takes the unpacked code, under its digest")
-    parser.add_argument("--ca", type=Path, help="certificate that the controller is known by, where the URL says https")
+    parser.add_argument("--ca", type=Path, help="certificate that the controller presents, for https URLs")
     parser.add_argument("--log-replica", type=Path, help="folder that keeps the archive as well")
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
@@ -63,11 +63,11 @@ def main() -> int:
 def download_code(
     url: str, token: str, folder: Path, *, ca: Path | None = None, log_replica: Path | None = None
 ) -> Path:
-    """The folder of the unpacked code, whoever unpacked it; raises HoldfastError when it cannot be had.
+    """Return the folder of the unpacked code, which another process may have filled; raise HoldfastError on failure.
 
-    The folder `copies`, on the same disk, takes the archive where it is to be kept.
+    `log_replica`, on the same disk, is the folder that keeps the archive, if it is to be kept.
 
-    Raises httpx.TransportError when the controller stays out of reach.
+    Raises httpx.TransportError when the controller stays unreachable.
     """
     digest = PurePosixPath(url).name
     into = folder / digest
@@ -105,14 +105,14 @@ def _download_and_unpack(controller: httpx.Client, url: str, digest: str, into: 
 
 @contextlib.contextmanager
 def _locked(lock: Path) -> Generator[None]:
-    """Hold the only right to make a folder; waits for who has it. It ends with its process, however that ends."""
+    """Hold the exclusive lock for creating a folder. The kernel releases it when the process ends."""
     with open_lock(lock) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 def _download_verified(controller: httpx.Client, url: str, digest: str, part: Path) -> None:
-    """Write the archive to `part`, also when the controller is away for a while; raises Damaged for another digest."""
+    """Write the archive to `part`, waiting for an absent controller; raise CorruptArchive on a digest mismatch."""
     for wait_s in (*RETRY_DELAYS_S, None):
         try:
             found = _download_once(controller, url, part)
@@ -128,14 +128,14 @@ def _download_verified(controller: httpx.Client, url: str, digest: str, part: Pa
 
 
 def _download_once(controller: httpx.Client, url: str, part: Path) -> str:
-    """Write what the controller serves to `part`; its digest."""
+    """Write the controller's response to `part`; return its digest."""
     hashed = hashlib.sha256()
     with (
         controller.stream("GET", url, extensions=SNI_EXTENSION) as answer,
         open(part, "wb", opener=private_opener) as file,
     ):
         if not answer.is_success:
-            what = f"the controller answered {answer.status_code} when it was asked for the code"
+            what = f"the controller answered {answer.status_code} to the request for the code"
             raise _failure(what, part.parent, url, "Look at its log: controller.log in the run's folder.")
         for block in answer.iter_raw():
             hashed.update(block)

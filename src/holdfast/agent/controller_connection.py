@@ -1,7 +1,7 @@
-"""Owns the agent's connection to its controller: it connects out, again and again, and loses no word.
+"""The agent's connection to its controller: it reconnects and loses no message.
 
-Everything said goes into an outbox and stays there until the controller has acknowledged it as safe; after a
-reconnection what is left in it is said again. The controller recognises repeats by source and sequence number.
+A message stays in the outbox until the controller has acknowledged it; after a reconnect the agent resends the outbox.
+The controller drops duplicates by source and sequence number.
 """
 
 from __future__ import annotations
@@ -33,35 +33,39 @@ from holdfast.security.tls import CONTROLLER_NAME, client_context
 log = logging.getLogger("holdfast.agent")
 
 RETRY_DELAYS_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-"""Seconds between attempts to connect; the last is repeated."""
+"""Seconds between connection attempts; the last value repeats."""
 
 OPEN_TIMEOUTS_S = (10.0, 20.0, 30.0)
-"""Longest that attempts to connect may take, in seconds; the last is repeated, and is what a controller allows.
+"""Timeouts of successive connection attempts, in seconds; the last value repeats and equals the controller's limit.
 
-Thousands that all come at once, with TLS, keep one busy for longer than the first: whoever then gave up each time would
-add to the work and never get in."""
+Thousands of simultaneous TLS handshakes keep a controller busy for longer than the first timeout. Agents that gave up
+each time would add load and never connect.
+"""
 
 CONNECT_TIMEOUT_S = 3.0
-"""Longest that a controller's machine may take to accept a connection at all: its kernel does that, however busy the
-controller is. Where a pod was, nobody says no; it is looked up again where the controller is."""
+"""Longest that the controller's machine may take to accept a TCP connection, in seconds.
+
+Its kernel accepts, however busy the controller is. The address of a deleted pod does not refuse connections, so the
+agent then looks up the controller's address again.
+"""
 
 STABLE_AFTER_S = 2.0
-"""A connection that held this long, in seconds, was a good one: the next attempt comes at once."""
+"""After a connection that lasted this long, in seconds, the agent reconnects immediately."""
 
 MAX_FRAME_BYTES = 64 * 1024
-"""What waits goes out together, up to this size: a node's ranks end within a millisecond of one another."""
+"""Largest batch of waiting messages: a node's ranks exit within a millisecond of one another."""
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Text in a longer message is cut; the controller refuses one of 4 MiB."""
+"""Text in a longer message is truncated; the controller rejects messages of 4 MiB."""
 
 MAX_OUTBOX_BYTES = 256 * 1024 * 1024
-"""Once so much waits for a controller, only the last of the steps that a node reports together is kept."""
+"""Above this outbox size only the latest of the steps that a node reports together is kept."""
 
 MAX_ORDER_BYTES = 64 * 1024 * 1024
 
 
 async def open_socket(url: str) -> socket.socket:
-    """A connection to where a URL leads now; raises OSError and TimeoutError."""
+    """Connect to the host that a URL resolves to now; raise OSError or TimeoutError."""
     parts = urlsplit(url)
     connection = await asyncio.to_thread(socket.create_connection, (parts.hostname, parts.port), CONNECT_TIMEOUT_S)
     connection.setblocking(False)
@@ -69,13 +73,13 @@ async def open_socket(url: str) -> socket.socket:
 
 
 class TokenRejected(Exception):
-    """The controller does not accept this agent's token."""
+    """The controller rejects this agent's token."""
 
 
 class ControllerConnection:
-    """Speaks to the controller; `greet` makes the hello, `obey` takes each order.
+    """Connection to the controller; `hello` makes the first message, `handle_order` receives each order.
 
-    `hand_back` gives a controller that has lost the run's log what is kept of it here.
+    `upload_log_replica` sends this node's replica to a controller that has lost the run's event log.
     """
 
     def __init__(
@@ -103,7 +107,7 @@ class ControllerConnection:
         self._seq = 0
         self._outbox: OrderedDict[int, bytes] = OrderedDict()
         self._outbox_bytes = 0
-        """Of the outbox."""
+        """Total size of the messages in `_outbox`."""
         self._last_sent_seq = 0
         self._outbox_changed = asyncio.Event()
         self._acked = asyncio.Event()
@@ -112,9 +116,9 @@ class ControllerConnection:
         self.disconnected.set()
 
     def send(self, message: AgentEvent | Progress) -> int:
-        """Put a message in the outbox; its sequence number.
+        """Append a message to the outbox; return its sequence number.
 
-        Text that came from a program is cut: what the controller refuses would be sent again and refused for ever.
+        Long text from a program is truncated: the controller would reject the message on every resend.
         """
         if out_of_range(message):
             message = clip(message)
@@ -133,7 +137,7 @@ class ControllerConnection:
         return self._seq
 
     async def flush(self, within_s: float) -> None:
-        """Wait until the controller has acknowledged all that was said, or the time is up."""
+        """Wait until the controller has acknowledged the whole outbox, or until the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 await self.wait_acked(self._seq)
@@ -145,7 +149,7 @@ class ControllerConnection:
             await self._acked.wait()
 
     async def run(self) -> None:
-        """Stay connected for ever; raises `Refused` when the token is not accepted."""
+        """Stay connected forever; raise `TokenRejected` when the controller rejects the token."""
         tries = 0
         while True:
             try:
@@ -168,7 +172,8 @@ class ControllerConnection:
                     try:
                         await self._exchange(connection)
                     finally:
-                        # One that is cut off at once, again and again, must not ask fifty times a second.
+                        # A connection that breaks right away counts as a failure; else the agent would retry fifty
+                        # times a second.
                         tries = 0 if time.monotonic() - began > STABLE_AFTER_S else tries
             except InvalidStatus as error:
                 if error.response.status_code in (401, 403):
@@ -177,7 +182,7 @@ class ControllerConnection:
                 if error.response.status_code == LOG_REPLICA_REQUIRED and self._upload_log_replica is not None:
                     await self._upload_log_replica()
             except ssl.SSLCertVerificationError as error:
-                # Nothing was said to it, not even the token. What stands in the way may go away, so this goes on.
+                # The agent has sent nothing to it, not even the token. The wrong server may go away, so keep retrying.
                 if tries == 0:
                     log.error("%s is not this run's controller: %s", self._url(), error.verify_message)
             except (OSError, WebSocketException, TimeoutError) as error:
@@ -200,7 +205,7 @@ class ControllerConnection:
                 try:
                     order = order_decoder.decode(text)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    log.warning("the controller said something this agent does not know: %s", error)
+                    log.warning("the controller sent a message this agent does not know: %s", error)
                     continue
                 if isinstance(order, Acknowledge):
                     self._on_ack(order.seq)
@@ -219,7 +224,7 @@ class ControllerConnection:
                 await self._outbox_changed.wait()
 
     def _next_frame(self) -> dict[int, bytes]:
-        """The next messages by number, as many as go into a frame; one at least, where there is one."""
+        """The next messages by number that fit into one frame; at least one, if any waits."""
         unsent: dict[int, bytes] = {}
         size_bytes = 0
         for seq, message in self._outbox.items():

@@ -1,7 +1,7 @@
-"""Copies what ranks write to the agent's standard output, where `kubectl logs` and log pipelines read it.
+"""Copies the ranks' output to the agent's standard output, where `kubectl logs` and log pipelines read it.
 
-A rank writes to its file and never waits for this: the file is read behind it. A reader that is too slow misses some
-of it, which is said in its place.
+A rank writes to its file and never waits for the echo, which reads the file afterwards. When the reader of standard
+output is too slow, the echo skips output and prints how much.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from holdfast.host.files import open_regular
 from holdfast.protocol.rank_output import OutputSource
 
 MAX_WRITE_BYTES = select.PIPE_BUF
-"""Largest write. A pipe that has any room takes it whole and at once, so it waits for no reader and mixes with no other
-line."""
+"""Largest write. A pipe with space takes it whole, so the agent does not block and lines do not interleave."""
 READ_BYTES = 64 << 10
-"""Most that is read of one rank at a time."""
+"""Most bytes read from one rank at a time."""
 MAX_BACKLOG_BYTES = 4 << 20
-"""Most of a rank's output that may wait to be copied: the rest of what is older is left out."""
+"""Most bytes of a rank's output that may wait to be copied; older output is skipped."""
 POLL_S = 0.2
 BUSY_POLL_S = 0.02
-"""Seconds between looks while there is more: 3 MB/s at most, of each rank."""
+"""Seconds between polls while there is more to copy: at most 3 MB/s per rank."""
 
 
 class Echo:
-    """Follows the files of a node's ranks."""
+    """Follows the output files of a node's ranks."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -41,21 +40,21 @@ class Echo:
         self._writable.register(descriptor, select.POLLOUT)
 
     def follow(self, path: Path, speaker: OutputSource, *, several: bool) -> None:
-        """Copy what a rank writes to a file from now on."""
+        """Copy a rank's output from this file from now on."""
         self._files[path] = _EchoedFile(path, speaker.label(has_replicas=several).encode())
 
     def drain(self, path: Path) -> None:
-        """Nobody writes to this file any more: copy the rest of it."""
+        """The file's writers have ended: copy the rest of it."""
         if (file := self._files.get(path)) is not None:
             file.ended = True
 
     async def run(self) -> None:
-        """Copy for ever."""
+        """Copy forever."""
         while True:  # noqa: ASYNC110 - a file tells nobody
             await asyncio.sleep(BUSY_POLL_S if self._copy() else POLL_S)
 
     async def finish(self, within_s: float) -> None:
-        """Copy what is left, as far as it is read in time."""
+        """Copy the rest, as far as it can be read within the timeout."""
         deadline = time.monotonic() + within_s
         for file in self._files.values():
             file.ended = True
@@ -63,12 +62,12 @@ class Echo:
             await asyncio.sleep(BUSY_POLL_S)
 
     def _copy(self) -> bool:
-        """Copy what there is room for; whether there is more."""
+        """Copy as much as fits; return whether there is more."""
         self._write()
         more = False
         for path, file in list(self._files.items()):
             if self._pending:
-                more = True  # the reader is slow: whatever it misses is left in the files
+                more = True  # the reader is slow: what it misses stays in the files
                 break
             pieces, left = file.read()
             self._pending.extend(pieces)
@@ -86,12 +85,12 @@ class Echo:
                 batch += self._pending.popleft()
             try:
                 os.write(self._descriptor, batch)
-            except OSError:  # nobody reads it any more, or its disk is full
+            except OSError:  # the pipe is closed, or the disk is full
                 self._pending.clear()
 
 
 class _EchoedFile:
-    """What one rank has written in one attempt, and how much of it was copied."""
+    """One rank's output in one attempt, and how much of it was copied."""
 
     def __init__(self, path: Path, label: bytes) -> None:
         self._path = path
@@ -99,7 +98,7 @@ class _EchoedFile:
         self._file: BinaryIO | None = None
         self._offset = 0
         self._partial_line = b""
-        """The beginning of a line."""
+        """The start of an incomplete line."""
         self.ended = False
 
     def close(self) -> None:
@@ -109,14 +108,14 @@ class _EchoedFile:
         self._file = None
 
     def read(self) -> tuple[list[bytes], bool]:
-        """The next lines to be written, and whether there is more to be read."""
+        """The next lines to write, and whether there is more to read."""
         try:
             descriptor, size = self._open()
             pieces = self._skip_backlog(size)
             self._offset = _next_data(descriptor, self._offset, size)
             data = os.pread(descriptor, READ_BYTES, self._offset)
         except OSError as error:
-            if error.errno == errno.ESTALE:  # another machine removed it
+            if error.errno == errno.ESTALE:  # another machine deleted it
                 self.close()
             return [], False
         self._offset += len(data)
@@ -131,7 +130,10 @@ class _EchoedFile:
         return pieces, more
 
     def _open(self) -> tuple[int, int]:
-        """The file's descriptor and size. It stays open until it was removed: each open is a request to a volume."""
+        """Return the file's descriptor and size.
+
+        It stays open until the file is deleted: each open is a request to a volume.
+        """
         file = self._file
         if file is None or os.fstat(file.fileno()).st_nlink == 0:
             file = open_regular(self._path)
@@ -140,8 +142,8 @@ class _EchoedFile:
         return file.fileno(), os.fstat(file.fileno()).st_size
 
     def _skip_backlog(self, size: int) -> list[bytes]:
-        """Leave out what the reader will never catch up with."""
-        if size < self._offset:  # the rank has emptied it
+        """Skip the backlog that the reader cannot catch up with."""
+        if size < self._offset:  # the rank has truncated it
             self._offset, self._partial_line = 0, b""
         behind = size - self._offset
         if behind <= MAX_BACKLOG_BYTES:
@@ -159,8 +161,8 @@ class _EchoedFile:
 
 
 def _next_data(descriptor: int, at: int, size: int) -> int:
-    """Where there is something to read from here on: what was given back to the disk reads as zeros (retention.py)."""
+    """Offset of the next data; punched ranges read as zeros (log_retention.py)."""
     try:
         return os.lseek(descriptor, at, os.SEEK_DATA)
-    except OSError:  # from here on there is nothing
+    except OSError:  # there is no data after this offset
         return size

@@ -1,4 +1,4 @@
-"""Owns the search for the last error line in a rank's log, and where it stands."""
+"""Finds the last error line in a rank's log, and its position."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import BinaryIO
 
 TAIL_BYTES = 256 * 1024
 LONG_LINE_BYTES = 64 * 1024 * 1024
-"""A last line longer than the tail (an error that prints a tensor whole) is looked for up to here."""
+"""Search limit for a last line longer than the tail, such as an error that prints a whole tensor."""
 CONTEXT_BYTES = 16 * 1024
-"""What is read before and from the beginning of such a line."""
+"""Bytes read before such a line and from its start."""
 BLOCK_BYTES = 1024 * 1024
 MAX_COUNTED_BYTES = 64 * 1024 * 1024
-"""Logs up to this size have their lines counted, so that the error's line number can be named."""
+"""The error's line number is reported only for logs up to this size, because all lines must be counted."""
 MAX_ERROR_CHARS = 500
 
 # ValueError: bad shape
@@ -44,15 +44,15 @@ _ERROR = re.compile(
 
 _LINE_END = re.compile(r"\s*\n\s*")
 _EVIDENCE = re.compile(r"\n  evidence: .*")
-"""It stands in the log, and may be too much to leave room for what to do."""
+"""The log keeps the evidence; here it could leave no space for the remedy."""
 
 # torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 _CHILD_FAILED = re.compile(rb"^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:")
-"""What torchrun raises when a rank has failed, whose own error stands before."""
+"""torchrun raises this after a rank has failed; the rank's own error stands before it."""
 
 
 def last_error_line(log: Path) -> tuple[str, str]:
-    """The last error line of a log and its place as `file:line`; two empty strings when there is none."""
+    """The last error line of a log and its position as `file:line`; two empty strings if there is none."""
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -72,12 +72,12 @@ def last_error_line(log: Path) -> tuple[str, str]:
 
 
 def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:
-    """Where the last error line begins that is in this part of the file, and the line."""
+    """Offset and text of the last error line in this part of the file."""
     file.seek(begin)
     text = file.read(end - begin)
     whole = text.find(b"\n") + 1 if begin else 0
     if begin and not whole:
-        return None  # all of it lies within one line
+        return None  # all of it is one line
     matches = list(_ERROR.finditer(text, whole))
     if not matches:
         return None
@@ -88,7 +88,7 @@ def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | Non
 
 
 def _line_start(file: BinaryIO, at: int) -> int:
-    """Where the line begins that a place lies in; not looked for further back than `LONG_LINE_BYTES`."""
+    """Offset at which the line containing `at` starts, searched at most `LONG_LINE_BYTES` back."""
     furthest = max(0, at - LONG_LINE_BYTES)
     while at > furthest:
         begin = max(furthest, at - BLOCK_BYTES)
@@ -101,6 +101,6 @@ def _line_start(file: BinaryIO, at: int) -> int:
 
 
 def _newlines(file: BinaryIO, before: int) -> int:
-    """Ends of lines before a place."""
+    """Count the newlines before an offset."""
     file.seek(0)
     return sum(file.read(min(BLOCK_BYTES, before - at)).count(b"\n") for at in range(0, before, BLOCK_BYTES))

@@ -1,4 +1,4 @@
-"""Watches ranks whose program has ended while threads keep the process alive: reports them, and ends them in time."""
+"""Reports and kills ranks whose program has ended while threads keep the process alive."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from holdfast.protocol.orders import StartRanks
 from holdfast.protocol.rank_messages import ProgramEnded
 
 REPORT_AFTER_S = 10.0
-"""Seconds that threads have to end before they are reported: most do, and pools are told to only at this time."""
+"""Seconds that threads get before they are reported; thread pools, for example, only shut down at exit."""
 
 
 MAX_THREADS_SHOWN, MAX_THREAD_CHARS = 8, 400
-"""Most threads that are named, and characters of each: what a rank sends may be anything."""
+"""Most threads listed, and most characters of each name, which the rank chooses."""
 
 
 class ExitWatcher:
@@ -33,9 +33,9 @@ class ExitWatcher:
         report_finding: Callable[[Finding], object],
         kill: Callable[[int], bool],
     ) -> None:
-        """`pid_of` gives a rank's process while it runs, `steps_of` a number that grows with the steps in there.
+        """`pid_of` returns a rank's pid while it runs, `steps_of` a number that grows with the steps of its process.
 
-        `end` ends it and says whether it could.
+        `kill` kills the process and returns whether it could.
         """
         self._order, self._node, self._folder = order, node, folder
         self._pid_of, self._steps_of, self._report_finding, self._kill = pid_of, steps_of, report_finding, kill
@@ -49,7 +49,7 @@ class ExitWatcher:
             self._tasks[message.rank] = asyncio.ensure_future(self._watch(message))
 
     def exit_code(self, ranks: range) -> int | None:
-        """The exit code that these ranks' programs ended with; None unless all of them have."""
+        """The exit code of these ranks' programs; None unless all have ended."""
         if any(rank not in self._ended_programs for rank in ranks):
             return None
         return int(any(self._ended_programs[rank].failed for rank in ranks))
@@ -78,7 +78,7 @@ class ExitWatcher:
         if end_at is None or deadline_s is None:
             return
         await asyncio.sleep(max(0.0, end_at - now()))
-        while (more := self._steps_of(message.rank)) > steps:  # a thread trains on
+        while (more := self._steps_of(message.rank)) > steps:  # a thread is still training
             steps = more
             await asyncio.sleep(deadline_s)
         if self._pid_of(message.rank) is not None and self._kill(message.rank):

@@ -1,8 +1,8 @@
-"""Owns how an agent breaks something of its node on request: one function a row of job/fault_catalog.py, each drill done once.
+"""Injects faults into a node on request: one function per row of job/fault_catalog.py, each fault once.
 
-A drill of a rank waits until the rank has a process; all others are announced first, because what does the announcing
-may be what breaks. They are done when their controller has written that down, however long it is away: one that it had
-never heard of it would have the next agent do again.
+A fault of a rank waits until the rank has a process. All others are announced first, because they may break the
+announcing process. A fault runs once its controller has logged it, however long the controller is away: otherwise the
+next agent would inject it again.
 """
 
 from __future__ import annotations
@@ -31,44 +31,44 @@ from holdfast.protocol.rank_messages import RankFault
 log = logging.getLogger("holdfast.agent")
 
 SLOWDOWN_CYCLE_S = 0.1
-"""A slow node's ranks are let go and stopped again this often."""
+"""Period in seconds at which a slow node's ranks are stopped and resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InjectionContext:
-    """What drills may lay hands on."""
+    """The objects that faults act on."""
 
     node: int
     worker_groups: Callable[[], Iterable[WorkerGroup]]
-    """The ranks there are at the moment."""
+    """The current worker groups."""
     controller: ControllerConnection
     clock: Clock
 
     def pid_of_rank(self, rank: int) -> int | None:
-        """The process of a rank that is here and lives."""
+        """The pid of a rank that runs here."""
         return next((pid for group in self.worker_groups() if (pid := group.pid_of(rank)) is not None), None)
 
     def all_rank_pids(self) -> list[int]:
-        """The processes of all ranks that are here, and those below them."""
+        """The pids of all ranks here and of their descendants."""
         own = [state.pid for group in self.worker_groups() for state in group.running]
         return [*own, *(pid for each in own for pid in descendants(each))]
 
 
 InjectFunction = Callable[[InjectionContext, InjectFault], Coroutine[None, None, None] | None]
-"""Carries a drill out; what it returns, if anything, goes on with it."""
+"""Injects a fault; a coroutine that it returns runs as a task."""
 
 
 class FaultInjector:
-    """The drills this node was asked for, those included that wait for their step."""
+    """The faults requested on this node, including those that wait for their step."""
 
     def __init__(self, context: InjectionContext) -> None:
         self._context = context
         self._requests: dict[float, InjectFault] = {}
-        """By when they were asked for; one that was done has no step to wait for."""
+        """Keyed by request time; an injected fault has no step to wait for."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def schedule(self, order: InjectFault) -> None:
-        """Do it, now or when its step has passed; one that was asked for before is left alone."""
+        """Inject a fault now or after its step; ignore a duplicate request."""
         if order.requested_at in self._requests:
             return
         self._requests[order.requested_at] = order
@@ -76,11 +76,11 @@ class FaultInjector:
             self._inject(order, step=-1)
 
     def forget_pending(self) -> None:
-        """Forget what is still to be done: in a new attempt a rank may be another node's, and the controller knows."""
+        """Drop pending faults: a new attempt may place a rank on another node, and the controller still knows them."""
         self._requests = {at: order for at, order in self._requests.items() if order.at_step is None}
 
     def on_step(self, rank: int, step: int) -> None:
-        """A rank of this node has passed a step: do what waited for it."""
+        """A rank of this node has finished a step: inject the faults that waited for it."""
         for order in list(self._requests.values()):
             due = order.at_step is not None and step >= order.at_step
             if due and (not order.target.is_rank or order.rank == rank):
@@ -89,7 +89,7 @@ class FaultInjector:
     def _inject(self, order: InjectFault, step: int) -> None:
         on_rank = order.target.is_rank
         if on_rank and self._context.pid_of_rank(order.rank) is None:
-            self._requests[order.requested_at] = msgspec.structs.replace(order, at_step=0)  # with its next step, then
+            self._requests[order.requested_at] = msgspec.structs.replace(order, at_step=0)  # retry at its next step
             return
         self._requests[order.requested_at] = msgspec.structs.replace(order, at_step=None)
         inject = _INJECT_FUNCTIONS.get((order.action, order.target))
@@ -154,7 +154,7 @@ def _inject_in_session(context: InjectionContext, order: InjectFault) -> None:
 
 
 async def _slow_node(context: InjectionContext, order: InjectFault) -> None:
-    """Let the node's ranks have one part of the time in so many."""
+    """Slow the node's ranks down by the factor `amount`."""
     times = order.amount or 1.0
     until = math.inf if order.for_s is None else time.monotonic() + order.for_s
     stopped: list[int] = []
@@ -200,4 +200,4 @@ _INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
 }
 
 SUPPORTED_FAULTS = frozenset(_INJECT_FUNCTIONS)
-"""The rows of job/fault_catalog.py that agents carry out."""
+"""The rows of job/fault_catalog.py that agents can inject."""

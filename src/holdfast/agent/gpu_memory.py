@@ -1,7 +1,7 @@
-"""Owns what NVIDIA's own tool says of a node's GPUs: which of them hold memory, and whose.
+"""Reads which of a node's NVIDIA GPUs have memory in use, and by which process, from `nvidia-smi`.
 
-Reads `nvidia-smi`; a node without it has no such GPUs. A GPU that is divided (MIG) is left out: its processes are
-listed under the whole, and those of the other parts are none of our business.
+A node without `nvidia-smi` has no such GPUs. GPUs in MIG mode are skipped: nvidia-smi lists the processes of all
+instances under the whole GPU, and those of other instances are none of holdfast's concern.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from holdfast.host.processes import descendants
 log = logging.getLogger("holdfast.agent")
 
 NVIDIA_SMI_TIMEOUT_S = 20.0
-"""Longest nvidia-smi may take; without persistence mode it wakes the driver up first, which takes seconds."""
+"""Longest nvidia-smi may take; without persistence mode it first initialises the driver, which takes seconds."""
 
 UNLISTED_MEMORY_MIB = 1024
-"""Memory in use by no process that is listed, from which on it is told; the driver's own is below that."""
+"""Memory in use by no listed process that is reported; the driver itself uses less."""
 
 _GPU_QUERY = ("--query-gpu=index,uuid,memory.used,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
 _APP_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory", "--format=csv,noheader,nounits")
@@ -45,7 +45,7 @@ class GpuMemoryUse:
 
     gpu: Gpu
     pid: int | None
-    """As the machine counts, which inside a container may be nobody; None where no process is listed at all."""
+    """The pid on the machine, which may not exist inside a container; None if no process is listed."""
     command: str
     mib: int | None
 
@@ -56,7 +56,9 @@ class GpuMemoryUse:
 
 
 async def foreign_memory_use(visible: str | None) -> tuple[GpuMemoryUse, ...]:
-    """Who but this agent's own processes holds memory on the GPUs that CUDA_VISIBLE_DEVICES names, all when unset."""
+    """Memory in use by processes other than this agent's, on the GPUs in CUDA_VISIBLE_DEVICES, or on all if it is
+    unset.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
@@ -84,7 +86,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 
 def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES names by number or by the beginning of their name."""
+    """The GPUs that CUDA_VISIBLE_DEVICES selects by index or by UUID prefix."""
     if visible is None:
         return gpus
     names = [name.strip() for name in visible.split(",")]
@@ -124,13 +126,13 @@ def parse_memory_use(gpus: Iterable[Gpu], apps: str, own_pids: Container[int]) -
 
 
 def _parse_mib(word: str) -> int | None:
-    """A figure; None for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
+    """Parse a number; return None for `[N/A]`, `[Not Supported]`, `[Insufficient Permissions]`."""
     number = word.strip().removesuffix(" MiB")
     return int(number) if number.isdecimal() else None
 
 
 async def _query(program: str, query: tuple[str, ...]) -> str:
-    """What nvidia-smi answers; nothing when it fails, which must not keep ranks from being started."""
+    """The output of nvidia-smi, or nothing when it fails: that must not prevent ranks from starting."""
     process = await asyncio.create_subprocess_exec(
         program,
         *query,

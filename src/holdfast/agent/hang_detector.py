@@ -1,7 +1,7 @@
-"""Owns the watch over an attempt's ranks on this node: how far each has come, and which has been silent for too long.
+"""Detects hung ranks on one node and tracks their steps.
 
-Only a rank that has said hello is watched by the clock: a program without a Session has nothing to say. One that has
-not is looked at when another rank, here or elsewhere, waits in vain; and every one when another has given up waiting.
+Only a rank with a Session has deadlines: a program without one reports no steps. Ranks that have not connected yet are
+inspected when another rank, on any node, waits in vain; all ranks are inspected when another has given up waiting.
 """
 
 from __future__ import annotations
@@ -23,53 +23,56 @@ from holdfast.protocol.orders import StartRanks
 from holdfast.protocol.rank_messages import Activity
 
 DUMP_AHEAD_S = AUTO_MARGIN_S
-"""The stacks are taken so long before a deadline, and are there when it has passed: py-spy needs half a second, more
-where cores are busy. It is all that `auto` adds, since hardly any step takes three times the 99th percentile."""
+"""Seconds before a deadline at which stacks are dumped, so that they are ready when it expires.
+
+py-spy needs half a second, more when cores are busy. This margin is all that `auto` adds, since hardly any step takes
+three times the 99th percentile.
+"""
 
 AUTO_TIMEOUT_STEPS = 512
-"""Of so many latest steps the percentile is taken."""
+"""Number of latest steps from which the percentile is computed."""
 
 CPU_WAIT_POLL_S = 0.25
-"""Least time between two looks at how long a rank has waited for a CPU."""
+"""Least seconds between two readings of a rank's CPU wait time."""
 
 MAX_CONCURRENT_DUMPS = 4
-"""Most stacks that a node takes at a time for somebody who asks; py-spy needs most of a core."""
+"""Most concurrent stack dumps on a node for a user's request; py-spy needs most of a core."""
 
 MIN_REPORT_INTERVAL_S = 15.0
-"""Least time between two reports of one silence: the first may have been passed over because others were to blame."""
+"""Least seconds between two reports of one hang: the controller may have ignored the first, blaming other ranks."""
 
 
 @dataclass
 class RankProgress:
-    """What is known of a rank's steps."""
+    """Progress of one rank."""
 
     pid: int
     clock_ahead_s: float = 0.0
-    """How far its clock is ahead of ours."""
+    """Offset of the rank's clock from ours, in seconds."""
     has_session: bool = True
     step: int = -1
     last_message_at: float = field(default_factory=time.monotonic)
-    """Monotonic seconds of its last word, or of its start where it has said none."""
+    """Monotonic time of its last message, or of its start if it has sent none."""
     hung: bool = False
     reported_at: float = 0.0
-    """Monotonic seconds of the latest report, where it hangs."""
+    """Monotonic time of the latest report, if it hangs."""
     closed: bool = False
-    """Whether it has hung up or ended: it is silent for a reason."""
+    """Whether the rank has disconnected or exited, so its silence is expected."""
     exits_on_request: bool = False
-    """Whether it said that it ends because it was asked to."""
+    """Whether it reported that it exits on request."""
     activity: Activity = Activity.STEPPING
     interrupted: bool = False
-    """Whether it was at something else since its last step, so that its next one does not show how long they take."""
+    """Whether it did something else since its last step, so that the next step's duration does not count."""
     first_step_s: float = 0.0
-    """Seconds that the attempt's first step took, since the rank's last word before it."""
+    """Duration of the attempt's first step in seconds, since the rank's previous message."""
     step_durations_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=AUTO_TIMEOUT_STEPS))
-    """The same of each of the latest steps after it, but for those that it was at something else in."""
+    """Durations of the latest steps after the first, in seconds, without interrupted ones."""
     cpu_wait_s: float = 0.0
-    """Seconds that it had waited for a CPU when that was looked at last."""
+    """Seconds that it had waited for a CPU at the last poll."""
     cpu_wait_polled_at: float = 0.0
 
     def on_step(self, step: int) -> None:
-        """It has finished a step, so it does not hang."""
+        """Record a finished step, which clears a hang."""
         now = time.monotonic()
         if self.step < 0:
             self.first_step_s = now - self.last_message_at
@@ -79,7 +82,7 @@ class RankProgress:
         self._on_message(Activity.STEPPING, now)
 
     def set_activity(self, to: Activity) -> None:
-        """It is at something else from now on."""
+        """Record that the rank starts another activity."""
         self.interrupted = True
         self._on_message(to, time.monotonic())
 
@@ -89,32 +92,32 @@ class RankProgress:
             self.cpu_wait_s, self.cpu_wait_polled_at = cpu_wait_s(self.pid), now
 
     def deadline(self, timeouts: StepTimeouts) -> float:
-        """When it is to have spoken again, in monotonic seconds; when it is reported again, where it hangs."""
+        """Monotonic time by which its next message is due; for a hung rank, the time of the next report."""
         if self.activity is Activity.FINISHED:
             return math.inf
         in_step = self.step >= 0 and self.activity is Activity.STEPPING
         allowed_s = timeouts.step_s(self.first_step_s, self.step_durations_s) if in_step else timeouts.non_step_s
         if not self.hung:
             return self.last_message_at + allowed_s
-        # Two that wait for each other are told by both having been seen to, within seconds of each other.
+        # When two ranks wait for each other, the reports of both must arrive within seconds of each other.
         soon = self.reported_at - self.last_message_at < 2 * allowed_s
         return self.reported_at + (MIN_REPORT_INTERVAL_S if soon else max(MIN_REPORT_INTERVAL_S, allowed_s))
 
     def cpu_starved_s(self) -> float:
-        """Of the time since it spoke, seconds in which it was ready and the node's CPUs were at something else."""
+        """Seconds since its last message in which the rank was runnable but waited for a CPU."""
         return max(0.0, cpu_wait_s(self.pid) - self.cpu_wait_s)
 
 
 class HangDetector:
-    """Watches one attempt's ranks, and reports each that hangs; again, now and then, while it is silent."""
+    """Watches the ranks of one attempt and reports each that hangs, repeatedly while it stays silent."""
 
     def __init__(
         self, order: StartRanks, *, node: int, folder: Path, clock: Clock, send: Callable[[AgentEvent], int]
     ) -> None:
         self.progress: dict[int, RankProgress] = {}
-        """Of ranks that have said hello."""
+        """Ranks that have sent a hello."""
         self._without_session: dict[int, RankProgress] = {}
-        """Of ranks that were looked at before they had."""
+        """Ranks that were inspected before their hello."""
         self._order = order
         self._node = node
         self._folder = folder
@@ -126,7 +129,7 @@ class HangDetector:
         self._dump_slots = asyncio.Semaphore(MAX_CONCURRENT_DUMPS)
 
     def start(self) -> None:
-        """Watch from now on, if the job has a deadline for steps."""
+        """Start watching, if the job sets a step timeout."""
         self._started_at = time.monotonic()
         if self._order.step_timeout_s is not None:
             self._watch_task = asyncio.ensure_future(
@@ -134,38 +137,38 @@ class HangDetector:
             )
 
     def stop(self) -> None:
-        """Stop watching; reports under way are dropped."""
+        """Stop watching and drop pending reports."""
         for task in (self._watch_task, *self._report_tasks):
             if task is not None:
                 task.cancel()
 
     def add_rank(self, rank: int, progress: RankProgress) -> None:
-        """A rank speaks, and is watched from now on."""
+        """A rank has connected: watch it from now on."""
         if (previous := self._without_session.pop(rank, None)) is not None:
             previous.closed = True
         self.progress[rank] = progress
 
     def mark_closed(self, rank: int) -> None:
-        """A rank hung up or ended: it has nothing more to say."""
+        """A rank has disconnected or exited."""
         for progress_by_rank in (self.progress, self._without_session):
             if rank in progress_by_rank:
                 progress_by_rank[rank].closed = True
 
     def has_closed(self, rank: int) -> bool:
-        """Whether a rank has spoken, and said all it had to say."""
+        """Whether a rank had connected and has since disconnected or exited."""
         return rank in self.progress and self.progress[rank].closed
 
     def exited_on_request(self, ranks: Iterable[int]) -> bool:
-        """Whether any of these ranks has said that it ends because it was asked to."""
+        """Whether any of these ranks has reported that it exits on request."""
         return any(self.progress[rank].exits_on_request for rank in ranks if rank in self.progress)
 
     def running_ranks(self, ranks: Iterable[int]) -> list[int]:
-        """Those of these ranks that have said hello, have not hung up, and live."""
+        """Those of these ranks that have sent a hello, are still connected, and run."""
         open_ones = ((rank, self.progress[rank]) for rank in ranks if rank in self.progress)
         return [rank for rank, progress in open_ones if not progress.closed and identify(progress.pid) is not None]
 
     def report_silent(self, running: Mapping[int, int], *, all_ranks: bool) -> None:
-        """Report those of these ranks (with their processes) that have yet to speak, or all of them, each once."""
+        """Report the ranks in `running` (rank to pid) that have not connected yet, or all of them, once each."""
         for rank, pid in running.items():
             if rank not in self.progress and rank not in self._without_session:
                 self._without_session[rank] = RankProgress(pid, has_session=False, last_message_at=self._started_at)
@@ -179,7 +182,7 @@ class HangDetector:
                 self._start_report(rank, progress)
 
     def dump_stacks(self, rank: int, pid: int) -> None:
-        """Say where a rank stands: somebody has asked."""
+        """Dump a rank's stacks and send them, on a user's request."""
         report = asyncio.ensure_future(self._send_stacks(rank, pid))
         self._report_tasks.add(report)
         report.add_done_callback(self._report_tasks.discard)
@@ -221,14 +224,14 @@ class HangDetector:
             await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
 
     def _start_report(self, rank: int, progress: RankProgress, due: float = 0.0) -> None:
-        """Each on its own: taking stacks takes seconds, and another rank's deadline may be milliseconds away."""
+        """Report in a task per rank: dumping takes seconds, and another rank's deadline may be milliseconds away."""
         progress.hung, progress.reported_at = True, time.monotonic()
         report = asyncio.ensure_future(self._report_hang(rank, progress, due))
         self._report_tasks.add(report)
         report.add_done_callback(self._report_tasks.discard)
 
     async def _report_hang(self, rank: int, progress: RankProgress, due: float) -> None:
-        """Look at a silent rank and say what is seen once it is due, unless it went on or ended meanwhile."""
+        """Dump the stacks of a silent rank; report them once the deadline is due, unless it has resumed or exited."""
         last_message_at = progress.last_message_at
         last_step_at = self._clock() - (time.monotonic() - last_message_at)
         state = state_letter(progress.pid)
@@ -256,7 +259,7 @@ class HangDetector:
         )
 
     async def _wait_due(self, progress: RankProgress, due: float) -> None:
-        """Time without a CPU puts it off, also while it is waited for."""
+        """Wait until the deadline, which time without a CPU postpones."""
         while not progress.closed:
             left_s = due + progress.cpu_starved_s() - time.monotonic()
             if left_s <= 0:

@@ -1,6 +1,6 @@
-"""Owns how processes beside an agent ask the controller over HTTP: with whose token, and whom they take for it.
+"""HTTP client for helper processes of an agent: its token, and the controller's TLS identity.
 
-An agent carries no HTTP client, so it does not import this.
+The agent itself needs no HTTP client, so it does not import this module.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import httpx
 from holdfast.security.tls import CONTROLLER_NAME, client_context
 
 CONNECT_TIMEOUT_S = 3.0
-"""Longest that a connection takes: where a pod was that is gone, nobody refuses one."""
+"""Connect timeout in seconds: the address of a deleted pod does not refuse connections."""
 
 SNI_EXTENSION = {"sni_hostname": CONTROLLER_NAME}
-"""Of each request: the controller is known by its certificate, wherever it is."""
+"""Extension for each request: the certificate names the controller, whatever its address."""
 
 
 def make_client(
     token: str, ca: Path | None, *, read_timeout_s: float, connect_timeout_s: float = CONNECT_TIMEOUT_S
 ) -> httpx.Client:
-    """Asks in the name of a token's holder; a controller that is asked may be silent for `answer_s` seconds."""
+    """Make a client that sends the token; the controller may be silent for `read_timeout_s` seconds."""
     return httpx.Client(
         headers={"Authorization": f"Bearer {token}"},
         timeout=httpx.Timeout(read_timeout_s, connect=connect_timeout_s),

@@ -1,4 +1,4 @@
-"""Owns what a launcher says last, of the rank that ended first; one row a launcher, its real lines above it."""
+"""Parses a launcher's report on the rank that ended first; one pattern per launcher, with real log lines above it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherReport:
-    """Which rank a launcher names, and how that ended: an exit code, or a signal's number below zero."""
+    """Rank that a launcher names, and how it ended: an exit code, or a negative signal number."""
 
     code: int
     rank: int = -1
-    """-1 where the launcher does not name it."""
+    """-1 if the launcher does not name it."""
 
 
 _PATTERNS: tuple[re.Pattern[bytes], ...] = (
@@ -48,7 +48,7 @@ _PATTERNS: tuple[re.Pattern[bytes], ...] = (
 
 
 def read_launcher_report(log: Path) -> LauncherReport | None:
-    """What the launcher that wrote this log says last; None where none has said anything of the kind."""
+    """The last report in a launcher's log; None if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
@@ -56,8 +56,8 @@ def read_launcher_report(log: Path) -> LauncherReport | None:
     except OSError:
         return None
     reports = [_parse(match) for row in _PATTERNS for match in row.finditer(tail)]
-    # Torchrun looks ten times a second and takes those it finds ended together for first by number; but ranks that lose
-    # a peer leave with a code, or by torchrun's own SIGTERM. Of the rest, the last it names is its root cause.
+    # torchrun polls ten times a second and orders the ranks that ended between two polls by number. Ranks that lose a
+    # peer exit with a code, or by torchrun's SIGTERM. Of the rest, the last one that torchrun names is its root cause.
     killed = [words for words in reports if words.code < 0 and words.code != -signal.SIGTERM]
     return next(iter(killed or reports[-1:]), None)
 

@@ -1,6 +1,6 @@
-"""Owns a node's copies of what its controller may lose: the run's log as it is told, and the code as it was pulled.
+"""A node's replica of what its controller may lose: the event log as it is replicated, and the downloaded code.
 
-Refuses to own when a controller wants them (link.py hears that) and how they travel back (handback.py).
+controller_connection.py receives the order to replicate; log_replica_upload.py sends the replica back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger("holdfast.agent")
 
 
 class LogReplica:
-    """A folder of copies; what is in it is of this agent's life."""
+    """A folder of replicated files, written during this agent's lifetime."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,11 +30,11 @@ class LogReplica:
 
     @property
     def position(self) -> LogReplicaPosition:
-        """How much of the log is here, as far as the controller has vouched for it."""
+        """How much of the log is here, as far as the controller has signed it."""
         return self._position
 
     def apply(self, order: ReplicateLog) -> None:
-        """Put a part of the log in its place; where the disk has no room, what is here is what can be had."""
+        """Write a part of the log at its position; when the disk is full, the replica stays as it is."""
         if order.offset < self._position.bytes:
             self._position = LogReplicaPosition(bytes=0, signature="")
         try:
@@ -44,13 +44,15 @@ class LogReplica:
                 file.seek(order.offset)
                 file.write(order.data)
         except OSError as error:
-            log.warning("the copy of the log ends here: %s", error)
+            log.warning("the replica of the log ends here: %s", error)
             return
         if order.signature:
             self._position = LogReplicaPosition(bytes=order.offset + len(order.data), signature=order.signature)
 
     async def upload(self, controller: str, token: str, ca: Path | None) -> None:
-        """Give all of it to a controller that has lost its own; one that goes away meanwhile will ask again."""
+        """Send the whole replica to a controller that has lost its log; a controller that restarts meanwhile requests
+        it again.
+        """
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -1,7 +1,7 @@
-"""`python -m holdfast.agent.log_replica_upload CONTROLLER FOLDER < WHAT`: gives a controller what it has lost; started by agents.
+"""`python -m holdfast.agent.log_replica_upload CONTROLLER FOLDER < WHAT`: an agent's process that restores a log.
 
-A process of its own, as fetch.py is: an agent neither waits for disks nor carries an HTTP client. The code goes first,
-so that with the log all is there.
+It is a separate process, like code_download.py: the agent never blocks on disks and needs no HTTP client. It uploads
+the code first, so that the restore is complete once the log has arrived.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ READ_TIMEOUT_S = 30.0
 
 
 def main() -> int:
-    """Hand back what the folder holds; 1 when the controller would not have it, or is out of reach."""
+    """Upload the folder's content; return 1 if the controller rejects it or is unreachable."""
     parser = argparse.ArgumentParser(prog="holdfast.agent.log_replica_upload")
-    parser.add_argument("controller", help="the controller's URL, as agents know it")
+    parser.add_argument("controller", help="the controller's WebSocket URL")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--ca", type=Path, help="certificate that the controller is known by")
+    parser.add_argument("--ca", type=Path, help="certificate that the controller presents")
     options = parser.parse_args()
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     request = json.load(sys.stdin)
@@ -43,7 +43,7 @@ def main() -> int:
                 _upload(controller, url + archive.stem, archive, archive.stat().st_size)
             _upload(controller, url + LOG_REPLICA_NAME, folder / LOG_REPLICA_NAME, request["bytes"])
         except (httpx.HTTPError, OSError) as error:
-            log.warning("the copies were not handed back: %s", error)
+            log.warning("the replica was not uploaded: %s", error)
             return 1
     return 0
 

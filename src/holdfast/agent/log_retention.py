@@ -1,8 +1,7 @@
-"""Owns how much of its ranks' output a node keeps: of each rank the newest `max_bytes`, over all of its attempts.
+"""Log retention on a node: keeps the newest `max_bytes` of each rank's output, over all of its attempts.
 
-A rank writes into its file itself, so the file can be neither renamed nor cut under it. Its head can be given back to
-the disk (a hole is punched there): what is kept stays where it is, readers read on, and the rank waits for nothing.
-See docs/decisions/0010. Refuses to own the reading (report).
+A rank writes to its file directly, so the agent can neither rename nor truncate the file. Instead the agent punches a
+hole at the head: offsets stay the same, readers continue, and the rank waits for nothing. See docs/decisions/0010.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from holdfast.findings import Finding, Severity
 from holdfast.run_dir import earlier_logs
 
 HOLE_ALIGN_BYTES = 1 << 20
-"""Holes end at a multiple of this, which every file system's blocks divide."""
+"""Holes end at a multiple of this, which the block sizes of all file systems divide."""
 MAX_PUNCH_BYTES = 256 << 20
-"""Most that is given back in one call, which may take tens of milliseconds and holds up the rank's own writing."""
+"""Most bytes punched per call, which may take tens of milliseconds and blocks the rank's own writes."""
 POLL_S = 1.0
-"""Longest between two looks at the files."""
+"""Longest time between two polls of the files, in seconds."""
 MIN_POLL_S = 0.02
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -31,7 +30,7 @@ _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 class LogRetention:
-    """Looks after the logs of a node's ranks; `find` is called once when the first byte is dropped, or cannot be."""
+    """Trims the logs of a node's ranks; calls `report_finding` once, when the first byte is dropped or cannot be."""
 
     def __init__(self, report_finding: Callable[[Finding], None]) -> None:
         self._report_finding = report_finding
@@ -39,26 +38,26 @@ class LogRetention:
         self._reported: set[str] = set()
 
     def add(self, who: str, path: Path, max_bytes: int) -> None:
-        """From now on keep the newest `max_bytes` of what a rank writes to `path` and has written before."""
+        """Keep only the newest `max_bytes` of a rank's output to `path`, old and new."""
         try:
             self._logs[path] = _RankOutput(who, path, max_bytes)
         except OSError as error:
             self._report_once(_log_retention_off(who, path, error))
 
     def remove(self, path: Path) -> None:
-        """Nobody writes to `path` any more: look at it for the last time."""
+        """The writers of `path` have ended: trim it a last time."""
         output = self._logs.pop(path, None)
         if output is not None:
             self._trim(output)
 
     async def run(self) -> None:
-        """Look at the files for ever, the sooner the faster they grow."""
+        """Poll the files forever; the faster they grow, the more often."""
         while True:
             room_s = [self._trim(output) for output in self._logs.values()]
             await asyncio.sleep(max(MIN_POLL_S, min([POLL_S, *room_s])))
 
     def _trim(self, output: _RankOutput) -> float:
-        """Drop what is too much; seconds until there is too much again."""
+        """Trim the output; return the seconds until the next trim is due."""
         try:
             if output.trim():
                 self._report_once(_log_truncated(output))
@@ -74,7 +73,7 @@ class LogRetention:
 
 
 class _RankOutput:
-    """What one rank has written: the file it writes now, and those of its earlier attempts."""
+    """One rank's output: the current file and those of its earlier attempts."""
 
     def __init__(self, who: str, path: Path, max_bytes: int) -> None:
         self.who = who
@@ -86,7 +85,7 @@ class _RankOutput:
         self._bytes_a_second = 0.0
 
     def trim(self) -> bool:
-        """Drop the oldest of what is beyond the limit, once it is worth a call; whether anything was dropped."""
+        """Drop the oldest data beyond the limit once there is enough of it; return whether any was dropped."""
         live = self._files[-1]
         size, now = live.size, time.monotonic()
         live.refresh()
@@ -100,7 +99,7 @@ class _RankOutput:
         return True
 
     def seconds_to_limit(self) -> float:
-        """Seconds until the slack is used up at the speed of late."""
+        """Seconds until the slack is used up at the recent write rate."""
         return (self._slack - self._excess_bytes()) / max(self._bytes_a_second, 1.0)
 
     def _excess_bytes(self) -> int:
@@ -108,7 +107,7 @@ class _RankOutput:
 
 
 class _LogFile:
-    """One file and where its data begins."""
+    """One file and the offset at which its data starts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -126,7 +125,7 @@ class _LogFile:
         self.start = min(self.start, self.size)
 
     def punch(self, count: int, *, ended: bool) -> None:
-        """Give the first `count` bytes back to the disk: whole steps of them, or all there is of a file that ended."""
+        """Free the first `count` bytes, in whole blocks; all of them if the file has ended."""
         whole = ended and self.start + count >= self.size
         end = -(-self.size // HOLE_ALIGN_BYTES) if whole else (self.start + count) // HOLE_ALIGN_BYTES
         if end * HOLE_ALIGN_BYTES <= self.start:
@@ -144,7 +143,7 @@ class _LogFile:
 def _data_start(descriptor: int, size: int) -> int:
     try:
         return os.lseek(descriptor, 0, os.SEEK_DATA)
-    except OSError:  # all of it is a hole
+    except OSError:  # the whole file is a hole
         return size
 
 

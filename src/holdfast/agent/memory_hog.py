@@ -1,8 +1,8 @@
-"""`python -m holdfast.agent.memory_hog`: takes the memory of the group it is in until the kernel ends a process for it.
+"""`python -m holdfast.agent.memory_hog`: fills its cgroup's memory until the kernel kills a process of the cgroup.
 
-What it takes belongs to the group and to no process (a memfd), so that the kernel, which ends the process with most
-memory, ends a rank and not this one. It waits once before the end, as long as a program that grows leaves for a
-warning.
+The memory is in a memfd, which counts for the cgroup and for no process: the kernel kills the process with the most
+memory, which is then a rank and not this one. It waits once near the limit, as long as a growing program would leave
+for the warning of memory pressure.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from holdfast.host.memory_usage import cgroup_usage
 from holdfast.host.process_limits import RANK_OOM_SCORE
 
 CHUNK_BYTES = 1 << 16
-"""Little: until it is had, this process cannot see that one was ended."""
+"""Small, because this process cannot notice a kill while it allocates."""
 WARNING_S = 2 * POLL_S
 _WARN_AT = (1 + HIGH_USE) / 2
 
 
 def main() -> None:
-    """Take memory; refuses where the group is none of holdfast's making."""
+    """Allocate memory; exit if the cgroup was not created by holdfast."""
     group = memory_group()
     if group is None or not group.name.startswith(PREFIX):
         raise SystemExit("this node is held to no limit of its own")
-    # After a rank, and before the agent, where the kernel ends another before this process has seen the first.
+    # The kernel may kill a second process before this one has noticed the first kill: let that be this one, not the
+    # agent.
     Path("/proc/self/oom_score_adj").write_text(str(RANK_OOM_SCORE // 2))
     before, memfd, warned = oom_snapshot(), os.memfd_create("holdfast-drill"), False
     while not kills_since(before):

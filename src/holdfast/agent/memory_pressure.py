@@ -1,7 +1,7 @@
-"""Owns the warning that a node's memory is nearly used up, given before the kernel ends a rank for it.
+"""Warns that a node's memory is nearly used up, before the kernel kills a rank.
 
-Of what host/memory_usage.py reads, what is nearest to its limit counts. Refuses to own the proof that a process was ended for
-memory (memory.py).
+Of the limits that host/memory_usage.py reads, the one nearest to exhaustion counts. oom.py finds the evidence after a
+kill.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from holdfast.host.memory_usage import MemoryUsage, memory_usages
 from holdfast.host.processes import command_line, descendants
 
 POLL_S = 2.0
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 HIGH_USE = 0.92
-"""Part of the memory in use from which on it is told."""
+"""Fraction of memory in use from which the agent warns."""
 
 HIGH_STALL_PERCENT = 20.0
-"""Per cent of the last ten seconds in which every process waited for memory, from which on it is told."""
+"""Per cent of the last ten seconds in which all processes waited for memory, from which the agent warns."""
 
 LOW_USE = 0.85
-"""Part in use below which it may be told again."""
+"""Fraction in use below which the agent may warn again."""
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 async def watch_memory(where: str, report_finding: Callable[[Finding], None]) -> None:
-    """Look for ever, and say when memory is short: once until there is relief."""
+    """Poll forever and report memory pressure, once until it has eased."""
     reported = False
     while True:
         reading = read_tightest()
@@ -43,7 +43,7 @@ async def watch_memory(where: str, report_finding: Callable[[Finding], None]) ->
 
 
 def read_tightest(root: Path = Path("/")) -> MemoryUsage:
-    """The tightest limit that this process and its children are under."""
+    """The memory limit nearest to exhaustion that applies to this process and its children."""
     return max(memory_usages(root), key=lambda one: (one.stalled >= HIGH_STALL_PERCENT, one.used_fraction))
 
 
@@ -61,7 +61,7 @@ def _finding(reading: MemoryUsage, where: str) -> Finding:
 
 
 def _largest_processes() -> tuple[str, ...]:
-    """The three largest processes of this node, as lines of evidence."""
+    """The three largest processes of this node, as evidence lines."""
     sizes = sorted(((_resident_bytes(pid), pid) for pid in descendants(os.getpid())), reverse=True)
     return tuple(f"process {pid}: {_gib(size)}: {command_line(pid)}" for size, pid in sizes[:3] if size)
 

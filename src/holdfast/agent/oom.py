@@ -1,7 +1,7 @@
-"""Owns the question whether a process was ended for lack of memory, answered by the kernel's or its cgroup's own word.
+"""Finds evidence that the kernel killed a process for lack of memory.
 
-cgroup v2: the `oom_kill` count in memory.events; v1: the one in memory.oom_control. A kill by the machine's own OOM
-killer, outside any limit, is in the kernel's log, where that can be read.
+cgroup v2: the `oom_kill` count in memory.events; v1: the one in memory.oom_control. A kill by the system-wide OOM
+killer, outside any limit, is in the kernel log, where that is readable.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _KERNEL_LINE = re.compile(r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? proce
 
 @dataclass(frozen=True, kw_only=True)
 class OomSnapshot:
-    """What was known before a process started, so that a later kill can be told from an earlier one."""
+    """State before a process started, to tell a later kill from an earlier one."""
 
     counter: Path | None
     kills: int
     since_us: int = 0
-    """Microseconds since boot, as the kernel's log counts them: what it said before was about another process."""
+    """Microseconds since boot, as in the kernel log: earlier records are about another process."""
 
 
 def oom_snapshot(root: Path = Path("/")) -> OomSnapshot:
-    """Note the state of this process's own memory cgroup, which the processes it starts share."""
+    """Record the state of this process's memory cgroup, which its child processes share."""
     counter = _kill_counter(root)
     return OomSnapshot(counter=counter, kills=_kills(counter), since_us=time.monotonic_ns() // 1000)
 
 
 def oom_evidence(before: OomSnapshot, pid: int) -> str:
-    """The evidence that a killed process was killed for memory; empty when nothing says so."""
+    """Evidence that the kernel killed a process for memory; empty if there is none."""
     line = _kernel_line(pid, before.since_us)
     if line:
         return line
@@ -48,12 +48,12 @@ def oom_evidence(before: OomSnapshot, pid: int) -> str:
 
 
 def kills_since(before: OomSnapshot) -> int:
-    """How many processes of the group were ended for memory since then."""
+    """Number of OOM kills in the cgroup since the snapshot."""
     return max(0, _kills(before.counter) - before.kills)
 
 
 def _kill_counter(root: Path) -> Path | None:
-    """The file that counts memory kills in this process's cgroup."""
+    """The file that counts OOM kills in this process's cgroup."""
     group = memory_group(root)
     return next((group / name for name in KILL_COUNTERS if (group / name).is_file()), None) if group else None
 
@@ -69,7 +69,7 @@ def _kills(counter: Path | None) -> int:
 
 
 def _kernel_line(pid: int, since_us: int) -> str:
-    """The kernel's own line about this pid since a time, from /dev/kmsg, where it may be read."""
+    """The kernel's record about this pid since a time, from /dev/kmsg, if it is readable."""
     try:
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     except OSError:
@@ -80,7 +80,7 @@ def _kernel_line(pid: int, since_us: int) -> str:
             try:
                 record = os.read(descriptor, 8192).decode(errors="replace")
             except BrokenPipeError:
-                continue  # the kernel's buffer went round while it was read
+                continue  # the kernel overwrote its ring buffer while it was read
             except OSError:
                 return found
             found = _kill_line(record, pid, since_us) or found
@@ -89,7 +89,7 @@ def _kernel_line(pid: int, since_us: int) -> str:
 
 
 def _kill_line(record: str, pid: int, since_us: int) -> str:
-    """What a record of the kernel's log (`priority,number,microseconds,flags;text`) says of a process's killing."""
+    """Text of a kernel log record (`priority,number,microseconds,flags;text`) that reports the kill of a process."""
     stamp = record.partition(";")[0].split(",")
     match = _KERNEL_LINE.search(record)
     if match is None or int(match[1]) != pid or len(stamp) < 3 or int(stamp[2]) < since_us:

@@ -1,9 +1,9 @@
-"""Owns what a node's ranks leave behind when they have ended, and its end: nothing of an attempt outlives it.
+"""Finds and kills the orphan processes of a node's ranks: no process of an attempt outlives it.
 
-Where cgroup v2 allows it, every attempt has a group, which its processes cannot leave. Elsewhere a process counts as
-left behind when it descends from this agent, which adopts orphans, and either carries the attempt's mark in its
-environment, or is in the process group of one of its ranks, or is in a session that nobody here accounts for: ranks
-begin sessions of their own, so nothing that they start is ever in the agent's.
+With cgroup v2 every attempt has a cgroup, which its processes cannot leave. Without it a process counts as an orphan if
+it descends from this agent, which is a subreaper, and one of these holds: its environment has the attempt's marker, it
+is in the process group of one of the attempt's ranks, or its session is unknown to the agent. Every rank starts its own
+session, so no process that a rank starts is in the agent's session.
 """
 
 from __future__ import annotations
@@ -36,19 +36,20 @@ from holdfast.host.processes import (
 log = logging.getLogger("holdfast.agent")
 
 KILL_TIMEOUT_S = 10.0
-"""Longest to wait for killed processes to be gone; only the kernel can hold one longer."""
+"""Longest wait for killed processes to be gone; only the kernel can keep one longer."""
 
 HELPER_EXIT_TIMEOUT_S = 0.5
-"""Longest that helpers of a program which ended well get to see that it has: Python's resource tracker, for one."""
+"""Longest that helpers of a program that exited successfully get to notice it, such as Python's resource tracker."""
 
 _KNOWN_VARIABLES = (HELPER, "HOLDFAST_ZYGOTE", "HOLDFAST_ATTEMPT")
-"""Variables of what this agent starts in a session of its own: helpers, held programs, and ranks, of any attempt."""
+"""Variables of the processes that this agent starts in their own session: helpers, zygotes, and ranks of any attempt.
+"""
 
 _MAX_SHOWN = 8
 
 
 class OrphanProcesses:
-    """What the ranks of one attempt left running; made before any of them is started."""
+    """Processes that the ranks of one attempt leave running; must exist before any rank starts."""
 
     def __init__(self, folder: Path, *, run: str, node: int, replica: int, attempt: int) -> None:
         self._replica, self._attempt = replica, attempt
@@ -58,10 +59,10 @@ class OrphanProcesses:
         self._name = f"{run}-{node}-{replica}-{attempt}-{os.getpid()}"
         self._record: Path | None = None
         self.cgroup: Path | None = None
-        """The cgroup that the attempt's processes are in; none where none can be made."""
+        """The attempt's cgroup; None if none can be created."""
 
     def create_cgroup(self) -> None:
-        """Make the attempt's group, where that is possible."""
+        """Create the attempt's cgroup, if possible."""
         group = cgroups.tracking_group(self._name)
         if group is None:
             return
@@ -75,14 +76,14 @@ class OrphanProcesses:
             self.cgroup = group
 
     def pids(self, ranks: Collection[int] = ()) -> list[int]:
-        """Their processes; `ranks` are those of the ranks."""
+        """The attempt's processes; `ranks` are the pids of its ranks."""
         below = descendants(os.getpid())
         ours = {*by_env(below, **self._markers), *by_process_group(below, ranks)}
         more = cgroups.all_members(self.cgroup) if self.cgroup is not None else self._unaccounted(below, ours)
         return sorted(ours.union(more))
 
     def kill(self, ranks: Collection[int] = ()) -> list[int]:
-        """End them all and remove the group; those that the kernel holds are returned."""
+        """Kill the attempt's processes and remove its cgroup; return the pids that the kernel keeps."""
         if self.cgroup is None:
             return kill_all(lambda: self.pids(ranks), within_s=KILL_TIMEOUT_S)
         found = self.pids(ranks)
@@ -94,10 +95,10 @@ class OrphanProcesses:
         return left
 
     def finding(self, where: str, ranks: Collection[int], *, succeeded: bool, launcher: bool) -> Finding | None:
-        """What to say of what the ranks left running, once their helpers had a moment to end.
+        """The finding on processes that the ranks left running, after their helpers had a moment to exit.
 
-        Of ranks that did not end well, what is still in their sessions ends with them and is not worth a word; nor are
-        the ranks that a `launcher` started in sessions of their own.
+        When ranks did not succeed, processes in their sessions are killed with them and are not reported. Ranks that a
+        `launcher` started in their own sessions are not reported either.
         """
         left = self._detached(ranks, succeeded=succeeded, launcher=launcher)
         wait_for_end(left, time.monotonic() + HELPER_EXIT_TIMEOUT_S)
@@ -127,12 +128,12 @@ class OrphanProcesses:
         return [pid for pid in left if pid not in within]
 
     def _unaccounted(self, below: Sequence[int], ours: Collection[int]) -> set[int]:
-        """Those that nothing but their start tells of; whose they are is not known while others have ranks here."""
+        """Stray descendants, known only by their start time; none while other attempts run here, which may own them."""
         own = {os.getsid(0)}
         others = [pid for pid in with_env_names(below, "HOLDFAST_ATTEMPT") if pid not in ours]
         if len(by_session(others, own)) < len(others):
             return set()
-        # The first process of a pod also adopts what somebody has started there by `kubectl exec`.
+        # The first process of a pod also adopts processes that users have started there with `kubectl exec`.
         known = (*_KNOWN_VARIABLES, "KUBERNETES_SERVICE_HOST") if os.getpid() == 1 else _KNOWN_VARIABLES
         return {*strays(below, own=own, known=known, since=self._since)}
 

@@ -1,7 +1,7 @@
-"""Owns which of a node's ranks have their imports done before they are started, and says why others have not.
+"""Decides which ranks of a node are prewarmed, and reports why others start cold.
 
-Programs are held once an attempt is at work, one after another, so that the first start is not slower for it. None of
-this ever keeps a rank from being started: what cannot be warm is cold.
+Zygotes start one after another once an attempt is running, so that the first start is not slower. A failure never
+prevents a rank from starting: without a zygote it starts cold.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from holdfast.findings import Finding, Severity, replica_suffix
 log = logging.getLogger("holdfast.agent")
 
 MAX_SKIPPED_MODULES = 4
-"""Modules that are left out because they must not be imported beforehand; a program with more of them is cold."""
+"""Most modules excluded because they are unsafe to import in advance; a program with more of them starts cold."""
 
 MAX_ZYGOTE_DEATHS = 3
-"""Held processes of a node that are replaced when they have died; more would be a reason of the node's own."""
+"""Most zygotes of a node that are replaced after they have died; more deaths would have a cause on the node."""
 
 RankSlot = tuple[int, int]
-"""Replica, and which of its ranks on this node."""
+"""Replica, and the rank's index on this node."""
 
 STANDBY_REPLICA = -1
-"""In place of a replica, as long as a node has none."""
+"""Stands for the replica while a node has none."""
 
 
 @dataclass
 class _SlotZygotes:
-    """What is held for one slot: one program, and another while code is on its way that the one cannot run."""
+    """The zygotes of one slot: one, and a second while new code is being rolled out that the first cannot run."""
 
     zygotes: list[Zygote] = field(default_factory=list[Zygote])
     cold_reason: str = "its imports were not done yet"
 
     async def match(self, command: RankCommand) -> Zygote | None:
-        """The one that can be forked as this rank."""
+        """The zygote that can fork this rank."""
         for each in self.zygotes:
             await each.check_code(command)
             if not (reason := each.mismatch(command)):
@@ -48,7 +48,7 @@ class _SlotZygotes:
         return None
 
     def kill_all(self, keep: Zygote | None = None) -> None:
-        """End what is held."""
+        """Kill all zygotes but `keep`."""
         for each in self.zygotes:
             if each is not keep:
                 each.kill()
@@ -56,7 +56,7 @@ class _SlotZygotes:
 
 
 class PrewarmPool:
-    """The held programs of one node; `find` takes what is to be said, `ready` the ranks of a replica that are held."""
+    """The zygotes of one node; `on_prewarmed` receives the ranks of a replica that have one."""
 
     def __init__(
         self,
@@ -68,19 +68,19 @@ class PrewarmPool:
         self._report_finding = report_finding
         self._on_prewarmed = on_prewarmed
         self._disabled_reason = ""
-        """Why nothing is held any more."""
+        """Why prewarming is off."""
         self._slots: dict[RankSlot, _SlotZygotes] = {}
         self._commands: dict[int, Mapping[RankSlot, RankCommand]] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        """One a replica."""
+        """Keyed by replica."""
         self._lock = asyncio.Lock()
         self._reported: set[str] = set()
         self._deaths = 0
 
     async def fork(self, slot: RankSlot, command: RankCommand, log: int) -> int:
-        """Start a rank as a fork of its held program; its number. Raises Cold, which is said once, where there is none.
+        """Start a rank as a fork of its zygote; return its pid. Raise ColdStart, reported once, if there is no zygote.
 
-        The first start of a slot has nothing to be warm with, which is not worth a word.
+        The first start of a slot is always cold and is not reported.
         """
         zygotes = self._slots.get(slot)
         if zygotes is None:
@@ -95,7 +95,7 @@ class PrewarmPool:
             raise
 
     def keep_prewarmed(self, replica: int, commands: Mapping[RankSlot, RankCommand]) -> None:
-        """Have these programs of a replica, or of a standby, held from now on."""
+        """Keep zygotes for these programs of a replica, or of a standby, from now on."""
         if self._disabled_reason:
             return
         task, before = self._tasks.get(replica), self._commands.get(replica, {})
@@ -108,7 +108,7 @@ class PrewarmPool:
         self._tasks[replica] = asyncio.ensure_future(self._maintain(replica, commands))
 
     def assign_standby(self, replica: int) -> None:
-        """What was held by a standby is this replica's from now on."""
+        """Assign the standby's zygotes to this replica."""
         if (task := self._tasks.pop(STANDBY_REPLICA, None)) is not None:
             task.cancel()
         self._commands.pop(STANDBY_REPLICA, None)
@@ -116,7 +116,7 @@ class PrewarmPool:
             self._slots[replica, number] = self._slots.pop((STANDBY_REPLICA, number))
 
     def disable(self, reason: str) -> None:
-        """End every held program for good: what only waits goes first."""
+        """Kill all zygotes for good: idle processes go first."""
         self._disabled_reason = reason
         for task in self._tasks.values():
             task.cancel()
@@ -125,7 +125,7 @@ class PrewarmPool:
             zygotes.cold_reason = reason
 
     async def prewarm(self, commands: Mapping[RankSlot, RankCommand]) -> None:
-        """Have these programs held beside those that are: ranks are to be started as them soon."""
+        """Start zygotes for these programs, which ranks will run soon, and keep the existing ones."""
         for slot, each in commands.items():
             async with self._lock:
                 zygotes = self._slots.setdefault(slot, _SlotZygotes())
@@ -133,13 +133,13 @@ class PrewarmPool:
                     await self._try_start(slot, zygotes, each)
 
     async def prewarm_standby(self, code: Path) -> None:
-        """Have what a standby holds held with other code, beside."""
+        """Start additional zygotes for the standby's programs with new code."""
         await self.prewarm(
             {slot: each.with_code(code) for slot, each in self._commands.get(STANDBY_REPLICA, {}).items()}
         )
 
     async def _maintain(self, replica: int, commands: Mapping[RankSlot, RankCommand]) -> None:
-        """Hold these and nothing else; again when one of them has died, which none does by itself."""
+        """Keep exactly these zygotes; replace those that die, which none does on its own."""
         while self._deaths <= MAX_ZYGOTE_DEATHS:
             zygotes: dict[RankSlot, Zygote] = {}
             for slot, each in commands.items():
@@ -196,8 +196,8 @@ class PrewarmPool:
             Finding(
                 code="cold-start",
                 severity=Severity.INFO,
-                what=f"a rank was started cold: {reason}",
+                what=f"a rank was started without prewarming: {reason}",
                 where=who,
-                remedy="Nothing need be done; a warm start saves a restart the time of the program's imports.",
+                remedy="Nothing need be done; prewarming saves a restart the time of the program's imports.",
             )
         )

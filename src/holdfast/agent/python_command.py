@@ -1,7 +1,6 @@
-"""Owns which commands are Python programs that can be held before their first line, and what of them tells it.
+"""Parses which commands are Python programs that can be prewarmed.
 
-Pure. The table of Python's options has what holding needs: an option that hides PYTHONPATH or its site would have the
-program run instead.
+Pure. The option table serves prewarming: an option that hides PYTHONPATH or skips `site` would run the program instead.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from holdfast.job.launcher_catalog import is_python
 
 _FLAGS = frozenset("bBdOPqsuvx")
-"""Options without a word of their own that change nothing about how a program is found."""
+"""Options without an argument that do not change how a program is found."""
 _TAKES_ARGUMENT = frozenset("WX")
 
 _WHY_NOT = {
@@ -25,16 +24,16 @@ _WHY_NOT = {
 
 @dataclass(frozen=True, kw_only=True)
 class PythonCommand:
-    """A Python command taken apart: the interpreter with its options, and what it runs."""
+    """A parsed Python command: the interpreter with its options, and what it runs."""
 
     python: tuple[str, ...]
     kind: str
-    """`script` (a path), `module` (a name) or `code` (a text), which is what `text` is."""
+    """Kind of `text`: `script` (a path), `module` (a name) or `code` (source text)."""
     text: str
 
 
 def parse_python_command(argv: Sequence[str]) -> PythonCommand | str:
-    """The Python program that a command runs, or why it cannot be held."""
+    """The Python program that a command runs, or the reason why it cannot be prewarmed."""
     if not is_python(argv[0]):
         return f"{argv[0]} is no Python"
     index = 1

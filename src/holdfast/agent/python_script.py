@@ -10,11 +10,11 @@ from holdfast.agent.python_command import parse_python_command
 from holdfast.host.files import open_regular
 
 MAX_SCRIPT_BYTES = 1 << 20
-"""No script that somebody wrote is longer."""
+"""Hand-written scripts are shorter."""
 
 
 def parse_script(argv: Sequence[str], cwd: Path, *required: bytes) -> ast.Module | None:
-    """The syntax tree of a script that has all these words in it; None for others, and where it cannot be read."""
+    """Parse a script that contains all `required` words; None for others, and if it cannot be read."""
     found = parse_python_command(argv)
     if isinstance(found, str) or found.kind == "module":
         return None

@@ -1,7 +1,7 @@
-"""Owns the agent's end of the ranks' sockets: one Unix socket per started process, newline JSON.
+"""The agent's side of the ranks' sockets: one Unix socket per started process, newline-delimited JSON.
 
-A process that starts its own ranks shares its socket among them; each says who it is in its hello. Whatever else comes
-through a socket is dropped and counted, and read no faster than an agent can afford (allowance.py).
+A launcher's ranks share its socket; each names itself in its hello. Invalid messages are dropped and counted, and no
+connection is read faster than rate_limits.py allows.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ log = logging.getLogger("holdfast.agent")
 
 MAX_LINE_BYTES = 1024 * 1024
 MAX_CONNECTIONS = 1024
-"""On one socket, and so are ranks: a launcher's ranks of one node share it."""
+"""Limit per socket, also on the number of its ranks: a launcher's ranks of one node share it."""
 SAMPLE_BYTES = 100
-"""What is shown of a line that was dropped."""
+"""Bytes of a dropped line that are shown."""
 
 
 class RankMessageHandler(Protocol):
-    """Takes what a channel's ranks send."""
+    """Handles the messages of a server's ranks."""
 
     def on_message(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
-        """A message, and by name why some of its metrics are missing."""
+        """A message; `dropped` maps the name of each missing metric to the reason."""
         ...
 
     def on_close(self, rank: int) -> None:
@@ -54,7 +54,7 @@ class RankMessageHandler(Protocol):
         ...
 
     def on_drop(self, rank: int, reason: DropReason, sample: str) -> None:
-        """A message was dropped; of one who has yet to say hello, `rank` is the first of the socket's."""
+        """A message was dropped; before the sender's hello, `rank` is the first rank of the socket."""
         ...
 
 
@@ -63,34 +63,34 @@ class RankServer:
 
     def __init__(self, handler: RankMessageHandler, *, rank: int = 0, world_size: int = 2**31) -> None:
         self.path: Path | None = None
-        """Where it listens."""
+        """Path of the open socket."""
         self.handler = handler
         self.rank = rank
         self.world_size = world_size
         self.known_ranks: set[int] = set()
-        """Ranks that have ever said hello."""
+        """Ranks that have sent a hello at any time."""
         self.connections: dict[int, asyncio.WriteTransport] = {}
-        """Who has said hello and not hung up."""
+        """Ranks that have sent a hello and are still connected."""
         self.open_connections = 0
-        """Open connections, those included that have yet to say who they are."""
+        """Open connections, including those without a hello."""
         self.idle = asyncio.Event()
         self._stop_request = b""
-        """The request to leave, for ranks that have yet to say hello."""
+        """The latest request to exit, for ranks whose hello is still to come."""
         self._server: asyncio.Server | None = None
         self._inode: tuple[int, int] | None = None
 
     async def open(self, path: Path) -> None:
-        """Listen at `path`; raises OSError."""
+        """Listen at `path`; raise OSError."""
         self._server = await asyncio.get_running_loop().create_unix_server(lambda: _RankConnection(self), path)
         self.path, self._inode = path, _inode(path)
 
     @property
     def reachable(self) -> bool:
-        """Whether a rank that connects now finds this agent."""
+        """Whether a rank that connects now reaches this agent."""
         return self.path is not None and _inode(self.path) == self._inode
 
     def send(self, request: AgentToRank) -> None:
-        """Ask something of every rank on this socket; to leave, also of those that are still on their way."""
+        """Send a request to every rank on this socket; a request to exit is also kept for ranks that connect later."""
         line = encode(request) + b"\n"
         if isinstance(request, CheckpointAndExitNow):
             self._stop_request = line
@@ -98,25 +98,27 @@ class RankServer:
             transport.write(line)
 
     def register(self, rank: int, transport: asyncio.WriteTransport) -> None:
-        """A rank has said hello."""
+        """A rank has sent its hello."""
         self.known_ranks.add(rank)
         self.connections[rank] = transport
         if self._stop_request:
             transport.write(self._stop_request)
 
     def accepts(self, rank: int) -> bool:
-        """Whether it is a rank of this attempt, as far as can be told."""
+        """Whether it can be a rank of this attempt."""
         return rank < self.world_size and (rank in self.known_ranks or len(self.known_ranks) < MAX_CONNECTIONS)
 
     async def drain(self, within_s: float) -> None:
-        """Take in what a process that has ended said last: it may still be on its way through the socket.
+        """Read the last messages of a process that has ended, which may still be in the socket's buffer.
 
-        Whoever keeps it open gets so long; what has been said is heard however long this process has to wait for a CPU.
+        A child that keeps the socket open delays this by at most `within_s`. Messages that are already sent are read in
+        any case, however long this process waits for a CPU.
         """
         if self.path is None:
             return
         with contextlib.suppress(OSError):
-            # Connections are accepted in order: when this one has been served, what came by those before it is heard.
+            # The server accepts connections in order: once it has served this one, it has read all data of those before
+            # it.
             reader, writer = await asyncio.open_unix_connection(self.path)
             writer.write_eof()
             await reader.read()
@@ -138,8 +140,10 @@ class RankServer:
 
 
 class _RankConnection(asyncio.Protocol):
-    """One rank's connection. A protocol rather than a stream: it is on the path of every step of every rank, beside
-    the training itself, and needs no task to be woken.
+    """One rank's connection.
+
+    It is an asyncio protocol rather than a stream: it runs on every step of every rank, on the same machine as the
+    training, and a protocol needs no task switch.
     """
 
     def __init__(self, server: RankServer) -> None:
@@ -148,9 +152,9 @@ class _RankConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._read_limiter = RateLimiter(READ_LIMIT)
         self._partial_line = b""
-        """The beginning of a line whose end has not come."""
+        """The start of an incomplete line."""
         self._skipping = False
-        """Whether that beginning was too long to keep, so that the line is dropped up to its end."""
+        """Whether that line is too long, so that the rest of it is skipped."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -175,7 +179,7 @@ class _RankConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if exc is not None:
-            log.warning("rank %s's channel broke: %s", self._rank, exc)
+            log.warning("the connection of rank %s broke: %s", self._rank, exc)
         server = self._server
         if self._rank is not None and server.connections.get(self._rank) is self._transport:
             del server.connections[self._rank]
@@ -213,7 +217,7 @@ class _RankConnection(asyncio.Protocol):
         self._server.handler.on_drop(rank, reason, ": ".join(filter(None, (error, shown))))
 
     def _throttle(self, size_bytes: int) -> None:
-        """Read no more for a while where this connection sends more than an agent can take from each of its ranks."""
+        """Pause reading when this connection sends more than the agent can process from each of its ranks."""
         wait_s = self._read_limiter.charge(size_bytes, time.monotonic())
         transport = self._transport
         if wait_s > 0 and transport is not None and not transport.is_closing():

@@ -1,7 +1,7 @@
-"""Owns what a node waits for before it starts an attempt's ranks: room for their logs, and GPUs that are free.
+"""Delays an attempt's ranks until the disk has space for their logs and their GPUs are free.
 
-It waits for room as long as it takes, since a rank that cannot write dies at its first word. It waits for GPUs only
-after an attempt of its own, whose memory the driver may still be giving back, and not for ever.
+It waits for disk space without limit, since a rank that cannot write fails at its first line. It waits for GPUs for
+`GPU_FREE_TIMEOUT_S` seconds, and only after an earlier attempt, whose memory the driver may still be freeing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.protocol.orders import StartRanks
 
 POLL_S = 1.0
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 
 GPU_FREE_TIMEOUT_S = 20.0
-"""Longest to wait for memory of an earlier attempt's ranks to be free; a driver takes a second or two."""
+"""Longest wait until the memory of an earlier attempt's ranks is free; a driver takes a second or two."""
 
 
 class RankPreflight:
-    """Waits for one attempt; `find` takes what is to be said meanwhile, `abandoned` ends every wait."""
+    """Waits before one attempt; `cancelled` ends every wait."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class RankPreflight:
         self._report_finding = report_finding
         self._cancelled = cancelled
         self._wait_forever = wait_forever
-        """Whether GPUs are waited for as long as it takes: nothing is to be started yet."""
+        """Whether to wait for GPUs without limit, because no start has been ordered yet."""
 
     async def wait(self) -> None:
-        """Return when ranks can be started, or should not be any more."""
+        """Return when ranks can start, or when the start was cancelled."""
         await self._wait_disk_space()
         await self._wait_free_gpus()
 
