@@ -382,7 +382,7 @@ def test_package_that_was_installed_since_is_noticed(place: ProgramDir) -> None:
         held = await place.start_zygote(wanted)
         assert held.mismatch(wanted) == ""
         (installed / "another-1.0.dist-info").mkdir()
-        assert held.mismatch(wanted) == f"packages in {installed} changed since it was held"
+        assert held.mismatch(wanted) == f"packages in {installed} changed since it was prewarmed"
         held.kill()
 
     (place.folder / "program.py").write_text("import json")
@@ -414,7 +414,7 @@ def test_interpreter_that_cannot_be_held_never_runs_the_program(place: ProgramDi
     wanted = replace(place.command(), argv=(str(wrapper), "program.py"))
 
     async def scene() -> None:
-        with pytest.raises(ColdStart, match="ended before the program could be held"):
+        with pytest.raises(ColdStart, match="ended before the program could be prewarmed"):
             await place.start_zygote(wanted)
 
     play(scene)

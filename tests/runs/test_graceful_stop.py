@@ -149,6 +149,6 @@ def test_program_without_a_session_gets_sigterm_and_its_grace_when_its_node_is_t
     assert "ignored-sigterm" in {event.finding.code for event in watched.all(FindingRaised)}
     (decided,) = watched.all(RecoveryDecided)
     assert decided.finding.code == "node-preempted"
-    assert watched.all(NodeTerminated)[0].reason == "its agent was told to leave by SIGTERM"
+    assert watched.all(NodeTerminated)[0].reason == "its agent received SIGTERM"
     assert len(watched.all(AttemptStarted)) == 2
     assert isinstance(watched.seen[-1], RunFinished)

@@ -49,7 +49,7 @@ def main() -> None:
         handler.addFilter(LogRateLimit(LIMITS.log_lines_a_minute))
     logging.getLogger("websockets").setLevel(logging.WARNING)
     if options.agent_record is not None and not _is_recorded(options.agent_record):
-        log.warning("whoever started this agent died before writing it down; another is started in its place")
+        log.warning("the controller died before it recorded this agent; the next one starts another agent in its place")
         return
     settings = AgentSettings(
         node=options.node,

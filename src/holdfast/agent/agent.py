@@ -232,11 +232,11 @@ class Agent:
             return
         grace_s = self._settings.stop_grace_s
         self._controller.send(NodePreemptionNotice(at=self._clock(), node=self._settings.node, grace_s=grace_s))
-        self._drain_task = asyncio.ensure_future(self._drain("its agent was told to leave by SIGTERM", grace_s))
+        self._drain_task = asyncio.ensure_future(self._drain("its agent received SIGTERM", grace_s))
 
     async def _drain(self, reason: str, grace_s: float) -> None:
         """Request a checkpoint from the ranks, stop them after the grace, then exit."""
-        log.error("%s; ranks were asked for a checkpoint first", reason)
+        log.error("%s; requested a checkpoint from the ranks first", reason)
         with contextlib.suppress(OSError):
             (self._settings.folder / EXIT_REASON_NAME).write_text(reason)
         for group in list(self._worker_groups.values()):
@@ -251,7 +251,7 @@ class Agent:
         self._exiting.set()
 
     async def _watch_clock(self) -> None:
-        """Report changes of the wall clock; the agent itself uses only monotonic time."""
+        """Report changes of the wall clock, which the agent does not use."""
         while True:
             await asyncio.sleep(JUMP_POLL_S)
             if jump_s := self._clock.jumped_s():

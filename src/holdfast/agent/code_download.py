@@ -31,7 +31,7 @@ from holdfast.launch.code.archive import CorruptArchive, archive_path, unpack
 log = logging.getLogger("holdfast.agent")
 
 MAX_TRIES = 3
-"""Downloads of an archive that arrives corrupt."""
+"""Attempts to download an archive that arrives corrupt."""
 RETRY_DELAYS_S = (0.05, 0.1, 0.2, 0.5, *([1.0] * 8))
 """Seconds between requests to an unreachable controller."""
 READ_TIMEOUT_S = 30.0

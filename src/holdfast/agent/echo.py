@@ -50,7 +50,7 @@ class Echo:
 
     async def run(self) -> None:
         """Copy forever."""
-        while True:  # noqa: ASYNC110 - a file tells nobody
+        while True:  # noqa: ASYNC110 - a file sends no events
             await asyncio.sleep(BUSY_POLL_S if self._copy() else POLL_S)
 
     async def finish(self, within_s: float) -> None:

@@ -94,7 +94,7 @@ class FaultInjector:
         self._requests[order.requested_at] = msgspec.structs.replace(order, at_step=None)
         inject = _INJECT_FUNCTIONS.get((order.action, order.target))
         if inject is None:
-            log.error("this agent knows no drill to %s a %s", order.action, order.target)
+            log.error("this agent cannot inject the fault %s %s", order.action, order.target)
             return
         if on_rank:
             inject(self._context, order)

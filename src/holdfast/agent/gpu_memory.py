@@ -56,9 +56,7 @@ class GpuMemoryUse:
 
 
 async def foreign_memory_use(visible: str | None) -> tuple[GpuMemoryUse, ...]:
-    """Memory in use by processes other than this agent's, on the GPUs in CUDA_VISIBLE_DEVICES, or on all if it is
-    unset.
-    """
+    """Memory in use by other processes than this agent's, on the GPUs in CUDA_VISIBLE_DEVICES; on all if unset."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()

@@ -1,7 +1,7 @@
 """Detects hung ranks on one node and tracks their steps.
 
 Only a rank with a Session has deadlines: a program without one reports no steps. Ranks that have not connected yet are
-inspected when another rank, on any node, waits in vain; all ranks are inspected when another has given up waiting.
+inspected when another rank, on any node, keeps waiting; all ranks are inspected when another has given up waiting.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def read_launcher_report(log: Path) -> LauncherReport | None:
     reports = [_parse(match) for row in _PATTERNS for match in row.finditer(tail)]
     # torchrun polls ten times a second and orders the ranks that ended between two polls by number. Ranks that lose a
     # peer exit with a code, or by torchrun's SIGTERM. Of the rest, the last one that torchrun names is its root cause.
-    killed = [words for words in reports if words.code < 0 and words.code != -signal.SIGTERM]
+    killed = [report for report in reports if report.code < 0 and report.code != -signal.SIGTERM]
     return next(iter(killed or reports[-1:]), None)
 
 

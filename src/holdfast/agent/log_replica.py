@@ -50,9 +50,7 @@ class LogReplica:
             self._position = LogReplicaPosition(bytes=order.offset + len(order.data), signature=order.signature)
 
     async def upload(self, controller: str, token: str, ca: Path | None) -> None:
-        """Send the whole replica to a controller that has lost its log; a controller that restarts meanwhile requests
-        it again.
-        """
+        """Send the whole replica to a controller that has lost its log; a restarted controller requests it again."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",

@@ -27,7 +27,7 @@ def main() -> None:
     """Allocate memory; exit if the cgroup was not created by holdfast."""
     group = memory_group()
     if group is None or not group.name.startswith(PREFIX):
-        raise SystemExit("this node is held to no limit of its own")
+        raise SystemExit("this node has no memory limit")
     # The kernel may kill a second process before this one has noticed the first kill: let that be this one, not the
     # agent.
     Path("/proc/self/oom_score_adj").write_text(str(RANK_OOM_SCORE // 2))

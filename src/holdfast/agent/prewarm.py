@@ -168,7 +168,7 @@ class PrewarmPool:
             zygote = await self._start_zygote(slot, command)
         except ColdStart as cold:
             zygotes.cold_reason = "" if isinstance(cold, NotWorthPrewarming) else str(cold)
-            log.info("replica %s, slot %s is not held: %s", *slot, cold)
+            log.info("replica %s, slot %s is not prewarmed: %s", *slot, cold)
             return None
         zygotes.zygotes.append(zygote)
         return zygote
@@ -196,7 +196,7 @@ class PrewarmPool:
             Finding(
                 code="cold-start",
                 severity=Severity.INFO,
-                what=f"a rank was started without prewarming: {reason}",
+                what=f"a rank was started cold:  {reason}",
                 where=who,
                 remedy="Nothing need be done; prewarming saves a restart the time of the program's imports.",
             )

@@ -84,7 +84,7 @@ class RankPreflight:
 
 
 def _gpu_occupied(found: tuple[GpuMemoryUse, ...], where: str, *, wait_forever: bool) -> Finding:
-    so = f"{where} takes no other's place until it is free" if wait_forever else "ranks are started beside them"
+    so = f"{where} replaces no node until it is free" if wait_forever else "ranks start nevertheless"
     gpus = ", ".join(dict.fromkeys(str(one.gpu.index) for one in found))
     seen = [str(one.pid) for one in found if one.pid is not None]
     hidden = "A process that cannot be seen is in another container, or dead and not let go: `fuser -v /dev/nvidia*` on"

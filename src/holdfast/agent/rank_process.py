@@ -1,4 +1,4 @@
-"""Owns one started process of a rank: its start, its output file, its signals, and how it ended."""
+"""One rank process: its start, its log file, its signals, and its exit."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from holdfast.os_errors import probe_disk, room_in
 from holdfast.protocol.orders import RankLaunch
 
 MAX_LARGEST_SHOWN = 3
-"""Arguments and variables that are named where they are too large together."""
+"""Most arguments and variables named when the command line and environment are too large."""
 
 SHELL_SIGNAL = 128
-"""What a shell, apptainer or srun adds to the number of the signal that ended its child, for its own exit code."""
+"""A shell, apptainer or srun adds this to the signal number that ended its child, for its own exit code."""
 
 _FATAL = frozenset((signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV))
 
 ForkFunction = Callable[[RankCommand, int], Awaitable[int]]
-"""Starts a rank, that writes to a descriptor, as a fork of its held program; raises Cold where there is none."""
+"""Starts a rank as a fork of its zygote, with output to a descriptor; raises ColdStart if there is no zygote."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessExit:
-    """How a rank's process ended; the fields are those of `RankExited`."""
+    """How a rank's process exited; the fields are those of `RankExited`."""
 
     at: float
     reason: ExitReason
@@ -55,7 +55,7 @@ class ProcessExit:
 
 
 class RankProcess:
-    """A rank's process; its output goes straight into its log file, and it dies when the agent dies."""
+    """A rank's process; it writes to its log file directly, and is killed when the agent dies."""
 
     def __init__(self, launch: RankLaunch, socket: Path, clock: Clock) -> None:
         self.launch = launch
@@ -64,15 +64,17 @@ class RankProcess:
         self.pid = 0
         self.exit: ProcessExit | None = None
         self._program_exit_code: int | None = None
-        """The exit code that it counts as ended with, once it was killed after its program had ended."""
+        """The program's exit code, which counts as the rank's if the agent kills the process after its program has
+        ended.
+        """
         self._stop_signals: set[signal.Signals] = set()
-        """Signals by which we have asked it to end."""
+        """Signals that the agent sent to stop it."""
         self.socket = socket
-        """Where it reaches its agent."""
+        """Path of the socket on which it reaches its agent."""
         self._oom_before: OomSnapshot | None = None
         self._cwd = Path(launch.cwd)
         self.prewarmed = False
-        """Whether its imports were done before it was started."""
+        """Whether it was forked from a zygote."""
 
     @property
     def running(self) -> bool:
@@ -85,11 +87,11 @@ class RankProcess:
 
     @property
     def ranks(self) -> range:
-        """The ranks it stands for: its own, or those that it starts."""
+        """The ranks of this process: its own, or those that it launches."""
         return range(self.rank, self.rank + self.launch.rank_count)
 
     def pids(self) -> dict[int, int]:
-        """The process of each rank it stands for; its own for those whose cannot be told from it."""
+        """The pid of each of its ranks; its own pid for those that cannot be found among its descendants."""
         if self.launch.rank_count == 1:
             return {self.rank: self.pid}
         below = descendants(self.pid)
@@ -101,13 +103,13 @@ class RankProcess:
 
     @property
     def has_peer_checkpoint(self) -> bool:
-        """Whether it copies its state to another node's memory."""
+        """Whether it keeps a peer checkpoint in another node's memory."""
         return self.launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in self.launch.env
 
     def command(self, code: Path, memory: Mapping[str, str], cgroup: Path | None = None) -> RankCommand:
-        """What it is to be started as, in the folder of its code; `memory` tells where it may leave its state.
+        """The command to start, in its code folder; `memory` holds the variables that name its memfds.
 
-        It and what it starts are in the cgroup `group`, where there is one.
+        The process enters `cgroup`, if there is one, and its children with it.
         """
         ours = {"HOLDFAST_RANK_SOCKET": str(self.socket)}
         if self.launch.rank_count == 1:
@@ -122,9 +124,7 @@ class RankProcess:
     async def start(
         self, on_exit: Callable[[RankProcess], None], command: RankCommand, fork: ForkFunction | None = None
     ) -> None:
-        """Start it, as a fork of its held program where there is one; `on_exit` is called when it has ended or could
-        not be started.
-        """
+        """Start the process, forking its zygote if there is one; call `on_exit` when it exits or fails to start."""
         log = Path(self.launch.log)
         self._cwd = command.cwd
         self._oom_before = oom_snapshot()
@@ -138,20 +138,20 @@ class RankProcess:
             descriptor = os.pidfd_open(pid)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
             number = 127 if isinstance(error, FileNotFoundError) else 126
-            words, evidence = self._with_disk_space(f"{self.launch.argv[0]}: {error}")
+            message, evidence = self._with_disk_space(f"{self.launch.argv[0]}: {error}")
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
                 evidence = _largest_arguments(command)
             ended = ProcessExit(
-                at=self._clock(), reason=ExitReason.NOT_STARTED, code=number, error=words, evidence=evidence
+                at=self._clock(), reason=ExitReason.NOT_STARTED, code=number, error=message, evidence=evidence
             )
-            if self.pid:  # it runs, and cannot be watched
+            if self.pid:  # it runs, but cannot be watched
                 self.pid = _kill_and_reap(self.pid)
             self.end_without_process(ended, on_exit)
             return
         asyncio.get_running_loop().add_reader(descriptor, self._reap, descriptor, on_exit)
 
     async def _fork_from_zygote(self, fork: ForkFunction | None, command: RankCommand, log: int) -> int:
-        """Its number as a fork; 0 where it is to be started cold."""
+        """Return the pid of the fork, or 0 if the rank must start cold."""
         if fork is None:
             return 0
         try:
@@ -162,12 +162,12 @@ class RankProcess:
         return pid
 
     def end_without_process(self, ended: ProcessExit, on_exit: Callable[[RankProcess], None]) -> None:
-        """Have it ended without a process."""
+        """Record an exit for a process that was never started."""
         self.exit = ended
         asyncio.get_running_loop().call_soon(on_exit, self)
 
     def mark_orphaned_ranks(self, rank: int) -> None:
-        """It ended well, and yet a rank that it had started is at work: somebody else ended it."""
+        """The launcher exited successfully while one of its ranks still runs: something else ended the launcher."""
         assert self.exit is not None
         evidence = f"rank {rank} was at work"
         self.exit = replace(
@@ -175,7 +175,7 @@ class RankProcess:
         )
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to it, or to its whole process group; nothing happens when it has ended."""
+        """Send a signal to the process or its process group; do nothing if it has exited."""
         if not self.running:
             return
         try:
@@ -187,7 +187,7 @@ class RankProcess:
             pass
 
     def stop(self, number: signal.Signals) -> None:
-        """End it on purpose; how it ends for that is no failure."""
+        """Stop the process; its exit then does not count as a failure."""
         self._stop_signals.add(number)
         if (
             self.launch.signal_children
@@ -201,12 +201,12 @@ class RankProcess:
             self.signal(number, group=True)
 
     def kill_as_exited(self, code: int) -> None:
-        """Kill it: its program has ended with this exit code, and its process has not."""
+        """Kill the process, whose program has ended with this exit code."""
         self._program_exit_code = code
         self.signal(signal.SIGKILL, group=True)
 
     def clean_up(self) -> None:
-        """Remove the folder beside its socket, where it may keep what must not outlive it."""
+        """Remove the folder next to its socket, which holds files that must not outlive it."""
         shutil.rmtree(f"{self.socket}.d", ignore_errors=True)
 
     def _reap(self, descriptor: int, on_exit: Callable[[RankProcess], None]) -> None:
@@ -215,11 +215,11 @@ class RankProcess:
         os.close(descriptor)
         try:
             end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        except ChildProcessError:  # killed and reaped with all that its attempt left, when the agent leaves
+        except ChildProcessError:  # killed and reaped with the attempt's orphans, because the agent exits
             status = -signal.SIGKILL
         else:
             if not self._exits_successfully(end):
-                # Children it left in its process group end with it; nobody else has its number until it is reaped.
+                # Kill the children in its process group. The kernel does not reuse its pid before it is reaped.
                 try:
                     os.killpg(self.pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
@@ -231,7 +231,7 @@ class RankProcess:
         on_exit(self)
 
     def _exits_successfully(self, end: os.waitid_result | None) -> bool:
-        """Whether it has ended by itself with code 0, asked before it is reaped."""
+        """Whether it exited on its own with code 0; call this before reaping it."""
         return not self._stop_signals and end is not None and (end.si_code, end.si_status) == (os.CLD_EXITED, 0)
 
     def _classify(self, at: float, status: int) -> ProcessExit:
@@ -239,8 +239,8 @@ class RankProcess:
             how = ExitReason.CODE if status >= 0 else ExitReason.SIGNAL
             return ProcessExit(at=at, reason=how, code=abs(status), stopped=bool(self._stop_signals))
         error, place = last_error_line(Path(self.launch.log))
-        words = read_launcher_report(Path(self.launch.log)) if status > 0 else None
-        passed_on = words is None and status - SHELL_SIGNAL in _FATAL
+        report = read_launcher_report(Path(self.launch.log)) if status > 0 else None
+        passed_on = report is None and status - SHELL_SIGNAL in _FATAL
         if status > 0 and not passed_on:
             error, evidence = self._with_disk_space(error)
             port = int(self.launch.env.get("MASTER_PORT", "0"))
@@ -256,7 +256,7 @@ class RankProcess:
             ended = ProcessExit(
                 at=at, reason=ExitReason.CODE, code=status, error=error, evidence=evidence, error_location=place
             )
-            return self._apply_launcher_report(ended, words)
+            return self._apply_launcher_report(ended, report)
         number = status - SHELL_SIGNAL if passed_on else -status
         evidence = f"exit code {status}: its command passed on how its own child ended" if passed_on else ""
         starved = ""
@@ -268,7 +268,7 @@ class RankProcess:
         )
 
     def _apply_launcher_report(self, ended: ProcessExit, report: LauncherReport | None) -> ProcessExit:
-        """A launcher's end as that of the rank it names; one that a signal ended has written no error."""
+        """Replace a launcher's exit with that of the rank it names; a rank killed by a signal has written no error."""
         if report is None or ended.evidence:
             return ended
         who = "one of its ranks" if report.rank < 0 else f"rank {report.rank}"
@@ -285,19 +285,19 @@ class RankProcess:
         return replace(ended, code=report.code, evidence=evidence, first_failed_rank=report.rank)
 
     def _with_disk_space(self, error: str) -> tuple[str, str]:
-        """An error with the state of its disk, where it speaks of that; a full disk may hold no word of it."""
+        """An error, and the disk space if it is about that; a full disk may have kept the error out of the log."""
         log = Path(self.launch.log)
         if not error and (refusal := probe_disk(log)) is not None:
             error = f"{log.name} could not be written: {refusal}"
         return error, "; ".join(room_in(error, self._cwd, log))
 
     def _was_stopped(self, status: int) -> bool:
-        """Whether it ended because we asked; SIGKILL leaves it no other way to end, SIGTERM may be answered by any."""
+        """Whether the agent stopped it: after SIGTERM any exit counts, after SIGKILL only death by SIGKILL."""
         return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
 
 
 def _spawn(command: RankCommand, log: int) -> int:
-    """Start a process; its number."""
+    """Start a process; return its pid."""
     process = subprocess.Popen(
         command.argv,
         stdin=subprocess.DEVNULL,
@@ -308,12 +308,12 @@ def _spawn(command: RankCommand, log: int) -> int:
         start_new_session=True,
         preexec_fn=partial(become_rank, command.cgroup),  # noqa: PLW1509 - the agent has no other threads
     )
-    process.returncode = 0  # It is reaped by its number, like one that was forked, and not by this object.
+    process.returncode = 0  # the agent reaps it by pid, like a forked rank, not through this object
     return process.pid
 
 
 def _kill_and_reap(pid: int) -> int:
-    """End a process that was started; the number of no process."""
+    """Kill and reap a started process; return 0, no process's pid."""
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     return 0
@@ -329,7 +329,7 @@ def _write_private(path: str, text: str) -> None:
 
 
 def _largest_arguments(command: RankCommand) -> str:
-    """What of a command line and its environment takes the most room."""
+    """The largest arguments and environment variables of a command."""
     sizes = {f"variable {name}": len(name) + len(os.fsencode(value)) + 2 for name, value in command.environ.items()}
     sizes |= {f"argument {number}": len(os.fsencode(word)) + 1 for number, word in enumerate(command.argv)}
     largest = sorted(sizes, key=lambda name: sizes[name], reverse=True)[:MAX_LARGEST_SHOWN]

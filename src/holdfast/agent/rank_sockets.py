@@ -1,4 +1,4 @@
-"""Finds a private folder for the sockets of one attempt's ranks, and opens them there."""
+"""Creates the ranks' sockets of one attempt in a private folder."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from holdfast.host.files import is_private
 log = logging.getLogger("holdfast.agent")
 
 FALLBACK_DIRS = ("$XDG_RUNTIME_DIR", "/dev/shm", "/tmp", "/run")
-"""Where a folder of a random name is made when the one that was given cannot be used: it is gone, full, or not ours."""
+"""Parents of a randomly named folder, used when the given folder is missing, full, or not private."""
 
 
 class RankSockets:
-    """The sockets of one attempt; `folder` is where they are meant to be."""
+    """The sockets of one attempt, in `folder` if it is usable."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._created: Path | None = None
-        """A folder of our own, to be removed."""
+        """A folder created here, to be removed."""
 
     async def open(self, servers: Mapping[str, RankServer]) -> tuple[str, ...]:
-        """Have each channel listen on a socket of its name; why that failed everywhere, or nothing."""
+        """Open each server's socket under its name; return why that failed in all folders, or nothing."""
         refusals: list[str] = []
         for folder in self._candidates(refusals):
             try:
@@ -48,13 +48,13 @@ class RankSockets:
         return tuple(refusals)
 
     def clean_up(self) -> None:
-        """Remove the folder, if it was made for this attempt alone."""
+        """Remove the folder, if it was created for this attempt."""
         if self._created is not None:
             shutil.rmtree(self._created, ignore_errors=True)
             self._created = None
 
     def _candidates(self, refusals: list[str]) -> Iterator[Path]:
-        """Private folders, the one that was given first."""
+        """Private folders, starting with the given one."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             _require_private(self.folder)
@@ -73,21 +73,21 @@ class RankSockets:
 
 
 def _require_private(folder: Path) -> None:
-    """Raise OSError for what is no folder of this user's alone: another user may have made it first."""
+    """Raise OSError unless the folder belongs to this user alone: another user may have created it first."""
     if not is_private(folder):
         found = folder.lstat()
         raise PermissionError(f"{stat.filemode(found.st_mode)} of user {found.st_uid} is no private folder of ours")
 
 
 def rank_channel_missing(node: int, ranks: str, refusals: tuple[str, ...]) -> Finding:
-    """Ranks have no socket to reach their agent by."""
+    """The finding on ranks that have no socket to their agent."""
     return Finding(
         code="rank-channel-missing",
         severity=Severity.WARNING,
         what=f"rank {ranks} on node{node} cannot reach the agent: it trains, but its steps are not seen",
         where=f"node{node}",
         evidence=refusals[:8],
-        remedy="Make room in the folder of the sockets, or set XDG_RUNTIME_DIR to a private one; the next start of the "
-        "ranks tries again. Until then they are not taken for hung, and `holdfast checkpoint` does not reach them.",
+        remedy="Free space in the sockets' folder, or set XDG_RUNTIME_DIR to a private one; the next start of the "
+        "ranks tries again. Until then hangs are not detected, and `holdfast checkpoint` does not reach them.",
         owner=Owner.CLUSTER,
     )

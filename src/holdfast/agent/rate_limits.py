@@ -1,4 +1,4 @@
-"""Limits what one rank can make its agent read, log and pass on; what is beyond a limit is counted and reported."""
+"""Limits what one rank can make its agent read, log and forward; drops beyond a limit are counted and reported."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from holdfast.findings import Finding, Severity
 
 @dataclass(frozen=True, kw_only=True)
 class RateLimit:
-    """How much a rank may send at once, and per second in the long run."""
+    """Burst size, and long-term rate per second."""
 
     burst: float
     per_s: float
 
 
 READ_LIMIT = RateLimit(burst=32 * 2**20, per_s=2 * 2**20)
-"""Bytes that the agent reads from one connection; beyond them it reads more slowly, and a session drops reports."""
+"""Bytes read from one connection; beyond them the agent reads more slowly and a Session drops reports."""
 MESSAGE_OVERHEAD_BYTES = 64
-"""Added to each message, and so the bound on their number: 32,768 a second."""
+"""Added to the size of each message, which bounds their number to 32,768 per second."""
 DROPPED_MESSAGE_BYTES = 4096
-"""Added to each message that is dropped: 512 a second."""
+"""Added for each dropped message, which bounds their number to 512 per second."""
 FINDING_LIMIT = RateLimit(burst=64, per_s=1 / 60)
-"""Findings of one rank; beyond them they are dropped. A session repeats none more often than once a minute."""
+"""Findings of one rank; the rest are dropped. A Session repeats a finding once a minute at most."""
 CHECKPOINT_LIMIT = RateLimit(burst=256, per_s=1)
-"""Checkpoint reports of one rank; beyond them only the newest is passed on."""
+"""Checkpoint reports of one rank; beyond them only the newest is forwarded."""
 
 
 class RateLimiter:
-    """What may still be taken of an allowance; times are monotonic seconds."""
+    """Token bucket; times are monotonic seconds."""
 
     def __init__(self, limit: RateLimit) -> None:
         self._limit = limit
@@ -40,7 +40,7 @@ class RateLimiter:
         self._refilled_at = -math.inf
 
     def try_acquire(self, cost: float, now: float) -> bool:
-        """Take so much, if it is there."""
+        """Take `cost` tokens if they are available."""
         self._refill(now)
         if self._level < cost:
             return False
@@ -48,13 +48,13 @@ class RateLimiter:
         return True
 
     def charge(self, cost: float, now: float) -> float:
-        """Take so much in any case; the seconds to wait before more is taken."""
+        """Take `cost` tokens in any case; return the seconds to wait before taking more."""
         self._refill(now)
         self._level -= cost
         return max(0.0, -self._level / self._limit.per_s)
 
     def wait_s(self, cost: float, now: float) -> float:
-        """Seconds until so much is there."""
+        """Seconds until `cost` tokens are available."""
         self._refill(now)
         return max(0.0, (cost - self._level) / self._limit.per_s)
 
@@ -75,7 +75,7 @@ class DropReason(StrEnum):
 
 @dataclass
 class DropCounter:
-    """Counts the messages of ranks that were dropped on one node; each rank and reason is reported twice at most."""
+    """Counts dropped messages on one node; reports each rank and reason at most twice."""
 
     node: int
 
@@ -83,14 +83,14 @@ class DropCounter:
         self._counts: Counter[tuple[int, DropReason]] = Counter()
 
     def count(self, rank: int, reason: DropReason, sample: str) -> Finding | None:
-        """Count one; the finding of the first of its rank and reason."""
+        """Count a dropped message; return the finding if it is the first of its rank and reason."""
         self._counts[rank, reason] += 1
         if self._counts[rank, reason] > 1:
             return None
         return self._finding(rank, f"the agent dropped a message of rank {rank}: {reason}", sample)
 
     def totals(self) -> Iterator[Finding]:
-        """What to report once the attempt is over, where more than the first was dropped."""
+        """Findings for the end of the attempt, where more than the first was dropped."""
         for (rank, why), count in self._counts.items():
             if count > 1:
                 yield self._finding(rank, f"the agent dropped {count:,} messages of rank {rank}: each {why}", "")
@@ -103,5 +103,5 @@ class DropCounter:
             where=f"rank {rank} on node{self.node}",
             evidence=(sample,) if sample else (),
             remedy="Find what writes to HOLDFAST_RANK_SOCKET in that rank besides a Session, and how often. The rank "
-            "goes on; its other messages count.",
+            "continues; its other messages count.",
         )

@@ -1,4 +1,4 @@
-"""Detects a rank 0 that never meets the other ranks, so that each rank trains a model of its own."""
+"""Detects a rank 0 that never connects to the other ranks, so that each rank trains its own model."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from holdfast.findings import Finding, Severity, replica_suffix
 from holdfast.host.processes import descendants, is_networked_with
 
 RENDEZVOUS_LIBRARIES = frozenset({"torch.distributed", "lightning", "pytorch_lightning", "accelerate", "deepspeed"})
-"""A script that imports one of these is meant to have its ranks meet."""
+"""A script that imports one of these is expected to connect its ranks."""
 
 EARLY_SAMPLE_S, EARLY_PHASE_S, LATE_SAMPLE_S = 2.0, 60.0, 10.0
-"""Seconds between two samples of an attempt younger than EARLY_S, and of an older one."""
+"""Seconds between two samples of an attempt younger than EARLY_PHASE_S, and of an older one."""
 
 MIN_SAMPLES = 15
-"""No shorter program is reported: one that loads for long and trains for a moment could meet between two samples."""
+"""Shorter programs are not reported: one that loads for long and trains briefly could connect between two samples."""
 
 
 def expects_rendezvous(command: RankCommand) -> bool:
-    """Whether a rank is one of several, and its script imports a library that has ranks meet."""
+    """Whether a rank is one of several, and its script imports a library that connects ranks."""
     several = command.environ.get("WORLD_SIZE", "1") not in ("", "1")
     found = parse_script(command.argv, command.cwd, b"import") if several else None
     return found is not None and any(_imports(node) for node in ast.walk(found))
@@ -40,14 +40,14 @@ def _imports(node: ast.AST) -> bool:
 
 
 class RendezvousCheck:
-    """Samples the sockets of rank 0 until it listens, or is connected to MASTER_PORT.
+    """Samples the sockets of rank 0 until it listens or is connected to MASTER_PORT.
 
-    Every way in which ranks can meet leaves one or the other open for as long as they are together: torch's store and
-    gloo's and NCCL's listeners, whatever port the script chose.
+    However ranks connect, one of the two stays open for as long as they do: torch's store and the listeners of gloo and
+    NCCL, whatever port the script chose.
     """
 
     def __init__(self, command: RankCommand, *, pid_of: Callable[[], int | None]) -> None:
-        """`command` is what rank 0 was started as; `pid_of` gives its process while it runs."""
+        """`command` started rank 0; `pid_of` returns its pid while it runs."""
         self._command, self._pid_of = command, pid_of
         self._port = int(command.environ.get("MASTER_PORT", "0"))
         self._samples = 0
@@ -55,11 +55,11 @@ class RendezvousCheck:
 
     @property
     def missed(self) -> bool:
-        """Whether rank 0 was watched for long enough, and has met nobody."""
+        """Whether rank 0 was sampled often enough and never connected."""
         return self._samples >= MIN_SAMPLES and not self._connected
 
     async def watch(self) -> None:
-        """Sample until the ranks meet or rank 0 ends, where they are meant to meet."""
+        """Sample until the ranks connect or rank 0 ends, if they are expected to connect."""
         if not await asyncio.to_thread(expects_rendezvous, self._command):
             return
         now = asyncio.get_running_loop().time
@@ -70,7 +70,7 @@ class RendezvousCheck:
                 return
             met = await asyncio.to_thread(self._is_connected, pid)
             if self._pid_of() is None:
-                return  # it may have ended in between, and its sockets with it
+                return  # the process and its sockets may have ended in between
             self._connected, self._samples = met, self._samples + 1
 
     def _is_connected(self, root: int) -> bool:
@@ -78,12 +78,12 @@ class RendezvousCheck:
 
 
 def no_rendezvous_finding(node: int, replica: int) -> Finding:
-    """What there is to say of a rank 0 that ended well and met nobody."""
+    """The finding on a rank 0 that succeeded without connecting to another rank."""
     rank = f"rank 0{replica_suffix(replica)}"
     return Finding(
         code="no-rendezvous",
         severity=Severity.WARNING,
-        what=f"{rank} ended with code 0 and never connected to another rank: each may have trained a model of its own",
+        what=f"{rank} ended with code 0 and never connected to another rank: each may have trained its own model",
         where=f"{rank} on node{node}",
         evidence=("no process of it listened on a TCP port, or connected to MASTER_PORT, whenever that was sampled",),
         remedy="Have the script join the ranks: `torch.distributed.init_process_group()`, or Lightning's "

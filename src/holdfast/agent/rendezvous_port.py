@@ -1,7 +1,7 @@
-"""Owns a port kept free for the next rendezvous, and the question whether a stranger has taken it nonetheless.
+"""Reserves a port for the next rendezvous, and detects whether another process has taken it.
 
-The socket is bound but never listens, so the kernel hands the port to nobody else, while a server that sets
-SO_REUSEADDR, as TCPStore's does, can still listen on it.
+The socket is bound but never listens. The kernel then gives the port to no other process, yet a server that sets
+SO_REUSEADDR, as TCPStore's does, can listen on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.host.processes import port_owner
 
 
 class ReservedPort:
-    """A port on an address, held until it is renewed."""
+    """A reserved port on an address."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -24,7 +24,7 @@ class ReservedPort:
         return int(self._socket.getsockname()[1])
 
     def renew(self) -> None:
-        """Hold a port that no attempt has used; the last one stays held until then, so that it is not drawn again."""
+        """Reserve a fresh port before releasing the last one, so that the kernel does not pick the same port again."""
         fresh = self._bind()
         self._socket.close()
         self._socket = fresh
@@ -45,9 +45,9 @@ _NAMED = re.compile(r"\bport:? (\d+)")
 
 
 def port_conflict(error: str, port: int) -> str:
-    """The evidence that a rank ended because a stranger has its rendezvous port; empty when it did not.
+    """Evidence that a rank failed because another process has its rendezvous port; empty if there is none.
 
-    An error that names no port is about this one only if somebody listens there now that the rank is gone.
+    An error that names no port counts only if a process still listens on the port after the rank is gone.
     """
     if not _IN_USE.search(error):
         return ""
@@ -56,4 +56,6 @@ def port_conflict(error: str, port: int) -> str:
         return ""
     if not holder and named is None:
         return ""
-    return f"port {port} is taken by {holder}" if holder else f"port {port} was taken; nobody listens there any more"
+    return (
+        f"port {port} is taken by {holder}" if holder else f"port {port} was taken; no process listens there any more"
+    )

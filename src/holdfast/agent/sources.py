@@ -1,7 +1,7 @@
-"""Detects files of a program that were edited between two attempts.
+"""Detects edits to a program's files between two attempts.
 
-Read are the files that a command names, those that a shell script among them names, and the modules next to a Python
-script that it imports. Installed packages are not read.
+It reads the files that a command names, those that a named shell script names, and the modules next to a Python script
+that it imports. It does not read installed packages.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from holdfast.agent.zygote import RankCommand
 from holdfast.findings import Finding, Severity, replica_suffix
 from holdfast.host.files import open_regular
 
-MOST_FILES = 100
-"""Files that are compared of one program; about 5 ms each when an attempt first meets them, 0.1 ms later."""
+MAX_FILES = 100
+"""Files compared per program; each takes about 5 ms on first sight, 0.1 ms later."""
 
-SHOWN = 8
-"""Files that a finding lists."""
+MAX_SHOWN = 8
+"""Most files listed in a finding."""
 
 _NAME = re.compile(r"[^\s\"'=;|&<>()]+\.(?:py|sh|yaml|yml|toml)(?![\w.])")
 # from parts import (head,
 #     norm)
 _IMPORT = re.compile(r"^[ \t]*((?:import|from)[ \t]+[^\n(]*(?:\([^)]*\))?)", re.MULTILINE)
-"""Statements that begin a line: to parse whole files would keep an agent from its work, 20 ms for a long one."""
+"""Import statements at the start of a line. Parsing whole files would block the agent for 20 ms on a long one."""
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 _Lead = tuple[Path, tuple[Path, ...]]
-"""A file that may exist, and the folders in which the modules are that it imports."""
+"""A file that may exist, and the folders in which to find the modules that it imports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _File:
-    """A file as it was when an attempt started."""
+    """State of a file when an attempt started."""
 
     attempt: int
     identity: tuple[int, int, int]
-    """Inode, size and time of the last write: who has these again has the same content."""
+    """Inode, size and mtime; equal values mean equal content."""
     size: int
     changed_at: float
-    """Unix seconds of the last change of the inode; a file copied over it may have any time of its last write."""
+    """The inode's ctime in Unix seconds; a file copied over it may have any mtime."""
     digest: bytes
     leads_to: tuple[_Lead, ...]
-    """Files that it names or imports, as far as they may exist."""
+    """Files that it may name or import."""
 
 
 class Sources:
@@ -63,7 +63,7 @@ class Sources:
         self._turn = asyncio.Lock()
 
     async def compare(self, replica: int, attempt: int, programs: Sequence[RankCommand]) -> Finding | None:
-        """Note the files that an attempt starts with; what there is to say of those that the last one had otherwise."""
+        """Record an attempt's files; return a finding on those that changed since the last attempt."""
         async with self._turn:
             found = await asyncio.to_thread(_survey, programs, attempt, self._known)
             former = {path: self._known[path] for path in found if path in self._known}
@@ -82,16 +82,16 @@ def _edited(
     at = time.strftime("%H:%M:%S", time.localtime(edited[last].changed_at))
     since = f"attempt {max(former[path].attempt for path in edited)}{replica_suffix(replica)}"
     listed = sorted(edited, key=lambda path: -edited[path].changed_at)
-    evidence = [f"{names[path]}: {_change(former[path], edited[path])}" for path in listed[:SHOWN]]
+    evidence = [f"{names[path]}: {_change(former[path], edited[path])}" for path in listed[:MAX_SHOWN]]
     return Finding(
         code="code-edited",
         severity=Severity.WARNING,
         what=f"{names[last]} {were} edited{', the last time' if others else ''} at {at}, after {since} started; "
         f"attempt {attempt} runs the edited file{'s' if others else ''}",
         where=str(last),
-        evidence=(*evidence, *([f"and {len(listed) - SHOWN} more"] if len(listed) > SHOWN else [])),
+        evidence=(*evidence, *([f"and {len(listed) - MAX_SHOWN} more"] if len(listed) > MAX_SHOWN else [])),
         remedy="Nothing, if you meant it. If not, put the file back: `holdfast update` restarts the ranks with what is "
-        "there. With `code: shipped` in its profile a run has its own copy of the code, and only `holdfast update` "
+        "there. With `code: shipped` in its target a run has its own copy of the code, and only `holdfast update` "
         "changes it.",
     )
 
@@ -102,55 +102,55 @@ def _change(before: _File, now: _File) -> str:
 
 
 def _survey(programs: Sequence[RankCommand], attempt: int, known: Mapping[Path, _File]) -> dict[Path, _File]:
-    """The files of these programs as they are now; one that has not changed since it was read is not read again."""
+    """The current files of these programs; unchanged files are not read again."""
     found: dict[Path, _File] = {}
     seen: set[Path] = set()
     for each in {(each.argv, each.cwd): each for each in programs}.values():
         waiting = deque(_named(each))
-        while waiting and len(found) < MOST_FILES:
+        while waiting and len(found) < MAX_FILES:
             path, roots = waiting.popleft()
             if path in seen:
                 continue
             seen.add(path)
-            file = _look(path, each, roots, known.get(path))
+            file = _read_source(path, each, roots, known.get(path))
             if file is not None:
                 found[path] = replace(file, attempt=attempt)
                 waiting.extend(file.leads_to)
     return found
 
 
-def _named(wanted: RankCommand) -> Iterator[_Lead]:
+def _named(command: RankCommand) -> Iterator[_Lead]:
     """Files that a command names."""
-    found = parse_python_command(wanted.argv)
+    found = parse_python_command(command.argv)
     if isinstance(found, str):
-        if "/" in wanted.argv[0]:
-            yield _script(wanted, wanted.argv[0])
+        if "/" in command.argv[0]:
+            yield _script(command, command.argv[0])
     elif found.kind == "script":
-        yield _script(wanted, found.text)
+        yield _script(command, found.text)
     elif found.kind == "module":
-        yield from _modules(f"{found.text}.__main__", _roots(wanted, wanted.cwd))
+        yield from _modules(f"{found.text}.__main__", _roots(command, command.cwd))
     else:
-        yield from _imported(found.text, wanted.cwd, _roots(wanted, wanted.cwd))
-    for word in wanted.argv:
+        yield from _imported(found.text, command.cwd, _roots(command, command.cwd))
+    for word in command.argv:
         for name in dict.fromkeys((word.rpartition("=")[2], *_NAME.findall(word))):
             if _NAME.search(name):
-                yield _script(wanted, name)
+                yield _script(command, name)
 
 
-def _script(wanted: RankCommand, name: str) -> _Lead:
-    """A file that is named: Python finds the modules that it imports next to it."""
-    path = Path(os.path.normpath(wanted.cwd / name))
-    return path, _roots(wanted, path.resolve().parent)
+def _script(command: RankCommand, name: str) -> _Lead:
+    """A named file; Python finds its imports next to it."""
+    path = Path(os.path.normpath(command.cwd / name))
+    return path, _roots(command, path.resolve().parent)
 
 
-def _roots(wanted: RankCommand, first: Path) -> tuple[Path, ...]:
-    """Folders that a program's own modules are found in."""
-    search = [wanted.cwd / path for path in wanted.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+def _roots(command: RankCommand, first: Path) -> tuple[Path, ...]:
+    """Folders in which a program's own modules are found."""
+    search = [command.cwd / path for path in command.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return (first, *(path for path in search if not _INSTALLED & {*path.parts}))
 
 
-def _look(path: Path, wanted: RankCommand, roots: tuple[Path, ...], known: _File | None) -> _File | None:
-    """A source file; None for what is not there, is no plain file, or is longer than any source."""
+def _read_source(path: Path, command: RankCommand, roots: tuple[Path, ...], known: _File | None) -> _File | None:
+    """Read a source file; None if it is missing, not a regular file, or too long for source code."""
     try:
         state = path.stat()
         identity = (state.st_ino, state.st_size, state.st_mtime_ns)
@@ -165,7 +165,7 @@ def _look(path: Path, wanted: RankCommand, roots: tuple[Path, ...], known: _File
     script = content.startswith(b"#!") and b"python" not in content[:100].splitlines()[0]
     if path.suffix == ".sh" or (script and path.suffix != ".py"):
         names = dict.fromkeys(_NAME.findall(content.decode(errors="replace")))
-        leads_to = tuple(_script(wanted, name) for name in names)
+        leads_to = tuple(_script(command, name) for name in names)
     elif path.suffix in ("", ".py"):
         leads_to = tuple(dict.fromkeys(_imported(content, path.parent, roots)))
     else:
@@ -181,12 +181,12 @@ def _look(path: Path, wanted: RankCommand, roots: tuple[Path, ...], known: _File
 
 
 def _imported(source: bytes | str, folder: Path, roots: tuple[Path, ...]) -> Iterator[_Lead]:
-    """Where the modules would be that a text imports."""
+    """Candidate files of the modules that a source text imports."""
     text = source if isinstance(source, str) else source.decode(errors="replace")
     for statement in dict.fromkeys(_IMPORT.findall(text.replace("\\\n", " "))):
         try:
             nodes = ast.parse(statement).body
-        except (ValueError, SyntaxError):  # a sentence of a docstring that begins like one
+        except (ValueError, SyntaxError):  # docstring text that looks like an import
             continue
         for node in nodes:
             yield from _led_to(node, folder, roots)
@@ -207,12 +207,12 @@ def _led_to(node: ast.stmt, folder: Path, roots: tuple[Path, ...]) -> Iterator[_
 
 
 def _modules(name: str, roots: tuple[Path, ...]) -> Iterator[_Lead]:
-    """Where a module, and the packages around it, may be."""
+    """Candidate files of a module and its parent packages."""
     for root in roots:
-        place = root
+        path = root
         for part in name.split("."):
-            yield place / f"{part}.py", roots
-            place /= part
-            if not place.is_dir():
+            yield path / f"{part}.py", roots
+            path /= part
+            if not path.is_dir():
                 break
-            yield place / "__init__.py", roots
+            yield path / "__init__.py", roots

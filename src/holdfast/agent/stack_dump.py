@@ -1,4 +1,4 @@
-"""Owns the taking of a rank's Python stacks with py-spy, where it is installed."""
+"""Dumps a rank's Python stacks with py-spy, if it is installed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 log = logging.getLogger("holdfast.agent")
 
 DUMP_TIMEOUT_S = 5.0
-"""Longest a dump may take; py-spy needs about a second for a large program."""
+"""Dump timeout; py-spy needs about a second for a large program."""
 
 MAX_DUMP_BYTES = 4 << 20
-"""Kept of a dump: a program may have any number of threads, and frames with names of any length."""
+"""Most bytes kept of a dump: a program may have any number of threads, and frames with names of any length."""
 
 # Thread 4242 (idle): "MainThread"
 #     all_reduce (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2841)
@@ -29,21 +29,21 @@ _COMMIT = re.compile(r"\bcommit \(.*holdfast/train/session/session\.py:(?P<line>
 _BEFORE_STEP_REPORT = re.compile(
     r"\bend_step \(.*holdfast/train/ft/(?:replica_strategy|semi_sync)\.py:\d+\)$", re.MULTILINE
 )
-"""Where `Session.commit` waits for other replicas, before it tells of the step."""
+"""Frames in which `Session.commit` waits for other replicas before it reports the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackDump:
-    """The file that holds a process's stacks, and where its main thread stands; empty where there is none."""
+    """The file with a process's stacks, and its main thread's top frame; empty if there is none."""
 
     path: str = ""
     top_frame: str = ""
     commit_line: int = 0
-    """Line of `Session.commit` that its main thread stands in, past the step's report; 0 elsewhere."""
+    """Line of the main thread in `Session.commit`, after the step's report; 0 elsewhere."""
 
 
 async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDump:
-    """Dump a process's stacks to a file; a stopped process is read without pausing it, since it cannot be paused."""
+    """Dump a process's stacks to a file; read a stopped process without pausing it, since it cannot be paused."""
     beside = Path(sys.executable).parent / "py-spy"
     program = str(beside) if beside.exists() else shutil.which("py-spy")
     if program is None:
@@ -55,7 +55,7 @@ async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDu
             "dump",
             "--pid",
             str(pid),
-            "--full-filenames",  # which files are the user's shows by their folders
+            "--full-filenames",  # the folder shows whether a file is the user's
             *options,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
@@ -70,7 +70,7 @@ async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDu
         output = b""
     if process.returncode is None:
         process.kill()
-        await process.communicate()  # to its end, or a pipe that is full is never closed
+        await process.communicate()  # read to the end: a full pipe is never closed
     if not output:
         return StackDump()
     try:
@@ -85,7 +85,7 @@ async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDu
 
 
 async def _output(process: asyncio.subprocess.Process) -> bytes:
-    """What it writes, cut at `MOST_BYTES`; nothing where it fails."""
+    """The process's output, truncated at `MAX_DUMP_BYTES`; empty if it fails."""
     assert process.stdout is not None
     output = bytearray()
     while more := await process.stdout.read(MAX_DUMP_BYTES - len(output)):
@@ -96,7 +96,7 @@ async def _output(process: asyncio.subprocess.Process) -> bytes:
 
 
 def commit_line(dump: str) -> int:
-    """Line of `Session.commit` that the main thread of a dump stands in, past the step's report; 0 elsewhere."""
+    """Line of a dump's main thread in `Session.commit`, after the step's report; 0 elsewhere."""
     thread = _MAIN_THREAD.search(dump)
     if thread is None or _BEFORE_STEP_REPORT.search(thread["frames"]):
         return 0

@@ -1,6 +1,6 @@
-"""Owns how a standby gets ready: all that comes before a start is done, and what keeps it from being of use is said.
+"""Prepares a standby: does everything that precedes a start, and reports what would make it fail.
 
-Refuses to own whose place it takes, and the start itself, which is as any other (team.py).
+The start itself is like any other (worker_group.py).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.protocol.orders import StartRanks
 
 PER_NODE_VARIABLES = frozenset({"RANK", "ROLE_RANK", "GROUP_RANK", "NODE_RANK", "REPLICA_GROUP_ID"})
-"""Variables that tell whose place a node has."""
+"""Variables that depend on the node that the standby will replace."""
 
 
 async def prepare_standby(
@@ -34,7 +34,7 @@ async def prepare_standby(
     report_finding: Callable[[Finding], object],
     cancelled: asyncio.Event,
 ) -> bool:
-    """Do all that comes before these ranks' start; whether the node can start them now."""
+    """Do everything that precedes the start of these ranks; return whether the node can start them now."""
     try:
         folder = await get_code(start.code_digest) if start.code_digest else Path()
     except HoldfastError as error:
@@ -67,6 +67,6 @@ def _not_ready(node: int, why: str, evidence: tuple[str, ...]) -> Finding:
         what=f"node{node} cannot take the place of another: {why}",
         where=f"node{node}",
         evidence=evidence,
-        remedy="The run goes on without it, and a lost node waits for its next one. Mend it, and end its agent.",
+        remedy="The run continues without this standby. Fix the cause, then end its agent.",
         owner=Owner.CLUSTER,
     )

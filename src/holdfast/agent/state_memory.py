@@ -1,7 +1,7 @@
-"""Owns the memory in which the ranks of this node leave state: to the processes that take their places, and as copies.
+"""Memory in which this node's ranks keep state: for the processes that replace them, and as peer checkpoints.
 
-Pieces without a name, counted as this process's: they outlive every rank, and end with the agent. What is in them, and
-whether it is whole, is the ranks' affair (train/ft/memory_snapshot.py, train/ft/peer_checkpoint.py).
+Each memory block is a memfd of this process: it outlives every rank and ends with the agent. The ranks alone define and
+check its content (train/ft/memory_snapshot.py, train/ft/peer_checkpoint.py).
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ log = logging.getLogger("holdfast.agent")
 
 
 PEER_CHECKPOINT_MEMFDS = 4
-"""Pieces that a rank's copies and those of a peer lie in: two of each (train/ft/peer_checkpoint.py)."""
+"""Memfds for a rank's own peer checkpoint and for that of a peer: two of each (train/ft/peer_checkpoint.py)."""
 
 
 class StateMemory:
-    """The pieces of one node, made when a slot's rank is started first."""
+    """The memfds of one node, created when a slot's rank first starts."""
 
     def __init__(self) -> None:
         self._transfer: dict[RankSlot, FileIO] = {}
         self._peer_checkpoints: dict[RankSlot, tuple[FileIO, ...]] = {}
 
     def environ(self, slot: RankSlot, *, peer_checkpoint: bool) -> dict[str, str]:
-        """How the ranks of a slot find theirs, one after the other; nothing while no file can be opened."""
+        """Variables that name the memfds of a slot's ranks, in order; none while memfds cannot be created."""
         try:
             if slot not in self._transfer:
                 self._transfer[slot] = _create_memfd("handover")
@@ -43,7 +43,7 @@ class StateMemory:
         return {name: ":".join(map(_fd_path, pieces)) for name, pieces in found.items()}
 
     def free(self, replica: int) -> None:
-        """Give back what a replica's ranks have handed over: nobody goes back to it."""
+        """Free the state that a replica's ranks have transferred: no rank reads it again."""
         for slot, piece in self._transfer.items():
             if slot[0] == replica:
                 piece.truncate(0)

@@ -1,6 +1,6 @@
-"""Owns the steps of a node's ranks on their way to the controller: a step is said once every rank here has passed it.
+"""Aggregates the steps of a node's ranks: a step is reported once all ranks here have finished it.
 
-They are said together, at most so often: a word for every step of every node would be more than one controller hears.
+Steps are sent in batches at a limited rate: a message per node and step would overload a controller.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from holdfast.protocol.orders import NodeStep, Progress, StartRanks
 from holdfast.protocol.rank_messages import RankStep
 
 MAX_STEPS_PER_MESSAGE = 128
-"""Steps in one message at most."""
+"""Most steps in one message."""
 MAX_MESSAGE_BYTES = 1 << 20
-"""Estimated size of one message at most; the port refuses what is larger than 4 MiB (security/api_limits.py)."""
+"""Largest estimated message; the controller API rejects messages above 4 MiB (security/api_limits.py)."""
 MAX_PENDING_STEPS = 20_000
-"""Steps of one rank that are kept for the node's other ranks to pass; beyond them the oldest is forgotten."""
+"""Steps of one rank that wait for the node's other ranks; beyond them the oldest is dropped."""
 
 
 @dataclass
 class _RankSteps:
-    """What one rank has said of its steps."""
+    """Steps that one rank has reported."""
 
     last_step: int = -1
     pending: deque[RankStep] = field(default_factory=lambda: deque[RankStep](maxlen=MAX_PENDING_STEPS))
-    """Steps that the node's other ranks have yet to pass."""
+    """Steps that other ranks of the node have not finished."""
 
     def pop(self, step: int) -> RankStep | None:
-        """Take the word for a step, and any for earlier ones, off the list."""
+        """Remove and return a step; drop any earlier ones."""
         while self.pending and self.pending[0].step <= step:
-            word = self.pending.popleft()
-            if word.step == step:
-                return word
+            found = self.pending.popleft()
+            if found.step == step:
+                return found
         return None
 
 
@@ -55,11 +55,11 @@ class StepAggregator:
         self._flush_timer: asyncio.TimerHandle | None = None
 
     def add_rank(self, rank: int) -> None:
-        """A rank will speak of its steps."""
+        """A rank will report steps."""
         self._ranks[rank] = _RankSteps()
 
     def add(self, rank: int, step: RankStep) -> None:
-        """A rank has passed a step, and so has the node if it was the last; times are on the agent's clock."""
+        """Record a rank's step, and the node's if this rank is the last; times are on the agent's clock."""
         self._ranks[rank].last_step = step.step
         self._ranks[rank].pending.append(step)
         if len(self._ranks) < self._expected:
@@ -67,14 +67,14 @@ class StepAggregator:
         ranks = [one for _, one in sorted(self._ranks.items())]
         completed_step = min(one.last_step for one in ranks)
         while (first := next(iter(ranks[0].pending), None)) and first.step <= completed_step:
-            words = [one.pop(first.step) for one in ranks]
-            self._completed.append(_merge([word for word in words if word is not None], has_rank0=0 in self._ranks))
+            finished = [one.pop(first.step) for one in ranks]
+            self._completed.append(_merge([step for step in finished if step is not None], has_rank0=0 in self._ranks))
         if self._completed and self._flush_timer is None:
             wait_s = max(0.0, self._flushed_at + self._order.progress_interval_s - time.monotonic())
             self._flush_timer = asyncio.get_running_loop().call_later(wait_s, self.flush)
 
     def flush(self) -> None:
-        """Say what all have passed; what is said next about this node's ranks comes after it."""
+        """Send the steps that all ranks have finished, ahead of any later message about them."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -87,11 +87,11 @@ class StepAggregator:
 
 
 def _split_into_messages(completed: list[NodeStep]) -> Iterator[tuple[NodeStep, ...]]:
-    """Steps in order, as many at a time as a message can hold."""
+    """Split steps, in order, into messages of limited size."""
     steps: list[NodeStep] = []
     size_bytes = 0
     for step in completed:
-        # A character takes six bytes at most, as an escape; a number and its punctuation 32.
+        # A character takes at most six bytes, as an escape; a number and its punctuation take 32.
         size = sum(6 * len(name) + 32 for name in step.metrics) + 128
         if steps and (len(steps) == MAX_STEPS_PER_MESSAGE or size_bytes + size > MAX_MESSAGE_BYTES):
             yield tuple(steps)
@@ -103,13 +103,13 @@ def _split_into_messages(completed: list[NodeStep]) -> Iterator[tuple[NodeStep, 
 
 
 def _merge(steps: list[RankStep], *, has_rank0: bool) -> NodeStep:
-    """A step that all ranks of the node have passed: the latest times, and what their metrics come to."""
-    # A mean of finite numbers may be infinite, and several ranks may have more metrics than one can.
-    metrics, _ = split_valid_metrics(reduce_metrics(steps[0].metrics, [word.metrics for word in steps[1:]]))
+    """Merge a step that all ranks of the node have finished: the latest times, and the reduced metrics."""
+    # A mean of finite numbers may be infinite, and several ranks together may exceed the limit on metrics.
+    metrics, _ = split_valid_metrics(reduce_metrics(steps[0].metrics, [each.metrics for each in steps[1:]]))
     return NodeStep(
         step=steps[0].step,
-        started=max(word.started for word in steps),
-        ended=max(word.ended for word in steps),
-        checkpoint_s=max(word.checkpoint_s for word in steps),
+        started=max(each.started for each in steps),
+        ended=max(each.ended for each in steps),
+        checkpoint_s=max(each.checkpoint_s for each in steps),
         metrics=metrics if has_rank0 else reduced_metrics(metrics),
     )

@@ -1,9 +1,9 @@
-"""Owns one attempt's ranks on this node: started together, watched together, ended together.
+"""Worker group: the ranks of one attempt on this node, which start, run and stop together.
 
-What happens is said through `say`. When no process of the attempt is left, `RanksStopped` is said, once, with a fresh
+It reports events through `send`. When no process of the attempt is left, it sends `RanksStopped` once, with a fresh
 port for the next rendezvous.
 
-One file, longer than others, because starting, watching and ending ranks are one order of things over one state.
+This file is long because starting, monitoring and stopping share one state.
 """
 
 from __future__ import annotations
@@ -76,30 +76,30 @@ from holdfast.protocol.rank_output import OutputSource
 log = logging.getLogger("holdfast.agent")
 
 DUPLICATE_FINDING_S = 60.0
-"""The same that other ranks notice within this time is known: a loss that is no number soon is every rank's."""
+"""The same finding from other ranks is dropped for this long: a NaN loss, for example, soon reaches every rank."""
 
 EXIT_GRACE_S = 2.0
-"""Longest that a rank which has hung up gets to end by itself before it is killed: an interpreter clears up first."""
+"""Seconds that a disconnected rank gets to exit on its own before it is killed: an interpreter cleans up first."""
 
 PREWARM_AFTER_FIRST_STEP_S = 5.0
-"""Time from an attempt's first step until programs are held for the next one."""
+"""Seconds from an attempt's first step until zygotes for the next attempt start."""
 
 PREWARM_AFTER_START_S = 30.0
-"""The same from the start of ranks that tell of no step."""
+"""The same from the start of ranks that report no steps."""
 
 IPC_DRAIN_TIMEOUT_S = 0.25
-"""Longest to wait for the last words of a rank that has ended; only a child that keeps its socket makes it so long."""
+"""Longest wait for the last messages of a rank that has exited; only a child that keeps its socket uses it up."""
 
 
 @dataclass
 class _RankLimits:
-    """What one rank may still have passed on."""
+    """Rate limits of one rank."""
 
     metrics: DroppedMetrics
     findings: RateLimiter = field(default_factory=lambda: RateLimiter(FINDING_LIMIT))
     checkpoints: RateLimiter = field(default_factory=lambda: RateLimiter(CHECKPOINT_LIMIT))
     pending_checkpoint: RankCheckpointCommitted | None = None
-    """The latest checkpoint that waits to be passed on, until `later`."""
+    """The latest checkpoint, to be forwarded when `pending_timer` fires."""
     pending_timer: asyncio.TimerHandle | None = None
 
 
@@ -172,26 +172,26 @@ class WorkerGroup:
         }
         self._drop_counter = DropCounter(node)
         self._limits: dict[int, _RankLimits] = {}
-        """Of each rank, for what it has passed on."""
+        """Keyed by rank."""
         self._unreachable: set[int] = set()
-        """Processes, by rank, of which it was said that they cannot reach this agent."""
+        """Ranks whose process was reported as unable to reach this agent."""
         self._exit_tasks: set[asyncio.Task[None]] = set()
         self._recent_findings: dict[str, tuple[int, float]] = {}
-        """Which rank said a finding of each code last, and when."""
+        """By finding code: the rank that last reported it, and when."""
         self._kill_timer: asyncio.TimerHandle | None = None
         self._draining = False
-        """Whether the node is taken away, and no rank has yet said that it takes no further step."""
+        """Whether the node is draining and no rank has yet reported that it takes no further step."""
         self._started = asyncio.Event()
         self._exited_count = 0
         self._cancelled = asyncio.Event()
-        """The order to stop came before anything was started."""
+        """Set by an order to stop that arrives before any rank has started."""
 
     @property
     def running(self) -> tuple[RankState, ...]:
         return tuple(RankState(rank=process.rank, pid=process.pid) for process in self.processes if process.running)
 
     async def start(self) -> None:
-        """Get the code and open the ranks' sockets, then start them all."""
+        """Download the code, open the ranks' sockets, then start all ranks."""
         code, problem = await self._fetch_code()
         await self._open_rank_servers()
         await RankPreflight(
@@ -233,19 +233,19 @@ class WorkerGroup:
             RanksStarted(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt, ranks=started)
         )
         self._started.set()
-        if self._cancelled.is_set():  # the order to stop came while they were being started
+        if self._cancelled.is_set():  # the order to stop arrived during the start
             self.stop(0.0)
         self._hang_detector.start()
         self._watch_rendezvous()
         self._schedule_prewarm(PREWARM_AFTER_START_S)
 
     async def _compare_sources(self, programs: Sequence[RankCommand]) -> None:
-        """Warn of code in place that is not what the attempt before was started with; beside the ranks' start."""
+        """Warn if code in place has changed since the last attempt started; runs concurrently with the start."""
         if finding := await self._sources.compare(self.replica, self.attempt, programs):
             self._report_finding(finding)
 
     def _host_store(self) -> None:
-        """Host the store that the replica's ranks meet at, where rank 0 is here and is not to; beside their start."""
+        """Host the replica's store if rank 0 is here and does not host it; runs concurrently with the start."""
         first = next((command for command in self._commands.values() if command.rank == 0), None)
         if first is not None and hosts_store(first.environ, range(1)):
             self._store_task = asyncio.ensure_future(self._start_store(first))
@@ -256,7 +256,7 @@ class WorkerGroup:
             self._report_finding(finding)
 
     def _watch_rendezvous(self) -> None:
-        """Watch whether rank 0 ever meets the others, where it is here and is meant to."""
+        """Watch whether rank 0 connects to the others, if it is here and is expected to."""
         first = next((process for process in self.processes if process.rank == 0), None)
         command = next((command for command in self._commands.values() if command.rank == 0), None)
         if first is not None and command is not None:
@@ -264,7 +264,7 @@ class WorkerGroup:
             self._rendezvous_task = asyncio.ensure_future(self._rendezvous_check.watch())
 
     def _report_no_rendezvous(self) -> None:
-        """Warn of a rank 0 without a Session that ended well and never met another rank."""
+        """Warn of a rank 0 that succeeded without a Session and never connected to another rank."""
         if self._rendezvous_task is not None:
             self._rendezvous_task.cancel()
         well = all(process.succeeded for process in self.processes)
@@ -280,7 +280,7 @@ class WorkerGroup:
         return f"{self.replica}-{self.attempt}-{launch.rank}"
 
     async def _open_rank_servers(self) -> None:
-        """Open the ranks' sockets; ranks run without a channel rather than not at all."""
+        """Open the ranks' sockets; if that fails, the ranks run without them."""
         servers = {self._socket_name(process.launch): self._rank_servers[process.rank] for process in self.processes}
         refusals = await self._rank_sockets.open(servers)
         for process in self.processes:
@@ -289,7 +289,7 @@ class WorkerGroup:
             self._report_unreachable([process.rank for process in self.processes], refusals)
 
     def _report_unreachable(self, ranks: list[int], refusals: tuple[str, ...]) -> None:
-        """Some processes cannot reach this agent, which is said once of each."""
+        """Report once per process that it cannot reach this agent."""
         if fresh := sorted(set(ranks) - self._unreachable):
             self._unreachable.update(fresh)
             self._report_finding(
@@ -300,7 +300,7 @@ class WorkerGroup:
         return partial(self._prewarm_pool.fork, slot) if process.launch.prewarm else None
 
     def _schedule_prewarm(self, delay_s: float) -> None:
-        """Have the programs of these ranks held, for their next start, after so long."""
+        """Start zygotes for the next start of these ranks after a delay."""
         if self._prewarm_timer is not None:
             self._prewarm_timer.cancel()
         if programs := self._prewarm_commands:
@@ -313,13 +313,13 @@ class WorkerGroup:
         return {slot: command for slot, command in self._commands.items() if command.rank in warm}
 
     async def prewarm(self, code: Path) -> None:
-        """Have these ranks' programs held as they are in another folder of code, which they are to run soon."""
+        """Start zygotes for these ranks with the code in another folder, which the ranks will run soon."""
         await self._prewarm_pool.prewarm(
             {slot: command.with_code(code) for slot, command in self._prewarm_commands.items()}
         )
 
     async def _fetch_code(self) -> tuple[Path, ProcessExit | None]:
-        """The folder that the ranks' `cwd` starts from, or why there is none; an order to stop ends the wait."""
+        """The folder that the ranks' `cwd` is relative to, or the failure; an order to stop ends the wait."""
         if not self._order.code_digest:
             return Path(), None
         self._code_task = asyncio.ensure_future(self._get_code(self._order.code_digest))
@@ -339,9 +339,9 @@ class WorkerGroup:
         )
 
     def stop(self, grace_s: float, *, together: bool = False) -> None:
-        """End every rank: SIGTERM and, `grace_s` later, SIGKILL; no grace means SIGKILL at once.
+        """Stop every rank: SIGTERM and, `grace_s` later, SIGKILL; without grace SIGKILL immediately.
 
-        Sessions of replicas that all end `together` hear of it first.
+        `together` first notifies the Sessions that all replicas stop.
         """
         if not self._started.is_set():
             self._cancelled.set()
@@ -351,7 +351,7 @@ class WorkerGroup:
         kill_at = asyncio.get_running_loop().time() + grace_s
         if self._kill_timer is not None:
             if self._kill_timer.when() <= kill_at:
-                return  # asked again: the first grace holds
+                return  # repeated order: the first grace applies
             self._kill_timer.cancel()
         if grace_s <= 0:
             self._kill_now()
@@ -362,22 +362,22 @@ class WorkerGroup:
         self._kill_timer = asyncio.get_running_loop().call_at(kill_at, self._kill_after_grace, grace_s)
 
     def drain(self, grace_s: float) -> None:
-        """End every rank because the node is taken away: each has `grace_s` to save, and it is said when one has."""
+        """Stop every rank because the node is being preempted: each has `grace_s` to save a checkpoint."""
         self._draining = True
         self.send_to_ranks(TakeCheckpointNow())
         self.stop(grace_s)
 
     def send_to_ranks(self, request: AgentToRank) -> None:
-        """Ask something of every rank that speaks to us."""
+        """Send a request to every connected rank."""
         for channel in self._rank_servers.values():
             channel.send(request)
 
     def inject(self, rank: int, fault: RankFault) -> None:
-        """Have a rank's Session do to itself what no signal does; says so where it has none."""
+        """Have a rank's Session inject a fault that no signal can; report if it has no Session."""
         self._send_to_sessions([self._rank_servers[rank]], InjectRankFault(fault=fault), f"does `{fault}`")
 
     def send_to_sessions(self, request: AgentToRank, what: str) -> None:
-        """Ask something that a Session does; says so where no rank has one."""
+        """Send a request to the Sessions; report if no rank has one."""
         self._send_to_sessions([*self._rank_servers.values()], request, what)
 
     def _send_to_sessions(self, servers: Sequence[RankServer], request: AgentToRank, what: str) -> None:
@@ -395,16 +395,16 @@ class WorkerGroup:
             )
 
     def pid_of(self, rank: int) -> int | None:
-        """A rank's own process: the one that speaks to us, which a launcher may have started, or else ours."""
+        """A rank's own pid: that of its Session, which a launcher may have started, or of the started process."""
         progress = self._hang_detector.progress.get(rank)
         if progress is not None:
             return None if progress.closed else progress.pid
         return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
 
     def report_silent(self, *, all_ranks: bool) -> None:
-        """Report the ranks that have yet to speak, or all: others wait in vain, and may wait for these.
+        """Report as silent the ranks that have not connected, or all: others wait for them.
 
-        A rank that cannot have reached this agent is no suspect for its silence.
+        Ranks that cannot reach this agent are left out, since their silence means nothing.
         """
         running = [process for process in self.processes if process.running]
         pids = {rank: pid for process in running for rank, pid in process.pids().items()}
@@ -418,7 +418,7 @@ class WorkerGroup:
         )
 
     def _running_pid(self, rank: int) -> int | None:
-        """A rank's own process while it runs, whether or not its Session has ended."""
+        """A rank's own pid while it runs, even after its Session has ended."""
         process = next((process for process in self.processes if rank in process.ranks and process.running), None)
         if process is None:
             return None
@@ -426,13 +426,13 @@ class WorkerGroup:
         return progress.pid if progress is not None and process.launch.rank_count > 1 else process.pid
 
     def _step_count(self, rank: int) -> int:
-        """A number that grows with the steps of the ranks that a rank's process stands for."""
+        """A number that grows with the steps of the ranks of a rank's process."""
         process = next(process for process in self.processes if rank in process.ranks)
         progress_by_rank = self._hang_detector.progress
         return sum(progress_by_rank[each].step for each in process.ranks if each in progress_by_rank)
 
     def _kill_ended_program(self, rank: int) -> bool:
-        """End the process that stands for a rank, if the programs of all its ranks have ended."""
+        """Kill a rank's process if the programs of all its ranks have ended."""
         process = next(process for process in self.processes if rank in process.ranks)
         code = self._exit_watcher.exit_code(process.ranks)
         if code is None:
@@ -443,11 +443,11 @@ class WorkerGroup:
         return True
 
     def kill_orphans(self) -> None:
-        """The agent leaves: end every process of the attempt at once, whatever is still to be reported of it."""
+        """Kill every process of the attempt immediately, because the agent exits; do not wait for reports."""
         self._orphans.kill([process.pid for process in self.processes if process.pid])
 
     def dump_stacks(self) -> None:
-        """Say where every rank stands."""
+        """Dump the stacks of every rank."""
         running = (process for process in self.processes if process.running)
         for rank, pid in ((rank, pid) for process in running for rank, pid in process.pids().items()):
             self._hang_detector.dump_stacks(rank, pid)
@@ -459,7 +459,7 @@ class WorkerGroup:
                 process.signal(signal.SIGCONT, group=True)
 
     def _kill_now(self) -> None:
-        """Kill every rank; one that has hung up is on its way out, and how it ends by itself may be the cause."""
+        """Kill every rank, except that a disconnected rank may still exit on its own: its exit may be the cause."""
         exiting = [
             process
             for process in self.processes
@@ -472,7 +472,7 @@ class WorkerGroup:
             self._kill_timer = asyncio.get_running_loop().call_later(EXIT_GRACE_S, self._signal_all, signal.SIGKILL)
 
     def _kill_after_grace(self, grace_s: float) -> None:
-        """The grace is over: kill what is left, and say who has not used it."""
+        """Kill the ranks that are left after the grace, and report them."""
         remaining = [process for process in self.processes if process.running]
         if remaining:
             ranks = ", ".join(str(process.rank) for process in remaining) + replica_suffix(self.replica)
@@ -494,7 +494,7 @@ class WorkerGroup:
     def _report_finding(self, finding: Finding) -> None:
         self._send(FindingRaised(at=self._clock(), finding=finding))
 
-    # What ranks say
+    # Messages from ranks
 
     def on_close(self, rank: int) -> None:
         """A rank has closed its connection."""
@@ -507,7 +507,7 @@ class WorkerGroup:
             self._report_finding(finding)
 
     def on_message(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
-        """Take in a rank's message; `dropped` are metrics that it could not have, and why."""
+        """Handle a rank's message; `dropped` maps the name of each missing metric to the reason."""
         match message:
             case Hello():
                 self._hang_detector.add_rank(
@@ -543,7 +543,7 @@ class WorkerGroup:
         return self._limits[rank]
 
     def _on_checkpoint(self, rank: int, message: RankCheckpointCommitted) -> None:
-        """Pass a checkpoint on; of too many in a row only the newest, once it is time for it."""
+        """Forward a checkpoint; above the rate limit only the newest, once the limit allows it."""
         limits, now = self._limits_of(rank), time.monotonic()
         if limits.pending_timer is not None:
             limits.pending_checkpoint = message
@@ -563,7 +563,7 @@ class WorkerGroup:
         limits.pending_timer = limits.pending_checkpoint = None
 
     def _send_checkpoint(self, message: RankCheckpointCommitted) -> None:
-        self._step_aggregator.flush()  # the step comes before its checkpoint
+        self._step_aggregator.flush()  # report the step before its checkpoint
         self._send(
             CheckpointCommitted(
                 at=self._clock(),
@@ -577,7 +577,7 @@ class WorkerGroup:
         )
 
     def _forward_finding(self, rank: int, finding: Finding) -> None:
-        """Pass a finding on, unless another rank has just said the same, or this one says too many."""
+        """Forward a finding, unless another rank has just reported the same, or this rank exceeds its limit."""
         first, at = self._recent_findings.get(finding.code, (rank, 0.0))
         if first != rank and time.monotonic() - at < DUPLICATE_FINDING_S:
             return
@@ -592,13 +592,13 @@ class WorkerGroup:
         self._step_aggregator.flush()
         self._send(RanksDrained(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt))
 
-    # How ranks end
+    # Exits of ranks
 
     def _on_exit(self, process: RankProcess) -> None:
         self._exit_tasks.add(asyncio.ensure_future(self._report_exit(process)))
 
     async def _report_exit(self, process: RankProcess) -> None:
-        """Say how a rank ended, after all that it has said itself, and after all were started."""
+        """Report how a rank exited, after its own messages and after all ranks have started."""
         await self._started.wait()
         await self._rank_servers[process.rank].drain(IPC_DRAIN_TIMEOUT_S)
         for rank in self._rank_servers[process.rank].known_ranks:
@@ -635,7 +635,7 @@ class WorkerGroup:
             self._finish()
 
     def _finish(self) -> None:
-        """All ranks have ended: end what they left behind, then say that nothing is left."""
+        """Clean up once all ranks have exited: kill their orphans, then report that none is left."""
         self._hang_detector.stop()
         self._exit_watcher.stop()
         if self._store_task is not None:

@@ -1,7 +1,8 @@
-"""Owns one held program: the process of a rank's own command that waits before its first line (train/zygote/zygote_main.py).
+"""Zygote: a process that runs a rank's own command up to its first line, imports included, and forks the rank.
 
-It is started with the words, the folder and the environment that the rank will have; what differs between two attempts
-is listed here. A fork of it becomes the rank, and to the kernel this agent's child.
+The code in the process is train/zygote/zygote_main.py. It starts with the rank's arguments, folder and environment;
+`_PER_ATTEMPT` lists the variables that may differ between attempts. A fork becomes the rank, and the agent's child as
+far as the kernel is concerned.
 """
 
 from __future__ import annotations
@@ -27,49 +28,50 @@ from holdfast.host.process_limits import become_zygote, rank_oom_score
 from holdfast.host.processes import signal_name
 
 HOOK_DIR = Path(holdfast.__file__).parent / "train" / "zygote"
-"""The folder that goes onto PYTHONPATH."""
+"""The folder that is added to PYTHONPATH."""
 
 MIN_MODULES = 500
-"""A program that loads fewer is started as fast cold: numpy has about 200, torch 1,500."""
+"""Programs that load fewer modules start as fast cold: numpy has about 200, torch 1,500."""
 
 INTERPRETER_START_TIMEOUT_S = 30.0
-"""Longest that an interpreter takes to come to its site."""
+"""Longest that an interpreter takes to reach its site module."""
 
 IMPORT_TIMEOUT_S = 1800.0
-"""Longest that imports take: of many gigabytes from a file system that is far away, beside ranks at work."""
+"""Longest that imports take: many gigabytes from a remote file system, while ranks are running."""
 
 CODE_CHECK_TIMEOUT_S = 30.0
-"""Longest that it takes to read a program anew: a thousand files, beside ranks at work."""
+"""Longest that it takes to read changed code: a thousand files, while ranks are running."""
 
 FORK_TIMEOUT_S = 10.0
-"""Longest that a fork takes; one of a process of many gigabytes takes a tenth of a second."""
+"""Longest that a fork takes; a process of many gigabytes needs a tenth of a second."""
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Longest message of a held program, whose imports may write to the link as well."""
+"""Longest message of a zygote, whose imports may write to the socket as well."""
 
 ENVIRON_SLACK_BYTES = 1 << 14
-"""By how much a rank's environment may be longer than that of its program as it was held."""
+"""Bytes by which a rank's environment may be longer than its zygote's."""
 
 _PER_ATTEMPT = re.compile(
     r"MASTER_ADDR|MASTER_PORT|JAX_COORDINATOR_ADDRESS|JAX_COORDINATOR_BIND_ADDRESS|TORCHELASTIC_RESTART_COUNT"
     r"|HOLDFAST_(?!RUN$)\w+"
 )
-"""Variables that may differ from those the imports saw, which no import reads: where ranks meet, and our own."""
+"""Variables that may differ from the zygote's, because no import reads them: rendezvous addresses and holdfast's own.
+"""
 
 
 class ColdStart(Exception):
-    """A rank has to be started cold; the words say why."""
+    """The rank must start cold; the message says why."""
 
 
 class NotWorthPrewarming(ColdStart):
-    """A program whose imports take no time is not held, which is not worth a word."""
+    """A program with fast imports gets no zygote; this is not reported."""
 
     def __init__(self) -> None:
         super().__init__("it imports nothing large from installed packages")
 
 
 class UnsafeModule(ColdStart):
-    """A module must not be imported beforehand."""
+    """A module is unsafe to import in advance."""
 
     def __init__(self, module: str, why: str) -> None:
         super().__init__(f"importing {module}: {why}")
@@ -78,30 +80,30 @@ class UnsafeModule(ColdStart):
 
 @dataclass(frozen=True, kw_only=True)
 class RankCommand:
-    """What a rank is to be started as."""
+    """Command that starts a rank."""
 
     rank: int
     argv: tuple[str, ...]
     cwd: Path
     environ: Mapping[str, str]
     provisional: frozenset[str] = frozenset()
-    """Variables whose values are a guess as yet, so that no import may read them."""
+    """Variables with preliminary values, which no import may read."""
     code_dir: Path = Path()
-    """The folder that its code was unpacked in, which `cwd` is in; none where that lies in place."""
+    """The folder of its unpacked code, which contains `cwd`; empty if the code is used in place."""
     cgroup: Path | None = None
     """The cgroup that it enters."""
 
     @property
     def stable_environ(self) -> dict[str, str]:
-        """The variables that its imports may see."""
+        """The variables that its imports may read."""
         return {name: value for name, value in self.environ.items() if not _PER_ATTEMPT.fullmatch(name)}
 
     def with_code(self, code: Path) -> RankCommand:
-        """The same with other code, unpacked in this folder."""
+        """The same command with other code, unpacked in this folder."""
         return replace(self, code_dir=code, cwd=code / self.cwd.relative_to(self.code_dir))
 
     def mismatch(self, other: RankCommand) -> str:
-        """Why a process that was held to be the one cannot be the other; empty when it can."""
+        """Why a zygote for this command cannot become `other`; empty if it can."""
         if (self.argv, self.cwd) != (other.argv, other.cwd):
             return "its command or folder is another"
         before, now = self.stable_environ, other.stable_environ
@@ -111,33 +113,33 @@ class RankCommand:
 
 
 class _Ready(msgspec.Struct):
-    """What a held program says once its imports are done; what else it says is for its log."""
+    """A zygote's message once its imports are done; any other message goes to its log."""
 
     packages: dict[str, int] = {}
 
 
 class _CodeCheck(msgspec.Struct):
-    """What it says of a rank with other code."""
+    """A zygote's answer on a rank with other code."""
 
     stuck: str
-    """Why it cannot be that; empty when it can."""
+    """Why it cannot become that rank; empty if it can."""
     more: bool = False
-    """Whether that imports more than was imported here."""
+    """Whether that rank imports more than the zygote has."""
 
 
 class Zygote:
-    """A process that waits to become one rank, again and again."""
+    """A process that forks one rank, as often as needed."""
 
     def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, command: RankCommand) -> None:
         self._code_checks: dict[Path, _CodeCheck] = {}
-        """By the folder of other code, which never changes."""
+        """Keyed by the folder of other code, which never changes."""
         self._packages: dict[str, int] = {}
-        """Folders that packages are installed in, and when one was added or taken away last, before the imports."""
+        """Folders of installed packages, with the time of the last change before the imports."""
         self._process = process
         self._connection = connection
         self._ended = asyncio.Event()
         self._waiters = 0
-        """How many wait for its end."""
+        """Number of tasks that wait for its end."""
         self._command = command
 
     @classmethod
@@ -150,9 +152,9 @@ class Zygote:
         skip_modules: Iterable[str] = (),
         min_modules: int = MIN_MODULES,
     ) -> Zygote:
-        """Hold a program and wait until its imports are done, unless they are less than so many modules. Raises Cold.
+        """Start a zygote and wait until it has imported at least `min_modules` modules; raise ColdStart if it cannot.
 
-        What it writes meanwhile goes to `log`.
+        Its output goes to `log` meanwhile.
         """
         await _probe(program, command, log)
         request = {"kind": program.kind, "program": program.text, "without": sorted(skip_modules), "least": min_modules}
@@ -182,12 +184,12 @@ class Zygote:
         return self._process.pid
 
     def mismatch(self, command: RankCommand) -> str:
-        """Why a rank cannot be started as a fork of this; empty when it can."""
+        """Why a rank cannot start as a fork of this zygote; empty if it can."""
         if self._process.poll() is not None:
-            return f"the process that had its imports done ended ({_format_exit(self._process.returncode)})"
+            return f"its zygote ended ({_format_exit(self._process.returncode)})"
         for folder, changed_ns in self._packages.items():
             if _mtime_ns(folder) != changed_ns:
-                return f"packages in {folder} changed since it was held"
+                return f"packages in {folder} changed since it was prewarmed"
         if command.cwd != self._command.cwd:
             check = self._code_checks.get(command.cwd)
             if check is None or check.stuck:
@@ -195,11 +197,11 @@ class Zygote:
         return replace(self._command, cwd=command.cwd).mismatch(command)
 
     def needs_more_imports(self, command: RankCommand) -> bool:
-        """Whether a rank imports more than is imported here, as far as was asked."""
+        """Whether a rank imports more than the zygote has, as far as `check_code` has asked."""
         return command.cwd in self._code_checks and self._code_checks[command.cwd].more
 
     async def check_code(self, command: RankCommand) -> None:
-        """Find out whether a rank with other code can be a fork of this."""
+        """Ask the zygote whether a fork of it can become a rank with other code."""
         if (
             command.cwd == self._command.cwd
             or command.cwd in self._code_checks
@@ -207,11 +209,11 @@ class Zygote:
         ):
             return
         with contextlib.suppress(ColdStart):
-            answer = await self._request_fork(b"?", command, 2, CODE_CHECK_TIMEOUT_S)  # the second is not used
+            answer = await self._request_fork(b"?", command, 2, CODE_CHECK_TIMEOUT_S)  # the log descriptor is not used
             self._code_checks[command.cwd] = msgspec.json.decode(answer, type=_CodeCheck)
 
     async def wait_ended(self) -> None:
-        """Return when it has ended, by whatever: its end of the link is closed then, a moment before it is gone."""
+        """Return when the process has ended: its end of the socket closes a moment earlier."""
         self._waiters += 1
         try:
             if not self._ended.is_set():
@@ -224,11 +226,11 @@ class Zygote:
         self.kill()
 
     async def fork(self, command: RankCommand, log: int) -> int:
-        """Have a fork become the rank that writes to `log`; its number, of a child of this process. Raises Cold."""
+        """Fork a rank that writes to `log`; return its pid, a child of this process. Raise ColdStart on failure."""
         return int(await self._request_fork(b"!", command, log, FORK_TIMEOUT_S))
 
     async def _request_fork(self, verb: bytes, command: RankCommand, log: int, within_s: float) -> bytes:
-        """Have a fork take in what a rank is given; what that answers. Raises Cold."""
+        """Have a fork read a rank's parameters; return its answer. Raise ColdStart on failure."""
         rank = {
             "environ": dict(command.environ),
             "code": str(command.code_dir),
@@ -250,15 +252,13 @@ class Zygote:
             raise OSError("its fork ended before it answered")
         except (OSError, TimeoutError) as error:
             self.kill()
-            raise ColdStart(
-                f"the process that had its imports done did not fork ({error or type(error).__name__})"
-            ) from error
+            raise ColdStart(f"its zygote did not fork ({error or type(error).__name__})") from error
         finally:
             os.close(request_file)
             ours.close()
 
     def kill(self) -> None:
-        """End it, and take in its end; whoever waits for that is told."""
+        """Kill and reap the process; wake the tasks that wait for its end."""
         self._remove_reader()
         self._connection.close()
         self._ended.set()
@@ -268,13 +268,13 @@ class Zygote:
         self._process.wait()
 
     def _remove_reader(self) -> None:
-        """Before it is closed: else the loop takes the next descriptor of its number for one watched already."""
+        """Call this before closing the socket: the loop would ignore a new socket with the same descriptor."""
         if self._connection.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._connection)
 
 
 async def _probe(program: PythonCommand, command: RankCommand, log: Path) -> None:
-    """Make sure, with a program that does nothing, that this interpreter can be held: or it would run the real one."""
+    """Check with an empty program that the interpreter runs the zygote hook: else it would run the real program."""
     process, connection = _spawn((*program.python, "-c", "pass"), command, log, {"probe": True})
     try:
         await _MessageReader(connection).read(INTERPRETER_START_TIMEOUT_S, "here")
@@ -317,29 +317,29 @@ def _spawn(
 
 
 class _MessageReader:
-    """What a held program says, a JSON object a line."""
+    """Reads a zygote's messages, one JSON object per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
 
     async def read(self, within_s: float, expected: str = "") -> dict[str, object]:
-        """Its next word; raises Cold when there is none in time, or another than expected."""
+        """Return the next message; raise ColdStart if none arrives in time, or not the expected one."""
         try:
             async with asyncio.timeout(within_s):
                 while b"\n" not in self._buffer:
                     more = await asyncio.get_running_loop().sock_recv(self._connection, 4096)
                     if not more:
-                        raise ColdStart("its interpreter ended before the program could be held")
+                        raise ColdStart("its interpreter ended before the program could be prewarmed")
                     self._buffer += more
                     if len(self._buffer) > MAX_MESSAGE_BYTES:
                         raise ColdStart("it wrote to the agent's link")
             line, _, self._buffer = self._buffer.partition(b"\n")
             message: dict[str, object] = json.loads(line)
         except (OSError, ValueError, TimeoutError) as error:
-            raise ColdStart(f"its interpreter cannot be held ({error or type(error).__name__})") from error
+            raise ColdStart(f"its interpreter cannot be prewarmed ({error or type(error).__name__})") from error
         if expected and expected not in message:
-            raise ColdStart("its interpreter cannot be held")
+            raise ColdStart("its interpreter cannot be prewarmed")
         return message
 
 

@@ -1,1 +1,1 @@
-"""Which replicas commit the next step together: TorchFT's Lighthouse protocol, told by the controller who is lost."""
+"""TorchFT's Lighthouse protocol: decides which replicas commit the next step together."""

@@ -1,8 +1,8 @@
-"""The quorum service's process: `python -m holdfast.lighthouse RUN_FOLDER HOST PORT MIN_REPLICAS GRACE_S`.
+"""The Lighthouse process: `python -m holdfast.lighthouse RUN_FOLDER HOST PORT MIN_REPLICAS GRACE_S`.
 
-A process of its own, so that replicas go on while the controller comes back. It tells the controller where it listens
-over a Unix socket in the run's folder, and is told there, in a line of JSON each time, which replicas have ranks. It
-ends when it is told to, or has had no controller for `DEFAULT_GRACE_S` seconds.
+It is a separate process, so that replicas keep training while the controller restarts. Over a Unix socket in the run's
+folder it sends the controller its address and receives which replicas have ranks, one line of JSON per message. It
+exits when the controller requests it, or after `DEFAULT_GRACE_S` seconds without a controller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.lighthouse.service import Lighthouse, listen
 
 
 async def serve(folder: Path, host: str, port: int, min_replicas: int, grace_s: float) -> None:
-    """Serve until told to end, or long without a controller."""
+    """Serve until the controller requests the end, or is absent for too long."""
     stopping, controller_spoke = asyncio.Event(), asyncio.Event()
     lighthouse = Lighthouse(min_replicas=min_replicas)
     server, bound = await listen(lighthouse, f"{host}:{port}")
@@ -35,13 +35,13 @@ async def serve(folder: Path, host: str, port: int, min_replicas: int, grace_s: 
                 break
             lighthouse.update_liveness({int(replica): store for replica, store in alive.items()})
         else:
-            writer.close()  # this controller has gone, and another will come
+            writer.close()  # this controller has gone; a new one will connect
             return
         writer.close()
         stopping.set()
 
     async def stop_without_controller() -> None:
-        """Each line of the controller's gives another grace; it says one now and then."""
+        """Stop after a grace without a message; the controller sends one regularly."""
         while True:
             controller_spoke.clear()
             try:

@@ -1,6 +1,6 @@
-"""Owns the form of the Lighthouse's messages on the wire: the few of Protocol Buffers' types that they use.
+"""Encodes and decodes the Lighthouse's messages: the few Protocol Buffers types that they use.
 
-Fields that are not known are skipped, and those that are missing have their type's zero, as the format demands.
+Unknown fields are skipped, and missing ones have their type's zero value, as the format requires.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _MEMBER = {
 
 
 class BadMessage(ValueError):
-    """Bytes that are not such a message."""
+    """Bytes that do not encode such a message."""
 
 
 def read_heartbeat(message: bytes) -> str:
-    """`LighthouseHeartbeatRequest { string replica_id = 1; }`: who speaks."""
+    """`LighthouseHeartbeatRequest { string replica_id = 1; }`: the sender's id."""
     return next((_text(value) for number, value in _fields(message) if number == 1), "")
 
 
 def read_request(message: bytes) -> Member:
-    """`LighthouseQuorumRequest { QuorumMember requester = 1; }`: who asks."""
+    """`LighthouseQuorumRequest { QuorumMember requester = 1; }`: the requester."""
     inner = next((value for number, value in _fields(message) if number == 1), b"")
     if not isinstance(inner, bytes):
         raise BadMessage("the requester is no message")
@@ -122,7 +122,7 @@ def _text(value: bytes | int) -> str:
 
 
 def _number(value: bytes | int) -> int:
-    """An int64: what is above its range is negative."""
+    """An int64: values above its range are negative."""
     if not isinstance(value, int):
         raise BadMessage("a text where a number is due")
     value &= (1 << 64) - 1

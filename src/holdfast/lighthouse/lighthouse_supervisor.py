@@ -1,4 +1,4 @@
-"""Owns the controller's end of the quorum service: it is started, told what the controller knows, and started again."""
+"""Starts and restarts the Lighthouse service, and sends it what the controller knows about replicas."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ log = logging.getLogger("holdfast.controller")
 
 SOCKET_NAME = "lighthouse.sock"
 POLL_S = 0.02
-"""Between two looks for a service that is starting."""
+"""Seconds between two polls for a service that is starting."""
 HEARTBEAT_S = 1.0
-"""Between two words to the service, which answers each, and ends after a long silence."""
+"""Seconds between two messages to the service, which answers each, and exits after a long silence."""
 MAX_UNANSWERED = 5
-"""Words without an answer after which a service is stuck, and another takes its place."""
+"""Unanswered messages after which the supervisor kills a stuck service and starts another."""
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def socket_path(folder: Path) -> Generator[Path]:
 
 
 def _read_port(record: Path) -> int:
-    """The port that an earlier service had; 0 where none is known."""
+    """The port of an earlier service; 0 if unknown."""
     try:
         port = int(read_line(record))
     except (OSError, ValueError):
@@ -48,7 +48,7 @@ def _read_port(record: Path) -> int:
 
 
 class LighthouseSupervisor:
-    """Keeps one service alive for a run, on one port for as long as it can."""
+    """Keeps one service running for a run, on the same port for as long as possible."""
 
     def __init__(self, folder: Path, *, host: str, public_host: str, min_replicas: int, grace_s: float) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class LighthouseSupervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._unanswered = 0
         self.pid = 0
-        """The service's process, while it is connected."""
+        """The service's pid, while it is connected."""
         self._connected = asyncio.Event()
 
     @property
@@ -70,18 +70,18 @@ class LighthouseSupervisor:
         return f"http://{self._public_host}:{self._port}"
 
     async def wait_address(self) -> None:
-        """Return when it is known where the service is; once it was, it is there for good."""
+        """Return when the service's address is known; it then stays known."""
         if not self._port:
             await self._connected.wait()
 
     def publish_liveness(self, live_stores: Mapping[int, str]) -> None:
-        """Say which replicas have ranks: each one's store, or nothing."""
+        """Send which replicas have ranks: the store of each, or an empty string."""
         if live_stores != self._live_stores:
             self._live_stores = live_stores
             self._send_liveness()
 
     async def run(self) -> None:
-        """Start the service unless it is there, and again whenever it has gone."""
+        """Start the service unless it is running, and restart it whenever it has exited."""
         while True:
             with contextlib.suppress(OSError, ValueError):
                 await self._exchange()
@@ -93,7 +93,7 @@ class LighthouseSupervisor:
             await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
-        """Have the service end."""
+        """Have the service exit."""
         if self._writer is not None:
             self._writer.write(b"null\n")
             with contextlib.suppress(OSError):
@@ -101,7 +101,7 @@ class LighthouseSupervisor:
                 self._writer.close()
 
     async def _exchange(self) -> None:
-        """Connect, and stay connected for as long as it lasts."""
+        """Connect, and exchange messages until the connection ends."""
         with socket_path(self._folder) as path:
             reader, writer = await asyncio.open_unix_connection(path)
         try:
@@ -112,7 +112,8 @@ class LighthouseSupervisor:
             writer.close()
             return
         self._port, self.pid = address["port"], address["pid"]
-        with contextlib.suppress(OSError):  # without room for it a successor is told by the service itself
+        # if the disk is full, the service itself sends its port to a restarted controller
+        with contextlib.suppress(OSError):
             atomic_write(self._port_file, str(self._port).encode())
         self._writer = writer
         self._connected.set()
@@ -130,7 +131,7 @@ class LighthouseSupervisor:
             _kill(self.pid)
 
     async def _read_answers(self, reader: asyncio.StreamReader) -> None:
-        """Until it has gone."""
+        """Read answers until the service disconnects."""
         with contextlib.suppress(OSError):
             while await reader.readline():
                 self._unanswered = 0
@@ -155,7 +156,7 @@ class LighthouseSupervisor:
 
 
 def _peer_pid(writer: asyncio.StreamWriter) -> int:
-    """The process at the other end, which may have said nothing yet; credentials are its number, user and group."""
+    """The pid of the process at the other end, even before it sends anything; the credentials are pid, uid and gid."""
     credentials = writer.get_extra_info("socket").getsockopt(
         socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")
     )
@@ -163,7 +164,7 @@ def _peer_pid(writer: asyncio.StreamWriter) -> int:
 
 
 def _kill(service: int) -> None:
-    """A process that cannot be seen from here has the number 0, which would be this one's whole group."""
+    """Kill the service, unless its pid is 0: a process outside this pid namespace, or this process's own group."""
     if service > 0:
         log.warning("the quorum service, process %s, is stuck, and killed", service)
         os.kill(service, signal.SIGKILL)

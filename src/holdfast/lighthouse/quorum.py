@@ -1,9 +1,10 @@
-"""Owns the decision which replicas take the next step together; pure, with the time as an argument.
+"""Decides which replicas take the next step together; pure, with the time as an argument.
 
-The rules are those that TorchFT's managers rely on (its Lighthouse): a quorum is answered when the members of the one
-before, or all who are known to live, ask for it; a joiner is taken in with the next; the number rises when the members
-change or one could not commit. What is added is certainty: the controller knows whose ranks have ended, so nobody is
-waited for until his heartbeats are missed, and at the start and after a restart it is known who is still to come.
+The rules are those that TorchFT's managers expect of a Lighthouse. A quorum forms when all members of the previous one
+request it, or all replicas known to be alive; a joiner enters with the next quorum. The quorum id rises when the
+members change or one could not commit. holdfast adds certainty: the controller knows whose ranks have ended, so the
+quorum does not wait for their heartbeats to time out. At the start and after a restart it also knows which replicas are
+still to come.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 HEARTBEAT_TIMEOUT_S = 5.0
-"""Seconds without a heartbeat after which a member that nobody has said to be lost is not waited for."""
+"""Seconds without a heartbeat after which the quorum does not wait for a member, even if no loss is reported."""
 
 START_WAIT_S = 60.0
-"""Longest, in seconds, that the first to ask for a step wait for replicas that have been started and not asked yet; and
-those that are back where all were lost."""
+"""Longest that the first requesters wait for replicas that have started but not requested yet, in seconds.
+
+It also applies to replicas that return after all were lost.
+"""
 
 RESTART_WAIT_S = 0.5
-"""The same for a service that is new to a training that goes on: those at work ask within milliseconds."""
+"""The same for a new service during training: running replicas request within milliseconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True, kw_only=True)
 class Quorum:
-    """Those who take a step together, in the order of their names."""
+    """The replicas that take a step together, sorted by id."""
 
     quorum_id: int
     members: tuple[Member, ...]
@@ -52,7 +55,7 @@ class Quorum:
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRequest:
-    """A member that asks for a quorum, and since when (seconds)."""
+    """A member's request for a quorum, and its time (seconds)."""
 
     member: Member
     since: float
@@ -60,24 +63,24 @@ class PendingRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class QuorumState:
-    """All that is known; times are on one clock, in seconds."""
+    """Input to the decision; times are on one clock, in seconds."""
 
     min_replicas: int
     last_heartbeat: Mapping[str, float] = field(default_factory=dict[str, float])
-    """When each was heard last; those that are known to be lost are not among them."""
+    """Time of each replica's last heartbeat, without replicas that are known to be lost."""
     requests: Mapping[str, PendingRequest] = field(default_factory=dict[str, PendingRequest])
     expected_replicas: int = 0
-    """How many replicas have ranks, as far as the controller has said."""
+    """Number of replicas with ranks, according to the controller."""
     previous: Quorum | None = None
 
 
 def compute_quorum(state: QuorumState, now: float) -> tuple[Member, ...] | str:
-    """The members of the next quorum, or what is waited for."""
+    """The members of the next quorum, or the reason to wait."""
     alive = {name for name, at in state.last_heartbeat.items() if now - at < HEARTBEAT_TIMEOUT_S}
     requests = {name: one for name, one in sorted(state.requests.items()) if name in alive}
     members = tuple(one.member for one in requests.values())
     if not members:
-        return "nobody asks"
+        return "no replica asks"
     before = state.previous.replica_ids if state.previous else frozenset[str]()
     if any(member.shrink_only for member in members):
         members = tuple(member for member in members if member.replica_id in before)
@@ -91,14 +94,15 @@ def compute_quorum(state: QuorumState, now: float) -> tuple[Member, ...] | str:
         return f"{', '.join(sorted(missing))} have yet to ask"
     waited_s = now - min(one.since for one in requests.values())
     max_wait_s = RESTART_WAIT_S if any(member.step for member in members) else START_WAIT_S
-    # Where none of the last quorum is left all begin anew, each with what it finds: the most is that of one of them.
+    # If no member of the last quorum is left, each replica starts from its own checkpoint. Wait for all of them:
+    # one has the highest step.
     if not alive & before and len(requests) < state.expected_replicas and waited_s < max_wait_s:
         return f"{state.expected_replicas - len(requests)} replicas that were started have yet to ask"
     return members
 
 
 def next_quorum_id(previous: Quorum | None, members: tuple[Member, ...], first_id: int) -> int:
-    """The number of a quorum of these members: another one wherever connections must be made anew."""
+    """The id of a quorum of these members: a new one whenever connections must be rebuilt."""
     if previous is None:
         return first_id
     changed = previous.replica_ids != frozenset(member.replica_id for member in members)

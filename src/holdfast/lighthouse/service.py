@@ -1,6 +1,6 @@
-"""Owns the service that TorchFT's managers ask: it keeps who asks and who lives, and answers when it is decided.
+"""The Lighthouse service: records heartbeats and quorum requests of TorchFT's managers, and answers them.
 
-Over gRPC, with the Lighthouse's names, so that managers need not know the difference. Nothing here can tell who calls:
+It is served over gRPC under the Lighthouse's names, so that managers need no change. It cannot authenticate callers, so
 it listens on the job's own address only.
 """
 
@@ -22,35 +22,35 @@ from holdfast.lighthouse.quorum import Member, PendingRequest, Quorum, QuorumSta
 log = logging.getLogger("holdfast.lighthouse")
 
 TICK_S = 0.05
-"""How often it is looked whether waiting alone has made a quorum possible."""
+"""Seconds between two checks whether waiting alone has made a quorum possible."""
 
 _PREFIX = "/torchft.LighthouseService/"
 _NUMBERED = re.compile(r"(\d+)$")
 
 
 class Lighthouse:
-    """Who asks, who lives, and the answer."""
+    """Heartbeats, requests and the latest quorum."""
 
     def __init__(self, *, min_replicas: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._min_replicas = min_replicas
         self._clock = clock
-        # No number is ever used twice, not even by a successor: stores keep what was written under one.
+        # Ids are never reused, not even by a restarted service: stores keep the keys written under one.
         self._first_quorum_id = int(time.time() * 1000)
         self._last_heartbeat: dict[str, float] = {}
         self._requests: dict[str, PendingRequest] = {}
         self._failed: set[str] = set()
-        """Names whose ranks have ended, or are being ended."""
+        """Replica ids whose ranks have ended or are being stopped."""
         self._replica_by_store: dict[str, int] = {}
-        """The replica of each attempt that was ever told of, by its store's address."""
+        """The replica of each attempt ever reported, by its store's address."""
         self._live_stores: Mapping[int, str] = {}
-        """Each replica's attempt in hand, as its store's address; empty where it has none."""
+        """Each replica's current attempt, as its store's address; empty if it has none."""
         self._replica_by_id: dict[str, int] = {}
         self._previous: Quorum | None = None
         self._formed = asyncio.Event()
-        """Set, and made anew, with every quorum."""
+        """Set and replaced with every quorum."""
 
     def update_liveness(self, live_stores: Mapping[int, str]) -> None:
-        """Take in which replicas have ranks, and where their stores are; whoever was there before has ended."""
+        """Update which replicas have ranks, and their stores; the previous attempt of a changed replica has ended."""
         ended = {replica for replica, store in self._live_stores.items() if live_stores.get(replica) != store}
         self._live_stores = live_stores
         self._replica_by_store.update((store, replica) for replica, store in live_stores.items() if store)
@@ -64,7 +64,7 @@ class Lighthouse:
             self._last_heartbeat[name] = self._clock()
 
     async def quorum(self, member: Member) -> Quorum | None:
-        """The next quorum that this member is in; None for one whose attempt is over."""
+        """The next quorum that includes this member; None if the member's attempt is over."""
         name = member.replica_id
         replica = self._resolve_replica(member)
         over = member.store_address in self._replica_by_store and self._live_stores.get(replica) != member.store_address
@@ -107,14 +107,14 @@ class Lighthouse:
         self._notify()
 
     async def tick_loop(self) -> None:
-        """Look now and then whether waiting alone has made a quorum possible."""
+        """Check regularly whether waiting alone has made a quorum possible."""
         while True:
             await asyncio.sleep(TICK_S)
             if self._requests:
                 self.try_form()
 
     def _resolve_replica(self, member: Member) -> int:
-        """The replica that a member is: by its attempt's store, else by the number at the end of its name."""
+        """The member's replica: by its attempt's store, else by the number at the end of its id."""
         known = self._replica_by_store.get(member.store_address)
         numbered = _NUMBERED.search(member.replica_id.partition(":")[0])
         return known if known is not None else int(numbered[1]) if numbered else -1
@@ -156,7 +156,7 @@ class LighthouseRpcHandler(grpc.GenericRpcHandler):
 
 
 async def listen(lighthouse: Lighthouse, address: str) -> tuple[grpc.aio.Server, int]:
-    """Serve on `HOST:PORT`, where port 0 is any free one; the server, and its port."""
+    """Serve on `HOST:PORT`, where port 0 is any free one; return the server and its port."""
     server: Any = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
     server.add_generic_rpc_handlers((LighthouseRpcHandler(lighthouse),))
     port = server.add_insecure_port(address)

@@ -207,7 +207,7 @@ def test_agent_whose_controller_died_before_writing_it_down_joins_nobody(
             await here.submit((NODE_ID,))
         await until(lambda: not agents(folder))
         (line,) = (folder.node_dir(0, 0) / "agent.log").read_text().splitlines()
-        assert "died before writing it down" in line
+        assert "died before it recorded this agent" in line
 
     play(folder, scene)
 
