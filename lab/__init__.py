@@ -1,13 +1,13 @@
-"""A Kubernetes control plane without containers: real programs of the real projects, run as processes of this machine.
+"""A Kubernetes control plane without containers: the real programs, run as processes of this machine.
 
-`python -m lab up` starts one, `python -m lab down` leaves nothing of it. From Python:
+`python -m lab up` starts one, `python -m lab down` removes it completely. From Python:
 
     lab = Lab(folder)
     lab.up()
     lab.kubectl("get", "nodes")
     lab.down()
 
-It owns how a cluster comes to be and goes; what holdfast does on a cluster is none of its business.
+The package only starts and stops clusters; it contains nothing about holdfast's use of them.
 """
 
 from lab.lab import Lab

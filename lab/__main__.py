@@ -1,4 +1,4 @@
-"""`python -m lab`: the lab from the command line."""
+"""`python -m lab`: the command line of the lab."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from lab.lab import Lab, build_all, nodes
 from lab.toolchain import build_impossible_reason
 
 app = typer.Typer(
-    help="A Kubernetes control plane without containers, for rehearsing cluster jobs and for tests.",
+    help="A Kubernetes control plane without containers, for trial runs of cluster jobs and for tests.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Name = Annotated[str, typer.Option(help="Which lab; several run side by side.")]
+Name = Annotated[str, typer.Option(help="The lab's name; several can run at the same time.")]
 
 
 @app.command("build")
 def build_(
     where_possible: Annotated[
-        bool, typer.Option("--where-possible", help="Where it is not, say why, and end well.")
+        bool, typer.Option("--where-possible", help="If it is not possible, print why and exit with code 0.")
     ] = False,
 ) -> None:
-    """Build what the lab runs, if it is not built yet: minutes, once for each version."""
+    """Build the programs that the lab runs, if they are missing: minutes, once per version."""
     if where_possible and (reason := build_impossible_reason()):
         print(f"the lab is not built: {reason}")
         return
@@ -42,10 +42,10 @@ def build_(
 @app.command()
 def up(
     name: Name = "lab",
-    count: Annotated[int, typer.Option("--nodes", min=1, help="How many nodes it has.")] = 4,
-    gpus: Annotated[int, typer.Option(min=0, help="How many GPUs each node says it has.")] = 8,
+    count: Annotated[int, typer.Option("--nodes", min=1, help="Number of nodes.")] = 4,
+    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs that each node advertises.")] = 8,
 ) -> None:
-    """Start a lab, and return when all of it is ready."""
+    """Start a lab, and return when all programs are ready."""
     lab = _lab(name)
     lab.up(nodes=nodes(count, gpus=gpus))
     print(f"export KUBECONFIG={lab.kubeconfig}")
@@ -53,12 +53,12 @@ def up(
 
 @app.command()
 def down(name: Name = "lab") -> None:
-    """End a lab; nothing of it is left."""
+    """Stop a lab and remove everything that it created."""
     _lab(name).down()
 
 
 class Power(StrEnum):
-    """What a node can be."""
+    """State of a node."""
 
     ON = "on"
     OFF = "off"
@@ -66,17 +66,17 @@ class Power(StrEnum):
 
 @app.command()
 def node(which: Annotated[str, typer.Argument(metavar="NODE")], power: Power, name: Name = "lab") -> None:
-    """Pull a node's plug, or put it back: off, its pods end at once and nobody is told."""
+    """Power a node off or on; at power-off its pods die immediately and send no message."""
     _lab(name).set_power(which, on=power is Power.ON)
 
 
 @app.command()
 def status(name: Name = "lab") -> None:
-    """Say which programs of a lab live, and how often each has ended by itself; one that does not go on is an error."""
+    """Print a lab's programs, whether they run, and how often each has crashed; fail if one crash-loops."""
     lab = _lab(name)
     programs, endings = lab.status(), lab.crashes()
     for program, alive in programs.items():
-        again = f", has ended by itself {_positive_int(endings[program])}" if program in endings else ""
+        again = f", crashed {_times(endings[program])}" if program in endings else ""
         print(f"{program:<24} {'up' if alive else 'down'}{again}")
     if programs:
         lab.check()
@@ -85,18 +85,18 @@ def status(name: Name = "lab") -> None:
 
 @app.command()
 def kubeconfig(name: Name = "lab") -> None:
-    """Say where a lab's kubeconfig is."""
+    """Print the path of a lab's kubeconfig."""
     print(_lab(name).kubeconfig)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 def kubectl(words: Annotated[list[str], typer.Argument()], name: Name = "lab") -> None:
-    """Run kubectl, of the lab's own version, against a lab."""
+    """Run the lab's own version of kubectl against a lab."""
     command = _lab(name).kubectl_command(*words)
     os.execv(command[0], command)
 
 
-def _positive_int(count: int) -> str:
+def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
@@ -106,12 +106,12 @@ def _lab(name: str) -> Lab:
 
 
 def _interrupted(*_: object) -> NoReturn:
-    """A start that is told to end cleans up, as one that is interrupted does."""
+    """Clean up a start that receives SIGTERM, as on Ctrl-C."""
     raise KeyboardInterrupt
 
 
 def main() -> int:
-    """Carry a command out; what goes wrong is said as a finding."""
+    """Run a command; print a failure as a finding."""
     signal.signal(signal.SIGTERM, _interrupted)
     try:
         app(prog_name="python -m lab")

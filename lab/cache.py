@@ -1,4 +1,4 @@
-"""Owns what is made once and kept: folders named by a hash of all that went into them, whole or not there at all."""
+"""A cache of folders, each named by a hash of its inputs and created atomically."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _KEY_CHARACTERS = 16
 
 
 def home() -> Path:
-    """Where what was made lies: $XDG_CACHE_HOME/holdfast/lab."""
+    """The cache's path: $XDG_CACHE_HOME/holdfast/lab."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "holdfast" / "lab"
 
 
 def cached_dir(name: str, ingredients: Iterable[bytes], make: Callable[[Path], None]) -> Path:
-    """The folder that `make` filled from these ingredients, now or earlier; of two that ask at once, one makes it."""
+    """The folder that `make` fills from these inputs; of two concurrent callers, one makes it."""
     place = _place(name, ingredients)
     if place.is_dir():
         return place
@@ -41,13 +41,13 @@ def cached_dir(name: str, ingredients: Iterable[bytes], make: Callable[[Path], N
 
 
 def is_cached(name: str, ingredients: Iterable[bytes]) -> bool:
-    """Whether it is there already."""
+    """Whether the cache has the folder."""
     return _place(name, ingredients).is_dir()
 
 
 @contextmanager
 def locked(path: Path) -> Generator[None]:
-    """Keep other processes out for a while; the lock goes with its holder."""
+    """Hold a lock against other processes; it is released when its holder ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

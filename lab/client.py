@@ -1,4 +1,4 @@
-"""Owns how the lab itself speaks with its API server: plain HTTPS with the administrator's token."""
+"""The lab's client of its API server: HTTPS with the administrator's token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONNECTIONS = 16
 
 
 class LabClient:
-    """The API server of a lab, as its administrator; may be used from several threads."""
+    """The API server of a lab, accessed as administrator; thread-safe."""
 
     def __init__(self, server: str, pki: Path) -> None:
         self._http = httpx.Client(
@@ -28,15 +28,15 @@ class LabClient:
         )
 
     def get(self, path: str) -> Any:
-        """What lies at a path, such as /api/v1/nodes."""
+        """The object or list at a path, such as /api/v1/nodes."""
         return self._answer(self._http.get(path))
 
     def create(self, one: dict[str, Any]) -> Any:
-        """Make an object."""
+        """Create an object."""
         return self._answer(self._http.post(path_of(one), json=one))
 
     def patch(self, path: str, change: dict[str, Any]) -> Any:
-        """Change an object: a JSON merge patch."""
+        """Change an object with a JSON merge patch."""
         kind = {"Content-Type": "application/merge-patch+json"}
         return self._answer(self._http.patch(path, json=change, headers=kind))
 
@@ -52,13 +52,13 @@ class LabClient:
             exit_code=ExitCode.INTERNAL,
             where=response.request.url.path,
             evidence=(response.text[:2000],),
-            remedy="see `python -m lab status`, and what `log/kube-apiserver.log` of the lab says",
+            remedy="see `python -m lab status`, and `log/kube-apiserver.log` in the lab's folder",
             owner=Owner.HOLDFAST,
         )
 
 
 def path_of(one: dict[str, Any]) -> str:
-    """Where objects of this one's kind are made."""
+    """The path at which objects of this one's kind are created."""
     version, kind = one["apiVersion"], one["kind"]
     base = f"/apis/{version}" if "/" in version else f"/api/{version}"
     namespace = one["metadata"].get("namespace")

@@ -1,6 +1,6 @@
-"""Owns what every lab begins with: etcd's files as they are once all that the operators publish is installed.
+"""The seed of every lab: etcd's files after all manifests of the operators are installed.
 
-Made once and kept, since the API server needs longer for it than for all else of a start.
+It is built once and cached, since installing takes the API server longer than the rest of a start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _END_WITHIN_S = 60.0
 
 
 def build_seed() -> Path:
-    """The folder of etcd's files."""
+    """Return the folder of etcd's files, building it if necessary."""
     published = manifests.collected_manifests()
     controlplane = toolchain.program_folder(toolchain.CONTROLPLANE)
     here = Path(__file__)
@@ -32,7 +32,7 @@ def build_seed() -> Path:
 
 
 def copy_seed(data: Path) -> None:
-    """Have etcd begin with it, in a folder that is not there yet."""
+    """Copy the seed to etcd's data folder, which must not exist yet."""
     shutil.copytree(build_seed(), data, ignore=shutil.ignore_patterns("*.tmp"))
     data.chmod(0o700)
 
@@ -60,7 +60,7 @@ def _make(folder: Path, controlplane: Path, published: Path) -> None:
         client = LabClient(place.server, place.pki)
         install(client, manifests.published_objects(published))
         client.close()
-        for process in reversed(running.values()):  # the API server does not end while it cannot reach etcd
+        for process in reversed(running.values()):  # the API server does not exit while etcd is unreachable
             os.kill(process.pid, signal.SIGTERM)
             processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
     finally:

@@ -1,6 +1,6 @@
-"""Owns how a control plane gets what the operators publish: what is the same in every lab, and what leads to one.
+"""Installs the operators' manifests in a control plane: the common part of all labs, and each lab's webhooks.
 
-A lab has no services, so webhooks are led to its own ports, with its own certificate authority.
+A lab has no Services, so webhooks point to the lab's own ports, with its own certificate authority.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _AT_ONCE = 8
 _ESTABLISHED_WITHIN_S = 120
 _POLL_S = 0.3
 
-# Where certificates are renewed by an operator itself: it finds these, and nothing to do.
+# For operators that renew certificates themselves: they find these and leave them alone.
 _CERTIFICATES = (("kueue-system", "kueue-webhook-server-cert"), ("kubeflow", "training-operator-webhook-cert"))
 _KINDS = ("Namespace", "CustomResourceDefinition")
 _WEBHOOKS = ("ValidatingWebhookConfiguration", "MutatingWebhookConfiguration")
 
 
 def install(client: LabClient, objects: Iterable[dict[str, Any]]) -> None:
-    """Create all that is the same in every lab, kinds first, and return when every kind is served."""
+    """Create the objects that are equal in all labs, CRDs first, and return when the API server serves every kind."""
     same = [_without_conversion(one) for one in objects if one["kind"] not in _WEBHOOKS]
     kinds = [one for one in same if one["kind"] in _KINDS]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -38,7 +38,7 @@ def install(client: LabClient, objects: Iterable[dict[str, Any]]) -> None:
 
 
 def install_for_lab(client: LabClient, paths: LabPaths, objects: Iterable[dict[str, Any]]) -> None:
-    """Have what was installed ask this lab's own programs: webhooks, conversions, and the keys they serve with."""
+    """Point webhooks and conversions to this lab's programs, and create the keys that those serve with."""
     here = list(objects)
     webhooks = [_for_lab(one, paths) for one in here if one["kind"] in _WEBHOOKS]
     converted = [_for_lab(one, paths) for one in here if _converts(one)]
@@ -95,7 +95,7 @@ def _await_established(client: LabClient, names: set[str]) -> None:
                 "the API server does not serve some kinds",
                 exit_code=ExitCode.INTERNAL,
                 evidence=tuple(sorted(names)),
-                remedy="start it again; it may want more memory, or a machine that does less besides",
+                remedy="start it again; it may need more memory, or a less busy machine",
             )
         for one in client.get("/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
             conditions = one.get("status", {}).get("conditions") or ()

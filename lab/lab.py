@@ -1,13 +1,13 @@
-"""Owns a lab's life: its programs are started in order, found again, and ended so that nothing of it is left.
+"""Lab lifecycle: starts the programs in order, finds them again, and removes them completely.
 
 FOLDER/
-    lab.json          what it is made of (state.py)
+    lab.json          the lab's state (state.py)
     kubeconfig        for kubectl, and for any client
     pki/              keys and certificates (pki.py)
-    log/NAME.log      what each program says
-    configuration/    what programs are configured by
+    log/NAME.log      output of each program
+    configuration/    configuration of the programs
 
-Every process carries the lab's folder in its environment, and by that mark it is found although nobody wrote it down.
+Every process has the lab's folder in its environment; by that mark the lab finds processes that were never recorded.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from lab.supervision import LabSupervisor
 
 
 def nodes(count: int, *, gpus: int = 8, cpus: int = 192, memory: str = "2Ti") -> tuple[NodeSpec, ...]:
-    """Nodes alike, two in a rack and four in a block."""
+    """Equal nodes, two per rack and four per block."""
     capacity = {"cpu": str(cpus), "memory": memory, "pods": "110", "ephemeral-storage": "1Ti"}
     if gpus:
         capacity["nvidia.com/gpu"] = str(gpus)
@@ -61,7 +61,7 @@ _EVIDENCE_LINES = 15
 
 
 def build_all() -> tuple[Path, Path, Path, Path]:
-    """The control plane's programs, the operators, what these publish, and etcd's seed; built if need be."""
+    """The control plane's programs, the operators, their manifests, and etcd's seed; built if necessary."""
     return (
         toolchain.program_folder(toolchain.CONTROLPLANE),
         toolchain.program_folder(toolchain.OPERATORS),
@@ -71,7 +71,7 @@ def build_all() -> tuple[Path, Path, Path, Path]:
 
 
 class Lab:
-    """The lab in a folder, whether it is there or not."""
+    """The lab in a folder, running or not."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.absolute()
@@ -84,9 +84,10 @@ class Lab:
         dies_with_parent: bool = False,
         log: Callable[[str], None] = print,
     ) -> None:
-        """Start it, and return when every program is ready; what is there already stays, and what is down is started.
+        """Start the lab and return when every program is ready; keep running programs, and restart those that are down.
 
-        A `tied` one dies with the process that started it. After an error nothing is left of what was started anew.
+        With `dies_with_parent` the lab ends with the process that started it. On an error, everything that this call
+        has started is removed.
         """
         build_all()
         with locked(self._lock()):
@@ -105,69 +106,69 @@ class Lab:
         log(f"ready after {time.monotonic() - started:.1f} s")
 
     def down(self) -> None:
-        """End it and remove all of it; where there is none, nothing is done."""
+        """Stop the lab and remove all of it; do nothing if there is none."""
         with locked(self._lock()):
             self._end()
 
     def status(self) -> dict[str, bool]:
-        """Every program of it, and whether it lives; empty where there is no lab."""
+        """Whether each program is running; empty if there is no lab."""
         known = state.load(self.folder)
         return {name: process.alive for name, process in known.processes.items()} if known else {}
 
     def crashes(self) -> dict[str, int]:
-        """How often programs have ended by themselves, and were started again."""
+        """How often each program has crashed and was restarted."""
         known = state.load(self.folder)
         return {name: ended.total for name, ended in known.crashes.items() if ended.total} if known else {}
 
     def check(self) -> None:
-        """Raise what is to be said of a program that does not go on by itself."""
+        """Raise an error for a program that crash-loops."""
         known = self._state()
         for name, process in known.processes.items():
             if (not process.alive and name not in known.stopped) or known.is_crash_looping(name):
                 raise runner.crash_error(name, self._paths())
 
     def supervise(self) -> None:
-        """Start again what ends, until the lab is gone."""
+        """Restart programs that exit, until the lab is removed."""
         place = self._paths()
         made = (make(place) for make in programs.ALL)
         LabSupervisor(place, {program.name: program for program in made}).run()
 
     def client(self) -> LabClient:
-        """Its API server, as its administrator."""
+        """A client of its API server, as administrator."""
         return LabClient(self._paths().server, self.folder / "pki")
 
     def kubectl(self, *words: str | Path, input: str | None = None) -> str:
-        """What kubectl, of the lab's own version, answers."""
+        """Run the lab's own version of kubectl; return its output."""
         done = subprocess.run(self.kubectl_command(*words), input=input, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise failure(
                 "lab-kubectl-failed",
                 f"kubectl {' '.join(map(str, words))} ended with {done.returncode}: {done.stderr.strip()}",
                 exit_code=ExitCode.CANNOT_RUN_HERE,
-                remedy="mend what it names; `python -m lab status` says whether the lab is there",
+                remedy="fix what it names; `python -m lab status` says whether the lab is there",
             )
         return done.stdout
 
     def kubectl_command(self, *words: str | Path) -> list[str]:
-        """How kubectl is called for this lab."""
+        """The kubectl command line for this lab."""
         program = toolchain.program_folder(toolchain.CONTROLPLANE) / "kubectl"
         return [os.fspath(word) for word in (program, f"--kubeconfig={self.kubeconfig}", *words)]
 
     def set_power(self, node: str, *, on: bool) -> None:
-        """Pull a node's plug, or put it back: off, its pods end at once and nobody is told."""
+        """Power a node off or on; at power-off its pods die immediately and send no message."""
         self.kubectl("annotate", "node", node, "--overwrite", f"{POWER}={'on' if on else 'off'}")
 
     def kill(self, name: str) -> None:
-        """Kill one program at once, as a crash would; it stays down until it is started."""
+        """Kill one program, as a crash would; it stays down until `start`."""
         process = state.update(self.folder, lambda known: known.with_stopped(name)).processes[name]
         if process.alive:
             os.kill(process.pid, signal.SIGKILL)
             processes.wait_for_end([process.pid], time.monotonic() + _END_WITHIN_S)
 
     def start(self, name: str) -> None:
-        """Start one program again that is down, at the port it had, and return when it is ready.
+        """Start one program that is down, on its previous port, and return when it is ready.
 
-        Of a tied lab it dies with the thread that calls this, as the kernel counts parents.
+        In a lab that dies with its parent, the program dies with the calling thread: that is its parent for the kernel.
         """
         place = self._paths()
         made = (make(place) for make in programs.ALL)
@@ -197,19 +198,19 @@ class Lab:
         state.update(self.folder, lambda known: msgspec.structs.replace(known, ready=True))
 
     def _can_resume(self) -> bool:
-        """Whether it has been whole, and has its data and its ports, which it keeps while any of its programs lives."""
+        """Whether the lab was complete and still has its data and its ports, which any running program keeps."""
         known = state.load(self.folder)
         alive = known is not None and any(process.alive for process in known.processes.values())
         return known is not None and known.ready and alive and Path(known.data).exists()
 
     def _resume(self) -> None:
-        """Start what is down."""
+        """Start the programs that are down."""
         known, place = self._state(), self._paths()
         made = (make(place) for make in (programs.supervisor, *programs.ALL))
         self._run(*(program for program in made if not known.is_alive(program.name)))
 
     def _run(self, *started: LabProgram, keep: int | None = None) -> None:
-        """Start programs at once, unless they live, write them down, and return when they are ready."""
+        """Start programs concurrently unless they run, record them, and return when they are ready."""
         place = self._paths()
 
         def running(known: LabState, program: LabProgram) -> LabState:
@@ -225,7 +226,7 @@ class Lab:
         runner.wait_ready(started, place, lambda name: self._state().is_crash_looping(name))
 
     def _end(self) -> None:
-        """Kill all that bears its mark, whether or not it was written down, and remove its folders."""
+        """Kill all processes with the lab's mark, recorded or not, and remove its folders."""
         processes.kill_all(self._lab_processes, within_s=_END_WITHIN_S)
         netns.remove(programs.lab_tag(self.folder))
         shutil.rmtree(self._data_in_memory(), ignore_errors=True)
@@ -269,7 +270,7 @@ class Lab:
         )
 
     def _data(self) -> Path:
-        """Where etcd keeps its files: in memory, unless there is little, as in most containers."""
+        """Folder of etcd's files: in memory, unless little is free, as in most containers."""
         try:
             room = shutil.disk_usage(_MEMORY).free
         except OSError:

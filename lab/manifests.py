@@ -1,7 +1,7 @@
-"""Owns which objects the operators publish for a cluster: their CRDs, roles and webhooks, read from their own modules.
+"""The operators' manifests for a cluster: CRDs, roles and webhooks, read from the operators' own modules.
 
-They go through kustomize, never as the raw files: it is there that names get their prefixes and webhooks their
-selectors. What runs an operator (Deployments, Services) is left out, since the lab runs it.
+They go through kustomize rather than being read raw: kustomize adds prefixes to names and selectors to webhooks.
+Deployments and Services are left out, since the lab runs the operators itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lab.cache import cached_dir
 from lab.toolchain import CONTROLPLANE, OPERATORS, program_folder, source_folder, sources
 
 COMPONENT = "lab.holdfast/component"
-"""The label that says whose object it is."""
+"""The label that names an object's operator."""
 
 _KINDS = (
     "Namespace",
@@ -34,20 +34,20 @@ _KINDS = (
     "ValidatingWebhookConfiguration",
     "MutatingWebhookConfiguration",
 )
-"""In the order in which they are made."""
+"""Kinds, in creation order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Publisher:
-    """An operator, and the folders of its module that kustomize is given."""
+    """An operator, and the folders of its module that go to kustomize."""
 
     component: str
     module: str
     folders: tuple[str, ...]
     namespace: str
-    """Where its objects lie that name no namespace themselves."""
+    """Namespace of its objects that name none."""
     leaves_out: tuple[str, ...] = ()
-    """Objects of its that another one brings in a version we use."""
+    """Its objects that another operator provides in the version that we use."""
 
 
 PUBLISHERS = (
@@ -64,7 +64,7 @@ PUBLISHERS = (
         module="github.com/kubeflow/training-operator",
         folders=("manifests/overlays/standalone",),
         namespace="kubeflow",
-        # v1 of what mpi-operator has as v2beta1.
+        # v1; mpi-operator has v2beta1.
         leaves_out=("mpijobs.kubeflow.org",),
     ),
     Publisher(
@@ -82,19 +82,19 @@ _STAGES = (
     "pod/fast/pod-ready",
     "pod/fast/pod-delete",
 )
-"""KWOK's own, but for the one that completes every Job's pods at once, in whose place the lab has another."""
+"""KWOK's stages, except its stage for pods of Jobs, which completes them immediately; the lab has its own."""
 
 _OWN_STAGES = Path(__file__).with_name("stages.yaml")
 
 
 def collected_manifests() -> Path:
-    """The folder of objects.json and stages.yaml, of all that is published."""
+    """The folder with objects.json and stages.yaml, for all operators."""
     ingredients = [*sources(OPERATORS), Path(__file__).read_bytes(), _OWN_STAGES.read_bytes()]
     return cached_dir("manifests", ingredients, _collect)
 
 
 def published_objects(folder: Path) -> list[dict[str, Any]]:
-    """Every object of every operator; webhooks still name services, of which the lab has none."""
+    """Every object of every operator; webhooks still name Services, which the lab does not have."""
     return json.loads((folder / "objects.json").read_text())
 
 
@@ -137,13 +137,13 @@ def _adapted(one: dict[str, Any], publisher: Publisher) -> dict[str, Any]:
         for version in one["spec"]["versions"]:
             version["schema"] = _without_descriptions(version["schema"])
         if publisher.component == "jobset":
-            # It serves one version, and nothing at the path where it says that it converts.
+            # It serves one version, and nothing at the path that its conversion names.
             one["spec"].pop("conversion", None)
     return one
 
 
 def _without_descriptions(schema: Any, *, names: bool = False) -> Any:
-    """The schema without its prose, which is nine tenths of it; `names` where keys are names of properties."""
+    """The schema without descriptions, nine tenths of its size; `names` if the keys are property names."""
     if isinstance(schema, dict):
         schema = cast("dict[str, Any]", schema)
         return {
@@ -158,17 +158,17 @@ def _without_descriptions(schema: Any, *, names: bool = False) -> Any:
 
 
 def _kustomize(folder: Path) -> str:
-    # By its full path: one that begins with `github.com` is taken for an address.
+    # Use the full path: kustomize takes one that starts with `github.com` for a URL.
     program = program_folder(CONTROLPLANE) / "kubectl"
     done = subprocess.run([program, "kustomize", folder], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise failure(
             "lab-manifests-unreadable",
-            "what an operator publishes could not be put together",
+            "an operator's manifests could not be built",
             exit_code=ExitCode.INTERNAL,
             where=str(folder),
             evidence=tuple(done.stderr.splitlines()),
-            remedy="See whether the Go module cache is whole: go clean -modcache, and try again.",
+            remedy="The Go module cache may be corrupt: run `go clean -modcache`, and try again.",
             owner=Owner.HOLDFAST,
         )
     return done.stdout

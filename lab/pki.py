@@ -1,4 +1,4 @@
-"""Owns a lab's keys and certificates: one authority for everything in it, and the token of its administrator."""
+"""A lab's keys and certificates: one authority for everything in it, and the administrator's token."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
 _PEM = Encoding.PEM
 _LIFE = timedelta(days=3650)
 
-# An operator that renews certificates looks for its own name in the authority's, and for that of its service in the
-# one it serves with; where it finds both it leaves them alone.
+# An operator that renews certificates looks for its own name in the authority's certificate, and for its service's name
+# in the serving certificate. If it finds both, it leaves them alone.
 _AUTHORITIES = ("kueue-ca", "training-operator-ca")
 _SERVICES = (
     "localhost",
@@ -32,13 +32,14 @@ _SERVICES = (
 
 
 def make_pki(folder: Path) -> None:
-    """Write a lab's keys and certificates into a folder that is not there yet.
+    """Write a lab's keys and certificates to a folder that does not exist yet.
 
-    ca.crt, ca.key; tls.crt, tls.key: what every program of the lab serves with; kubelet-client.crt, .key: by which the
-    API server is known to kubelets; sa.key, sa.pub: that sign tokens; token, tokens.csv: the administrator's.
+    ca.crt, ca.key: the authority; tls.crt, tls.key: serving certificate of all programs; kubelet-client.crt, .key: the
+    API server's client certificate for kubelets; sa.key, sa.pub: signing keys of tokens; token, tokens.csv: the
+    administrator's token.
     """
     folder.mkdir(mode=0o700)
-    # The operators that renew certificates read no other kind of key than RSA in PKCS#1.
+    # The operators that renew certificates only read RSA keys in PKCS#1.
     ca_key = rsa.generate_private_key(65537, 2048)
     ca_name = _name("lab-ca")
     ca = _certificate(ca_name, ca_name, ca_key, ca_key, names=_AUTHORITIES, authority=True)

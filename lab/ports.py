@@ -1,6 +1,6 @@
-"""Owns which ports a lab has: a block of its own, chosen once and kept for as long as any of its programs lives.
+"""Port allocation: each lab has a block of ports, kept for as long as any of its programs runs.
 
-A block is a file that is locked. Every program of the lab inherits the lock, so it ends with the last of them.
+A block is a locked file. Every program of the lab inherits the lock, so it is released when the last one ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lab.cache import home
 
 _SIZE = 24
 _FIRST = 20_000
-# Where this machine gives ports to whoever asks for any, one may be gone between the choice and the use of it.
+# The kernel assigns ephemeral ports in this range: a port chosen there may be taken before it is used.
 _RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 NAMES = (
@@ -41,7 +41,7 @@ NAMES = (
 
 
 def claim_ports() -> tuple[int, dict[str, int]]:
-    """Take a free block; the descriptor that holds it, and the ports by name."""
+    """Claim a free block; return the descriptor that holds it, and the ports by name."""
     folder = home() / "ports"
     folder.mkdir(parents=True, exist_ok=True)
     end = int(_RANGE.read_text().split()[0])
@@ -54,9 +54,9 @@ def claim_ports() -> tuple[int, dict[str, int]]:
         os.close(descriptor)
     raise failure(
         "lab-no-free-ports",
-        f"no {_SIZE} ports in a row are free between {_FIRST} and {end}",
+        f"no {_SIZE} consecutive ports are free between {_FIRST} and {end}",
         exit_code=ExitCode.CANNOT_RUN_HERE,
-        remedy="End labs that nobody needs (python -m lab down), or see `ss -tln`.",
+        remedy="Stop unused labs (python -m lab down), or see `ss -tln`.",
         owner=Owner.CLUSTER,
     )
 

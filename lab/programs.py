@@ -1,6 +1,6 @@
-"""Owns how each program of a lab is called: words, configuration, environment, and where it says that it is ready.
+"""Command, configuration, environment and readiness URL of each program of a lab.
 
-One row a program, in the order of their start. Each listens on the loopback address only.
+One function per program, in start order. Each program listens on the loopback address only.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from lab.kubelet.nodes import NodeSpec
 from lab.state import SUPERVISOR
 
 _NODE_LOST_AFTER_S = 10
-"""How long after its last word a node is lost."""
+"""Seconds after its last heartbeat at which a node counts as lost."""
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabPaths:
-    """Where a lab's things are."""
+    """Paths and addresses of a lab."""
 
     folder: Path
     data: Path
-    """etcd's."""
+    """etcd's data folder."""
     controlplane: Path
     operators: Path
     operator_manifests: Path
-    """What the operators publish (manifests.py)."""
+    """The operators' manifests (manifests.py)."""
     ports: Mapping[str, int]
     nodes: tuple[NodeSpec, ...]
 
@@ -49,7 +49,7 @@ class LabPaths:
         return f"https://{self.address('kube-apiserver')}"
 
     def address(self, name: str) -> str:
-        """`127.0.0.1:PORT`, the port being the one with this name."""
+        """`127.0.0.1:PORT`, with the port of this name."""
         return f"{_LOOPBACK}:{self.ports[name]}"
 
     def configuration(self, name: str) -> Path:
@@ -57,7 +57,7 @@ class LabPaths:
 
 
 def lab_tag(folder: Path) -> str:
-    """What a lab's things are called that do not lie in its folder: its network, its memory."""
+    """Tag of the lab's resources outside its folder: its network, its memory."""
     return f"lab{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
 
 
@@ -69,13 +69,13 @@ class LabProgram:
     argv: tuple[str | Path, ...]
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     configuration: Any = None
-    """Written to `place.configuration(name)` before it starts."""
+    """Written to `paths.configuration(name)` before the start."""
     ready: str = ""
-    """What answers 200 when it is; empty where nothing waits for that."""
+    """URL that returns 200 when the program is ready; empty if no caller waits for it."""
 
 
 def etcd(paths: LabPaths) -> LabProgram:
-    """Keeps what the API server is told, in memory where there is enough."""
+    """Stores the API server's data, in memory if enough is free."""
     client, peer = (f"http://{paths.address(name)}" for name in ("etcd", "etcd-peer"))
     return LabProgram(
         name="etcd",
@@ -96,7 +96,7 @@ def etcd(paths: LabPaths) -> LabProgram:
 
 
 def apiserver(paths: LabPaths) -> LabProgram:
-    """The API server, with roles enforced and admission as it ships."""
+    """The API server, with RBAC and its default admission plugins."""
     pki = paths.pki
     return LabProgram(
         name="kube-apiserver",
@@ -115,7 +115,7 @@ def apiserver(paths: LabPaths) -> LabProgram:
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
             "--service-cluster-ip-range=10.96.0.0/16",
-            # It would publish its loopback address, which is none that endpoints may have.
+            # It would publish its loopback address, which endpoints must not have.
             "--endpoint-reconciler-type=none",
             f"--kubelet-certificate-authority={pki / 'ca.crt'}",
             f"--kubelet-client-certificate={pki / 'kubelet-client.crt'}",
@@ -129,7 +129,7 @@ def apiserver(paths: LabPaths) -> LabProgram:
 
 
 def controller_manager(paths: LabPaths) -> LabProgram:
-    """The controllers of Kubernetes itself; they hold a node for lost sooner than elsewhere, where it takes 40 s."""
+    """The controllers of Kubernetes; they consider a node lost sooner than the default of 40 s."""
     return LabProgram(
         name="kube-controller-manager",
         argv=(
@@ -146,7 +146,7 @@ def controller_manager(paths: LabPaths) -> LabProgram:
 
 
 def scheduler(paths: LabPaths) -> LabProgram:
-    """The scheduler, as it ships."""
+    """The scheduler with its defaults."""
     return LabProgram(
         name="kube-scheduler",
         argv=(paths.controlplane / "kube-scheduler", *_delegated(paths, "kube-scheduler")),
@@ -155,7 +155,7 @@ def scheduler(paths: LabPaths) -> LabProgram:
 
 
 def kueue(paths: LabPaths) -> LabProgram:
-    """Queues and quotas, for every kind of job that the lab knows; its shipped configuration leaves some out."""
+    """Queues and quotas for every kind of job in the lab; the default configuration omits some."""
     return LabProgram(
         name="kueue",
         argv=(
@@ -172,14 +172,14 @@ def kueue(paths: LabPaths) -> LabProgram:
             "metrics": {"bindAddress": "0"},
             "webhook": _webhook(paths, "kueue") | {"certDir": str(paths.pki)},
             "leaderElection": {"leaderElect": False},
-            # Without this it reads certificates of its metrics from a folder under /etc that no flag changes.
+            # Without this it reads its metrics certificates from a folder under /etc that no flag changes.
             "internalCertManagement": {
                 "enable": True,
                 "webhookServiceName": "kueue-webhook-service",
                 "webhookSecretName": "kueue-webhook-server-cert",
             },
             "clientConnection": {"qps": 300, "burst": 500},
-            # It would be an API server of its own, for which the lab has no address.
+            # It would be an aggregated API server, for which the lab has no address.
             "featureGates": {"VisibilityOnDemand": False},
             "waitForPodsReady": {"timeout": "10m", "blockAdmission": False},
             "managedJobsNamespaceSelector": {
@@ -207,7 +207,7 @@ def kueue(paths: LabPaths) -> LabProgram:
 
 
 def jobset(paths: LabPaths) -> LabProgram:
-    """Sets of Jobs."""
+    """JobSets."""
     return LabProgram(
         name="jobset",
         argv=(
@@ -253,7 +253,7 @@ def trainer(paths: LabPaths) -> LabProgram:
 
 
 def training_operator(paths: LabPaths) -> LabProgram:
-    """PyTorchJobs; its MPIJobs are older than those of mpi-operator, which bear the same name."""
+    """PyTorchJobs; its MPIJobs have the same name as those of mpi-operator but an older version."""
     return LabProgram(
         name="training-operator",
         argv=(
@@ -267,7 +267,7 @@ def training_operator(paths: LabPaths) -> LabProgram:
             *_RATE,
         ),
         environment=_certificates_by_tmpdir(paths),
-        # Its own looks the master up with nslookup, which asks name servers only.
+        # The default container resolves the master with nslookup, which only queries name servers.
         configuration=[
             {
                 "name": "init-pytorch",
@@ -298,7 +298,7 @@ def mpi_operator(paths: LabPaths) -> LabProgram:
 
 
 def kwok(paths: LabPaths) -> LabProgram:
-    """Nodes and pods that are only said to be there, for questions of placing: nodes labelled `type=kwok`."""
+    """Simulated nodes and pods without processes, for scheduling tests: nodes labelled `type=kwok`."""
     return LabProgram(
         name="kwok",
         argv=(
@@ -306,7 +306,7 @@ def kwok(paths: LabPaths) -> LabProgram:
             f"--kubeconfig={paths.kubeconfig}",
             "--manage-nodes-with-label-selector=type=kwok",
             f"--config={paths.operator_manifests / 'stages.yaml'}",
-            # It renews them at a quarter of this.
+            # KWOK renews leases at a quarter of this.
             f"--node-lease-duration-seconds={_NODE_LOST_AFTER_S}",
             f"--server-address={paths.address('kwok')}",
         ),
@@ -315,7 +315,7 @@ def kwok(paths: LabPaths) -> LabProgram:
 
 
 def kubelet(paths: LabPaths) -> LabProgram:
-    """Nodes, and the pods on them as processes of this machine."""
+    """Nodes, and their pods as processes of this machine."""
     folder = paths.folder / "kubelet"
     last = paths.nodes[-1].name
     return LabProgram(
@@ -336,21 +336,21 @@ def kubelet(paths: LabPaths) -> LabProgram:
 
 
 def supervisor(paths: LabPaths) -> LabProgram:
-    """Starts again what ends of the others."""
+    """Restarts the other programs when they exit."""
     return LabProgram(name=SUPERVISOR, argv=(sys.executable, "-m", "lab.supervisor", paths.folder))
 
 
 CONTROLPLANE = (etcd, apiserver, controller_manager, scheduler)
 OPERATORS = (kueue, jobset, trainer, training_operator, mpi_operator, kwok)
 ALL = (*CONTROLPLANE, *OPERATORS, kubelet)
-"""Those that are started again when they end."""
+"""The programs that the supervisor restarts."""
 
 BAD_IMAGES = ("missing.example/*",)
-"""Those that no node can pull."""
+"""Image patterns that no node can pull."""
 
 
 def _delegated(paths: LabPaths, name: str) -> tuple[str, ...]:
-    """What the scheduler and the controller manager are both told."""
+    """Common flags of the scheduler and the controller manager."""
     return (
         f"--kubeconfig={paths.kubeconfig}",
         f"--authentication-kubeconfig={paths.kubeconfig}",
@@ -374,5 +374,5 @@ def _webhook(paths: LabPaths, name: str) -> dict[str, Any]:
 
 
 def _certificates_by_tmpdir(paths: LabPaths) -> dict[str, str]:
-    """Where no setting names the folder of certificates, it is one below $TMPDIR."""
+    """$TMPDIR, which decides the certificate folder of programs without a setting for it."""
     return {"TMPDIR": str(paths.folder / "tmp")}

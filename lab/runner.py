@@ -1,4 +1,4 @@
-"""Owns how one program of a lab is started and waited for; refuses to know which programs there are."""
+"""Starts one program of a lab and waits until it is ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lab import state
 from lab.programs import LabPaths, LabProgram
 
 MARK = "HOLDFAST_LAB"
-"""The variable by which everything that belongs to a lab is found; its value is the lab's folder."""
+"""The variable that marks all processes of a lab; its value is the lab's folder."""
 
 _READY_WITHIN_S = 300
 _LOOK_S = 0.05
@@ -29,7 +29,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 def start(program: LabProgram, paths: LabPaths, *, dies_with_parent: bool, keep: tuple[int, ...] = ()) -> ProcessId:
-    """Start a program that outlives this process unless it is `tied`; it inherits the descriptors to `keep`."""
+    """Start a program that outlives this process unless `dies_with_parent`; it inherits the descriptors in `keep`."""
     if program.configuration is not None:
         paths.configuration(program.name).write_bytes(msgspec.json.encode(program.configuration, enc_hook=os.fspath))
     environment = {
@@ -52,11 +52,11 @@ def start(program: LabProgram, paths: LabPaths, *, dies_with_parent: bool, keep:
             preexec_fn=processes.die_with_parent if dies_with_parent else None,  # noqa: PLW1509 it makes one system call
         )
     identity = processes.identify(process.pid)
-    return identity or ProcessId(process.pid, 0)  # as one that has ended
+    return identity or ProcessId(process.pid, 0)  # as one that has exited
 
 
 def wait_ready(started: Iterable[LabProgram], paths: LabPaths, is_crash_looping: Callable[[str], bool]) -> None:
-    """Return when every program says that it is ready; a hopeless one, by its name, is an error with its last words."""
+    """Return when every program is ready; raise for one that crash-loops, with the end of its log."""
     deadline = time.monotonic() + _READY_WITHIN_S
     trust = ssl.create_default_context(cafile=paths.pki / "ca.crt")
     token = (paths.pki / "token").read_text()
@@ -71,7 +71,7 @@ def wait_ready(started: Iterable[LabProgram], paths: LabPaths, is_crash_looping:
 
 
 def log_path(paths: LabPaths, name: str) -> Path:
-    """Where what a program says is kept."""
+    """The log file of a program."""
     return paths.folder / "log" / f"{name}.log"
 
 
@@ -83,15 +83,15 @@ def _responds(client: httpx.Client, url: str) -> bool:
 
 
 def crash_error(name: str, paths: LabPaths) -> Exception:
-    """What is said of a program that does not go on."""
+    """The error for a program that crash-loops."""
     known = state.load(paths.folder)
     times = known.crash_counts(name).total if known else 0
     return failure(
         "lab-program-died",
-        f"{name} has ended by itself" + (f", {times} times" if times > 1 else ""),
+        f"{name} has crashed" + (f", {times} times" if times > 1 else ""),
         exit_code=ExitCode.CANNOT_RUN_HERE,
         evidence=_last_log_lines(name, paths),
-        remedy="See its last words; with too little memory or disk, end other labs (python -m lab down).",
+        remedy="See the end of its log; with too little memory or disk, end other labs (python -m lab down).",
         owner=Owner.CLUSTER,
     )
 
@@ -102,7 +102,7 @@ def _not_ready_error(program: LabProgram, paths: LabPaths) -> Exception:
         f"{program.name} was not ready within {_READY_WITHIN_S} s",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         evidence=_last_log_lines(program.name, paths),
-        remedy="See its last words.",
+        remedy="See the end of its log.",
         owner=Owner.CLUSTER,
     )
 

@@ -1,4 +1,4 @@
-"""Owns what a lab writes down about itself, so that whoever comes later can show it or end it."""
+"""The lab's state file, from which a later process can show or stop the lab."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from lab.kubelet.nodes import NodeSpec
 
 SUPERVISOR = "supervisor"
 STABLE_AFTER_S = 30.0
-"""A program that has lived longer does its work; what ends it is not likely to end the next one at once."""
+"""A program that has run longer is stable: the cause of a later exit is unlikely to stop its successor."""
 MAX_CRASHES_IN_A_ROW = 6
-"""Endings in a row, with some 8 s of pauses between, after which a program is not waited for."""
+"""Crashes in a row, with about 8 s of pauses between them, after which a program counts as crash-looping."""
 _FILE = "lab.json"
 
 
 class CrashCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program has ended that nobody told to."""
+    """How often a program has exited unexpectedly."""
 
     total: int = 0
     in_a_row: int = 0
-    """Those since it has last lasted."""
+    """Crashes since it was last stable."""
 
 
 class LabState(msgspec.Struct, frozen=True, kw_only=True):
-    """What a lab is made of."""
+    """State of a lab."""
 
     ports: dict[str, int]
     data: str
     """etcd's folder."""
     nodes: tuple[NodeSpec, ...]
     dies_with_parent: bool
-    """Whether it dies with whoever started it."""
+    """Whether the lab ends with the process that started it."""
     processes: dict[str, ProcessId] = {}
-    """By the name of the program."""
+    """Keyed by program."""
     crashes: dict[str, CrashCounts] = {}
-    """By the name of the program."""
+    """Keyed by program."""
     stopped: frozenset[str] = frozenset()
-    """Programs that are to stay down until somebody starts them."""
+    """Programs that stay down until a user starts them."""
     ready: bool = False
-    """Whether its start came to its end."""
+    """Whether the start has completed."""
 
     def crash_counts(self, name: str) -> CrashCounts:
         return self.crashes.get(name, CrashCounts())
 
     def count_crash(self, name: str) -> CrashCounts:
-        """How a program has ended, now that it has again."""
+        """The counts of a program after another crash."""
         before = self.crash_counts(name)
         return CrashCounts(
             total=before.total + 1, in_a_row=1 if _was_stable(self.processes[name]) else before.in_a_row + 1
@@ -61,13 +61,13 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
         return name in self.processes and self.processes[name].alive
 
     def is_crash_looping(self, name: str) -> bool:
-        """Whether a program is not to be waited for: it ends time and again, or nobody starts it again."""
+        """Whether waiting for a program is useless: it crashes repeatedly, or is down without a supervisor."""
         if self.is_alive(name):
             return self.crash_counts(name).in_a_row >= MAX_CRASHES_IN_A_ROW and not _was_stable(self.processes[name])
         return self.crash_counts(name).in_a_row >= MAX_CRASHES_IN_A_ROW or not self.is_alive(SUPERVISOR)
 
     def with_process(self, name: str, process: ProcessId, endings: CrashCounts | None = None) -> LabState:
-        """A program has been started: by somebody, or again after these endings."""
+        """State after a program's start: by a user, or as a restart after `endings`."""
         ended = endings or CrashCounts(total=self.crash_counts(name).total)
         return msgspec.structs.replace(
             self,
@@ -77,12 +77,12 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def with_stopped(self, name: str) -> LabState:
-        """A program is to stay down."""
+        """State in which a program stays down."""
         return msgspec.structs.replace(self, stopped=self.stopped | {name})
 
 
 def load(folder: Path) -> LabState | None:
-    """What the lab in this folder is made of; None where there is none, or one of another version."""
+    """The state of the lab in this folder; None if there is none, or one of another version."""
     try:
         return msgspec.json.decode((folder / _FILE).read_bytes(), type=LabState)
     except (FileNotFoundError, msgspec.MsgspecError):
@@ -90,14 +90,14 @@ def load(folder: Path) -> LabState | None:
 
 
 def save(folder: Path, state: LabState) -> None:
-    """Write it down, whole or not at all."""
+    """Write the state atomically."""
     fresh = folder / f"{_FILE}.new"
     fresh.write_bytes(msgspec.json.encode(state))
     fresh.replace(folder / _FILE)
 
 
 def update(folder: Path, edit: Callable[[LabState], LabState]) -> LabState:
-    """Change it; nobody else does meanwhile. FileNotFoundError where there is none any more."""
+    """Change the state under a lock; raise FileNotFoundError if there is none."""
     with locked(folder / f"{_FILE}.lock"):
         known = load(folder)
         if known is None:
@@ -108,6 +108,6 @@ def update(folder: Path, edit: Callable[[LabState], LabState]) -> LabState:
 
 
 def _was_stable(process: ProcessId) -> bool:
-    """Whether a process that lives, or has just ended, has done so long after its start."""
+    """Whether a process has run for long, or did before its exit."""
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - process.started / os.sysconf("SC_CLK_TCK")
     return bool(process.started) and age_s > STABLE_AFTER_S

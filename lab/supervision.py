@@ -1,6 +1,6 @@
-"""Owns that a lab's programs go on: one that ends is started again, as a cluster does with its operators' pods.
+"""Restarts the lab's programs when they exit, as a cluster does with its operators' pods.
 
-What ends time and again is started ever later; who waits for it to be ready is told (runner.py).
+Each crash in a row doubles the delay, up to 10 s; runner.py reports it to callers that wait for readiness.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ FIRST_DELAY_S, MAX_DELAY_S = 0.25, 10.0
 
 
 class LabSupervisor:
-    """Of one lab's programs, by their names."""
+    """Supervises one lab's programs, keyed by name."""
 
     def __init__(self, paths: LabPaths, programs: Mapping[str, LabProgram]) -> None:
         self._place = paths
         self._programs = programs
         self._restart_at: dict[str, float] = {}
-        """When those that have ended are started again (monotonic seconds)."""
+        """Time at which each exited program is restarted (monotonic seconds)."""
 
     def run(self) -> None:
-        """Have them go on for as long as the lab is there."""
+        """Restart programs for as long as the lab exists."""
         while (known := state.load(self._place.folder)) is not None:
             self.restart_dead(known)
             time.sleep(POLL_S)
 
     def restart_dead(self, known: LabState) -> None:
-        """Start again what has ended, each after its pause."""
+        """Restart the programs that have exited, each after its delay."""
         for name in self._programs.keys() & known.processes.keys() - known.stopped:
             if known.processes[name].alive:
                 self._restart_at.pop(name, None)
@@ -43,7 +43,7 @@ class LabSupervisor:
                 del self._restart_at[name]
 
     def _restart(self, known: LabState, name: str) -> LabState:
-        if known.processes[name].alive or name in known.stopped:  # somebody else was quicker
+        if known.processes[name].alive or name in known.stopped:  # a user was quicker
             return known
         process = runner.start(self._programs[name], self._place, dies_with_parent=known.dies_with_parent)
         return known.with_process(name, process, known.count_crash(name))

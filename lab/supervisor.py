@@ -1,4 +1,4 @@
-"""`python -m lab.supervisor FOLDER`: starts again what ends of the lab there, until the lab is gone."""
+"""`python -m lab.supervisor FOLDER`: restarts the programs of the lab in FOLDER until the lab is removed."""
 
 from __future__ import annotations
 

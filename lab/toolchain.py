@@ -1,6 +1,6 @@
-"""Owns how the lab's programs come to be: built by Go from two pinned modules, once for each change of theirs.
+"""Builds the lab's programs with Go from two pinned modules, once per change of those.
 
-There are two modules because Trainer needs a type that is gone from the k8s.io/api of the control plane.
+There are two modules because Trainer needs a type that the control plane's version of k8s.io/api no longer has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _EVIDENCE_LINES = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Patch:
-    """One line of a program that is built otherwise, because nothing outside of it can change what it says."""
+    """A changed line of a program's source, for what no flag or configuration can change."""
 
     module: str
     file: str
@@ -37,14 +37,14 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A Go module beside this file, and which programs are built from it."""
+    """A Go module in a folder next to this file, and the programs built from it."""
 
     name: str
     packages: tuple[str, ...]
     names: tuple[str, ...] = ()
-    """Further names by which its one program is called."""
+    """Further names of its only program."""
     link: str = ""
-    """What the linker is told beside leaving debugging symbols out."""
+    """Linker options, in addition to `-s -w`."""
     patches: tuple[Patch, ...] = ()
 
 
@@ -67,7 +67,7 @@ OPERATORS = Module(
         "github.com/kubeflow/training-operator/cmd/training-operator.v1",
         "sigs.k8s.io/kwok/cmd/kwok",
     ),
-    # A port and a folder that are the same for every lab of a machine, and a listener that all networks reach.
+    # A port and a folder that all labs of a machine would share, and a listener on all interfaces.
     patches=(
         Patch(
             module="github.com/kubeflow/mpi-operator",
@@ -98,25 +98,25 @@ OPERATORS = Module(
 
 
 def program_folder(module: Module) -> Path:
-    """The folder of a module's programs, which are built if they are not there; that takes minutes, and says so."""
+    """The folder of a module's programs; if they are missing, build them, which takes minutes and is logged."""
     return cached_dir(module.name, _ingredients(module), lambda folder: _build(module, folder))
 
 
 def build_impossible_reason() -> str | None:
-    """Why there can be no lab here: nothing is built, and nothing can be. None where there can."""
+    """Why a lab is impossible here: nothing is built, and nothing can be; None if it is possible."""
     if all(is_cached(module.name, _ingredients(module)) for module in (CONTROLPLANE, OPERATORS)):
         return None
     return _no_go()
 
 
 def source_folder(module: Module, dependency: str) -> Path:
-    """Where the source of one of a module's dependencies lies, which is fetched if it is not there."""
+    """The source folder of one of a module's dependencies, downloaded if necessary."""
     answer = json.loads(_go(module, "mod", "download", "-json", dependency))
     return Path(answer["Dir"])
 
 
 def sources(module: Module) -> list[bytes]:
-    """All that a module is made of."""
+    """The contents of all files that make up a module."""
     folder = HERE / module.name
     return [path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".go", ".mod", ".sum")]
 
@@ -145,13 +145,13 @@ def _build(module: Module, folder: Path) -> None:
 
 
 def _patched(module: Module, folder: Path) -> Path:
-    """A go.mod that says what the module's own says, but for patched copies of what has patches."""
+    """A copy of the module's go.mod that replaces patched dependencies."""
     folder.mkdir()
     for name in ("go.mod", "go.sum"):
         shutil.copy(HERE / module.name / name, folder)
     for dependency in {patch.module for patch in module.patches}:
         copy = folder / dependency.replace("/", "-")
-        # Whatever is in Go's module cache is read-only.
+        # Files in Go's module cache are read-only.
         shutil.copytree(source_folder(module, dependency), copy, copy_function=shutil.copyfile)
         for path in (copy, *copy.rglob("*/")):
             path.chmod(0o755)
@@ -192,7 +192,7 @@ def _go(module: Module, *words: str) -> str:
             exit_code=ExitCode.CANNOT_RUN_HERE,
             where=str(HERE / module.name),
             evidence=tuple(done.stderr.splitlines()[-_EVIDENCE_LINES:]),
-            remedy="See the words quoted: a module that cannot be fetched wants GOPROXY set, a full disk wants 8 GB.",
+            remedy="See the quoted output: set GOPROXY if a module cannot be fetched; free 8 GB if the disk is full.",
             owner=Owner.CLUSTER,
         )
     return done.stdout

@@ -1,16 +1,17 @@
-"""A kubelet whose containers are processes of this machine: `python -m lab.kubelet`, of which each lab has one.
+"""A kubelet whose containers are processes of this machine: `python -m lab.kubelet`, one per lab.
 
-It is many nodes at once. A pod has a network namespace of its own, with an address and names; a container a mount
-namespace, in which its volumes lie where it wants them on an otherwise unchanged machine. An image is a name only.
+It simulates many nodes. Each pod has a network namespace with an address and host names. Each container has a mount
+namespace with its volumes at their mount paths, on the otherwise unchanged file system of the machine. Images are not
+pulled; only their names matter.
 
-    proxy.py         outside: joins the lab's loopback ports to the Unix sockets of the rest
-    kubelet.py      what is to run where, by watching the API server
-    nodes.py        nodes: registered, alive, off
-    pod.py          a pod's life, from its volumes to its last status
-    container.py    a container: its process, its restarts, its log
-    container_fs.py        what a container sees; runs in its namespaces, before it
-    container_env.py, volumes.py, pvc.py, probes.py, names.py, pod_sandbox.py, status.py: what their names say
-    server.py, exec.py, logs.py: what `kubectl logs` and `kubectl exec` speak with
+    proxy.py           outside the namespaces: connects the lab's loopback ports to the kubelet's Unix sockets
+    kubelet.py         watches the API server and decides what runs where
+    nodes.py           nodes: registration, heartbeats, power
+    pod.py             pod lifecycle, from the volumes to the final status
+    container.py       a container: its process, its restarts, its log
+    container_fs.py    the file system of a container; runs in its namespaces, before its program
+    container_env.py, hosts.py, pod_sandbox.py, probes.py, pvc.py, status.py, volumes.py: as named
+    server.py, exec.py, logs.py: the endpoints behind `kubectl logs` and `kubectl exec`
 
-It refuses to keep what only a container runtime can: images, users, devices, limits.
+It does not support what needs a container runtime: images, users, devices, limits.
 """

@@ -1,4 +1,4 @@
-"""`python -m lab.kubelet CONFIGURATION`: the gate, and behind it the kubelet, which lives in namespaces of its own."""
+"""`python -m lab.kubelet CONFIGURATION`: a proxy, and behind it the kubelet in separate namespaces."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from holdfast.launch.local.netns.namespace import privileged
 from lab.kubelet import proxy
 from lab.kubelet.configuration import load
 
-# Mounts of the kubelet's own, such as volumes in memory, go when it goes.
+# The kubelet's mounts, such as in-memory volumes, disappear when it exits.
 _APART = ("unshare", "--mount", "--propagation=slave", "--")
 
 
 async def run_kubelet(path: Path) -> int:
-    """Run both until the kubelet ends or SIGTERM comes; the kubelet's exit code."""
+    """Run both until the kubelet exits or SIGTERM arrives; return the kubelet's exit code."""
     configuration = load(path)
     for socket in (configuration.api_socket, configuration.own_socket):
         socket.unlink(missing_ok=True)

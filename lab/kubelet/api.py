@@ -1,4 +1,4 @@
-"""Owns how the kubelet speaks with the API server: requests, patches of status, and watches that never end."""
+"""The kubelet's client of the API server: requests, status patches, and endless watches."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import Any, TypeVar
 import httpx
 
 KubeObject = dict[str, Any]
-"""An object as the API server gives it; only those who own a part of it look inside."""
+"""An object in the API server's JSON; only the module that owns a part of it reads that part."""
 
 _T = TypeVar("_T")
 
 RETRY_S = 0.5
-"""Pause before something is asked again."""
+"""Seconds before a request is repeated."""
 _UID_DIFFERS = "Precondition failed"
 _PATCH = {"Content-Type": "application/strategic-merge-patch+json"}
 _MERGE = {"Content-Type": "application/merge-patch+json"}
 
 
 class RequestRejected(Exception):
-    """The API server said no."""
+    """The API server rejected a request."""
 
     def __init__(self, response: httpx.Response) -> None:
         super().__init__(f"{response.request.method} {response.request.url.path}: {response.text[:500]}")
@@ -33,23 +33,23 @@ class RequestRejected(Exception):
 
 
 REQUEST_ERRORS = (httpx.HTTPError, RequestRejected)
-"""What goes wrong with a request, be it that the API server is away or that it says no."""
+"""Errors of a request: the API server is unreachable or rejects it."""
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed later. One that has just started forbids what it cannot judge yet."""
+    """Whether the same request may succeed later. A fresh API server rejects requests that it cannot authorize yet."""
     return not isinstance(error, RequestRejected) or error.status >= 500 or error.status in (401, 403, 409, 429)
 
 
 async def retry_until_done(request: Callable[[], Awaitable[_T]], what: str) -> _T:
-    """What the API server answers, once it does; whatever cannot pass is raised."""
+    """Repeat a request until it succeeds; raise permanent errors."""
     while True:
         try:
             return await request()
         except REQUEST_ERRORS as error:
             if not is_transient(error):
                 raise
-            logging.info("%s is asked again: %r", what, error)
+            logging.info("%s: retrying after %r", what, error)
         await asyncio.sleep(RETRY_S)
 
 
@@ -66,7 +66,7 @@ class KubeletApi:
         )
 
     async def request(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Any:
-        """The answer's document; `Refused` where it is an error."""
+        """The parsed response; raises `RequestRejected` on an error status."""
         response = await self._http.request(method, path, json=body, headers=headers)
         if not response.is_success:
             raise RequestRejected(response)
@@ -76,7 +76,7 @@ class KubeletApi:
         return await self.request("GET", path)
 
     async def get_or_none(self, path: str) -> Any | None:
-        """What lies at a path, or None."""
+        """The object at a path, or None."""
         try:
             return await self.get(path)
         except RequestRejected as refused:
@@ -85,7 +85,7 @@ class KubeletApi:
             raise
 
     async def create(self, path: str, body: KubeObject) -> None:
-        """Make an object, unless there is one of this name."""
+        """Create an object unless one of this name exists."""
         try:
             await self.request("POST", path, body)
         except RequestRejected as refused:
@@ -93,7 +93,7 @@ class KubeletApi:
                 raise
 
     async def patch(self, path: str, body: KubeObject, *, merge: bool = False) -> Any | None:
-        """Change an object; None where it is gone, or is another of the same name."""
+        """Change an object; None if it is gone, or another has taken its name."""
         try:
             return await self.request("PATCH", path, body, _MERGE if merge else _PATCH)
         except RequestRejected as refused:
@@ -102,7 +102,7 @@ class KubeletApi:
             raise
 
     async def delete(self, path: str, uid: str) -> None:
-        """Remove an object at once, if it is still the one meant."""
+        """Delete an object immediately, if its uid matches."""
         options = {"kind": "DeleteOptions", "apiVersion": "v1", "gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
         try:
             await self.request("DELETE", path, options)
@@ -111,7 +111,7 @@ class KubeletApi:
                 raise
 
     async def watch(self, path: str) -> AsyncIterator[tuple[bool, KubeObject]]:
-        """Every object at a path whenever it changes, and whether it is still there. Breaks of the watch are mended."""
+        """Every change of an object at a path, with whether it still exists; reconnects broken watches."""
         known: dict[str, KubeObject] = {}
         while True:
             try:
@@ -146,5 +146,5 @@ class KubeletApi:
 
 
 def _is_other(refused: RequestRejected) -> bool:
-    """Whether an object is gone, or another of its name. A conflict may also be one with whoever else changes it."""
+    """Whether an object is gone or another has its name. A conflict may also come from a concurrent change."""
     return refused.status == 404 or (refused.status == 409 and _UID_DIFFERS in str(refused))

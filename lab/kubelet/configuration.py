@@ -1,4 +1,4 @@
-"""Owns what a kubelet is told when it starts."""
+"""The kubelet's configuration."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from lab.kubelet.nodes import NodeSpec
 
 
 class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What a kubelet is told."""
+    """Configuration of a kubelet."""
 
     folder: Path
     pki: Path
     tag: str
-    """Of its network."""
+    """Tag of its network."""
     host: str
     port: int
-    """Where the API server reaches it."""
+    """Port on which the API server reaches the kubelet."""
     apiserver: int
-    """Where it reaches the API server."""
+    """Port of the API server."""
     nodes: tuple[NodeSpec, ...]
     bad_images: tuple[str, ...] = ()
     """Patterns of images that cannot be pulled."""
@@ -35,5 +35,5 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> KubeletConfig:
-    """Read what a kubelet is told."""
+    """Read the configuration."""
     return msgspec.json.decode(path.read_bytes(), type=KubeletConfig, dec_hook=lambda kind, value: kind(value))

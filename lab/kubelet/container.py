@@ -1,4 +1,4 @@
-"""Owns one container: the process it is, what it is given, how it ends; refuses to know whether it is started again."""
+"""One container: its process, its inputs, and its exit; the pod decides on restarts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lab.kubelet.volumes import read_object
 MARK = "HOLDFAST_LAB_CONTAINER"
 
 _INHERITED_ENV = ("PATH", "HOME", "LANG", "HOLDFAST_LAB")
-"""Of the kubelet's own environment, what a container has too: its machine is this one."""
+"""Variables of the kubelet's environment that a container inherits, since it runs on the same machine."""
 _FS_SETUP = Path(__file__).with_name("container_fs.py")
 _START_FAILED = 128
 _ABOVE_DESCRIPTORS_OF_SHELLS = 100
@@ -34,7 +34,7 @@ _MESSAGE_BYTES = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class PodContext:
-    """What all containers of a pod share."""
+    """State that all containers of a pod share."""
 
     api: KubeletApi
     pod: KubeObject
@@ -46,18 +46,18 @@ class PodContext:
 
 
 class Container:
-    """A container, through all its starts."""
+    """A container, over all of its restarts."""
 
     def __init__(self, spec: KubeObject, pod: KubeObject, folder: Path) -> None:
         self.spec = spec
         self.name: str = spec["name"]
         self.state = ContainerState()
         self.environment: dict[str, str] = {}
-        """Of the last start."""
+        """Environment of the last start."""
         self.started = asyncio.Event()
-        """Set once it has started, which its startup probe may say."""
+        """Set once it has started, as its startup probe may decide."""
         self.exited = asyncio.Event()
-        """Set while its first process is not there."""
+        """Set while its first process does not run."""
         self._pod = pod
         self._folder = folder / "containers" / self.name
         self._process: asyncio.subprocess.Process | None = None
@@ -65,7 +65,7 @@ class Container:
 
     @property
     def pid(self) -> int | None:
-        """Of its first process, while it runs."""
+        """The pid of its first process, while it runs."""
         alive = self._process is not None and self._process.returncode is None
         return self._process.pid if alive and self._process else None
 
@@ -74,15 +74,18 @@ class Container:
         return container_id(self._pod, self.spec, self.state)
 
     def log(self, *, previous: bool = False) -> Path:
-        """What this start of it, or the one before, has said."""
+        """The log of this start, or of the previous one."""
         return self._folder / f"{self.state.restarts - previous}.log"
 
     def exec_argv(self, *words: str) -> list[str]:
-        """How a command is run beside its program, seeing what that sees."""
+        """The argv that runs a command inside the container."""
         return ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--net", "--root", "--wd", "--", *words]
 
     async def start(self, context: PodContext) -> None:
-        """Start its program; returns when that runs, or has failed to. `Unmet` where something it needs is missing."""
+        """Start the program; return when it runs or has failed to start.
+
+        Raises `MissingReference` if an object it needs is missing.
+        """
         own = await self._env(context)
         words = [*self.spec.get("command", ()), *self.spec.get("args", ())]
         if not words:
@@ -96,7 +99,7 @@ class Container:
         await self._run(context, [expand(word, own) for word in words])
 
     async def wait(self) -> int:
-        """Its exit code, once nothing of it is left."""
+        """Wait until all its processes are gone; return its exit code."""
         assert self._process is not None
         assert self._log_task is not None
         code = await self._process.wait()
@@ -113,7 +116,7 @@ class Container:
         return code
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its first process a signal, as a runtime does."""
+        """Send a signal to its first process, as a runtime does."""
         if pid := self.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -125,10 +128,10 @@ class Container:
             "folder": self.spec.get("workingDir", ""),
             "mounts": self._mounts(context),
         }
-        # Not asyncio's: it takes a process for ended only when nobody has its output open any more.
+        # Not asyncio's own pipe: asyncio treats a process as running until all copies of its output are closed.
         output, said = os.pipe()
         listening, telling = os.pipe()
-        # Its end is closed when the program takes over, or when there is nobody to.
+        # The program's end closes at exec, or when the process dies.
         kept = fcntl.fcntl(telling, fcntl.F_DUPFD, _ABOVE_DESCRIPTORS_OF_SHELLS)
         os.close(telling)
         try:
@@ -172,7 +175,7 @@ class Container:
             if not source.exists():
                 source.mkdir(parents=True)
             mounts.append((str(source), mount["mountPath"], mount.get("readOnly", False)))
-        # What lies in another mount comes after it.
+        # A mount inside another mount comes after it.
         return sorted(mounts, key=lambda mount: mount[1].count("/"))
 
     def _root(self) -> Path:

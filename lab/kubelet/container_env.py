@@ -1,4 +1,4 @@
-"""Owns which variables a container is given: literals, expansions, fields of its pod, config maps and secrets."""
+"""The environment of a container: literals, expansions, fields of its pod, config maps and secrets."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _ENTRY = re.compile(r"metadata\.(labels|annotations)\['(.*)'\]")
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 Read = Callable[[str, str, bool], Awaitable[Mapping[str, str]]]
-"""Reads `configmaps` or `secrets` by name; empty where it is optional and not there."""
+"""Reads `configmaps` or `secrets` by name; empty if the object is optional and missing."""
 
 
 class MissingReference(Exception):
-    """Something that a pod needs is not there (yet); the words are for its status."""
+    """An object that a pod needs is missing (so far); the message goes to its status."""
 
 
 async def container_env(
     container: KubeObject, pod: KubeObject, addresses: Mapping[str, str], read: Read
 ) -> dict[str, str]:
-    """A container's own variables, later ones being able to refer to earlier ones."""
+    """A container's own variables; later ones can refer to earlier ones."""
     found: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         for kind, key in (("configmaps", "configMapRef"), ("secrets", "secretRef")):
@@ -68,7 +68,7 @@ async def _value(
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Text with `$(NAME)` replaced where there is such a variable, and `$$` by one dollar."""
+    """Text with `$(NAME)` replaced if that variable exists, and `$$` by one dollar."""
     return _REFERENCE.sub(
         lambda found: "$" if found[0] == "$$" else variables.get(found[1], found[0]),
         text,
@@ -76,7 +76,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def field(path: str, pod: KubeObject, addresses: Mapping[str, str]) -> str:
-    """A field of a pod by its path, as the downward API knows them."""
+    """A field of a pod by its path in the downward API."""
     metadata, spec = pod["metadata"], pod["spec"]
     if entry := _ENTRY.fullmatch(path):
         return metadata.get(entry[1], {}).get(entry[2], "")

@@ -1,10 +1,10 @@
-"""Owns what a container sees: this machine, with the container's mounts where it wants them. Runs as the container.
+"""Sets up the file system of a container: this machine's, plus the container's mounts. Runs as the container.
 
-It is started in the pod's namespaces and a mount namespace of its own, arranges that, and becomes the container's
-program. It imports nothing that is not needed, since every container waits for it.
+It starts in the pod's namespaces and a separate mount namespace, sets up the mounts, and execs the container's program.
+It imports only what it needs, since every container waits for it.
 
-A mount needs a place to be mounted on, and `/checkpoints` may be none of this machine. So the root is a new one, in
-memory, in which everything of the old one lies; and a folder that lacks an entry is replaced in the same way.
+A mount needs a mount point, and this machine may have no `/checkpoints`. So the root is a new tmpfs into which all
+entries of the old root are mounted; a folder that lacks an entry is replaced in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sys
 
 _RDONLY, _REMOUNT, _BIND, _REC, _SLAVE = 1, 32, 1 << 12, 1 << 14, 1 << 19
 _START_FAILED = 128
-"""What a container ends with that could not be started, as elsewhere."""
+"""Exit code of a container that could not be started, as in other runtimes."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -25,8 +25,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> None:
     """`container_fs.py DESCRIPTOR SPEC PROGRAM [WORD...]`.
 
-    SPEC is JSON: root, hostname, folder, and mounts of [source, target, read-only]. The descriptor is closed when the
-    program takes over, by which the kubelet knows.
+    SPEC is JSON: root, hostname, folder, and mounts of [source, target, read-only]. The descriptor closes at exec,
+    which tells the kubelet that the program runs.
     """
     spec = json.loads(sys.argv[2])
     program = sys.argv[3:]
@@ -34,7 +34,7 @@ def main() -> None:
         os.set_inheritable(int(sys.argv[1]), False)
         socket.sethostname(spec["hostname"])
         root = spec["root"]
-        # Whatever is mounted here stays here.
+        # Mounts made here do not propagate to the machine.
         _mount("", "/", _REC | _SLAVE)
         _mirror("/", root)
         for source, target, read_only in spec["mounts"]:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def _place(root: str, target: str, *, folder: bool) -> None:
-    """Make sure that there is something to mount on, without a trace on the machine."""
+    """Create a mount point, without a trace on the machine."""
     here = root
     *above, last = target.strip("/").split("/")
     for name in above:
@@ -68,7 +68,7 @@ def _ensure(parent: str, name: str, *, folder: bool) -> None:
     if parent not in _ours:
         _replace(parent)
     if link:
-        # Followed from here it would lead out of the new root; what it leads to is put in its place.
+        # The link would lead out of the new root; mount its target in its place.
         led = os.path.realpath(path)
         os.unlink(path)
         os.mkdir(path)
@@ -81,18 +81,18 @@ def _ensure(parent: str, name: str, *, folder: bool) -> None:
 
 
 _ours: set[str] = set()
-"""Folders that are in memory, to which entries can be added."""
+"""Folders on tmpfs, to which entries can be added."""
 
 
 def _replace(folder: str) -> None:
-    """Put a copy made of mounts over a folder, to which entries can be added."""
+    """Mount a tmpfs copy over a folder, so that entries can be added."""
     old = os.open(folder, os.O_PATH)
     _mirror(f"/proc/self/fd/{old}", folder)
     os.close(old)
 
 
 def _mirror(source: str, target: str) -> None:
-    """Mount memory on a folder, and in it every entry of another."""
+    """Mount a tmpfs on a folder, and every entry of another folder in it."""
     mode = os.stat(source).st_mode & 0o7777
     entries = list(os.scandir(source))
     _mount("lab", target, 0, "tmpfs", f"mode={mode:o},size=16m")

@@ -1,6 +1,6 @@
-"""Owns `kubectl exec`: a command in a container, over the WebSocket that the API server passes on.
+"""`kubectl exec`: runs a command in a container, over the WebSocket that the API server forwards.
 
-The protocol is v5.channel.k8s.io: a message's first byte says which channel it belongs to.
+The protocol is v5.channel.k8s.io: a message's first byte is its channel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 32768
 
 
 async def execute(socket: WebSocket, container: Container | None, command: list[str], *, tty: bool) -> None:
-    """Run a command until it ends, or until nobody listens any more."""
+    """Run a command until it exits or the client disconnects."""
     await socket.accept(subprotocol=PROTOCOL)
     if container is None or container.pid is None:
         return await _send_status(socket, 126, "the container does not run")
@@ -64,7 +64,7 @@ async def _pump_output(socket: WebSocket, channel: int, stream: asyncio.StreamRe
 
 
 async def _pump_terminal(socket: WebSocket, near: int) -> None:
-    # A terminal whose other end is closed gives an error, not an end.
+    # Reading a terminal whose other end is closed raises an error instead of returning EOF.
     with contextlib.suppress(OSError):
         while data := await asyncio.to_thread(os.read, near, _CHUNK_BYTES):
             await socket.send_bytes(bytes([_STDOUT]) + data)

@@ -1,6 +1,6 @@
-"""Owns what names resolve to in a pod: its own, those of pods with a subdomain, those of services. Pure.
+"""The /etc/hosts file of a pod: its own names, those of pods with a subdomain, and those of Services. Pure.
 
-Nothing of the lab answers DNS; each pod's /etc/hosts says what a cluster's name server would.
+The lab has no DNS server; /etc/hosts contains what a cluster's DNS would return.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DOMAIN = "svc.cluster.local"
 
 @dataclass(frozen=True, kw_only=True)
 class PodDnsEntry:
-    """A pod as others see it."""
+    """A pod as other pods resolve it."""
 
     namespace: str
     hostname: str
@@ -60,7 +60,7 @@ def _records(service: KubeObject, pods: list[PodDnsEntry], seen_from: str) -> It
 
 
 def _dns_names(name: str, namespace: str, seen_from: str) -> tuple[str, ...]:
-    """The ways to write a name; the shortest means the namespace one is in."""
+    """All forms of a name; the shortest is for the reader's own namespace."""
     whole = f"{name}.{namespace}.{_DOMAIN}"
     forms = (whole, f"{name}.{namespace}.svc", f"{name}.{namespace}")
     return (*forms, name) if namespace == seen_from else forms

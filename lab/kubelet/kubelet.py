@@ -1,4 +1,4 @@
-"""Owns what runs where: it watches the API server, gives each pod of its nodes a life, and keeps their names."""
+"""The kubelet: watches the API server, runs the pods of its nodes, and maintains their host names."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Kubelet:
         self._services: dict[tuple[str, str], KubeObject] = {}
         self._pod_tasks: set[asyncio.Task[None]] = set()
         self._pending_requests: dict[str, asyncio.Task[None]] = {}
-        """What the API server is asked for until it does it."""
+        """Requests that are repeated until the API server accepts them."""
 
     async def run(self) -> None:
-        """Until SIGTERM; nothing of it runs afterwards."""
+        """Run until SIGTERM; remove all pods at the end."""
         folder = self._configuration.folder
         await retry_until_done(lambda: pvc.create_storage_class(self._api), "the storage class")
         to_apiserver = proxy.forward(proxy.to_unix(self._configuration.api_socket))
@@ -82,7 +82,7 @@ class Kubelet:
                 await self._nodes.report_if_not_ready(node)
 
     async def _switch_on(self, name: str) -> None:
-        """What ran there when it went off is gone, which is said now."""
+        """Report the pods that ran on a node when it was powered off as gone."""
         await retry_until_done(partial(self._nodes.switch_on, name), f"node {name}")
         for uid in [uid for uid, pod in self._pods.items() if pod.node == name]:
             self._pods.pop(uid).remove_files()
@@ -153,14 +153,14 @@ class Kubelet:
         self._request(partial(self._api.delete, _path(pod), uid), f"the end of {_path(pod)}, {uid}")
 
     def _mark_lost(self, pod: KubeObject) -> None:
-        """A pod that ran when its kubelet or its node ended does so no more."""
+        """Mark a pod as failed that ran when its kubelet or its node went down."""
         uid = pod["metadata"]["uid"]
         status = {"phase": "Failed", "reason": "NodeLost", "message": "its node was off, or its kubelet ended"}
         change = {"metadata": {"uid": uid}, "status": status}
         self._request(partial(self._api.patch, f"{_path(pod)}/status", change), f"the loss of {_path(pod)}, {uid}")
 
     def _request(self, ask: Callable[[], Awaitable[object]], what: str) -> None:
-        """Have something done to a pod's object; no other pod waits for that, and none suffers from it."""
+        """Repeat a request for a pod's object in a separate task, independent of other pods."""
 
         async def asked() -> None:
             try:
@@ -178,7 +178,7 @@ class Kubelet:
         return next((pod for pod in self._pods.values() if pod.path == path), None)
 
     def _write_hosts(self) -> None:
-        """Write every pod's names anew."""
+        """Rewrite every pod's hosts file."""
         found = [(pod, named) for pod in self._pods.values() if (named := pod.dns_entry)]
         seen = [named for _, named in found]
         for pod, named in found:
@@ -192,7 +192,7 @@ def _path(pod: KubeObject) -> str:
 
 
 def main() -> None:
-    """`python -m lab.kubelet.kubelet CONFIGURATION`, started by the gate."""
+    """`python -m lab.kubelet.kubelet CONFIGURATION`, started by lab.kubelet."""
     enter_rootless()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""Owns what a container says: lines with the time at which they came, one file for each start of the container."""
+"""Container logs: timestamped lines, one file per start of the container."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from io import FileIO
 from pathlib import Path
 
 _LINE_BYTES = 16 * 1024
-"""As elsewhere, what is longer is cut in two."""
+"""Longer lines are split, as in other runtimes."""
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogOptions:
-    """What `kubectl logs` asks for."""
+    """Options of `kubectl logs`."""
 
     follow: bool = False
     timestamps: bool = False
@@ -26,17 +26,17 @@ class LogOptions:
 
 
 def now() -> str:
-    """This moment in UTC, as Kubernetes writes it, in nanoseconds for lines to be sorted by."""
+    """The current UTC time in Kubernetes' format, with nanoseconds for sorting."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
 
 
 def ago(seconds: int) -> str:
-    """So many seconds before now, to be compared with the time of a line."""
+    """The time `seconds` ago, to compare with timestamps of lines."""
     return (datetime.now(UTC) - timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
 
 
 async def write_log(descriptor: int, path: Path) -> None:
-    """Write down what comes out of a pipe, until nobody has its other end."""
+    """Write a pipe's output to a file until all its writers have closed it."""
     stream = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), _pipe(descriptor))
@@ -53,7 +53,7 @@ async def write_log(descriptor: int, path: Path) -> None:
 
 
 async def read_log(path: Path, options: LogOptions, *, is_running: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """What is asked for of a file, and, when it is to be followed, what comes until it no longer `runs`."""
+    """Read a log with these options; with `follow`, continue until the container no longer runs."""
     with path.open("rb") as file:
         listed = list(_since(file, options.since))
         if options.tail is not None:
@@ -62,7 +62,7 @@ async def read_log(path: Path, options: LogOptions, *, is_running: Callable[[], 
         yield text if options.limit_bytes is None else text[: options.limit_bytes]
         part = b""
         while options.follow:
-            # Asked before reading, so that the last words of one that ends meanwhile are read.
+            # Check before reading, so that the last lines of a container that exits meanwhile are read.
             going_on = is_running()
             *lines, part = (part + file.read()).split(b"\n")
             yield b"".join(_format_lines((line + b"\n" for line in lines), options))
@@ -76,7 +76,8 @@ def _pipe(descriptor: int) -> FileIO:
 
 
 def _since(lines: Iterable[bytes], since: str | None) -> Iterator[bytes]:
-    # Times of lines have fractions of a second; without its Z a time is before those that it begins.
+    # Timestamps of lines have fractions of a second; without its Z, a time sorts before all timestamps it is a prefix
+    # of.
     first = b"" if since is None else since.rstrip("Z").encode()
     return (line for line in lines if line.partition(b" ")[0] >= first)
 

@@ -1,4 +1,4 @@
-"""Owns the nodes that the kubelet plays: registered, heard from, and off when somebody pulls the plug."""
+"""The simulated nodes of a kubelet: registration, heartbeats, and power."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab.kubelet.api import REQUEST_ERRORS, KubeletApi, KubeObject, retry_until_
 from lab.kubelet.status import moment
 
 POWER = "lab.holdfast/power"
-"""The annotation by which a node is switched `off`; without it, it is on."""
+"""The annotation that switches a node `off`; without it, the node is on."""
 
 _HEARTBEAT_S = 2.0
 _LEASE_S = 40
@@ -29,7 +29,7 @@ _CONDITIONS = (
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A node to be played."""
+    """A simulated node."""
 
     name: str
     capacity: dict[str, str]
@@ -37,7 +37,7 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimulatedNodes:
-    """All of them; they share an address and a port, and the API server tells pods apart by their names."""
+    """All nodes; they share an address and a port, and the API server tells pods apart by name."""
 
     def __init__(self, api: KubeletApi, specs: Iterable[NodeSpec], *, host: str, port: int) -> None:
         self.off: set[str] = set()
@@ -51,11 +51,11 @@ class SimulatedNodes:
         return name in self._specs
 
     async def register(self) -> None:
-        """Make them, and say that they are ready."""
+        """Create the nodes and report them ready."""
         await asyncio.gather(*(self._register(spec) for spec in self._specs.values()))
 
     async def send_heartbeats(self) -> None:
-        """Say for ever that those that are on are alive."""
+        """Send heartbeats forever for the nodes that are on."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             for name in self._specs.keys() - self.off:
@@ -63,7 +63,7 @@ class SimulatedNodes:
                     await self._renew(name)
 
     async def report_if_not_ready(self, node: KubeObject) -> None:
-        """Say again that one is well which others have come to doubt, as they do while the API server is away."""
+        """Report a node ready again that the control plane considers lost, as after an outage of the API server."""
         conditions = node.get("status", {}).get("conditions", ())
         if any(each["type"] == "Ready" and each["status"] != "True" for each in conditions):
             name = node["metadata"]["name"]
@@ -71,7 +71,7 @@ class SimulatedNodes:
             await retry_until_done(partial(self._report, self._specs[name]), f"node {name}")
 
     async def switch_on(self, name: str) -> None:
-        """Bring one back."""
+        """Bring a node back."""
         self.off.discard(name)
         self._since.pop(name, None)
         await self._report(self._specs[name])
@@ -99,7 +99,7 @@ class SimulatedNodes:
                 {"type": "Hostname", "address": spec.name},
             ],
             "daemonEndpoints": {"kubeletEndpoint": {"Port": self._port}},
-            # By this the API server passes WebSockets on as they are, so that there is no need of SPDY.
+            # With this the API server forwards WebSockets unchanged, so that SPDY is not needed.
             "declaredFeatures": ["ExtendWebSocketsToKubelet"],
             "nodeInfo": dict.fromkeys(unknown, "")
             | {

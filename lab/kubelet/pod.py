@@ -1,4 +1,4 @@
-"""Owns a pod's life: volumes, init containers, containers and their restarts, its end; and says so at each step."""
+"""Pod lifecycle: volumes, init containers, containers and their restarts, and the end; reports each step."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from lab.kubelet.status import moment, pod_status, waiting
 from lab.kubelet.volumes import PodVolumes
 
 _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 10.0
-"""A tenth and a thirtieth of what they are elsewhere: a lab is for those who wait."""
+"""A tenth and a thirtieth of the Kubernetes defaults, to keep tests short."""
 _STATUS_TIMEOUT_S = 5.0
 _RETRYABLE = (MissingReference, *REQUEST_ERRORS)
-"""Why a container cannot be started, for now: what it needs is not there, or nobody says whether it is."""
+"""Temporary reasons for a container not to start: something it needs is missing, or the API server is unreachable."""
 
 
 class _PodStopping(Exception):
-    """The pod is to end, so whatever was to happen next does not."""
+    """The pod is stopping; abandon the next step."""
 
 
 class LabPod:
@@ -64,14 +64,14 @@ class LabPod:
         self._phase = "Pending"
         self._initialized = not inits
         self.ended = False
-        """Whether nothing of it runs any more, and its last status has been said."""
+        """Whether all its processes are gone and its final status is reported."""
         self._reason = ""
         self._ending = asyncio.Event()
         self._stop = asyncio.Event()
         self._powered_off = False
         self._status_lock = asyncio.Lock()
         self._status_retry: asyncio.Task[None] | None = None
-        """Says a status that the API server has not taken yet."""
+        """Retries a status that the API server has not accepted yet."""
         self._sidecars: set[asyncio.Task[int]] = set()
 
     @property
@@ -80,7 +80,7 @@ class LabPod:
 
     @property
     def dns_entry(self) -> PodDnsEntry | None:
-        """How others find it; None while it has no address."""
+        """How other pods resolve it; None while it has no address."""
         if self.sandbox is None:
             return None
         return PodDnsEntry(
@@ -93,13 +93,13 @@ class LabPod:
         )
 
     def update(self, pod: KubeObject) -> None:
-        """Take in what it has become; from the moment that it is being deleted, it ends."""
+        """Take over a new version of the object; a deletion timestamp stops the pod."""
         self.pod = pod
         if "deletionTimestamp" in pod["metadata"]:
             self._stop.set()
 
     async def run(self) -> None:
-        """From nothing to its last status; nothing of it runs afterwards."""
+        """Run from start to final status; leave no process."""
         life = asyncio.create_task(self._run_containers())
         stop = asyncio.create_task(self._stop.wait())
         try:
@@ -109,7 +109,7 @@ class LabPod:
                 await self._terminate(life)
             with contextlib.suppress(_PodStopping, asyncio.CancelledError):
                 await life
-        except Exception:  # whatever this machine could not do, the pod has failed, and can be deleted
+        except Exception:  # whatever went wrong, the pod has failed and can be deleted
             logging.exception("pod %s", self.path)
             self._reason = "Error"
         finally:
@@ -123,11 +123,11 @@ class LabPod:
 
     @property
     def to_be_deleted(self) -> bool:
-        """Whether its object is to go, once it has ended."""
+        """Whether to delete its object once it has ended."""
         return self._stop.is_set() and not self._powered_off
 
     async def power_off(self) -> None:
-        """Its machine is gone: everything of it ends at once, and nobody is told."""
+        """Power off its node: kill all its processes immediately, without a message."""
         self._powered_off = True
         self._ending.set()
         self._stop.set()
@@ -137,7 +137,7 @@ class LabPod:
             except HoldfastError:
                 logging.exception("the network of %s", self.path)
 
-    # -- life ----------------------------------------------------------------------------------------------------
+    # -- lifecycle -----------------------------------------------------------------------------------------------
 
     async def _run_containers(self) -> None:
         self.sandbox = await self._sandboxes.add(self.uid, self.hostname)
@@ -176,7 +176,7 @@ class LabPod:
         )
 
     async def _run_until_done(self, container: Container, context: PodContext, *, restarts: bool) -> int:
-        """Run a container until it is not to run again; its last exit code."""
+        """Run a container until it must not be restarted; return its last exit code."""
         back_off_s = 0.0
         while True:
             await self._start(container, context)
@@ -226,7 +226,7 @@ class LabPod:
             probed.cancel()
 
     async def _start_sidecar(self, container: Container, context: PodContext) -> None:
-        """Start a sidecar, and go on when it says that it has started."""
+        """Start a sidecar; return when it has started."""
         task = asyncio.create_task(self._run_until_done(container, context, restarts=True))
         self._sidecars.add(task)
         up = asyncio.create_task(container.started.wait())
@@ -247,7 +247,7 @@ class LabPod:
         life.cancel()
 
     async def _stop_one(self, container: Container, grace_s: float) -> None:
-        """First its hook, then SIGTERM, and SIGKILL when the grace is over."""
+        """Run the preStop hook, then send SIGTERM, and SIGKILL after the grace."""
         if container.pid is None:
             return
         loop = asyncio.get_running_loop()
@@ -272,7 +272,8 @@ class LabPod:
             berth, self.sandbox = self.sandbox, None
             try:
                 await self._sandboxes.remove_one(berth)
-            except (HoldfastError, OSError):  # what the kernel still holds keeps nobody from deleting the pod
+            # resources that the kernel still holds must not prevent the pod's deletion
+            except (HoldfastError, OSError):
                 logging.exception("the network of %s", self.path)
             self._on_change()
         if hasattr(self, "_volumes"):
@@ -282,7 +283,7 @@ class LabPod:
         """Remove its files, logs among them."""
         volumes.remove_volumes(self.folder)
 
-    # -- word ----------------------------------------------------------------------------------------------------
+    # -- status --------------------------------------------------------------------------------------------------
 
     async def _wait_for(self, containers: list[Container], reason: str, message: str) -> None:
         for container in containers:
@@ -291,13 +292,13 @@ class LabPod:
         await self._pause(RETRY_S)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, unless the pod is to end."""
+        """Wait, unless the pod is stopping."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ending.wait(), seconds)
             raise _PodStopping
 
     async def _report_status(self) -> None:
-        """Say how it is; where nobody takes that, it is said again aside, as it then is, until somebody does."""
+        """Report the status; if the API server does not accept it, retry in the background with the latest status."""
         self._on_change()
         if not await self._send_status() and self._status_retry is None:
             self._status_retry = asyncio.create_task(self._retry_status())
@@ -310,7 +311,7 @@ class LabPod:
                 return
 
     async def _send_status(self) -> bool:
-        """Say how it is; whether that has been taken, or need not be."""
+        """Send the status; return whether the API server accepted it, or never will."""
         async with self._status_lock:
             if self._powered_off:
                 return True

@@ -1,6 +1,6 @@
-"""Owns the pods' networks: a namespace of its own for each, an address, and a file of names.
+"""The pods' networks: a network namespace, an address and a hosts file for each.
 
-The work is that of holdfast's own module of network namespaces. One call at a time, in a thread beside the loop.
+It uses holdfast's own module of network namespaces, with one call at a time, in a thread.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class PodSandbox:
     name: str
     address: str
     hosts: Path
-    """Its /etc/hosts, changed in place."""
+    """Its /etc/hosts, edited in place."""
     exec_prefix: tuple[str, ...]
-    """What to put before a command that is to run there."""
+    """Command prefix that runs a process there."""
     probe_prefix: tuple[str, ...]
-    """The same for a command that is to reach only its network, as a probe does."""
+    """Command prefix that enters only its network, for probes."""
 
 
 class PodSandboxes:
-    """All of them, as one network."""
+    """All pods' sandboxes, in one network."""
 
     def __init__(self, tag: str, folder: Path) -> None:
         remove(tag)
@@ -35,10 +35,10 @@ class PodSandboxes:
         self._folder = folder
         self._lock = asyncio.Lock()
         self.address = self._network.address
-        """Where pods reach this process."""
+        """The address at which pods reach this process."""
 
     async def add(self, uid: str, hostname: str) -> PodSandbox:
-        """Make a place for a pod; its host name is the pod's, and others may have the same."""
+        """Create a pod's sandbox; host names need not be unique."""
         name = _name(uid)
         async with self._lock:
             node: NetnsNode = await asyncio.to_thread(self._network.add_node, name)
@@ -49,24 +49,24 @@ class PodSandboxes:
         )
 
     async def remove_one(self, sandbox: PodSandbox) -> None:
-        """Kill all that runs there, and take it away."""
+        """Kill all processes in a sandbox and remove it."""
         async with self._lock:
             await asyncio.to_thread(self._network.remove_node, sandbox.name)
         sandbox.hosts.unlink(missing_ok=True)
 
     async def power_off(self, sandbox: PodSandbox) -> None:
-        """Cut it off without a word to its peers, as when a machine dies, and kill all that runs there."""
+        """Disconnect a sandbox without notice to its peers, as when a machine dies, and kill all its processes."""
         async with self._lock:
             await asyncio.to_thread(self._network.partition, sandbox.name)
             await asyncio.to_thread(self._network.kill, sandbox.name)
 
     def remove(self) -> None:
-        """Take all of it away, with what runs there."""
+        """Remove all sandboxes and their processes."""
         self._network.remove()
 
 
 def write_hosts(hosts: Path, text: str) -> None:
-    """Change the names a pod sees: in place, since what it has mounted is the file."""
+    """Rewrite a pod's hosts file in place, because the file itself is mounted in the pod."""
     if hosts.read_text() != text:
         with hosts.open("r+") as file:
             file.write(text)

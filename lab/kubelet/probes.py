@@ -1,4 +1,4 @@
-"""Owns the probes of a container: what is asked, how often, and what follows from the answers."""
+"""The probes of a container: what they check, how often, and what follows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Changed = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeTiming:
-    """How a probe's answers are counted."""
+    """Timing and thresholds of a probe."""
 
     delay_s: float
     period_s: float
@@ -26,7 +26,7 @@ class ProbeTiming:
 
 
 async def watch(container: Container, address: str, changed: Changed) -> bool:
-    """Ask for as long as the container runs; returns, with False, when it has to be ended."""
+    """Probe while the container runs; return False when it must be killed."""
     spec = container.spec
     container.state.started = "startupProbe" not in spec
     if not container.state.started:
@@ -66,7 +66,7 @@ async def _ready(container: Container, address: str, changed: Changed) -> None:
 
 
 async def _results(probe: KubeObject, container: Container, address: str) -> AsyncIterator[bool]:
-    """Every time that enough answers in a row agree: whether they are good ones."""
+    """Yield whether the probe succeeds, each time enough consecutive results agree."""
     pace = ProbeTiming(
         delay_s=probe.get("initialDelaySeconds", 0),
         period_s=probe.get("periodSeconds", 10),
@@ -102,7 +102,7 @@ async def _probe(probe: KubeObject, container: Container, address: str) -> bool:
 
 
 async def run_inside(container: Container, command: list[str]) -> int:
-    """Run a command in a container; its exit code."""
+    """Run a command in a container; return its exit code."""
     process = await asyncio.create_subprocess_exec(
         *container.exec_argv(*command),
         env=container.environment,

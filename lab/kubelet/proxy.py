@@ -1,6 +1,6 @@
-"""Owns the way between the machine's loopback and the kubelet, which may live where there is no such thing.
+"""Proxy between the machine's loopback and the kubelet, which may be in another network namespace.
 
-Without root the kubelet is in a network namespace from which no TCP port of the machine is reached; Unix sockets are.
+Without root the kubelet runs in a network namespace that cannot reach the machine's TCP ports; Unix sockets work.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ Connect = Callable[[], Awaitable[_Streams]]
 
 
 def to_unix(path: Path) -> Connect:
-    """Connects to a Unix socket."""
+    """Connect to a Unix socket."""
     return lambda: asyncio.open_unix_connection(path)
 
 
 def to_port(host: str, port: int) -> Connect:
-    """Connects to a TCP port."""
+    """Connect to a TCP port."""
     return lambda: asyncio.open_connection(host, port)
 
 
 def forward(connect: Connect) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """What a server does with each connection: it becomes one with what `connect` leads to."""
+    """A connection handler that forwards to what `connect` opens."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

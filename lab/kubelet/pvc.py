@@ -1,4 +1,4 @@
-"""Owns storage: a claim of the class `lab` becomes a folder, bound at once and removed when it is given back."""
+"""Storage: a claim of the class `lab` becomes a folder, bound immediately and removed when it is released."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PROVISIONER = "lab.holdfast/folders"
 
 
 async def create_storage_class(api: KubeletApi) -> None:
-    """Make the storage class, for claims that name it and for those that name none."""
+    """Create the default storage class."""
     metadata = {"name": CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
     kind = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass"}
     rest = {"provisioner": _PROVISIONER, "reclaimPolicy": "Delete", "volumeBindingMode": "Immediate"}
@@ -21,7 +21,7 @@ async def create_storage_class(api: KubeletApi) -> None:
 
 
 async def provision(api: KubeletApi, folder: Path) -> None:
-    """Give each claim of the class its folder, for ever."""
+    """Create a folder for each claim of the class, forever."""
     async for there, claim in api.watch("/api/v1/persistentvolumeclaims"):
         ours = claim["spec"].get("storageClassName") == CLASS
         if there and ours and claim.get("status", {}).get("phase") == "Pending":
@@ -30,7 +30,7 @@ async def provision(api: KubeletApi, folder: Path) -> None:
 
 
 async def reclaim(api: KubeletApi) -> None:
-    """Remove folders whose claim is gone, for ever."""
+    """Remove folders whose claim is gone, forever."""
     async for there, volume in api.watch("/api/v1/persistentvolumes"):
         ours = volume["spec"].get("storageClassName") == CLASS and "hostPath" in volume["spec"]
         if there and ours and volume.get("status", {}).get("phase") == "Released":
@@ -53,7 +53,7 @@ def _volume(claim: KubeObject, folder: Path) -> KubeObject:
         "spec": {
             "capacity": {"storage": spec["resources"]["requests"]["storage"]},
             "accessModes": spec["accessModes"],
-            # `Delete` would have Kubernetes look for a plugin of its own that deletes.
+            # With `Delete`, Kubernetes would look for a deletion plugin.
             "persistentVolumeReclaimPolicy": "Retain",
             "storageClassName": CLASS,
             "claimRef": reference,

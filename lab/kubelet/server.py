@@ -1,4 +1,4 @@
-"""Owns what the API server asks the kubelet for: logs, exec, the list of pods. Only the API server is answered."""
+"""The kubelet's HTTP server: logs, exec, the list of pods. It serves only the API server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Find = Callable[[str, str], LabPod | None]
 
 
 def application(find: Find) -> Starlette:
-    """What is answered."""
+    """The routes of the server."""
 
     def container(connection: Request | WebSocket) -> Container | None:
         where = connection.path_params
@@ -74,7 +74,7 @@ def application(find: Find) -> Starlette:
 
 
 async def serve(find: Find, socket: Path, pki: Path) -> None:
-    """Answer on a Unix socket, those who show a certificate of the lab's."""
+    """Serve on a Unix socket, to clients with a certificate of the lab's authority."""
     configuration = uvicorn.Config(
         application(find),
         uds=str(socket),

@@ -1,4 +1,4 @@
-"""Owns what is said of a pod: the phase, conditions and container statuses that follow from its containers. Pure."""
+"""Pod status: the phase, conditions and container statuses that follow from its containers. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _INITIALIZING: KubeObject = {"waiting": {"reason": "PodInitializing"}}
 
 @dataclass(kw_only=True)
 class ContainerState:
-    """What one container has come to."""
+    """State of one container."""
 
     now: KubeObject = field(default_factory=lambda: _WAITING)
     last: KubeObject = field(default_factory=dict)
     restarts: int = 0
     started: bool = False
-    """Whether its startup probe has succeeded, if it has one."""
+    """Whether its startup probe, if any, has succeeded."""
     ready: bool = False
 
     @property
@@ -34,22 +34,22 @@ class ContainerState:
 
 
 def moment() -> str:
-    """Now, in seconds, as statuses say it."""
+    """The current time in seconds, in the format of statuses."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def running() -> KubeObject:
-    """The state of a container that has just been started."""
+    """The state of a container that has just started."""
     return {"running": {"startedAt": moment()}}
 
 
 def waiting(reason: str, message: str = "") -> KubeObject:
-    """The state of a container that is to be started."""
+    """The state of a container that has yet to start."""
     return {"waiting": {"reason": reason, "message": message}}
 
 
 def terminated(code: int, started_at: str, *, reason: str = "", container_id: str = "") -> KubeObject:
-    """The state of a container that has ended."""
+    """The state of a container that has exited."""
     said = reason or ("Completed" if code == 0 else "Error")
     ended: KubeObject = {"exitCode": code, "reason": said, "startedAt": started_at, "finishedAt": moment()}
     return {"terminated": ended | ({"containerID": container_id} if container_id else {})}
@@ -66,7 +66,7 @@ def pod_status(
     reason: str = "",
     message: str = "",
 ) -> KubeObject:
-    """The status that is patched; conditions are merged by their type with those of others."""
+    """The status patch; the API server merges conditions by type with those of other writers."""
     spec = pod["spec"]
     mains = [states[one["name"]] for one in spec["containers"]]
     ended = phase in ("Succeeded", "Failed")
@@ -122,10 +122,10 @@ def _statuses(
 
 
 def container_id(pod: KubeObject, container: KubeObject, state: ContainerState) -> str:
-    """What tells one start of a container from another."""
+    """An id for one start of a container."""
     return f"process://{pod['metadata']['uid']}/{container['name']}/{state.restarts}"
 
 
 def _only(state: KubeObject) -> KubeObject:
-    """A state with the other two taken back, since what is patched is merged with what is there."""
+    """A state with the other two set to null, because the patch is merged."""
     return {"running": None, "waiting": None, "terminated": None} | state

@@ -1,4 +1,4 @@
-"""Owns a pod's volumes: each becomes a folder of this machine before its containers start."""
+"""A pod's volumes: each becomes a folder of this machine before its containers start."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lab.kubelet.api import KubeletApi, KubeObject, RequestRejected
 from lab.kubelet.container_env import MissingReference, decoded, field, parse_quantity
 
 _TOKEN_S = 24 * 3600
-"""Tokens are not renewed, so they live as long as a lab does."""
+"""Lifetime of tokens, which are not renewed: longer than a lab's."""
 
 Fill = Callable[[Path, Any], Awaitable[None]]
 
 
 class PodVolumes:
-    """Those of one pod."""
+    """The volumes of one pod."""
 
     def __init__(self, api: KubeletApi, pod: KubeObject, folder: Path, addresses: Mapping[str, str]) -> None:
         self._api = api
@@ -29,11 +29,11 @@ class PodVolumes:
         self._in_memory: list[Path] = []
 
     async def prepare(self) -> dict[str, Path]:
-        """Where each lies, by name; `Unmet` where something it needs is not there."""
+        """The path of each volume by name; raises `MissingReference` if an object it needs is missing."""
         return {one["name"]: await self._prepare(one) for one in self._pod["spec"].get("volumes", ())}
 
     def release(self) -> None:
-        """Give back what is not merely a file."""
+        """Release what is not merely a file."""
         for folder in self._in_memory:
             subprocess.run(["umount", "--lazy", folder], check=False, capture_output=True)
 
@@ -58,7 +58,7 @@ class PodVolumes:
         return folder
 
     async def _fill(self, folder: Path, source: KubeObject) -> None:
-        """Put in what a volume, or one of the sources of a projected one, holds."""
+        """Fill a folder with the content of a volume, or of one source of a projected volume."""
         match source:
             case {"configMap": one}:
                 await self._keyed(folder, "configmaps", one.get("name"), one)
@@ -77,7 +77,7 @@ class PodVolumes:
             case {"emptyDir": _} | {"name": _}:
                 pass
             case _:
-                raise MissingReference(f"the lab knows no such volume: {source}")
+                raise MissingReference(f"the lab does not support this volume: {source}")
 
     async def _keyed(self, folder: Path, kind: str, name: str | None, source: KubeObject) -> None:
         entries = await read_object(self._api, self._namespace, kind, str(name), source.get("optional", False))
@@ -110,7 +110,7 @@ class PodVolumes:
         volume = await self._api.get(f"/api/v1/persistentvolumes/{found['spec']['volumeName']}")
         source = volume["spec"].get("hostPath") or volume["spec"].get("local")
         if source is None:
-            raise MissingReference(f"the lab knows no such volume: {volume['spec']}")
+            raise MissingReference(f"the lab does not support this volume: {volume['spec']}")
         return self._on_host(Path(source["path"]), "DirectoryOrCreate")
 
     def _on_host(self, path: Path, kind: str) -> Path:
@@ -126,7 +126,7 @@ class PodVolumes:
 
 
 async def read_object(api: KubeletApi, namespace: str, kind: str, name: str, optional: bool) -> dict[str, bytes]:
-    """The entries of a config map or a secret; `Unmet` where there is none and it is not optional."""
+    """The entries of a config map or a secret; raises `MissingReference` if it is missing and not optional."""
     one = await api.get_or_none(f"/api/v1/namespaces/{namespace}/{kind}/{name}")
     if one is None:
         if optional:
@@ -142,5 +142,5 @@ def _write(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def remove_volumes(folder: Path) -> None:
-    """Remove what is left of a pod's volumes."""
+    """Remove the files of a pod's volumes."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -58,12 +58,12 @@ def test_rank_without_a_connection_has_met_nobody(what: str, missed: bool, monke
         port = store.getsockname()[1]
         listener = f"import socket; listening = socket.create_server(('127.0.0.1', 0)){READY}"
         body = what.format(port=port, listener=listener)
-        program = [
+        argv = [
             sys.executable,
             "-c",
             f"import socket, sys; {body}" + (READY if "Popen" not in what else "; input()"),
         ]
-        rank = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        rank = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         try:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"ready\n"

@@ -196,7 +196,7 @@ class PrewarmPool:
             Finding(
                 code="cold-start",
                 severity=Severity.INFO,
-                what=f"a rank was started cold:  {reason}",
+                what=f"a rank was started cold: {reason}",
                 where=who,
                 remedy="Nothing need be done; prewarming saves a restart the time of the program's imports.",
             )
