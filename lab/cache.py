@@ -21,28 +21,28 @@ def home() -> Path:
 
 def cached_dir(name: str, ingredients: Iterable[bytes], make: Callable[[Path], None]) -> Path:
     """The folder that `make` fills from these inputs; of two concurrent callers, one makes it."""
-    place = _place(name, ingredients)
-    if place.is_dir():
-        return place
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with locked(place.with_name(f"{name}.lock")):
-        if place.is_dir():
-            return place
-        fresh = place.with_name(f"{name}.part")
+    path = _cache_path(name, ingredients)
+    if path.is_dir():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f"{name}.lock")):
+        if path.is_dir():
+            return path
+        fresh = path.with_name(f"{name}.part")
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         try:
             make(fresh)
-            fresh.rename(place)
+            fresh.rename(path)
         except BaseException:
             shutil.rmtree(fresh, ignore_errors=True)
             raise
-    return place
+    return path
 
 
 def is_cached(name: str, ingredients: Iterable[bytes]) -> bool:
     """Whether the cache has the folder."""
-    return _place(name, ingredients).is_dir()
+    return _cache_path(name, ingredients).is_dir()
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def locked(path: Path) -> Generator[None]:
         yield
 
 
-def _place(name: str, ingredients: Iterable[bytes]) -> Path:
+def _cache_path(name: str, ingredients: Iterable[bytes]) -> Path:
     digest = hashlib.sha256()
     for ingredient in ingredients:
         digest.update(hashlib.sha256(ingredient).digest())

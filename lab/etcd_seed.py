@@ -44,7 +44,7 @@ def _make(folder: Path, controlplane: Path, published: Path) -> None:
         (making / name).mkdir()
     pki.make_pki(making / "pki")
     block, chosen = ports.claim_ports()
-    place = LabPaths(
+    paths = LabPaths(
         folder=making,
         data=folder,
         controlplane=controlplane,
@@ -53,11 +53,11 @@ def _make(folder: Path, controlplane: Path, published: Path) -> None:
         ports=chosen,
         nodes=(),
     )
-    started = [programs.etcd(place), programs.apiserver(place)]
+    started = [programs.etcd(paths), programs.apiserver(paths)]
     try:
-        running = {program.name: runner.start(program, place, dies_with_parent=True) for program in started}
-        runner.wait_ready(started, place, lambda name: not running[name].alive)
-        client = LabClient(place.server, place.pki)
+        running = {program.name: runner.start(program, paths, dies_with_parent=True) for program in started}
+        runner.wait_ready(started, paths, lambda name: not running[name].alive)
+        client = LabClient(paths.server, paths.pki)
         install(client, manifests.published_objects(published))
         client.close()
         for process in reversed(running.values()):  # the API server does not exit while etcd is unreachable

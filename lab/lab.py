@@ -129,9 +129,9 @@ class Lab:
 
     def supervise(self) -> None:
         """Restart programs that exit, until the lab is removed."""
-        place = self._paths()
-        made = (make(place) for make in programs.ALL)
-        LabSupervisor(place, {program.name: program for program in made}).run()
+        paths = self._paths()
+        made = (make(paths) for make in programs.ALL)
+        LabSupervisor(paths, {program.name: program for program in made}).run()
 
     def client(self) -> LabClient:
         """A client of its API server, as administrator."""
@@ -170,8 +170,8 @@ class Lab:
 
         In a lab that dies with its parent, the program dies with the calling thread: that is its parent for the kernel.
         """
-        place = self._paths()
-        made = (make(place) for make in programs.ALL)
+        paths = self._paths()
+        made = (make(paths) for make in programs.ALL)
         self._run(next(program for program in made if program.name == name))
 
     def _start(self, nodes: tuple[NodeSpec, ...], *, dies_with_parent: bool) -> None:
@@ -186,13 +186,13 @@ class Lab:
             )
             pki.make_pki(self.folder / "pki")
             (self.folder / "tmp/k8s-webhook-server/serving-certs").symlink_to(self.folder / "pki")
-            place = self._paths()
-            self._write_kubeconfig(place)
-            etcd_seed.copy_seed(place.data)
-            self._run(programs.supervisor(place), programs.etcd(place), programs.apiserver(place), keep=block)
-            install_for_lab(self.client(), place, manifests.published_objects(place.operator_manifests))
+            paths = self._paths()
+            self._write_kubeconfig(paths)
+            etcd_seed.copy_seed(paths.data)
+            self._run(programs.supervisor(paths), programs.etcd(paths), programs.apiserver(paths), keep=block)
+            install_for_lab(self.client(), paths, manifests.published_objects(paths.operator_manifests))
             rest = [make for make in programs.ALL if make not in (programs.etcd, programs.apiserver)]
-            self._run(*(make(place) for make in rest), keep=block)
+            self._run(*(make(paths) for make in rest), keep=block)
         finally:
             os.close(block)
         state.update(self.folder, lambda known: msgspec.structs.replace(known, ready=True))
@@ -205,25 +205,25 @@ class Lab:
 
     def _resume(self) -> None:
         """Start the programs that are down."""
-        known, place = self._state(), self._paths()
-        made = (make(place) for make in (programs.supervisor, *programs.ALL))
+        known, paths = self._state(), self._paths()
+        made = (make(paths) for make in (programs.supervisor, *programs.ALL))
         self._run(*(program for program in made if not known.is_alive(program.name)))
 
     def _run(self, *started: LabProgram, keep: int | None = None) -> None:
         """Start programs concurrently unless they run, record them, and return when they are ready."""
-        place = self._paths()
+        paths = self._paths()
 
         def running(known: LabState, program: LabProgram) -> LabState:
             if known.is_alive(program.name):
                 return known
             kept = () if keep is None else (keep,)
             return known.with_process(
-                program.name, runner.start(program, place, dies_with_parent=known.dies_with_parent, keep=kept)
+                program.name, runner.start(program, paths, dies_with_parent=known.dies_with_parent, keep=kept)
             )
 
         for program in started:
             state.update(self.folder, lambda known, program=program: running(known, program))
-        runner.wait_ready(started, place, lambda name: self._state().is_crash_looping(name))
+        runner.wait_ready(started, paths, lambda name: self._state().is_crash_looping(name))
 
     def _end(self) -> None:
         """Kill all processes with the lab's mark, recorded or not, and remove its folders."""

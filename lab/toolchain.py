@@ -167,7 +167,7 @@ def _apply(patch: Patch, copy: Path) -> None:
     path = copy / patch.file
     text = path.read_text()
     if text.count(patch.old) != 1:
-        raise ValueError(f"{patch.module}/{patch.file} does not say this once: {patch.old}")
+        raise ValueError(f"{patch.module}/{patch.file} must contain this once: {patch.old}")
     path.write_text(text.replace(patch.old, patch.new))
 
 
@@ -202,8 +202,8 @@ def _no_go() -> str | None:
     program = shutil.which("go")
     if program is None:
         return "there is no `go` on PATH"
-    said = subprocess.run([program, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout.strip()
-    version = re.match(r"go(\d+)\.(\d+)", said)
+    reported = subprocess.run([program, "env", "GOVERSION"], capture_output=True, text=True, check=False).stdout.strip()
+    version = re.match(r"go(\d+)\.(\d+)", reported)
     if version is None or (int(version[1]), int(version[2])) < _OLDEST_GO:
-        return f"{program} is {said or 'of no version it would tell'}"
+        return f"{program} is {reported or 'of unknown version'}"
     return None

@@ -129,30 +129,30 @@ class Container:
             "mounts": self._mounts(context),
         }
         # Not asyncio's own pipe: asyncio treats a process as running until all copies of its output are closed.
-        output, said = os.pipe()
-        listening, telling = os.pipe()
+        output, output_writer = os.pipe()
+        exec_reader, exec_writer = os.pipe()
         # The program's end closes at exec, or when the process dies.
-        kept = fcntl.fcntl(telling, fcntl.F_DUPFD, _ABOVE_DESCRIPTORS_OF_SHELLS)
-        os.close(telling)
+        inherited = fcntl.fcntl(exec_writer, fcntl.F_DUPFD, _ABOVE_DESCRIPTORS_OF_SHELLS)
+        os.close(exec_writer)
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *context.sandbox.exec_prefix,
-                *(sys.executable, "-I", "-S", str(_FS_SETUP), str(kept), json.dumps(spec)),
+                *(sys.executable, "-I", "-S", str(_FS_SETUP), str(inherited), json.dumps(spec)),
                 *words,
                 env=self.environment,
                 stdin=asyncio.subprocess.DEVNULL,
-                stdout=said,
+                stdout=output_writer,
                 stderr=asyncio.subprocess.STDOUT,
-                pass_fds=(kept,),
+                pass_fds=(inherited,),
                 start_new_session=True,
                 preexec_fn=processes.die_with_parent,
             )
         finally:
-            os.close(kept)
-            os.close(said)
+            os.close(inherited)
+            os.close(output_writer)
         self.exited.clear()
         self._log_task = asyncio.create_task(logs.write_log(output, self.log()))
-        await asyncio.to_thread(_read_to_end, listening)
+        await asyncio.to_thread(_read_to_end, exec_reader)
         self.state.now = running()
 
     async def _env(self, context: PodContext) -> dict[str, str]:

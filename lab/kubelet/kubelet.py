@@ -162,7 +162,7 @@ class Kubelet:
     def _request(self, ask: Callable[[], Awaitable[object]], what: str) -> None:
         """Repeat a request for a pod's object in a separate task, independent of other pods."""
 
-        async def asked() -> None:
+        async def run() -> None:
             try:
                 await retry_until_done(ask, what)
             except Exception:
@@ -171,7 +171,7 @@ class Kubelet:
                 del self._pending_requests[what]
 
         if what not in self._pending_requests:
-            self._pending_requests[what] = asyncio.create_task(asked())
+            self._pending_requests[what] = asyncio.create_task(run())
 
     def _find(self, namespace: str, name: str) -> LabPod | None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"

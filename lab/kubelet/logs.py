@@ -63,10 +63,10 @@ async def read_log(path: Path, options: LogOptions, *, is_running: Callable[[], 
         part = b""
         while options.follow:
             # Check before reading, so that the last lines of a container that exits meanwhile are read.
-            going_on = is_running()
+            running = is_running()
             *lines, part = (part + file.read()).split(b"\n")
             yield b"".join(_format_lines((line + b"\n" for line in lines), options))
-            if not going_on:
+            if not running:
                 return
             await asyncio.sleep(_POLL_S)
 
@@ -82,5 +82,5 @@ def _since(lines: Iterable[bytes], since: str | None) -> Iterator[bytes]:
     return (line for line in lines if line.partition(b" ")[0] >= first)
 
 
-def _format_lines(lines: Iterable[bytes], wanted: LogOptions) -> Iterator[bytes]:
-    return (line if wanted.timestamps else line.partition(b" ")[2] for line in lines)
+def _format_lines(lines: Iterable[bytes], options: LogOptions) -> Iterator[bytes]:
+    return (line if options.timestamps else line.partition(b" ")[2] for line in lines)

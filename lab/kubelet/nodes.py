@@ -112,13 +112,13 @@ class SimulatedNodes:
             "conditions": [
                 {
                     "type": kind,
-                    "status": holds,
+                    "status": value,
                     "reason": reason,
                     "message": "",
                     "lastHeartbeatTime": moment(),
                     "lastTransitionTime": since,
                 }
-                for kind, holds, reason in _CONDITIONS
+                for kind, value, reason in _CONDITIONS
             ],
         }
         await self._api.patch(f"/api/v1/nodes/{spec.name}/status", {"status": status})

@@ -100,21 +100,21 @@ class LabPod:
 
     async def run(self) -> None:
         """Run from start to final status; leave no process."""
-        life = asyncio.create_task(self._run_containers())
+        main = asyncio.create_task(self._run_containers())
         stop = asyncio.create_task(self._stop.wait())
         try:
-            await asyncio.wait({life, stop}, timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
-            if not life.done():
+            await asyncio.wait({main, stop}, timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if not main.done():
                 self._reason = "" if self._stop.is_set() else "DeadlineExceeded"
-                await self._terminate(life)
+                await self._terminate(main)
             with contextlib.suppress(_PodStopping, asyncio.CancelledError):
-                await life
+                await main
         except Exception:  # whatever went wrong, the pod has failed and can be deleted
             logging.exception("pod %s", self.path)
             self._reason = "Error"
         finally:
             stop.cancel()
-            life.cancel()
+            main.cancel()
         await self._report_final_phase()
         await self._clean_up()
         if self._status_retry:
@@ -240,11 +240,11 @@ class LabPod:
 
     # -- end -----------------------------------------------------------------------------------------------------
 
-    async def _terminate(self, life: asyncio.Task[None]) -> None:
+    async def _terminate(self, main: asyncio.Task[None]) -> None:
         self._ending.set()
         await asyncio.gather(*(self._stop_one(one, self._grace_s) for one in self.containers))
-        await asyncio.wait({life}, timeout=_STATUS_TIMEOUT_S)
-        life.cancel()
+        await asyncio.wait({main}, timeout=_STATUS_TIMEOUT_S)
+        main.cancel()
 
     async def _stop_one(self, container: Container, grace_s: float) -> None:
         """Run the preStop hook, then send SIGTERM, and SIGKILL after the grace."""
@@ -269,9 +269,9 @@ class LabPod:
 
     async def _clean_up(self) -> None:
         if self.sandbox is not None:
-            berth, self.sandbox = self.sandbox, None
+            sandbox, self.sandbox = self.sandbox, None
             try:
-                await self._sandboxes.remove_one(berth)
+                await self._sandboxes.remove_one(sandbox)
             # resources that the kernel still holds must not prevent the pod's deletion
             except (HoldfastError, OSError):
                 logging.exception("the network of %s", self.path)

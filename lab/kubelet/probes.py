@@ -93,10 +93,10 @@ async def _probe(probe: KubeObject, container: Container, address: str) -> bool:
     match probe:
         case {"exec": {"command": command}}:
             return await run_inside(container, command) == 0
-        case {"httpGet": asked}:
-            return await _http(asked, _port(asked["port"], container), address)
-        case {"tcpSocket": asked}:
-            return await _tcp(asked.get("host", address), _port(asked["port"], container))
+        case {"httpGet": probe_spec}:
+            return await _http(probe_spec, _port(probe_spec["port"], container), address)
+        case {"tcpSocket": probe_spec}:
+            return await _tcp(probe_spec.get("host", address), _port(probe_spec["port"], container))
         case _:
             return True
 
@@ -117,10 +117,10 @@ async def run_inside(container: Container, command: list[str]) -> int:
             process.kill()
 
 
-async def _http(asked: KubeObject, port: int, address: str) -> bool:
-    host = asked.get("host", address)
-    url = f"{asked.get('scheme', 'HTTP').lower()}://{host}:{port}{asked.get('path', '/')}"
-    headers = {header["name"]: header["value"] for header in asked.get("httpHeaders", ())}
+async def _http(probe_spec: KubeObject, port: int, address: str) -> bool:
+    host = probe_spec.get("host", address)
+    url = f"{probe_spec.get('scheme', 'HTTP').lower()}://{host}:{port}{probe_spec.get('path', '/')}"
+    headers = {header["name"]: header["value"] for header in probe_spec.get("httpHeaders", ())}
     try:
         async with httpx.AsyncClient(verify=False, trust_env=False) as client:
             return (await client.get(url, headers=headers)).status_code < 400

@@ -36,39 +36,39 @@ def application(find: Find) -> Starlette:
     async def health(_: Request) -> Response:
         return PlainTextResponse("ok")
 
-    async def tell_logs(request: Request) -> Response:
-        asked = container(request)
+    async def get_logs(request: Request) -> Response:
+        found = container(request)
         query = request.query_params
         previous = query.get("previous") == "true"
-        if asked is None or not asked.log(previous=previous).exists():
+        if found is None or not found.log(previous=previous).exists():
             which = "previous terminated " if previous else ""
             return PlainTextResponse(f"{which}container has no log\n", status_code=400 if previous else 404)
         since = logs.ago(int(query["sinceSeconds"])) if "sinceSeconds" in query else query.get("sinceTime")
-        wanted = LogOptions(
+        options = LogOptions(
             follow=query.get("follow") == "true",
             timestamps=query.get("timestamps") == "true",
             tail=int(query["tailLines"]) if "tailLines" in query else None,
             since=since,
             limit_bytes=int(query["limitBytes"]) if "limitBytes" in query else None,
         )
-        start = asked.state.restarts
+        start = found.state.restarts
 
         def runs() -> bool:
-            return asked.state.running and asked.state.restarts == start
+            return found.state.running and found.state.restarts == start
 
-        told = logs.read_log(asked.log(previous=previous), wanted, is_running=runs)
-        return StreamingResponse(told, media_type="text/plain")
+        lines = logs.read_log(found.log(previous=previous), options, is_running=runs)
+        return StreamingResponse(lines, media_type="text/plain")
 
     async def run(socket: WebSocket) -> None:
         query = socket.query_params
         await execute(socket, container(socket), query.getlist("command"), tty=query.get("tty") in ("true", "1"))
 
-    place = "{namespace}/{pod}/{container}"
+    suffix = "{namespace}/{pod}/{container}"
     return Starlette(
         routes=[
             Route("/healthz", health),
-            Route(f"/containerLogs/{place}", tell_logs),
-            WebSocketRoute(f"/exec/{place}", run),
+            Route(f"/containerLogs/{suffix}", get_logs),
+            WebSocketRoute(f"/exec/{suffix}", run),
         ]
     )
 

@@ -50,8 +50,8 @@ def waiting(reason: str, message: str = "") -> KubeObject:
 
 def terminated(code: int, started_at: str, *, reason: str = "", container_id: str = "") -> KubeObject:
     """The state of a container that has exited."""
-    said = reason or ("Completed" if code == 0 else "Error")
-    ended: KubeObject = {"exitCode": code, "reason": said, "startedAt": started_at, "finishedAt": moment()}
+    shown_reason = reason or ("Completed" if code == 0 else "Error")
+    ended: KubeObject = {"exitCode": code, "reason": shown_reason, "startedAt": started_at, "finishedAt": moment()}
     return {"terminated": ended | ({"containerID": container_id} if container_id else {})}
 
 
@@ -94,9 +94,9 @@ def pod_status(
     return status
 
 
-def _condition(kind: str, holds: bool, reason: str = "") -> KubeObject:
-    one: KubeObject = {"type": kind, "status": str(holds), "lastTransitionTime": moment()}
-    return one | ({"reason": reason} if reason and not holds else {"reason": None})
+def _condition(kind: str, value: bool, reason: str = "") -> KubeObject:
+    one: KubeObject = {"type": kind, "status": str(value), "lastTransitionTime": moment()}
+    return one | ({"reason": reason} if reason and not value else {"reason": None})
 
 
 def _statuses(

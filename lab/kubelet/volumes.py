@@ -96,10 +96,10 @@ class PodVolumes:
         spec: KubeObject = {"expirationSeconds": _TOKEN_S, "boundObjectRef": reference}
         if audience := source.get("audience"):
             spec["audiences"] = [audience]
-        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         path = f"/api/v1/namespaces/{self._namespace}/serviceaccounts/{account}/token"
         try:
-            return (await self._api.request("POST", path, asked))["status"]["token"]
+            return (await self._api.request("POST", path, body))["status"]["token"]
         except RequestRejected as refused:
             raise MissingReference(str(refused)) from refused
 

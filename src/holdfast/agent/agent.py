@@ -296,10 +296,10 @@ class Agent:
                 self._fault_injector.schedule(order)
             case TakeCheckpoint():
                 for group in self._worker_groups.values():
-                    group.send_to_sessions(TakeCheckpointNow(), "takes a checkpoint")
+                    group.send_to_sessions(TakeCheckpointNow(), "can take a checkpoint")
             case ProfileSteps():
                 for group in self._worker_groups.values():
-                    group.send_to_sessions(ProfileStepsNow(), "says where its time goes")
+                    group.send_to_sessions(ProfileStepsNow(), "can profile its steps")
             case DumpStacks():
                 for group in self._worker_groups.values():
                     group.dump_stacks()

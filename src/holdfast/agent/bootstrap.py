@@ -93,10 +93,10 @@ def _request_assignment(options: argparse.Namespace) -> NodeAssignment:
             except httpx.TransportError as error:
                 problem = f"it is out of reach: {error}"
             if problem != last_problem:
-                log.info("the controller does not say yet who this is: %s", problem)
+                log.info("the controller has not assigned a generation yet: %s", problem)
                 last_problem, waits = problem, iter(RETRY_DELAYS_S)
             time.sleep(next(waits, MAX_RETRY_DELAY_S))
-    sys.exit(f"no controller said who this is: {last_problem}")
+    sys.exit(f"no controller assigned a generation: {last_problem}")
 
 
 if __name__ == "__main__":

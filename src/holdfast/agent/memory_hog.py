@@ -31,7 +31,7 @@ def main() -> None:
     # The kernel may kill a second process before this one has noticed the first kill: let that be this one, not the
     # agent.
     Path("/proc/self/oom_score_adj").write_text(str(RANK_OOM_SCORE // 2))
-    before, memfd, warned = oom_snapshot(), os.memfd_create("holdfast-drill"), False
+    before, memfd, warned = oom_snapshot(), os.memfd_create("holdfast-memory-hog"), False
     while not kills_since(before):
         reading = cgroup_usage(group)
         if not warned and reading is not None and reading.used_fraction >= _WARN_AT:

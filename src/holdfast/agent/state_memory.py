@@ -30,9 +30,11 @@ class StateMemory:
         """Variables that name the memfds of a slot's ranks, in order; none while memfds cannot be created."""
         try:
             if slot not in self._transfer:
-                self._transfer[slot] = _create_memfd("handover")
+                self._transfer[slot] = _create_memfd("state-transfer")
             if peer_checkpoint and slot not in self._peer_checkpoints:
-                self._peer_checkpoints[slot] = tuple(_create_memfd("copy") for _ in range(PEER_CHECKPOINT_MEMFDS))
+                self._peer_checkpoints[slot] = tuple(
+                    _create_memfd("peer-checkpoint") for _ in range(PEER_CHECKPOINT_MEMFDS)
+                )
         except OSError as error:
             log.error("no memory to leave state in: %s", error)
         found: dict[str, tuple[FileIO, ...]] = {}

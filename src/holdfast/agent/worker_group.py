@@ -374,7 +374,7 @@ class WorkerGroup:
 
     def inject(self, rank: int, fault: RankFault) -> None:
         """Have a rank's Session inject a fault that no signal can; report if it has no Session."""
-        self._send_to_sessions([self._rank_servers[rank]], InjectRankFault(fault=fault), f"does `{fault}`")
+        self._send_to_sessions([self._rank_servers[rank]], InjectRankFault(fault=fault), f"can inject `{fault}`")
 
     def send_to_sessions(self, request: AgentToRank, what: str) -> None:
         """Send a request to the Sessions; report if no rank has one."""
@@ -388,7 +388,7 @@ class WorkerGroup:
                 Finding(
                     code="no-session",
                     severity=Severity.WARNING,
-                    what=f"no rank of node{self._node} has opened a Session, so none {what} when asked",
+                    what=f"no rank of node{self._node} has opened a Session, so none {what}",
                     where=f"node{self._node}",
                     remedy="Ranks that are still starting will have one; others need the few lines of holdfast.train.",
                 )
@@ -658,7 +658,7 @@ class WorkerGroup:
             if finding is not None:
                 self._report_finding(finding)
         if left := self._orphans.kill(ranks):
-            log.error("processes %s outlive SIGKILL; the kernel holds them", left)
+            log.error("processes %s outlive SIGKILL; the kernel keeps them", left)
         for process in self.processes:
             process.clean_up()
             self._log_retention.remove(Path(process.launch.log))
