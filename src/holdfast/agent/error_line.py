@@ -30,7 +30,7 @@ MAX_ERROR_CHARS = 500
 #
 # holdfast: error [optimizer-changed]: the checkpoint of step 20 is of another optimiser, or of other groups ...
 #   evidence: optimiser: was AdamW, is SGD
-# (an error that ends a rank; what it only tells of has all in one line)
+# (an error that ends a rank; holdfast prints other findings on one line)
 _ERROR = re.compile(
     rb"^(?:\[rank\d+\]:\s*)?"
     rb"(?:Traceback \(most recent call last\):\r?\n"

@@ -1,7 +1,7 @@
 """Injects faults into a node on request: one function per row of job/fault_catalog.py, each fault once.
 
 A fault of a rank waits until the rank has a process. All others are announced first, because they may break the
-announcing process. A fault runs once its controller has logged it, however long the controller is away: otherwise the
+announcing process. Those run once the controller has logged it, however long the controller is away: otherwise the
 next agent would inject it again.
 """
 

@@ -36,7 +36,7 @@ class ReservedPort:
         return reserved
 
 
-# What a rank says when it cannot listen where its peers are to meet it.
+# Errors of a rank that cannot listen on its rendezvous port:
 #   OSError: [Errno 98] Address already in use
 #   torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port:
 #   29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use

@@ -2,7 +2,7 @@
 
 It is a separate process, so that replicas keep training while the controller restarts. Over a Unix socket in the run's
 folder it sends the controller its address and receives which replicas have ranks, one line of JSON per message. It
-exits when the controller requests it, or after `DEFAULT_GRACE_S` seconds without a controller.
+exits when the controller requests it, or after GRACE_S seconds without a controller.
 """
 
 from __future__ import annotations

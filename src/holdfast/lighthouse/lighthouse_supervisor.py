@@ -141,7 +141,7 @@ class LighthouseSupervisor:
             self._writer.write(json.dumps(self._live_stores).encode() + b"\n")
 
     def _start(self) -> None:
-        log.info("the quorum service is started")
+        log.info("starting the Lighthouse service")
         argv = [
             sys.executable,
             "-m",
@@ -166,5 +166,5 @@ def _peer_pid(writer: asyncio.StreamWriter) -> int:
 def _kill(service: int) -> None:
     """Kill the service, unless its pid is 0: a process outside this pid namespace, or this process's own group."""
     if service > 0:
-        log.warning("the quorum service, process %s, is stuck, and killed", service)
+        log.warning("killing the Lighthouse service, which does not answer (pid %s)", service)
         os.kill(service, signal.SIGKILL)
