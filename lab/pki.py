@@ -34,9 +34,11 @@ _SERVICES = (
 def make_pki(folder: Path) -> None:
     """Write a lab's keys and certificates to a folder that does not exist yet.
 
-    ca.crt, ca.key: the authority; tls.crt, tls.key: serving certificate of all programs; kubelet-client.crt, .key: the
-    API server's client certificate for kubelets; sa.key, sa.pub: signing keys of tokens; token, tokens.csv: the
-    administrator's token.
+    - ca.crt, ca.key: the authority
+    - tls.crt, tls.key: serving certificate of all programs
+    - kubelet-client.crt, .key: the API server's client certificate for kubelets
+    - sa.key, sa.pub: signing keys of tokens
+    - token, tokens.csv: the administrator's token
     """
     folder.mkdir(mode=0o700)
     # The operators that renew certificates only read RSA keys in PKCS#1.

@@ -4,7 +4,7 @@ It starts in the pod's namespaces and a separate mount namespace, sets up the mo
 It imports only what it needs, since every container waits for it.
 
 A mount needs a mount point, and this machine may have no `/checkpoints`. So the root is a new tmpfs into which all
-entries of the old root are mounted; a folder that lacks an entry is replaced in the same way.
+entries of the old root are mounted. A folder that lacks an entry is replaced in the same way.
 """
 
 from __future__ import annotations

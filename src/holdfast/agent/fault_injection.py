@@ -1,8 +1,8 @@
 """Injects faults into a node on request: one function per row of job/fault_catalog.py, each fault once.
 
 A fault of a rank waits until the rank has a process. All others are announced first, because they may break the
-announcing process. Those run once the controller has logged it, however long the controller is away: otherwise the
-next agent would inject it again.
+announcing process. Those run once the controller has logged the announcement, however long the controller is away.
+Otherwise the next agent would inject the fault again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads which of a node's NVIDIA GPUs have memory in use, and by which process, from `nvidia-smi`.
 
 A node without `nvidia-smi` has no such GPUs. GPUs in MIG mode are skipped: nvidia-smi lists the processes of all
-instances under the whole GPU, and those of other instances are none of holdfast's concern.
+instances under the whole GPU.
 """
 
 from __future__ import annotations

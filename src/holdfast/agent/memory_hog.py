@@ -1,7 +1,7 @@
 """`python -m holdfast.agent.memory_hog`: fills its cgroup's memory until the kernel kills a process of the cgroup.
 
-The memory is in a memfd, which counts for the cgroup and for no process: the kernel kills the process with the most
-memory, which is then a rank and not this one. It waits once near the limit, as long as a growing program would leave
+The memory is in a memfd, which counts for the cgroup and for no process. The kernel kills the process with the most
+memory, so it kills a rank and not this process. It waits once near the limit, as long as a growing program would leave
 for the warning of memory pressure.
 """
 

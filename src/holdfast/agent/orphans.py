@@ -1,9 +1,11 @@
 """Finds and kills the orphan processes of a node's ranks: no process of an attempt outlives it.
 
 With cgroup v2 every attempt has a cgroup, which its processes cannot leave. Without it a process counts as an orphan if
-it descends from this agent, which is a subreaper, and one of these holds: its environment has the attempt's marker, it
-is in the process group of one of the attempt's ranks, or its session is unknown to the agent. Every rank starts its own
-session, so no process that a rank starts is in the agent's session.
+it descends from this agent, which is a subreaper, and one of these is true:
+
+- its environment has the attempt's marker;
+- it is in the process group of one of the attempt's ranks;
+- its session is unknown to the agent. Every rank starts its own session, so no process of a rank is in the agent's.
 """
 
 from __future__ import annotations

@@ -142,8 +142,8 @@ class RankServer:
 class _RankConnection(asyncio.Protocol):
     """One rank's connection.
 
-    It is an asyncio protocol rather than a stream: it runs on every step of every rank, on the same machine as the
-    training, and a protocol needs no task switch.
+    It is an asyncio protocol rather than a stream, which would need a task switch. It runs on every step of every rank,
+    on the same machine as the training.
     """
 
     def __init__(self, server: RankServer) -> None:

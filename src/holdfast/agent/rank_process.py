@@ -64,9 +64,7 @@ class RankProcess:
         self.pid = 0
         self.exit: ProcessExit | None = None
         self._program_exit_code: int | None = None
-        """The program's exit code, which counts as the rank's if the agent kills the process after its program has
-        ended.
-        """
+        """Exit code of the program, which counts as the rank's if the agent kills the process afterwards."""
         self._stop_signals: set[signal.Signals] = set()
         """Signals that the agent sent to stop it."""
         self.socket = socket

@@ -42,8 +42,8 @@ def _imports(node: ast.AST) -> bool:
 class RendezvousCheck:
     """Samples the sockets of rank 0 until it listens or is connected to MASTER_PORT.
 
-    However ranks connect, one of the two stays open for as long as they do: torch's store and the listeners of gloo and
-    NCCL, whatever port the script chose.
+    However ranks connect, and on whatever port, a socket stays open meanwhile: that of torch's store, or a listener of
+    gloo or NCCL.
     """
 
     def __init__(self, command: RankCommand, *, pid_of: Callable[[], int | None]) -> None:
