@@ -124,7 +124,7 @@ def test_node_that_nobody_calls_gives_up() -> None:
 
 def test_node_that_is_not_there_or_not_of_the_attempt_named() -> None:
     environ = {rsh_agent.NODES: "node1=127.0.0.1:1", rsh_agent.KEY: "right"}
-    assert "node1 cannot be told mpirun's command at 127.0.0.1:1" in (
+    assert "mpirun's command cannot be sent to node1 at 127.0.0.1:1" in (
         rsh_agent.send_command("node1", "x", environ, 0.0) or ""
     )
     assert "`other`, which is no node" in (rsh_agent.send_command("other", "x", environ, 0.0) or "")

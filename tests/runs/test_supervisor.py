@@ -22,7 +22,7 @@ def test_stopped_controller_is_replaced_without_a_rank_restarting(runs: Runs) ->
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(AttemptStarted)) == 1
     assert [event.step for event in watched.all(StepCommitted)] == list(range(1, 51))
-    assert "was silent for 15 s" in watched.folder.controller_log.read_text()
+    assert "sent no heartbeat for 15 s" in watched.folder.controller_log.read_text()
 
 
 def test_controllers_that_fail_for_a_while_cost_no_rank_its_work(runs: Runs) -> None:

@@ -1,1 +1,1 @@
-"""Turns a job into nodes and ranks: what every rank is given (rank_env.py), and the places nodes come from."""
+"""Turns a job into nodes and ranks: the environment of every rank (rank_env.py) and the back ends that make nodes."""

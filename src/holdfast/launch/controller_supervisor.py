@@ -1,7 +1,8 @@
-"""Owns a controller's life: started again whenever it dies, ended when its beat stops, found at the same address.
+"""Restarts a controller whenever it dies, and kills it when its heartbeat stops.
 
-What holds the sockets that the controller listens on is a supervisor, one for each kind of place (local/local_supervisor.py,
-kubernetes/incluster/pod_supervisor.py). Standard library only: it must start in milliseconds and never fail.
+Each back end has a supervisor (local/local_supervisor.py, kubernetes/incluster/pod_supervisor.py). It owns the sockets
+that the controller listens on, so the address stays the same. Standard library only: a supervisor must start in
+milliseconds and never fail.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from holdfast.host.processes import machine_id, port_owner
 from holdfast.run_dir import SUPERSEDED_EXIT_CODE, RunDir
 
 STABLE_AFTER_S = 10.0
-"""A controller that lived longer did its work; what ended it is not likely to end the next one at once."""
+"""A controller that ran longer counts as stable; whatever ended it is unlikely to end the next one immediately."""
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 10.0
 DEFAULT_GRACE_S = 1800.0
-"""`recovery.controller_grace_s` of a job that names none."""
+"""`recovery.controller_grace_s` of a job that sets none."""
 HEARTBEAT_POLL_S = 5.0
 MISSED_POLLS = 3
-"""Looks at a controller without a beat before it is ended: several short ones rather than a long one, because after a
-pause of the whole machine the first look finds nothing."""
+"""Polls without a heartbeat before the controller is killed. Several short polls rather than one long one: after a
+pause of the whole machine the first poll finds no heartbeat."""
 MISSED_POLLS_AT_START = 24
-"""Until its first beat it imports and folds its log, which takes longer on a slow disk."""
+"""The same until the first heartbeat: the controller imports and replays its log, slowly on a slow disk."""
 LOCK_ATTEMPTS = 50
 _ID = secrets.token_hex(8)
-"""Names this supervisor among all that a run ever has, on whatever machine."""
+"""Identifies this supervisor among all supervisors of a run, on any machine."""
 
 
 def lock_run(folder: RunDir) -> int | None:
-    """Take the run's lock; whoever merely looks at it holds it for some microseconds, so one refusal is not the end."""
+    """Take the run's lock; retries, because a process that only tests the lock holds it for some microseconds."""
     for _ in range(LOCK_ATTEMPTS):
         if (lock := folder.lock()) is not None:
             return lock
@@ -53,19 +54,19 @@ def lock_run(folder: RunDir) -> int | None:
 
 @contextlib.contextmanager
 def listen(folder: RunDir, address: str, port: int = 0) -> Generator[tuple[socket.socket, socket.socket]]:
-    """Listen for agents (TCP) and for this user (Unix).
+    """Listen for agents (TCP) and for this user's commands (Unix).
 
-    The port is the one that is asked for, or that of an earlier supervisor; where another has it by now it is any: agents
-    read where the controller is before they connect.
+    The port is `port`, or that of an earlier supervisor; if another process has it by now, any free port. Agents read
+    the controller's address before they connect.
     """
     former: int = port or folder.read_controller_record().get("port", 0)
     taken_by = ""
     try:
         agents = socket.create_server((address, former), backlog=4096)
     except OSError as error:
-        if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # the second where the record names one of root's
+        if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # EACCES if the record names a privileged port
             raise
-        taken_by = port_owner(former) or "somebody who has let it go by now"
+        taken_by = port_owner(former) or "a process that has released it by now"
         agents = socket.create_server((address, 0), backlog=4096)
     clients = listen_for_clients(folder)
     host, port = agents.getsockname()[:2]
@@ -82,7 +83,7 @@ def listen_for_clients(folder: RunDir) -> socket.socket:
     directory = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
     folder.control_socket.unlink(missing_ok=True)
     clients = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # Through /proc the path stays short however deep the folder lies; a Unix socket's path holds 107 bytes.
+    # Through /proc the path stays short for any folder depth; a Unix socket's path holds 107 bytes.
     clients.bind(f"/proc/self/fd/{directory}/{folder.control_socket.name}")
     clients.listen(128)
     os.close(directory)
@@ -90,9 +91,9 @@ def listen_for_clients(folder: RunDir) -> socket.socket:
 
 
 def write_controller_record(folder: RunDir, **found: Any) -> None:
-    """Say that this process is the run's supervisor, on which machine, and where agents find its controller.
+    """Record that this process is the run's supervisor, its machine, and the controller's address.
 
-    Of a controller that does not last it says `failed`, how many in a row, and `failing_since` when.
+    For a controller that keeps failing, `failed` is the number of failures in a row and `failing_since` their start.
     """
     atomic_write(
         folder.controller_record,
@@ -102,17 +103,17 @@ def write_controller_record(folder: RunDir, **found: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class RestartBackoff:
-    """When to start the next controller: at once at first, then ever later, so that a full disk does not end a run."""
+    """When to start the next controller: first immediately, then with growing delays, so a full disk ends no run."""
 
     grace_s: float
-    """Seconds in which no controller lasts before the run is given up."""
+    """Seconds without a stable controller before the supervisor gives the run up."""
     failures: int = 0
-    """Controllers in a row that did not last."""
+    """Controllers in a row that ended before they were stable."""
     failing_since: float = 0.0
     """When the first of those ended."""
 
     def after_exit(self, started: float, ended: float) -> RestartBackoff:
-        """The pace once another controller has lived from `started` to `ended` (monotonic seconds)."""
+        """The backoff after another controller has run from `started` to `ended` (monotonic seconds)."""
         if ended - started > STABLE_AFTER_S:
             return RestartBackoff(grace_s=self.grace_s)
         return RestartBackoff(
@@ -123,7 +124,7 @@ class RestartBackoff:
 
     @property
     def delay_s(self) -> float:
-        """Least time from the start of one controller to that of the next."""
+        """Least time from the start of one controller to the start of the next."""
         return min(MAX_DELAY_S, FIRST_DELAY_S * 2.0 ** (self.failures - 3)) if self.failures > 2 else 0.0
 
     def gave_up(self, now: float) -> bool:
@@ -131,7 +132,7 @@ class RestartBackoff:
 
 
 def supervise(folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int) -> int:
-    """Have a controller alive until the run is over; its last exit code."""
+    """Keep a controller running until the run is over; returns its last exit code."""
     pace = RestartBackoff(grace_s=_grace_s(folder))
     while True:
         if not _still_owner(folder, agents):
@@ -142,15 +143,15 @@ def supervise(folder: RunDir, agents: socket.socket, clients: socket.socket, loc
         pace = pace.after_exit(started, ended)
         if status in (0, SUPERSEDED_EXIT_CODE) or pace.gave_up(ended):
             return status
-        if pace.failures > 1 and status > 0:  # one that somebody killed may have worked
+        if pace.failures > 1 and status > 0:  # one that was killed may have been healthy
             _record_failures(folder, failed=pace.failures, failing_since=time.time() - (ended - pace.failing_since))
         time.sleep(max(0.0, pace.delay_s - (ended - started)))
 
 
 def _still_owner(folder: RunDir, agents: socket.socket) -> bool:
-    """Whether no other supervisor has written itself down: a file system without locks lets two believe they have one.
+    """Whether no other supervisor has recorded itself: without file locks two supervisors can believe they own the run.
 
-    A record that names nobody is damaged, and is written anew.
+    A record without an id is damaged, and is written again.
     """
     found = folder.read_controller_record()
     if "id" in found:
@@ -162,7 +163,7 @@ def _still_owner(folder: RunDir, agents: socket.socket) -> bool:
 
 
 def _record_failures(folder: RunDir, **failing: Any) -> None:
-    """Write down whether controllers last, for whoever asks how the run is; without `failing`, they do."""
+    """Record for `holdfast status` that controllers keep failing; without `failing`, that they are stable."""
     found = folder.read_controller_record()
     if found.get("id") == _ID:
         kept = {name: value for name, value in found.items() if name not in ("failed", "failing_since")}
@@ -172,7 +173,7 @@ def _record_failures(folder: RunDir, **failing: Any) -> None:
 
 
 def _grace_s(folder: RunDir) -> float:
-    """The job's `recovery.controller_grace_s`; the default of a job that names none, or cannot be read."""
+    """The job's `recovery.controller_grace_s`; the default if the job sets none or cannot be read."""
     try:
         found: Any = read_object(folder.job)["job"]["recovery"]["controller_grace_s"]
     except (OSError, LookupError, TypeError):
@@ -181,7 +182,7 @@ def _grace_s(folder: RunDir) -> float:
 
 
 def _run_controller(folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int) -> int:
-    """Start a controller and return its exit code when it has ended."""
+    """Run a controller until it ends, and return its exit code."""
     heartbeats, heartbeat = os.pipe()
     handed_down = (agents.fileno(), clients.fileno(), heartbeat)
     argv = [sys.executable, "-m", "holdfast.controller_main", str(folder.path), *map(str, handed_down)]
@@ -192,7 +193,7 @@ def _run_controller(folder: RunDir, agents: socket.socket, clients: socket.socke
             controller = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(*handed_down, lock)
             )
-    except OSError as error:  # no more processes, memory or open files; there may be soon
+    except OSError as error:  # out of processes, memory or open files, perhaps only for a moment
         _log_line(f"no controller could be started: {error}")
         os.close(heartbeats)
         return os.EX_OSERR
@@ -205,7 +206,7 @@ def _run_controller(folder: RunDir, agents: socket.socket, clients: socket.socke
 
 
 def _open_log(folder: RunDir) -> BinaryIO:
-    """Where the controller writes; nowhere, where its log is no file."""
+    """The controller's log file; /dev/null if it is not a regular file."""
     try:
         return open(folder.controller_log, "ab", opener=regular_opener)
     except UnexpectedFile:
@@ -213,15 +214,15 @@ def _open_log(folder: RunDir) -> BinaryIO:
 
 
 def _log_line(what: str) -> None:
-    """Leave a line in the controller's log, unless the disk is full."""
+    """Write a line to the controller's log, unless the disk is full."""
     with contextlib.suppress(OSError):
         os.write(sys.stderr.fileno(), f"{what}\n".encode())
 
 
 def _watch(controller: int, heartbeats: int, on_stable: Callable[[], None]) -> int:
-    """Wait for a controller's end, and bring it about when it has been silent for too long; reap whatever else ends.
+    """Wait until the controller ends, kill it when it misses too many heartbeats, and reap all other children.
 
-    Calls `lasts` once it has lived for so long that it can be taken to work.
+    Calls `on_stable` at the first heartbeat after STABLE_AFTER_S seconds.
     """
     until, stable = time.monotonic() + STABLE_AFTER_S, False
     poll = select.poll()
@@ -230,7 +231,7 @@ def _watch(controller: int, heartbeats: int, on_stable: Callable[[], None]) -> i
     while True:
         if poll.poll(HEARTBEAT_POLL_S * 1000):
             if not os.read(heartbeats, 4096):
-                # It has closed its end, which only its own end does.
+                # The pipe closes only when the controller ends.
                 return _wait_for(controller)
             silent, allowed = 0, MISSED_POLLS
             if not stable and time.monotonic() >= until:
@@ -239,20 +240,20 @@ def _watch(controller: int, heartbeats: int, on_stable: Callable[[], None]) -> i
         else:
             silent += 1
         if silent >= allowed:
-            _log_line(f"the controller {controller} was silent for {silent * HEARTBEAT_POLL_S:g} s; it is ended")
+            _log_line(f"the controller {controller} sent no heartbeat for {silent * HEARTBEAT_POLL_S:g} s; killing it")
             os.kill(controller, signal.SIGKILL)
             return _wait_for(controller)
         _reap_orphans(controller)
 
 
 def _reap_orphans(controller: int) -> None:
-    """Take in the ends of adopted processes; not the controller's, which tells how it ended."""
+    """Reap adopted processes, but not the controller, whose exit status is still needed."""
     while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != controller:
         os.waitpid(ended.si_pid, 0)
 
 
 def _wait_for(controller: int) -> int:
-    """Reap whatever ends until the controller does."""
+    """Reap children until the controller ends."""
     while True:
         pid, status = os.wait()
         if pid == controller:

@@ -1,7 +1,6 @@
-"""Owns what a node starts for an attempt: its processes, and how each launcher is told its node's place; one row each.
+"""Plans the processes that a node starts for an attempt, with one function per launcher that passes the node's rank.
 
-Pure. What can be given in variables is, so that the command stays as it was typed; the rest goes before the user's own
-options.
+Pure. It prefers environment variables, so that the command stays as typed; options go before the user's own.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ from holdfast.run_dir import RunDir, rank_log_name
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLaunch:
-    """A node's place in an attempt."""
+    """A node's part in an attempt."""
 
     job: Job
     attempt: Attempt
     group_rank: int
-    """The node's number among those of its replica."""
+    """The node's rank in its replica."""
     resources: NodeResources
     files: Path
-    """Folder for files of this attempt."""
+    """Folder for the files of this attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig:
-    """How a launcher is told its node's place."""
+    """Command, environment and files that tell a launcher its node's rank."""
 
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict[str, str])
@@ -54,12 +53,12 @@ class LauncherConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """An attempt to be started: what all of its nodes are given alike is worked out once, however many they are."""
+    """An attempt to start; what all its nodes share is computed once."""
 
     job: Job
     attempt: Attempt
     group_ranks: dict[int, int]
-    """Each node's number among those of its replica."""
+    """Each node's rank in its replica."""
     env: dict[str, str]
     logs: Path
     cwd: str
@@ -80,11 +79,10 @@ class LaunchPlan:
 def rank_launches(
     plan: LaunchPlan, node: int, resources: NodeResources
 ) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:
-    """What all processes of a node are given alike, and each of them with its own, which goes over it.
+    """The environment that all processes of a node share, and the launches, whose own environment overrides it.
 
-    One process a rank, or one for the node when the command starts its own ranks. What a rank sees of a variable is,
-    the first that has it: what holds the ranks together, the job's own, the fabric's, the share's, the node's own
-    environment, our defaults.
+    One process per rank, or one per node if the command starts its own ranks. The first of these that sets a variable
+    wins: the rank wiring, the job, the fabric, the node's resources, the node's own environment, the defaults.
     """
     job, group_rank = plan.job, plan.group_ranks[node]
     first = group_rank * job.local_world_size
@@ -116,7 +114,7 @@ def rank_launches(
 
 
 def _torchrun(node_launch: NodeLaunch) -> LauncherConfig:
-    """Torchrun takes its options from PET_* where its command line leaves them out."""
+    """Torchrun reads options that are not on its command line from PET_* variables."""
     env = {
         "PET_NNODES": str(len(node_launch.attempt.nodes)),
         "PET_NPROC_PER_NODE": str(node_launch.job.local_world_size),
@@ -144,7 +142,7 @@ def _accelerate(node_launch: NodeLaunch) -> LauncherConfig:
 
 
 def _deepspeed(node_launch: NodeLaunch) -> LauncherConfig:
-    """DeepSpeed counts nodes and ranks by a host file, whose names mean nothing to it where it uses no ssh."""
+    """DeepSpeed counts nodes and ranks in a host file; without ssh it ignores the host names."""
     path = str(node_launch.files / f"hostfile-{node_launch.group_rank}")
     hosts = "".join(f"node{node} slots={node_launch.job.local_world_size}\n" for node in node_launch.attempt.nodes)
     options = {
@@ -157,7 +155,7 @@ def _deepspeed(node_launch: NodeLaunch) -> LauncherConfig:
 
 
 def _mpi(node_launch: NodeLaunch) -> LauncherConfig:
-    """Open MPI 4 takes all from variables; its daemons on other nodes are what waits there for its word (rsh_agent.py)."""
+    """Open MPI 4 reads everything from variables; rsh_agent.py starts its daemons on the other nodes."""
     job, attempt = node_launch.job, node_launch.attempt
     program = (node_launch.resources.python, "-P", "-m", rsh_agent.__name__)
     if node_launch.group_rank > 0:
@@ -176,7 +174,7 @@ def _mpi(node_launch: NodeLaunch) -> LauncherConfig:
         "OMPI_MCA_plm_rsh_agent": " ".join(program),
         "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
         "OMPI_MCA_orte_leave_session_attached": "1",
-        # mpirun sleeps so long before it kills what a dead rank has left, and only then says that it died.
+        # mpirun sleeps this long before it kills what a dead rank left behind; only then does it report the death.
         "OMPI_MCA_odls_base_sigkill_timeout": "0",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -186,21 +184,21 @@ def _mpi(node_launch: NodeLaunch) -> LauncherConfig:
 
 
 _IN_SCRATCH = f'export {rsh_agent.SCRATCH}="$HOLDFAST_RANK_SOCKET.d"; exec "$@"'
-"""The agent removes the folder beside the socket: Open MPI would leave several MB behind each time it is killed."""
+"""The agent removes the folder next to the socket: a killed Open MPI leaves several MB in it."""
 
 
 def _mpi_defaults(node_launch: NodeLaunch) -> dict[str, str]:
-    """What mpirun's own options and the node's environment may say otherwise."""
+    """Defaults that mpirun's own options and the node's environment may override."""
     defaults = {
-        # By default each rank is bound to a core, and its threads with it.
+        # By default Open MPI binds each rank, with all its threads, to one core.
         "OMPI_MCA_hwloc_base_binding_policy": "none",
         "OMPI_MCA_rmaps_base_mapping_policy": "slot",
     }
     if node_launch.resources.shares_machine:
-        # Shared memory has names made of the host's: nodes on one machine would write into each other's.
+        # Shared-memory names contain the host name: nodes on one machine would overwrite each other's.
         defaults["OMPI_MCA_btl"] = "tcp,self"
     if node_launch.attempt.master_addr.startswith("127."):
-        # Of itself Open MPI passes over loopback, and so over the only addresses of these nodes.
+        # By default Open MPI skips loopback, which has the only addresses of these nodes.
         defaults |= dict.fromkeys(("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include"), "127.0.0.0/8")
     return defaults
 

@@ -1,4 +1,4 @@
-"""Owns the variables that ranks are given, whoever starts them.
+"""Computes the environment variables of ranks, for every launcher.
 
 Pure. The names are torchrun's, so a script that runs under torchrun runs unchanged.
 """
@@ -16,7 +16,7 @@ from holdfast.run_dir import RunDir
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of a replica's ranks: where they meet, and who is in it."""
+    """One start of a replica's ranks: the rendezvous address and the member nodes."""
 
     replica: int
     replica_count: int
@@ -25,55 +25,55 @@ class Attempt:
     """Node slots of the replica, in rank order."""
     master_addr: str
     master_port: str
-    """A number, or a word that stands for it where it is not known yet."""
+    """A number, or a placeholder where the port is not known yet."""
     endpoints: tuple[str, ...]
-    """`ADDRESS:PORT` of each node, in rank order; the port is free, and held for this attempt."""
+    """`ADDRESS:PORT` of each node, in rank order; the port is free and reserved for this attempt."""
     shared_secret: str
-    """What the processes of this attempt, and nobody else, know."""
+    """A secret that only the processes of this attempt have."""
     lighthouse: str = ""
-    """URL of the run's quorum service, where there are several replicas."""
+    """URL of the run's lighthouse, if there are several replicas."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResources:
-    """What a node may use of the machine it is on."""
+    """What a node may use of its machine."""
 
     cpus: float
     devices: tuple[str, ...] | None = None
-    """GPUs as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the node, which has a machine of its own."""
+    """GPUs as CUDA_VISIBLE_DEVICES names them; None leaves the choice to the node, which has its own machine."""
     shares_machine: bool = False
-    """Whether other nodes of the job are on the same machine."""
+    """Whether other nodes of the job share the machine."""
     python: str
-    """The Python that has holdfast there."""
+    """Path of the Python on that machine that has holdfast installed."""
 
 
 def default_env(job: Job, resources: NodeResources) -> dict[str, str]:
-    """What torchrun and Python would be told by a careful user; whatever the node's environment says goes over it."""
+    """Recommended settings of torchrun and Python; the node's environment overrides them."""
     threads = max(1, int((job.resources.cpu or resources.cpus) // job.local_world_size))
     return {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 
 
 def device_env(resources: NodeResources) -> dict[str, str]:
-    """Which GPUs a node's ranks see, unless the job says so itself."""
+    """The GPUs that a node's ranks see, unless the job sets them."""
     return {} if resources.devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(resources.devices)}
 
 
 def node_env(group_rank: int) -> dict[str, str]:
-    """What tells a node's ranks from those of other nodes."""
+    """The variables that differ between nodes."""
     return {"GROUP_RANK": str(group_rank), "NODE_RANK": str(group_rank)}
 
 
 def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str, str]:
-    """What all ranks of an attempt are given alike."""
+    """The variables that all ranks of an attempt share."""
     job = accepted.job
     world_size = len(attempt.nodes) * job.local_world_size
     full_world_size = job.nodes.max * job.local_world_size
-    # Of several replicas each is always whole; which of them a step has is known when it begins, and not here.
+    # With several replicas each one is always complete; which ones take part in a step is known only when it begins.
     several = attempt.replica_count > 1
     there = full_world_size if several else world_size
     keeps = job.recovery.global_batch is GlobalBatch.KEEP
     checkpoint = job.checkpoint
-    # What the job may override comes first, then the job's own, then what holds the ranks together.
+    # Later ones win: the fabric's variables, the job's, then those that wire the ranks together.
     env = accepted.fabric_env | job.fabric.env | job.env
     env |= {
         "MASTER_ADDR": attempt.master_addr,
@@ -116,26 +116,26 @@ def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str
 
 
 _TORCHFT_DEFAULTS = {
-    # As long as a replica waits for others (recovery.min_replicas) it is in one call: a week.
+    # A replica that waits for others (recovery.min_replicas) blocks in a single call, hence one week.
     "TORCHFT_QUORUM_TIMEOUT_SEC": "604800",
-    # Where the quorum service starts anew it is asked again: TorchFT spreads its tries over that time, ten a second.
+    # Retries until a restarted lighthouse answers: TorchFT spreads its retries over that week, 10 per second.
     "TORCHFT_QUORUM_RETRIES": "6048000",
-    # Its managers would write four lines into the rank's log for each quorum.
+    # TorchFT's managers would otherwise write four lines into the rank's log for each quorum.
     "RUST_LOG": "warn",
 }
 
 
 def _agent_store_env(job: Job) -> dict[str, str]:
-    """Have the agent of a replica's first node host the store that its ranks meet at (agent/tcp_store_host.py).
+    """Make the agent of a replica's first node host the TCPStore of its ranks (agent/tcp_store_host.py).
 
-    TorchFT's Manager expects that of its launcher. Without replicas rank 0 hosts it: that needs no process beside it,
-    and a JAX program has the port for itself. What starts its own ranks hosts its own store.
+    TorchFT's Manager expects that of its launcher. Without replicas rank 0 hosts the store: that needs no extra process
+    and leaves the port to a JAX program. A launcher that starts its own ranks hosts its own store.
     """
     return {"TORCHELASTIC_USE_AGENT_STORE": "True"} if job.launch is Launch.PER_RANK and runs_python(job) else {}
 
 
 def _replica_env(job: Job, attempt: Attempt) -> dict[str, str]:
-    """What tells one of several replicas from the others, in our words and in TorchFT's."""
+    """The variables that differ between replicas, under holdfast's names and TorchFT's."""
     sync = job.recovery.outer_sync
     together = {"HOLDFAST_OUTER_SYNC": f"{sync.method}/{sync.every}"} if sync else {}
     return together | {
@@ -147,7 +147,7 @@ def _replica_env(job: Job, attempt: Attempt) -> dict[str, str]:
 
 
 def checkpoint_dir(accepted: RunSpec, folder: RunDir) -> Path:
-    """What ranks write to: where the job says, else a folder of the run's own."""
+    """The folder that ranks write checkpoints to: the job's, else one in the run's folder."""
     checkpoint = accepted.job.checkpoint
     if checkpoint.write_path is not None:
         return Path(accepted.base, checkpoint.write_path)
@@ -155,7 +155,7 @@ def checkpoint_dir(accepted: RunSpec, folder: RunDir) -> Path:
 
 
 def _final_checkpoint_dir(accepted: RunSpec, folder: RunDir) -> str:
-    """Where checkpoints end up: where the job says, else in the target's storage, or in the run's folder."""
+    """Final location of checkpoints: the job's, else the target's `checkpoint_root`, else the run's folder."""
     checkpoint = accepted.job.checkpoint
     if checkpoint.path is not None:
         return checkpoint.path if checkpoint.is_remote else str(Path(accepted.base, checkpoint.path))
@@ -165,11 +165,11 @@ def _final_checkpoint_dir(accepted: RunSpec, folder: RunDir) -> str:
 
 
 def per_rank_env(job: Job, first: int, local_rank: int) -> dict[str, str]:
-    """What tells a rank from the others; `first` is the first rank of its node."""
+    """The variables that differ between ranks of a node; `first` is the node's first rank."""
     rank = str(first + local_rank)
     env = {"RANK": rank, "LOCAL_RANK": str(local_rank), "ROLE_RANK": rank}
     if gpus := job.gpus_per_node // job.local_world_size:
-        # JAX would take every GPU it sees, in every rank.
+        # Without it JAX claims every visible GPU in every rank.
         mine = range(local_rank * gpus, (local_rank + 1) * gpus)
         env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, mine))
     return env

@@ -1,10 +1,10 @@
-"""Owns the way from `mpirun` to the other nodes, with no ssh: on each waits a process for the one command meant for it.
+"""Replaces ssh between `mpirun` and the other nodes: a process on each node waits for its one command.
 
     python -P -m holdfast.launch.rsh_agent                 on such a node: wait, then become Open MPI's daemon
     python -P -m holdfast.launch.rsh_agent HOST WORD...    what mpirun calls in place of ssh
 
-The process that waits was started by the node's agent like any rank, so what it becomes is watched, logged and ended
-like any rank. It obeys whoever knows the key of the attempt, and it obeys once.
+The node's agent starts the waiting process like any rank, so it watches, logs and stops the daemon like any rank. The
+process accepts one command, from a peer that has the key of the attempt.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from collections.abc import Mapping, MutableMapping
 from typing import NoReturn
 
 CONNECT_TIMEOUT_S = 600.0
-"""Longest that the two ends wait for one another: nodes start as late as their code and their disks let them."""
+"""Longest time that the two ends wait for each other: code download and slow disks delay a node's start."""
 EXCHANGE_TIMEOUT_S = 60.0
-"""Longest that a peer which has connected may take to say its command, however slowly."""
+"""Longest time that a connected peer may take to send its command."""
 MAX_PEERS = 64
-"""Who connects while so many others are being heard out takes the place of the first of them."""
+"""Most open connections; one more closes the oldest."""
 RETRY_S = 0.1
 NONCE_BYTES = 32
 MAC_BYTES = 32
 COMMAND_LIMIT_BYTES = 1024 * 1024
 
 LISTEN = "HOLDFAST_MPI_LISTEN"
-"""Where a node waits, as `ADDRESS:PORT`."""
+"""The address that a node listens on, as `ADDRESS:PORT`."""
 NODES = "HOLDFAST_MPI_NODES"
-"""Where all other nodes wait, as `NAME=ADDRESS:PORT`, with commas between; the names are those given to mpirun."""
+"""Addresses of all other nodes, as comma-separated `NAME=ADDRESS:PORT`; mpirun uses the same names."""
 SCRATCH = "OMPI_MCA_orte_tmpdir_base"
-"""Where Open MPI keeps its files: in the folder beside the rank's socket, which the agent removes."""
+"""Folder for Open MPI's files: next to the rank's socket, so the agent removes it."""
 KEY = "HOLDFAST_MPI_KEY"
-"""What proves that a command comes from the mpirun of the same attempt."""
+"""Key that proves that a command comes from the mpirun of the same attempt."""
 
 
 def main(arguments: list[str], environ: MutableMapping[str, str]) -> NoReturn:
-    """Carry a command to the node it names, or without one wait for ours."""
+    """Send a command to the node it names; without arguments wait for this node's command."""
     if arguments:
         host, *words = arguments
-        # The daemon is told to keep its files where mpirun does, which is a folder of the head's.
+        # mpirun passes the head node's own folder to the daemon; the daemon needs its node's.
         command = " ".join(words).replace(environ[SCRATCH], "$HOLDFAST_RANK_SOCKET.d")
         sys.exit(send_command(host, command, environ))
     command = await_command(environ[LISTEN], environ.pop(KEY))
@@ -56,14 +56,14 @@ def main(arguments: list[str], environ: MutableMapping[str, str]) -> NoReturn:
         sys.exit(
             f"RuntimeError: no mpirun has called within {CONNECT_TIMEOUT_S:g} s; does it start ranks on other nodes?"
         )
-    # Where mpirun sets no paths first, nothing need stay between the agent and the daemon.
+    # Unless mpirun sets paths first, no shell needs to stay between the agent and the daemon.
     shell = f"exec {command}" if command.split()[:1] == ["orted"] else command
     os.execvpe("sh", ["sh", "-c", shell], environ)
 
 
 def await_command(listen: str, key: str, within_s: float = CONNECT_TIMEOUT_S) -> str | None:
-    """Wait for a command from somebody who knows the key; None when nobody comes."""
-    # The agent holds the port for us; like TCPStore, create_server sets SO_REUSEADDR, which lets us listen on it.
+    """Wait for a command from a peer that has the key; None after `within_s` seconds."""
+    # The agent reserves the port; like TCPStore, create_server sets SO_REUSEADDR, so this process can listen on it.
     with socket.create_server(_address(listen), backlog=MAX_PEERS) as server:
         listener = CommandListener(server, key)
         threading.Thread(target=listener.listen, daemon=True).start()
@@ -73,11 +73,11 @@ def await_command(listen: str, key: str, within_s: float = CONNECT_TIMEOUT_S) ->
             return None
         finally:
             with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # closing alone would leave it listening in `accept`
+                server.shutdown(socket.SHUT_RDWR)  # closing alone would not wake `accept`
 
 
 class CommandListener:
-    """Hears peers out, each in its own time, until one has said the command."""
+    """Reads from peers, each in its own thread, until one sends an authentic command."""
 
     def __init__(self, server: socket.socket, key: str) -> None:
         self.commands: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -85,10 +85,10 @@ class CommandListener:
         self._key = key
         self._peers: deque[socket.socket] = deque()
         self._accepted = threading.Lock()
-        """Held for good once a command was taken."""
+        """Never released once a command is accepted."""
 
     def listen(self) -> None:
-        """Take peers in until the server is closed."""
+        """Accept peers until the server is closed."""
         while True:
             try:
                 peer, _ = self._server.accept()
@@ -100,7 +100,7 @@ class CommandListener:
             threading.Thread(target=self._receive, args=(peer,), daemon=True).start()
 
     def _receive(self, peer: socket.socket) -> None:
-        """Take a peer's command, if it is one and made for this connection."""
+        """Accept a peer's command if its MAC fits the key and this connection's nonce."""
         deadline = time.monotonic() + EXCHANGE_TIMEOUT_S
         nonce = secrets.token_bytes(NONCE_BYTES)
         with contextlib.suppress(OSError), peer:
@@ -123,7 +123,7 @@ def _disconnect(peer: socket.socket) -> None:
 def send_command(
     host: str, command: str, environ: Mapping[str, str], within_s: float = CONNECT_TIMEOUT_S
 ) -> str | None:
-    """Say a command to the node that waits under this name; what went wrong, if anything did."""
+    """Send a command to the named node; returns the error message, or None."""
     nodes = dict(entry.split("=") for entry in environ[NODES].split(",") if entry)
     if host not in nodes:
         return f"RuntimeError: mpirun wants to start ranks on `{host}`, which is no node of this attempt: {[*nodes]}"
@@ -137,11 +137,11 @@ def send_command(
                 None if _read(peer, 5, deadline) == b"taken" else f"RuntimeError: {host} has refused mpirun's command"
             )
     except OSError as error:
-        return f"RuntimeError: {host} cannot be told mpirun's command at {nodes[host]}: {error}"
+        return f"RuntimeError: mpirun's command cannot be sent to {host} at {nodes[host]}: {error}"
 
 
 def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
-    """A connection to a node that may not wait yet."""
+    """Connect to a node that may not be listening yet."""
     while True:
         try:
             return socket.create_connection(address, timeout=EXCHANGE_TIMEOUT_S)
@@ -152,7 +152,7 @@ def _connect(address: tuple[str, int], deadline: float) -> socket.socket:
 
 
 def _read(peer: socket.socket, limit: int, deadline: float) -> bytes:
-    """What a peer says, up to a limit or to where it stops; raises TimeoutError at the deadline (monotonic seconds)."""
+    """Read up to `limit` bytes or to end of file; raises TimeoutError at the deadline (monotonic seconds)."""
     data = bytearray()
     while len(data) < limit:
         if (left_s := deadline - time.monotonic()) <= 0:

@@ -1,4 +1,4 @@
-"""Reads the values of a job's secrets where the run is started, and names those that are missing."""
+"""Reads the values of a job's secrets on the machine that starts the run, and reports missing ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from holdfast.job.spec import Job
 
 
 def missing_secrets(job: Job, base: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Every secret that cannot be read now; files are relative to `base`."""
+    """A finding for every secret that cannot be read now; files are relative to `base`."""
     for name, ref in job.secrets.items():
         where = f"secrets.{name}"
         if ref.env is not None and ref.env not in environ:

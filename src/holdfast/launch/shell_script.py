@@ -1,4 +1,4 @@
-"""Finds a launcher that a shell script of the job's would start once for every rank."""
+"""Detects a shell script that would start a launcher once per rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.job.spec import Job, Launch
 from holdfast.job.yaml_source import printable
 
 MAX_BYTES = 64 * 1024
-"""A script that starts a program is a page or two; of a longer one this much is read."""
+"""Start scripts are a page or two; of a longer one only this much is read."""
 
 _SHELLS = frozenset({"bash", "dash", "ksh", "sh", "zsh"})
 _PREFIXES = frozenset({"env", "exec", "nohup", "time"})
@@ -26,7 +26,7 @@ _SHEBANG = re.compile(rf"#!.*\b(?:{'|'.join(sorted(_SHELLS))})\b")
 def launcher_in_script(job: Job, base: Path) -> Iterator[Finding]:
     """Refuse a script whose line starts a launcher, for a job in which holdfast starts each rank.
 
-    `base` is the folder that the job's relative paths start from. What a script makes of variables is not followed.
+    `base` is the folder that the job's relative paths start from. Shell variables are not expanded.
     """
     if job.launch is not Launch.PER_RANK or job.world_size == 1 or any(launcher_for_every_rank(job)):
         return
@@ -54,7 +54,7 @@ def _script(job: Job, workdir: Path) -> tuple[str, str]:
 
 
 def _read(path: Path) -> str:
-    """The beginning of a regular file; nothing of anything else."""
+    """The beginning of a regular file; empty for anything else."""
     try:
         with open_regular(path) as file:
             return file.read(MAX_BYTES).decode(errors="replace")
@@ -63,7 +63,7 @@ def _read(path: Path) -> str:
 
 
 def _command(line: str) -> tuple[str, ...]:
-    """The words of a line's command, without what only sets it up; none where the line is no plain command."""
+    """The words of a line's command, without assignments and prefixes such as `exec`; empty if there is none."""
     try:
         words = shlex.split(line, comments=True)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Owns the start of a run's supervisor here: a process of its own, that outlives whoever started it.
+"""Starts a run's supervisor on this machine, as a separate process that outlives its parent.
 
-Of a local run it keeps the controller alive; of one elsewhere it keeps the run's folder as it is there.
+The supervisor of a local run restarts the controller; that of a remote run mirrors the run's folder to this machine.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SUPERVISOR_MODULES: Mapping[str, Callable[[RunSpec], tuple[str, ...]]] = {
     LOCAL: lambda accepted: ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation),
     KUBERNETES: lambda _: ("holdfast.launch.kubernetes.sync.run_sync",),
 }
-"""What keeps a run of each back end, with its own options."""
+"""The supervisor module of each back end, with its options."""
 
 STARTUP_TIMEOUT_S = 10.0
-"""Longest a supervisor may take to listen."""
+"""Longest time from a supervisor's start until it listens."""
 
 
 def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
-    """Start a supervisor with the environment the run was first started with, and wait until it listens."""
+    """Start a supervisor with the environment of the run's first start, and wait until it listens."""
     environ = RunSecrets.read(run.secrets).environ
     module, *options = SUPERVISOR_MODULES[accepted.backend](accepted)
     with run.controller_log.open("ab") as output:
@@ -56,13 +56,17 @@ def _wait_for_start(run: RunDir, supervisor: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + STARTUP_TIMEOUT_S
     while run.read_controller_record().get("supervisor_pid") != supervisor.pid:
         if supervisor.poll() is not None or time.monotonic() > deadline:
-            how = f"did not listen within {STARTUP_TIMEOUT_S:g} s" if supervisor.returncode is None else "ended at once"
+            how = (
+                f"did not listen within {STARTUP_TIMEOUT_S:g} s"
+                if supervisor.returncode is None
+                else "exited during startup"
+            )
             raise failure(
                 "start-failed",
                 f"{run.run_id} could not be started: its supervisor {how}",
                 exit_code=ExitCode.UNAVAILABLE,
                 evidence=run.controller_log_tail(),
-                remedy="Mend what its last words say, and try again.",
+                remedy="Fix the problem that its last output shows, and try again.",
                 owner=Owner.HOLDFAST,
             )
         time.sleep(0.005)

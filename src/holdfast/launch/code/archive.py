@@ -1,8 +1,7 @@
-"""Owns the one file that code travels in: a plain tar whose bytes depend on names and contents alone.
+"""Packs and unpacks a job's code as a reproducible tar, whose bytes depend only on names and contents.
 
-Owner, times and the order on disk are not in it, and of the permissions only whether a file can be executed; so the
-same code has the same digest everywhere, and `sha256sum` tells it. It is unpacked only into folders of its own, and
-nothing in it can reach out of them. Refuses to own how it travels (port.py, agent/code_download.py).
+It omits owners, times and the order on disk, and of the permissions keeps only the executable bit. So the same code has
+the same digest everywhere, as `sha256sum` computes it. It unpacks into a new folder, and no member can point outside.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from holdfast.host.files import private_opener
 from holdfast.launch.code.file_list import IGNORE_FILE, EntryKind, FileEntry, FileList, printable
 
 READ_ATTEMPTS = 5
-"""How often a file is read that others are writing."""
+"""How often to read a file that another process is writing."""
 BLOCK_BYTES = 1 << 20
 _TAR_END = bytes(2 * tarfile.BLOCKSIZE)
 _MODES = {EntryKind.FOLDER: 0o755, EntryKind.LINK: 0o777}
@@ -31,12 +30,12 @@ _TYPES = {EntryKind.FOLDER: tarfile.DIRTYPE, EntryKind.FILE: tarfile.REGTYPE, En
 
 
 class CorruptArchive(Exception):
-    """An archive is not what it should be; its text says in what way."""
+    """An archive is not what it should be; the message says how."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedArchive:
-    """An archive that was made."""
+    """A finished archive."""
 
     path: Path
     digest: str
@@ -45,12 +44,12 @@ class PackedArchive:
 
 
 def archive_path(folder: Path, digest: str) -> Path:
-    """Where an archive lies in a folder of archives."""
+    """Path of an archive in a folder of archives."""
     return folder / f"{digest}.tar"
 
 
 def pack(file_list: FileList, into: Path) -> PackedArchive:
-    """Make the archive of what was surveyed, in the private folder `into`; raises HoldfastError when it cannot be."""
+    """Pack a file list into an archive in the private folder `into`; raises HoldfastError on failure."""
     errors = tuple(finding for finding in file_list.findings if finding.severity is Severity.ERROR)
     if errors:
         raise HoldfastError(errors, ExitCode.CANNOT_RUN_HERE)
@@ -79,9 +78,9 @@ def pack(file_list: FileList, into: Path) -> PackedArchive:
 
 
 def unpack(archive: Path, into: Path) -> None:
-    """Make the folder `into` of an archive: whole, or not at all. Raises Damaged, or OSError (a full disk).
+    """Unpack an archive into the folder `into`, atomically. Raises CorruptArchive, or OSError (a full disk).
 
-    Only one process at a time may do it (agent/code_download.py sees to that); what one left that was killed is cleared away.
+    Only one process at a time may do it (agent/code_download.py takes a lock). Removes what a killed one left behind.
     """
     fresh = into.with_name(f"{into.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
@@ -97,11 +96,11 @@ def unpack(archive: Path, into: Path) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-# Into it
+# Packing
 
 
 def _add(file: BinaryIO, root: Path, entry: FileEntry) -> None:
-    """Append an entry; one that has gone since it was seen is left out."""
+    """Append an entry, unless its file has been deleted since it was listed."""
     if entry.kind is not EntryKind.FILE:
         file.write(_header(entry, _MODES[entry.kind], 0))
         return
@@ -129,7 +128,7 @@ def _add(file: BinaryIO, root: Path, entry: FileEntry) -> None:
 
 
 def _copied(source: BinaryIO, file: BinaryIO, entry: FileEntry) -> bool:
-    """Append a file as it is; False when it was not the same from the first byte to the last."""
+    """Append a file's content; False if the file changed while it was read."""
     before = os.fstat(source.fileno())
     if not stat.S_ISREG(before.st_mode):
         return False
@@ -160,13 +159,13 @@ def _unreadable(root: Path, entry: FileEntry, error: OSError) -> HoldfastError:
     )
 
 
-# Out of it
+# Unpacking
 
 
 def _extract(members: tarfile.TarFile, root: Path) -> None:
-    """Write every member below `root`. A member's parent must be a folder that was a member before it, and so no link.
+    """Write every member below `root`. A member's parent must be a folder that an earlier member made, so never a link.
 
-    Where links lead is looked at when all of them are there: each by itself may stay within and together lead out.
+    Link targets are checked once all links exist: several links, each of which stays inside, can together lead outside.
     """
     folders = {""}
     links: list[Path] = []
@@ -205,5 +204,5 @@ def _write(members: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> Non
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open without waiting for a writer, should a fifo have come into a file's place, and follow no link there."""
+    """Open a file without following a link, and without blocking if a fifo has replaced it."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

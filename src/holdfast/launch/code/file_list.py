@@ -1,6 +1,6 @@
-"""Owns what of a folder is shipped: every entry in a fixed order, and everything that stands in its way.
+"""Lists the files of a code folder to upload, in a fixed order, and reports what prevents the upload.
 
-Refuses to own the file that is made of it (archive.py). Nothing here reads a file's content.
+Nothing here reads a file's content; archive.py does.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from holdfast.findings import Finding, Severity
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
 
-    from holdfast.job.spec import Job  # with pydantic half of what it takes to import an agent's first step
+    from holdfast.job.spec import Job  # brings pydantic: half of the import time of an agent's first step
 
 IGNORE_FILE = ".holdfastignore"
 MAX_ENTRIES = 100_000
-"""More files and folders than this are no code: looking at them alone would take seconds."""
+"""A folder with more files and folders than this is not code; listing it would take seconds."""
 LARGEST_SHOWN = 5
 MAX_QUOTED = 10
-"""Names that a finding quotes."""
+"""Most names that a finding quotes."""
 
 Ignores = Callable[[str], bool]
-"""Whether a path below the root is left out; a folder's path ends in a slash."""
+"""Whether a path below the root is ignored; a folder's path ends in a slash."""
 
 
 class EntryKind(Enum):
-    """What an entry is; nothing else is shipped."""
+    """Kind of an entry; nothing else is uploaded."""
 
     FOLDER = "folder"
     FILE = "file"
@@ -44,20 +44,20 @@ class EntryKind(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One thing to ship."""
+    """One file, folder or link to upload."""
 
     path: str
-    """Below the root, with slashes; bytes that are no UTF-8 are as `os.fsdecode` gives them."""
+    """Relative to the root, with slashes; bytes that are not UTF-8 are decoded as by `os.fsdecode`."""
     kind: EntryKind
     bytes: int = 0
-    """A file's size when it was looked at."""
+    """A file's size when it was listed."""
     target: str = ""
-    """A link's, relative to the folder it is in."""
+    """A link's target, relative to the link's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileList:
-    """What a folder holds of a job's code, parents before what is in them, and what is to be said of it."""
+    """A job's code in a folder, parents before children, and the findings about it."""
 
     root: Path
     cwd: str
@@ -71,7 +71,7 @@ class FileList:
 
 
 def list_files(job: Job, base: Path, *, exclude: tuple[Path, ...] = ()) -> FileList:
-    """Look at the code of a job whose relative paths start from `base`; folders in `apart` are never part of it."""
+    """List the code of a job whose relative paths start from `base`, without the folders in `exclude`."""
     workdir = Path(base, job.workdir).resolve()
     root = Path(workdir, job.code.root).resolve()
     if not workdir.is_relative_to(root) or not root.is_dir():
@@ -89,11 +89,11 @@ def list_files(job: Job, base: Path, *, exclude: tuple[Path, ...] = ()) -> FileL
 
 
 _BACKEND = "simple"
-"""Python's own expressions: re2, which pathspec would rather use, refuses names that are not UTF-8."""
+"""Python's own regular expressions: re2, which pathspec prefers, refuses names that are not UTF-8."""
 
 
 def _patterns(ignore: tuple[str, ...], root: Path) -> tuple[GitIgnoreSpec, list[Finding]]:
-    """The job's patterns and the ignore file's, as one list in which the last that matches decides, as for git."""
+    """The job's patterns, then the ignore file's; the last match decides, as for git."""
     from pathspec import GitIgnoreSpec
 
     lines = [(f"code.ignore[{index}]", line) for index, line in enumerate(ignore)]
@@ -118,7 +118,7 @@ def _patterns(ignore: tuple[str, ...], root: Path) -> tuple[GitIgnoreSpec, list[
 
 
 class _Walk:
-    """One look at everything below a root; a folder that is left out is not entered."""
+    """One walk over everything below a root; it does not enter ignored folders."""
 
     def __init__(self, root: Path, ignored: GitIgnoreSpec, excluded: frozenset[Path]) -> None:
         self.entries: list[FileEntry] = []
@@ -134,7 +134,7 @@ class _Walk:
             self._complete = all(map(self._add, *self._list(self._to_visit.popleft())))
 
     def _list(self, folder: str) -> tuple[list[str], list[os.stat_result]]:
-        """Paths of what is in a folder, in the order of their bytes, and what each is."""
+        """Paths of a folder's entries, in byte order, and the stat result of each."""
         paths: list[str] = []
         states: list[os.stat_result] = []
         try:
@@ -150,7 +150,7 @@ class _Walk:
         return paths, states
 
     def _add(self, path: str, state: os.stat_result) -> bool:
-        """Take in one entry; False when it is one too many."""
+        """Add one entry; False if that exceeds MAX_ENTRIES."""
         is_folder = stat.S_ISDIR(state.st_mode)
         if self._ignored.match_file(f"{path}/" if is_folder else path) or self._root / path in self._excluded:
             return True
@@ -170,11 +170,11 @@ class _Walk:
         return True
 
     def _add_link(self, path: str) -> None:
-        """A link is shipped as a link, never followed; an absolute one into the root is made relative."""
+        """Add a link as a link, without following it; an absolute target inside the root becomes relative."""
         here = self._root / path
         try:
             target = os.readlink(here)
-        except OSError:  # it has gone, or become something else
+        except OSError:  # deleted, or no longer a link
             return
         reached = os.path.realpath(here)
         if not Path(reached).is_relative_to(self._root):
@@ -185,7 +185,7 @@ class _Walk:
         self.entries.append(FileEntry(path=path, kind=EntryKind.LINK, target=target))
 
     def findings(self, *, limit_bytes: int) -> Iterator[Finding]:
-        """All that is wrong with what was found, or worth saying."""
+        """Errors and warnings about the listed files."""
         total = sum(entry.bytes for entry in self.entries)
         if not self._complete or total > limit_bytes:
             yield self._too_large(total, limit_bytes)
@@ -221,7 +221,7 @@ class _Walk:
         return _error("code-too-large", "code.max_bytes", what, remedy, tuple(self._largest()))
 
     def _largest(self) -> Iterator[str]:
-        """The largest entries at the top, then the largest files wherever they are."""
+        """The largest top-level entries, then the largest files below them."""
         sizes: Counter[str] = Counter()
         counts: Counter[str] = Counter()
         for entry in self.entries:
@@ -250,7 +250,7 @@ def format_size(count: int) -> str:
 
 
 def printable(name: str) -> str:
-    """A file's name as text that can be printed, whatever bytes it has."""
+    """A file's name as printable text, whatever bytes it has."""
     return name.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 

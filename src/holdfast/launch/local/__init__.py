@@ -1,1 +1,1 @@
-"""The local back end: nodes as processes of this machine. It is the specification for every other one."""
+"""The local back end: nodes as processes on this machine. It is the specification for every other back end."""

@@ -1,7 +1,7 @@
-"""Owns the drills that no agent can carry out, wherever a run is: of the controller, nodes' networks and disks.
+"""Injects the faults that no agent can, on every back end: into the controller, node networks and disks.
 
-One function a row of job/fault_catalog.py. What a drill ends by itself is ended by a process of its own, which outlives the
-controller and goes with the run.
+One function per row of job/fault_catalog.py. A separate process ends a fault with a duration; it outlives the
+controller and ends with the run.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from holdfast.job.fault_attribution import BALLAST
 from holdfast.launch.local.run_network import RunNetwork
 
 MAX_FILL_BYTES = 4 << 30
-"""Of free space that a drill will take: more is likely to be other people's."""
+"""Most free space that a fault fills: a larger disk is likely shared with other users."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControllerFaults:
-    """Breaks the process it is called in, or the network of a node."""
+    """Injects faults into this process, its disks, the lighthouse, or a node's network."""
 
     networks: RunNetwork
     folders: Mapping[FaultTarget, Path]
-    """Where the disks are that can be filled."""
+    """A folder on each disk that can be filled."""
     quorum_pid: Callable[[], int] = int
-    """The process of the quorum service; 0 while there is none."""
+    """The pid of the lighthouse; 0 while there is none."""
 
     async def __call__(self, drill: FaultRequested) -> None:
-        """Carry a drill out; raises HoldfastError where the place cannot."""
+        """Inject a fault; raises HoldfastError if it cannot be injected here."""
         await asyncio.to_thread(_INJECTORS[drill.action, drill.target], self, drill)
 
     def clear(self) -> None:
-        """End what would outlive the run."""
+        """Remove what would outlive the run."""
         for folder in self.folders.values():
             (folder / BALLAST).unlink(missing_ok=True)
 
@@ -106,4 +106,4 @@ _INJECTORS: Mapping[tuple[FaultAction, FaultTarget], Callable[[ControllerFaults,
 }
 
 SUPPORTED = frozenset(_INJECTORS)
-"""The rows of job/fault_catalog.py that are carried out here."""
+"""The rows of job/fault_catalog.py that are implemented here."""

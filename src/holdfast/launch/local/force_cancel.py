@@ -1,7 +1,7 @@
-"""Ends a local run's processes without its controller, which may be unable to start.
+"""Kills a local run's processes without its controller, which may be unable to start.
 
-Nothing in the run's folder is believed: processes are known by their command line, by the mark in their environment,
-and by whose descendants they are.
+It does not trust the run's folder: it identifies processes by their command line, by the mark in their environment, and
+by their ancestors.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from holdfast.os_errors import os_error_finding
 from holdfast.run_dir import RunDir
 
 KILL_TIMEOUT_S = 10.0
-"""Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
+"""Seconds to wait until killed processes have ended; only the kernel can delay that further."""
 
 _RUN_MODULES = ("holdfast.launch.local.local_supervisor", "holdfast.controller_main")
 
 
 def force_cancel(run: RunDir, request: CancelRequested) -> None:
-    """Kill the run's processes, clean up after them, and write the run's end into its log.
+    """Kill the run's processes, clean up after them, and log the run's end.
 
-    Raises HoldfastError where the run is on another machine, a process stays, or the log cannot be written.
+    Raises HoldfastError if the run is on another machine, a process does not end, or the log cannot be written.
     """
     _require_same_host(run)
     left = _kill(run)
@@ -63,12 +63,12 @@ def force_cancel(run: RunDir, request: CancelRequested) -> None:
     try:
         _log_end(run, request)
     except OSError as error:
-        what = f"every process of {run.run_id} has ended, but its log cannot say so"
+        what = f"every process of {run.run_id} has ended, but its end cannot be logged"
         raise HoldfastError((os_error_finding(error, what, run.events),), ExitCode.STORAGE_FAILED) from error
 
 
 def _require_same_host(run: RunDir) -> None:
-    """Raise HoldfastError where the run's supervisor has written down another machine; after a reboot it is still this."""
+    """Raise HoldfastError if the run's supervisor recorded another machine; a reboot does not count as one."""
     there, here = run.read_controller_record(), machine_id()
     if all(there.get(name, here[name]) != here[name] for name in here):
         raise _other_host_error(
@@ -90,11 +90,11 @@ def _other_host_error(run: RunDir, evidence: str, where: str) -> HoldfastError:
 
 
 def _kill(run: RunDir) -> list[int]:
-    """Kill supervisor, controller, agents and ranks; processes that stay."""
+    """Kill supervisor, controller, agents and ranks; returns the processes that do not end."""
     own = os.getpid()
     supervisors = [pid for pid in all_pids() if pid != own and _belongs_to_run(pid, run)]
     for pid in supervisors:
-        send_signal(pid, signal.SIGSTOP)  # so that it starts nothing more, and its tree stays known
+        send_signal(pid, signal.SIGSTOP)  # so that it starts nothing more and its process tree stays known
 
     def tree() -> list[int]:
         below = (pid for supervisor in supervisors for pid in descendants(supervisor))
@@ -120,7 +120,7 @@ def _clean_up(run: RunDir) -> None:
 
 
 def _isolation(run: RunDir) -> Isolation:
-    """How the run's nodes were kept apart; in the way that leaves most behind, where that cannot be read."""
+    """The run's isolation; if unreadable, netns, which leaves most behind."""
     try:
         return RunSpec.read(run.job).isolation
     except HoldfastError:

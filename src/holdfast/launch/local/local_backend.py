@@ -1,9 +1,9 @@
-"""Owns local nodes: one agent process each, found again after a controller's death, and removed without trace.
+"""Runs nodes as local agent processes: starts them, finds them after a controller restart, and removes them completely.
 
-Each node has a folder in the run's folder with `agent.json` (its process) and `agent.log`, and a private folder for the
-ranks' sockets elsewhere (socket_dir.py).
+Each node has a folder in the run's folder with `agent.json` (its process) and `agent.log`, and elsewhere a private
+folder for the ranks' sockets (socket_dir.py).
 
-A file longer than others, because what makes a node, finds it again and removes it must be read side by side.
+Starting, finding and removing a node are in one long file because they must match.
 """
 
 from __future__ import annotations
@@ -51,17 +51,17 @@ from holdfast.run_dir import AGENT_RECORD_NAME, EXIT_REASON_NAME, RunDir, runs_r
 from holdfast.security.tokens import TokenIssuer
 
 RENDERED_NODES = 64
-"""Most nodes that `render` shows whole: of more, the first ones and the last."""
+"""`render` shows up to this many nodes; of more, the first RENDERED_FIRST and the last."""
 RENDERED_FIRST = 8
 
 _NODE_FOLDER = re.compile(r"node(?P<node>\d{1,6})\.(?P<generation>\d{1,9})")
 
 KILL_TIMEOUT_S = 10.0
-"""Seconds to wait for killed processes to be gone; only the kernel can hold one longer."""
+"""Seconds to wait until killed processes have ended; only the kernel can delay that further."""
 
 
 class LocalBackend:
-    """Makes nodes out of processes of this machine; `url` is where agents find the controller."""
+    """Runs nodes as processes of this machine; `url` is the controller's address for agents."""
 
     def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
         self._folder = folder
@@ -72,21 +72,21 @@ class LocalBackend:
         self._capacity = accepted.capacity or accepted.job.node_slots
         self._cordoned: set[NodeId] = set()
         self._pending: dict[int, NodeId] = {}
-        """Places that are to be made once a machine is free, by node."""
+        """Nodes to start once a machine is free, by node number."""
         self._current_generation: dict[int, int] = {}
         self._lock = asyncio.Lock()
-        """Held while nodes are made or removed: what ends a slot's earlier generation must not meet its next one."""
+        """Held while nodes start or stop: removal of a slot's earlier generation must not hit the next one."""
         self._cancelled = False
-        """Whether the run's nodes were removed for good."""
+        """Whether `cancel` has removed the run's nodes."""
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        """Agents by pid, kept until they were asked how they ended: subprocess reaps those that are dropped."""
+        """Agents by pid, kept until their exit status is read: subprocess reaps dropped ones."""
 
     def generation(self, node: int, address: str) -> int | None:
-        """Every generation is told which one it is when it is made."""
+        """None: every agent gets its generation on its command line."""
         return None
 
     async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
-        """Start an agent for each node_id that has none yet, as far as there are machines."""
+        """Start an agent for each node that has none yet, up to the capacity."""
         async with self._lock:
             await self._submit(node_ids)
 
@@ -103,9 +103,9 @@ class LocalBackend:
                 self._report(node_id, BackendNodeState.UNAVAILABLE, self._unavailable_reason())
 
     async def _start_pending(self) -> list[NodeId]:
-        """Make waiting nodes where a machine is free, lowest numbers first; returns those that go on waiting.
+        """Start waiting nodes while machines are free, lowest numbers first; returns the nodes that still wait.
 
-        Raises the first error once all were tried: one node that cannot be made keeps no other away.
+        Raises the first error after trying all: a node that cannot start does not block the others.
         """
         held = sum(node_id not in self._cordoned for node_id in self._existing_nodes() if self._alive(node_id))
         free = self._capacity - len(self._cordoned) - held
@@ -133,7 +133,7 @@ class LocalBackend:
         return agent is not None and agent.alive
 
     def observe(self) -> AsyncIterator[NodeObservation]:
-        """Nodes as they are made or cannot be, and agents as they end, while there was no controller included."""
+        """Node starts and failures, and agent exits, including those without a running controller."""
         for node_id in self._existing_nodes():
             self._watch(node_id)
         return self._observations()
@@ -143,7 +143,7 @@ class LocalBackend:
             yield await self._observed.get()
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
-        """End whatever is left of the slot's earlier generations, then start this one, if there is a machine for it."""
+        """Remove the slot's earlier generations, then start this one, if a machine is free."""
         async with self._lock:
             for former in self._existing_nodes():
                 if former.node == node_id.node and former.generation < node_id.generation:
@@ -151,17 +151,17 @@ class LocalBackend:
             await self._submit((node_id,))
 
     async def cordon(self, node_id: NodeId) -> None:
-        """One machine fewer: this one pretends to be as many as the target or the job says."""
+        """Reduce the simulated capacity by one machine."""
         self._cordoned.add(node_id)
 
     async def uncordon(self, node_id: NodeId) -> None:
-        """One machine more, for whoever waits for it."""
+        """Restore one machine, and start a node that waits for it."""
         self._cordoned.discard(node_id)
         async with self._lock:
             await self._start_pending()
 
     async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """The run's folder says it all."""
+        """Nothing to do: the run's folder has the outcome."""
 
     async def cancel(self) -> None:
         """Remove every node: processes, sockets, namespaces."""
@@ -211,18 +211,18 @@ class LocalBackend:
                 start_new_session=True,
             )
         assert process.stdin is not None
-        with process.stdin:  # ends when it is written down, or with this controller; the agent joins nobody before
+        with process.stdin:  # closing it, here or by dying, lets the agent proceed
             restore_limits(process.pid)
             self._limit_memory(process.pid, node_id)
             self._children[process.pid] = process
-            # An agent that is dead already is watched like any other: by a pid that cannot be found.
+            # An agent that is already dead is watched like any other, by a pid that does not exist.
             identity = identify(process.pid) or ProcessId(process.pid, -1)
             atomic_write(
                 node_folder / AGENT_RECORD_NAME, json.dumps({"pid": identity.pid, "started": identity.started}).encode()
             )
 
     def _limit_memory(self, agent: int, node_id: NodeId) -> None:
-        """Before it starts anything; where groups cannot be made, `validate` has said so (local_preflight.py)."""
+        """Limit an agent's memory before it has children; without cgroups local_preflight.py has warned."""
         limit_bytes, where = self._accepted.job.resources.memory, cgroup_parent()
         if limit_bytes is not None and isinstance(where, CgroupParent):
             name = f"{self._folder.run_id}-{node_id.node}.{node_id.generation}"
@@ -231,14 +231,14 @@ class LocalBackend:
             )
 
     def _token_file(self, node_id: NodeId, node_folder: Path) -> Path:
-        """The node's own token, written anew: a start that was interrupted may have left half of one."""
+        """Write the node's token again: an interrupted start may have left half of one."""
         path = node_folder / "token"
         path.unlink(missing_ok=True)
         write_private(path, TokenIssuer(read_line(self._folder.token)).node_token(node_id.node, node_id.generation))
         return path
 
     def _kill_unrecorded(self, node_id: NodeId) -> None:
-        """End an agent whose controller died between starting it and writing it down; it has joined nobody."""
+        """Kill an agent whose controller died between starting and recording it; it has not joined."""
         node_folder = self._folder.node_dir(node_id.node, node_id.generation)
         if node_folder.exists():
             kill_all(
@@ -249,11 +249,11 @@ class LocalBackend:
             socket_dir.remove(node_folder)
 
     def _agent_process(self, node_id: NodeId) -> ProcessId | None:
-        """The node_id's agent, as a controller before us or this one wrote it down."""
+        """The node's agent, as recorded by this or an earlier controller."""
         return read_process_id(self._folder.node_dir(node_id.node, node_id.generation) / AGENT_RECORD_NAME)
 
     def _existing_nodes(self) -> list[NodeId]:
-        """Places that may have processes: those with a token, which a node is given first and loses last."""
+        """Nodes that may have processes: those with a token, which is written first and deleted last."""
         node_ids: list[NodeId] = []
         for path in sorted(self._folder.nodes.glob("node*.*/token")):
             named = _NODE_FOLDER.fullmatch(path.parent.name)
@@ -262,7 +262,7 @@ class LocalBackend:
         return node_ids
 
     def _watch(self, node_id: NodeId) -> None:
-        """Say so when a node_id's agent ends; at once when it has ended already."""
+        """Report when a node's agent ends, or that it already has."""
         agent = self._agent_process(node_id)
         if agent is None or self._current_generation.get(node_id.node, -1) >= node_id.generation:
             return
@@ -283,14 +283,14 @@ class LocalBackend:
         self._observed.put_nowait(NodeObservation(node_id=node_id, state=state, reason=reason))
 
     def _exit_reason(self, node_id: NodeId, pid: int) -> str:
-        """How a child of ours ended; agents started by an earlier controller are somebody else's children.
+        """How an agent ended; unknown for one that an earlier controller started, which is not this process's child.
 
-        One that left by itself, while there was no controller, has written down why.
+        An agent that exited by itself without a controller has recorded the reason.
         """
         with contextlib.suppress(OSError):
             return read_line(self._folder.node_dir(node_id.node, node_id.generation) / EXIT_REASON_NAME)
         child = self._children.pop(pid, None)
-        # Not `poll()`: of a child that was reaped when its node was removed, it says that it exited with code 0.
+        # Not `poll()`: it reports exit code 0 for a child that was reaped when its node was removed.
         status = _reap(pid) if child is not None else None
         if child is None or status is None:
             return "its agent ended"
@@ -300,17 +300,17 @@ class LocalBackend:
         return f"its agent exited with code {child.returncode}"
 
     def _remove(self, node_id: NodeId) -> None:
-        """End a node as a machine ends: every process of it, at once."""
+        """Kill all processes of a node, as when a machine dies."""
         agent = self._agent_process(node_id)
         node_folder, mark = (
             self._folder.node_dir(node_id.node, node_id.generation),
             _node_mark(self._folder.run_id, node_id),
         )
-        # Its mark too, because after a reboot another process may have its number and, as it were, its start.
+        # Check its mark too: after a reboot another process may have the same pid and start time.
         ours = agent is not None and agent.alive and by_env((agent.pid,), HOLDFAST_NODE=mark)
         root = agent.pid if agent is not None and ours else None
         if root is not None:
-            # Stopped first so that it starts nothing more, and ended last so that its tree stays known.
+            # Stop it first, so that it starts nothing more, and kill it last, so that its process tree stays known.
             send_signal(root, signal.SIGSTOP)
 
         def tree() -> list[int]:
@@ -329,9 +329,9 @@ class LocalBackend:
 
 
 def _adopted_orphans(folder: RunDir) -> list[int]:
-    """What an agent that has died left running with an emptied environment: the run's supervisor has adopted it.
+    """Processes with a cleared environment that outlived their agent, and that the run's supervisor has adopted.
 
-    A live agent adopts its own orphans, so none of these is another node's.
+    A live agent adopts its own orphans, so none of these belongs to another node.
     """
     supervisor = os.getppid()
     if folder.read_controller_record().get("supervisor_pid") != supervisor:
@@ -341,7 +341,7 @@ def _adopted_orphans(folder: RunDir) -> list[int]:
 
 
 def _open_pidfd(agent: ProcessId) -> int | None:
-    """A descriptor that tells of the agent's end; None when it has ended."""
+    """A descriptor that becomes readable when the agent ends; None if it has ended."""
     try:
         descriptor = os.pidfd_open(agent.pid)
     except ProcessLookupError:
@@ -353,7 +353,7 @@ def _open_pidfd(agent: ProcessId) -> int | None:
 
 
 def _reap(child: int) -> int | None:
-    """The wait status of a child that has ended; None when somebody else took it in."""
+    """The wait status of a child that has ended; None if it was reaped elsewhere."""
     try:
         pid, status = os.waitpid(child, os.WNOHANG)
     except ChildProcessError:
@@ -362,14 +362,14 @@ def _reap(child: int) -> int | None:
 
 
 def _node_mark(run: str, node_id: NodeId) -> str:
-    """HOLDFAST_NODE of everything that belongs to a node."""
+    """The value of HOLDFAST_NODE in all processes of a node."""
     return f"{run}/node{node_id.node}.{node_id.generation}"
 
 
 def render(accepted: RunSpec) -> str:
-    """Every rank's environment and command for a first attempt, as a shell would read them.
+    """Every rank's environment and command for the first attempt, in shell syntax.
 
-    Words in capitals stand in for what is known only at run time, and for secrets.
+    Words in capitals are placeholders for secrets and for values known only at run time.
     """
     job = accepted.job
     folder = RunDir(runs_root() / "RUN_ID")
@@ -393,7 +393,7 @@ def render(accepted: RunSpec) -> str:
 
 
 def _nodes_to_render(nodes: int) -> Iterator[int | None]:
-    """The nodes to render; None stands for all between the first ones and the last."""
+    """The nodes to render; None stands for the omitted ones before the last."""
     if nodes <= RENDERED_NODES:
         yield from range(nodes)
     else:
@@ -401,7 +401,7 @@ def _nodes_to_render(nodes: int) -> Iterator[int | None]:
 
 
 def _agent_env(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:
-    """What the agent adds (agent/rank_process.py)."""
+    """The variables that the agent adds (agent/rank_process.py)."""
     memory = {"HOLDFAST_TRANSFER_MEMORY": "TRANSFER_MEMORY"} if launch.rank_count == 1 else {}
     if launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in env:
         memory["HOLDFAST_PEER_MEMORY"] = "PEER_MEMORY"
@@ -409,7 +409,7 @@ def _agent_env(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:
 
 
 def _first_attempt(job: Job, node: int) -> Attempt:
-    """The first attempt of a node's replica, as far as it is known before the run."""
+    """The first attempt of a node's replica, with placeholders for what is unknown before the run."""
     count = job.recovery.replicas
     each = job.nodes.max // count
     replica = node // each
@@ -429,7 +429,7 @@ def _first_attempt(job: Job, node: int) -> Attempt:
 
 
 def _elastic_note(job: Job) -> Iterator[str]:
-    """What else than is rendered there may be."""
+    """A note on world sizes other than the rendered one."""
     if job.nodes.is_elastic:
         yield f"# on {job.nodes.max} nodes; on fewer, down to {job.nodes.min}, the ranks there are get numbers in a row"
         yield ""

@@ -1,6 +1,6 @@
-"""Owns what must be true of this machine before a job can start on it, said all at once and before anything starts.
+"""Checks whether a job can start on this machine, and reports all problems before anything starts.
 
-Refuses to own whether the job is right in itself (job/rules.py), and what happens once it runs.
+Rules that do not depend on the machine are in job/rules.py.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from holdfast.run_dir import runs_root
 from holdfast.security.api_limits import CONTROLLER_FILES, FILES_PER_NODE, MIN_PENDING
 
 RANKS_PER_CPU = 32
-"""More ranks than this on each core are a slip of the finger: imports alone would take minutes."""
+"""More ranks per core than this are a typing error: imports alone would take minutes."""
 
 VERSION_TIMEOUT_S = 10.0
-"""Longest a program may take to say its version."""
+"""Longest time that a program may take to print its version."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalMachine:
-    """The machine, as far as a job asks for it."""
+    """The properties of a machine that the checks need."""
 
     base: Path
     """Absolute folder that the job's relative paths start from."""
     environ: Mapping[str, str]
-    """The environment of whoever starts the run."""
+    """The environment of the command that starts the run."""
     isolation: Isolation
     cpus: int
     memory: int
     """Bytes."""
     gpus: int
     memory_unlimited_reason: str = ""
-    """Why nodes cannot be held to their memory; empty when they can."""
+    """Why memory limits cannot be enforced; empty if they can."""
     open_files: int = 1 << 20
-    """That one process may have at once."""
+    """Hard limit of open files per process."""
     checkpoint_root: str | None = None
     """The target's folder for checkpoints."""
     capacity: int | None = None
-    """How many nodes the target has machines for."""
+    """Number of nodes that the target has machines for."""
     mpi_version: str = ""
-    """What the job's `mpirun` says its version is, where the job has one."""
+    """Version line of the job's `mpirun`, if the job has one."""
 
 
 def check_locally(
@@ -70,7 +70,7 @@ def check_locally(
     checkpoint_root: str | None = None,
     capacity: int | None = None,
 ) -> tuple[Finding, ...]:
-    """Everything that stands in the way of this job on this machine (errors), and what will be otherwise (the rest)."""
+    """Errors that prevent this job on this machine, and notices of what will differ from the job file."""
     here = LocalMachine(
         base=base.absolute(),
         environ=environ,
@@ -88,12 +88,12 @@ def check_locally(
 
 
 def run_checks(job: Job, here: LocalMachine) -> tuple[Finding, ...]:
-    """The same, for a machine that is described."""
+    """Run all checks for a described machine."""
     return tuple(finding for check in CHECKS for finding in check(job, here))
 
 
 def folders(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """The working directory exists; run and checkpoint folders can be made and written."""
+    """Checks that the working directory exists, and that run and checkpoint folders can be written."""
     workdir = here.base / job.workdir
     if not workdir.is_dir():
         reason = "is not a folder" if workdir.exists() else "does not exist"
@@ -115,7 +115,7 @@ def folders(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def program(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """The command's program is found as a rank would find it, and so is a Python script it is given."""
+    """Checks that a rank would find the command's program, and the Python script that it runs."""
     workdir = here.base / job.workdir
     name = job.command[0]
     search = job.env.get("PATH", here.environ.get("PATH", os.defpath))
@@ -136,7 +136,7 @@ def program(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def devices(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """Every node is on this machine, so its GPUs, cores and memory are shared by all nodes of the job."""
+    """Checks GPUs, cores, memory and files: all nodes of the job share this machine's."""
     nodes = job.node_slots
     each = "" if nodes == 1 else f" ({nodes} nodes on this one machine)"
     gpus = nodes * job.gpus_per_node
@@ -168,7 +168,7 @@ def devices(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def gpu_numbering(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """DeepSpeed's launcher numbers GPUs from 0 on each node, over what a node was given."""
+    """DeepSpeed's launcher numbers GPUs from 0 on each node and ignores the node's CUDA_VISIBLE_DEVICES."""
     if job.launch is Launch.DEEPSPEED and job.gpus_per_node and job.nodes.max > 1:
         what = (
             "`deepspeed` takes GPUs from number 0 on, and all nodes are on this one machine, so they would share them"
@@ -178,14 +178,14 @@ def gpu_numbering(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def quorum(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """Replicas are kept together by a service that needs gRPC."""
+    """Replicas need the lighthouse, which needs gRPC."""
     if job.recovery.replicas > 1 and importlib.util.find_spec("grpc") is None:
-        remedy = "Install it beside holdfast: `pip install holdfast[train]`."
+        remedy = "Install it: `pip install holdfast[train]`."
         yield _error("no-grpc", "recovery.replicas", "replicas need grpcio, which is not installed here", remedy)
 
 
 def capacity(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """The target may have machines for fewer nodes than the job would like."""
+    """The target may have machines for fewer nodes than the job requests."""
     if here.capacity is None or here.capacity >= job.nodes.max:
         return
     asked = f"{job.nodes.min} to {job.nodes.max}" if job.nodes.is_elastic else f"{job.nodes.max}"
@@ -199,7 +199,7 @@ def capacity(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def open_mpi(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """Any other MPI passes over the variables that wire it, and would start all ranks on one node."""
+    """Any other MPI ignores Open MPI 4's variables and would start all ranks on one node."""
     if job.launch is Launch.MPI and here.mpi_version and not re.search(r"\((Open MPI|OpenRTE)\) 4\.", here.mpi_version):
         what = f"`launch: mpi` needs Open MPI 4, and `{job.command[0]}` is another"
         remedy = "Install it (Debian: apt-get install openmpi-bin), or start the program with `launch: per-rank`."
@@ -207,7 +207,7 @@ def open_mpi(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def secrets(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """Every secret can be looked up now."""
+    """Every secret must be readable now."""
     yield from missing_secrets(job, here.base, here.environ)
 
 
@@ -225,7 +225,7 @@ def isolation(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def unused(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """Fields that mean something to clusters only, and GPUs that nobody asked for."""
+    """Fields that only clusters use, and GPUs that the job does not request."""
     for field, value in (("image", job.image), ("queue", job.queue), ("resources.shm", job.resources.shm)):
         if value is not None:
             what = f"`{field}` is not used by the local back end"
@@ -251,7 +251,7 @@ CHECKS: tuple[Callable[[Job, LocalMachine], Iterator[Finding]], ...] = (
 
 
 def _mpi_version(job: Job, base: Path, environ: Mapping[str, str]) -> str:
-    """The first line that the command's program says of its version; empty where it says nothing."""
+    """The first line of `PROGRAM --version`; empty if that fails."""
     search = job.env.get("PATH", environ.get("PATH", os.defpath))
     program = shutil.which(job.command[0], path=search) if "/" not in job.command[0] else base / job.command[0]
     try:
@@ -270,7 +270,7 @@ def _mpi_version(job: Job, base: Path, environ: Mapping[str, str]) -> str:
 
 
 def _find_program(name: str, workdir: Path, search: str) -> bool:
-    """Look a program up as execvpe would from the working directory."""
+    """Whether execvpe would find the program from the working directory."""
     if "/" in name:
         return _executable(workdir / name)
     return any(_executable(workdir / folder / name) for folder in search.split(os.pathsep))
@@ -285,11 +285,11 @@ def _executable(path: Path) -> bool:
 
 
 def _writable(where: str, folder: Path, subject: str, remedy: str) -> Iterator[Finding]:
-    """The folder, or the nearest one above it that exists, can be written."""
+    """Checks that the folder, or its nearest existing parent, is writable."""
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not nearest.is_dir():
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} is not a folder", remedy)
-    elif (refusal := probe_disk(nearest)) is not None:  # first: nobody may write to what is mounted read-only
+    elif (refusal := probe_disk(nearest)) is not None:  # first: os.access also fails on a read-only mount
         found = os_error_finding(refusal, f"{subject} cannot be {folder}", nearest)
         yield msgspec.structs.replace(found, where=where, remedy=f"{found.remedy} {remedy}")
     elif not os.access(nearest, os.W_OK | os.X_OK):

@@ -1,7 +1,7 @@
-"""The supervisor of a local run: a tiny parent that restarts its controller (controller_supervisor.py) and sweeps up after it.
+"""Supervises a local run: restarts its controller (controller_supervisor.py) and removes leftovers at the end.
 
-It holds the sockets the controller listens on, so agents and clients find the same address whichever controller is
-alive, and it adopts every orphan of the run, so that nothing escapes the last sweep.
+It owns the sockets that the controller listens on, so the address survives a restart. It adopts every orphan of the
+run, so that the final cleanup finds all processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KILL_TIMEOUT_S = 10.0
 
 
 def main() -> int:
-    """Keep a controller alive until its run is over; its exit code."""
+    """Keep a controller running until its run is over; returns its exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.local.local_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
@@ -42,7 +42,7 @@ def main() -> int:
     with listen(folder, address) as (agents, clients):
         code = supervise(folder, agents, clients, lock)
     if code == SUPERSEDED_EXIT_CODE:
-        return code  # what is here is another supervisor's now
+        return code  # another supervisor owns the run now
     nodes = list(folder.nodes.glob("*"))
     for node_folder in nodes:
         memory_limit.kill_all(node_folder)
@@ -56,12 +56,12 @@ def main() -> int:
 
 
 def _cgroup_pids(nodes: Iterable[Path]) -> Iterator[int]:
-    """What is left in the nodes' cgroups, of agents that died together with an earlier supervisor."""
+    """Processes left in the nodes' cgroups by agents that died together with an earlier supervisor."""
     return (pid for node_folder in nodes for pid in memory_limit.processes(node_folder))
 
 
 def _live_agents(folder: RunDir) -> Iterator[int]:
-    """Agents that an earlier supervisor's controller left behind."""
+    """Live agents of an earlier supervisor's controller."""
     for path in folder.nodes.glob(f"*/{AGENT_RECORD_NAME}"):
         agent = read_process_id(path)
         if agent is not None and agent.alive:

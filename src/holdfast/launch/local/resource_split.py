@@ -1,4 +1,4 @@
-"""Owns how this machine is divided among the nodes of a job: cores evenly, and to every node GPUs of its own."""
+"""Divides this machine among the nodes of a job: cores evenly, GPUs exclusively."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def node_resources(job: Job, environ: Mapping[str, str]) -> tuple[NodeResources,
 
 
 def split_machine(job: Job, *, cpus: int, devices: tuple[str, ...]) -> tuple[NodeResources, ...]:
-    """Every node's share of a machine; GPUs that the job did not ask for are hidden, or all nodes would meet on one."""
+    """Every node's share of a machine; hides GPUs that the job did not request, or all nodes would use the first."""
     nodes, each = job.node_slots, job.gpus_per_node
     return tuple(
         NodeResources(
@@ -33,7 +33,7 @@ def split_machine(job: Job, *, cpus: int, devices: tuple[str, ...]) -> tuple[Nod
 
 
 def visible_devices(environ: Mapping[str, str], devices: Path = Path("/dev")) -> tuple[str, ...]:
-    """NVIDIA GPUs that a process here would see, as CUDA_VISIBLE_DEVICES names them or would name them."""
+    """The NVIDIA GPUs visible to a process here, named as in CUDA_VISIBLE_DEVICES."""
     count = sum(1 for path in devices.glob("nvidia*") if re.fullmatch(r"nvidia[0-9]+", path.name))
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -43,5 +43,5 @@ def visible_devices(environ: Mapping[str, str], devices: Path = Path("/dev")) ->
 
 
 def _names_a_device(name: str) -> bool:
-    """CUDA stops reading at the first that does not; -1 is how many people say none."""
+    """CUDA stops at the first invalid name; users often write -1 for no GPU."""
     return name != "" and not name.startswith("-")

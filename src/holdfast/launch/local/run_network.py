@@ -1,6 +1,6 @@
-"""Owns how local nodes are kept apart: not at all (`process`), or by a network namespace each (`netns`).
+"""Isolates the networks of local nodes: not at all (`process`), or with a network namespace per node (`netns`).
 
-The supervisor enters their networks before anything else; the controller it starts inherits where it then is.
+The supervisor enters the run's network first; the controller that it starts inherits the namespaces.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeNetwork:
-    """Where a node lives: its address, and what goes before a command to run it there."""
+    """A node's address, and the prefix that runs a command in the node."""
 
     address: str
     command_prefix: tuple[str, ...] = ()
 
 
 class RunNetwork(Protocol):
-    """The networks that the nodes of one run are in; everything can be done twice."""
+    """The network of one run's nodes; all methods are idempotent."""
 
     def enter(self, agents: Iterable[int]) -> str:
-        """Make the run's network, or take it over from an owner that died; the address to listen on.
+        """Create the run's network, or take it over from an owner that died; returns the address to listen on.
 
-        Called once, by a process that has one thread. `agents` are the processes of nodes there may still be.
+        Call it once, in a process with one thread. `agents` are pids of agents that may still run.
         """
         ...
 
     def add_node(self, node: int) -> NodeNetwork:
-        """Make a node's network, or find it again."""
+        """Create a node's network, or return the existing one."""
         ...
 
     def remove_node(self, node: int) -> None:
@@ -45,7 +45,7 @@ class RunNetwork(Protocol):
         ...
 
     def partition(self, node: int, for_s: float | None) -> None:
-        """Cut a node off, for so many seconds or for good; raises HoldfastError where nodes share a network."""
+        """Cut a node off, for `for_s` seconds or for good; raises HoldfastError if nodes share a network."""
         ...
 
     def remove(self) -> None:
@@ -54,41 +54,41 @@ class RunNetwork(Protocol):
 
 
 class SharedNetwork:
-    """`process`: all nodes share this machine's loopback, and are told apart by their ports."""
+    """`process`: all nodes share this machine's loopback and differ in their ports."""
 
     def enter(self, agents: Iterable[int]) -> str:
-        """There is nothing to make."""
+        """Nothing to create."""
         return LOOPBACK
 
     def add_node(self, node: int) -> NodeNetwork:
-        """Every node is where everything is."""
+        """Every node has the loopback address."""
         return NodeNetwork(address=LOOPBACK)
 
     def remove_node(self, node: int) -> None:
-        """Nothing was made."""
+        """Nothing to remove."""
 
     def partition(self, node: int, for_s: float | None) -> None:
-        """What is shared cannot be cut."""
+        """A shared network cannot be partitioned."""
         raise failure(
             "fault-unavailable",
-            f"{_node_name(node)} has no network of its own that could be cut",
+            f"{_node_name(node)} shares the machine's network and cannot be partitioned",
             exit_code=ExitCode.CANNOT_RUN_HERE,
             remedy="Start the run with a target that has `isolation: netns`.",
         )
 
     def remove(self) -> None:
-        """Nothing was made."""
+        """Nothing to remove."""
 
 
 class NamespacedNetwork:
-    """`netns`: each node has a network namespace, an address and a name of its own."""
+    """`netns`: each node has its own network namespace, address and host name."""
 
     def __init__(self, run: str) -> None:
         self._tag = run.rpartition("-")[2]
         self._opened_network: NetnsNetwork | None = None
 
     def enter(self, agents: Iterable[int]) -> str:
-        """Become able to make namespaces, with or without privileges, then make the network or take it over."""
+        """Enter a user namespace if unprivileged, then create the network or take it over."""
         from holdfast.launch.local.netns import NetnsNetwork, enter_rootless, leftovers
 
         enter_rootless(join_pid=next(iter(agents), None))
@@ -96,23 +96,23 @@ class NamespacedNetwork:
         return self._opened_network.address
 
     def add_node(self, node: int) -> NodeNetwork:
-        """The node called `node1`, made now or before."""
+        """Create the node, or return the existing one."""
         network = self._network()
         made = network.nodes.get(_node_name(node)) or network.add_node(_node_name(node))
         return NodeNetwork(address=made.address, command_prefix=made.prefix)
 
     def remove_node(self, node: int) -> None:
-        """Forget the node; the next one of its name gets another address."""
+        """Remove the node; the next one with its name gets another address."""
         network = self._network()
         if _node_name(node) in network.nodes:
             network.remove_node(_node_name(node))
 
     def partition(self, node: int, for_s: float | None) -> None:
-        """Nothing arrives at the node and nothing leaves it."""
+        """Drop all packets to and from the node."""
         self._network().partition(_node_name(node), for_s)
 
     def remove(self) -> None:
-        """Remove the network, and whatever still runs in it."""
+        """Remove the network and all processes in it."""
         from holdfast.launch.local.netns import remove
 
         remove(self._tag)
@@ -129,5 +129,5 @@ def _node_name(node: int) -> str:
 
 
 def run_network_for(isolation: Isolation, run: str) -> RunNetwork:
-    """The networks that keep a run's nodes apart so."""
+    """The network of a run with this isolation."""
     return NamespacedNetwork(run) if isolation is Isolation.NETNS else SharedNetwork()

@@ -1,7 +1,7 @@
 """Private folders with short paths for the sockets of a node's ranks.
 
-Their names end at random: in a shared folder such as /tmp anybody could make one with a name that can be guessed. A
-link in the node's folder says where the folder is, so that every later controller finds it again and removes it.
+The names have a random suffix: in a shared folder such as /tmp any user could create a guessable name first. A link in
+the node's folder points to it, so that a later controller finds and removes it.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pathlib import Path
 from holdfast.host.files import is_private
 
 MAX_PATH_BYTES = 80
-"""Longest path of such a folder: the path of a Unix socket holds 107 bytes, and the socket's name is part of it."""
+"""Longest path of such a folder: a Unix socket's path, including its name, holds 107 bytes."""
 
 LINK_NAME = "sockets"
-"""In the node's folder: links to its folder for sockets."""
+"""The link in the node's folder to its socket folder."""
 
 _RUNTIME_DIRS = Path("/run/user")
-"""Where logind keeps a user's runtime folder, which it removes when the user logs out; a run goes on after that."""
+"""Where logind keeps a user's runtime folder, which it removes at logout; a run continues after that."""
 _LINGERING = Path("/var/lib/systemd/linger")
-"""Holds a file for each user whose runtime folder is kept."""
+"""Has a file for each user whose runtime folder logind keeps."""
 
 
 def create(node_folder: Path) -> Path:
-    """Make a private folder for a node's sockets; raises OSError where none can be made anywhere."""
-    remove(node_folder)  # of an earlier start of the same node that went wrong
+    """Create a private folder for a node's sockets; raises OSError if every location fails."""
+    remove(node_folder)  # left by an earlier failed start of the same node
     (node_folder / LINK_NAME).unlink(missing_ok=True)
     refused: OSError | None = None
     for parent in dict.fromkeys(_parents()):
@@ -38,7 +38,9 @@ def create(node_folder: Path) -> Path:
         if len(os.fsencode(folder)) > MAX_PATH_BYTES:
             continue
         try:
-            (node_folder / LINK_NAME).symlink_to(folder)  # first, so that a controller that dies here leaves no orphan
+            (node_folder / LINK_NAME).symlink_to(
+                folder
+            )  # first, so that a controller that dies here leaves no unlinked folder
             folder.mkdir(mode=0o700)
         except OSError as error:
             refused = error
@@ -49,11 +51,11 @@ def create(node_folder: Path) -> Path:
 
 
 def remove(node_folder: Path) -> None:
-    """Remove a node's folder for sockets, if it has one."""
+    """Remove a node's socket folder, if it has one."""
     link = node_folder / LINK_NAME
     try:
         folder = link.readlink()
-    except OSError:  # there is none, or it is not what `make` leaves
+    except OSError:  # missing, or not a link that `create` made
         return
     if folder.name.startswith(_name_prefix(node_folder)) and _is_own_private_dir(folder):
         shutil.rmtree(folder, ignore_errors=True)
@@ -62,18 +64,18 @@ def remove(node_folder: Path) -> None:
 
 
 def existing(node_folder: Path) -> list[Path]:
-    """Every folder for sockets of a node that is there, also one that nothing links to any more."""
+    """All socket folders of a node, including unlinked ones."""
     return [folder for parent in dict.fromkeys(_parents()) for folder in parent.glob(f"{_name_prefix(node_folder)}*")]
 
 
 def _name_prefix(node_folder: Path) -> str:
-    """Of the names of a node's folders: a copy of a run's folder has another, and leaves those of the run alone."""
+    """Prefix of a node's socket folders; a copy of the run's folder has another, so it never removes the run's."""
     of = f"{node_folder.parent.parent.name}/{node_folder.name}"
     return f"holdfast-{hashlib.blake2b(os.fsencode(of), digest_size=4).hexdigest()}-"
 
 
 def _parents() -> Iterator[Path]:
-    """Folders in which to make one, best first."""
+    """Candidate parent folders, best first."""
     runtime = Path(os.environ.get("XDG_RUNTIME_DIR", ""))
     if runtime.is_absolute() and _is_own_private_dir(runtime) and _outlives_logout(runtime):
         yield runtime
@@ -87,7 +89,7 @@ def _outlives_logout(runtime: Path) -> bool:
 
 
 def _is_own_private_dir(folder: Path) -> bool:
-    """Whether it is there, and a folder of this user that nobody else may enter."""
+    """Whether the folder exists, belongs to this user, and is closed to all others."""
     try:
         return is_private(folder)
     except OSError:

@@ -1,24 +1,25 @@
-"""Owns network namespaces: one small network per run, whose nodes have addresses, names and rates of their own.
+"""One small network per run, made of network namespaces: each node has its own address, host name and bandwidth limit.
 
-It refuses to own what runs in a node: give `Node.prefix` to whatever starts processes.
+It starts no processes: put `NetnsNode.prefix` before the command of each.
 
-    network = Network.create("k3m9tz", interfaces=(Interface(name="eth0", mbit=100), Interface(name="net1")))
-    node0, node1 = network.add("node0"), network.add("node1")
-    await asyncio.create_subprocess_exec(*node0.prefix, "python", "train.py")
-    network.partition("node1")
-    network.heal("node1")
-    network.remove()
+eth0, net1 = NetnsInterface(name="eth0", mbit=100), NetnsInterface(name="net1")
+network = NetnsNetwork.create("k3m9tz", interfaces=(eth0, net1))
+node0, node1 = network.add_node("node0"), network.add_node("node1")
+await asyncio.create_subprocess_exec(*node0.prefix, "python", "train.py")
+network.partition("node1")
+network.heal("node1")
+network.remove()
 
-The bridges lie in a namespace of their own, the hub; the machine sees one interface per run, which holds the
-controller's address. So the machine's firewall (br_netfilter and Docker's FORWARD policy, say) has no part in what
-nodes send each other, and all of it goes when the hub goes.
+The bridges are in a separate namespace, the hub. The machine sees one interface per run, which has the controller's
+address. So the machine's firewall (for example br_netfilter, Docker's FORWARD policy) does not affect traffic between
+nodes, and removing the hub removes all links.
 
-Every namespace is pinned in the run's own tmpfs. It is shared, as /run/netns is, so that an unpinned namespace goes
-although other mount namespaces hold copies of the pin.
+Every namespace is pinned by a bind mount in the run's tmpfs. Like /run/netns, the tmpfs is a shared mount: unpinning
+propagates to other mount namespaces, so the kernel can free the namespace.
 
-Without privileges the same works in a user namespace: call `enter_rootless` first thing in the process that is to own
-the network. There the pins live in every node's mount namespace too, so a network outlives its owner for as long as
-a process lives in it; a new owner finds it through such a process.
+Without privileges the same works in a user namespace: call `enter_rootless` first in the process that will own the
+network. There every node's mount namespace has the pins too, so a network outlives its owner as long as a process
+runs in it. A new owner finds it through such a process.
 """
 
 from holdfast.launch.local.netns.netns_support import rates_unavailable, unavailable

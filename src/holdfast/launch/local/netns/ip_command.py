@@ -1,4 +1,4 @@
-"""Owns how `ip`, `tc` and their kin are called, and what is said when one of them fails."""
+"""Runs `ip`, `tc` and similar programs, and reports their failures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from holdfast.findings import Owner
 
 
 def find(name: str) -> str | None:
-    """Where a program is; on Debian an ordinary user's PATH lacks the sbin folders, where `tc` is."""
+    """Path of a program; on Debian an ordinary user's PATH lacks the sbin folders, which have `tc`."""
     return shutil.which(name, path=os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin")))
 
 
 def try_run(argv: Sequence[str], batch: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    """Run a program with the batch's lines as its input, whatever comes of it."""
+    """Run a program with the batch's lines as its input; a failure raises nothing."""
     return subprocess.run(argv, input="\n".join(batch), capture_output=True, text=True, check=False)
 
 
 def run(argv: Sequence[str], batch: Sequence[str] = ()) -> str:
-    """Run a program that must succeed and return its output; the error quotes the command, its input and its words."""
+    """Run a program and return its output; raises an error that quotes the command, its input and its stderr."""
     done = try_run(argv, batch)
     if done.returncode == 0:
         return done.stdout
@@ -38,10 +38,10 @@ def run(argv: Sequence[str], batch: Sequence[str] = ()) -> str:
 
 
 def ip(*batch: str, inside: Sequence[str] = ()) -> None:
-    """Carry out `ip` commands in one process; `inside` is the prefix that enters another namespace."""
+    """Run `ip` commands in one process; `inside` is the prefix that enters another namespace."""
     run((*inside, find("ip") or "ip", "-batch", "-"), batch)
 
 
 def tc(*batch: str, inside: Sequence[str] = ()) -> None:
-    """Carry out `tc` commands in one process; `inside` is the prefix that enters another namespace."""
+    """Run `tc` commands in one process; `inside` is the prefix that enters another namespace."""
     run((*inside, find("tc") or "tc", "-batch", "-"), batch)

@@ -1,7 +1,7 @@
-"""Owns the kernel's side: making namespaces, pinning them to files, entering them, and who lives in them.
+"""Creates, pins, enters and removes Linux namespaces, and lists their processes.
 
 A pinned node is a folder with two files, `net` and `uts`, each a bind mount of a namespace. A mount namespace cannot
-be pinned there: the kernel refuses to propagate one, and the pins must propagate (see the package).
+be pinned there: the kernel refuses to propagate one, and the pins must propagate (see the package docstring).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Owner
 
-# linux/sched.h and linux/mount.h; os.unshare and os.setns are there from Python 3.12 on only.
+# From linux/sched.h and linux/mount.h; os.unshare and os.setns exist only from Python 3.12 on.
 NEW_MOUNT, NEW_UTS, NEW_USER, NEW_NET = 0x00020000, 0x04000000, 0x10000000, 0x40000000
 _MS_BIND, _MS_SHARED, _MNT_DETACH = 1 << 12, 1 << 20, 2
 
@@ -29,14 +29,14 @@ _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
 def privileged() -> bool:
-    """Whether this process may make namespaces and interfaces where it is: as root, or inside a user namespace."""
+    """Whether this process may create namespaces and interfaces: as root, or inside a user namespace."""
     status = Path("/proc/self/status").read_text()
     effective = int(status.partition("CapEff:")[2].split(maxsplit=1)[0], 16)
     return bool(effective >> _CAP_NET_ADMIN & effective >> _CAP_SYS_ADMIN & 1)
 
 
 def unshare(flags: int) -> None:
-    """Give the calling thread new namespaces."""
+    """Move the calling thread into new namespaces."""
     _libc("unshare", flags)
 
 
@@ -50,19 +50,19 @@ def join(namespace: Path, kind: int) -> None:
 
 
 def mount_shared_tmpfs(folder: Path) -> None:
-    """Mount memory on a folder; mounts that are made and unmade in it reach the copies other namespaces hold."""
+    """Mount a tmpfs whose mounts and unmounts propagate to copies in other mount namespaces."""
     _libc("mount", b"holdfast", os.fsencode(folder), b"tmpfs", 0, b"mode=0700")
     _libc("mount", None, os.fsencode(folder), None, _MS_SHARED, None)
 
 
 def unmount(target: Path) -> None:
-    """Take a mount away, now for new users and in the end for old ones; a target that is none is left alone."""
+    """Unmount lazily: processes that use the mount keep it. A target that is no mount is ignored."""
     with suppress(OSError):
         _libc("umount2", os.fsencode(target), _MNT_DETACH)
 
 
 def pin(folder: Path, hostname: str) -> None:
-    """Make a network and a host name namespace, and a folder whose `net` and `uts` keep them alive."""
+    """Create a network and a UTS namespace, and a folder whose `net` and `uts` keep them alive."""
     folder.mkdir()
     errors: list[OSError] = []
 
@@ -77,7 +77,7 @@ def pin(folder: Path, hostname: str) -> None:
         except OSError as error:
             errors.append(error)
 
-    # Namespaces belong to a thread, so a passing one makes them and this process stays where it is.
+    # Namespaces belong to a thread: a short-lived thread creates them, and this process stays in its own.
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
@@ -86,31 +86,31 @@ def pin(folder: Path, hostname: str) -> None:
 
 
 def unpin(folder: Path) -> None:
-    """Let the namespaces of a folder go, and the folder; what is gone already is left alone."""
+    """Release the namespaces of a folder and remove it; missing parts are ignored."""
     for kind in ("net", "uts"):
         unmount(folder / kind)
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def enter_prefix(folder: Path) -> tuple[str, ...]:
-    """What to put before a command that is to run in a folder's namespaces; it adds about 2 ms."""
+    """The prefix that runs a command in a folder's namespaces; it adds about 2 ms."""
     return ("nsenter", f"--net={folder / 'net'}", f"--uts={folder / 'uts'}", "--")
 
 
 def processes_in(*folders: Path) -> list[int]:
-    """The processes whose network is that of one of these folders."""
+    """The processes in the network namespace of one of these folders."""
     networks = {identity for folder in folders if (identity := _namespace_id(folder / "net"))}
     return [pid for pid in processes() if _namespace_id(Path(f"/proc/{pid}/ns/net")) in networks]
 
 
 def processes() -> Iterator[int]:
-    """Every process there is but this one."""
+    """Every process except this one."""
     own = os.getpid()
     return (int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != own)
 
 
 def kill(find: Callable[[], list[int]], deadline_s: float = 10.0) -> None:
-    """Kill what `find` finds until it finds nothing, so that what forks meanwhile dies too."""
+    """Kill what `find` returns until it returns nothing, so that processes forked meanwhile die too."""
     deadline = time.monotonic() + deadline_s
     while pids := find():
         if time.monotonic() > deadline:
@@ -128,7 +128,7 @@ def kill(find: Callable[[], list[int]], deadline_s: float = 10.0) -> None:
 
 
 def _kill(pid: int) -> int | None:
-    """Kill a process; the descriptor returned becomes readable when it is dead."""
+    """Kill a process; the returned descriptor becomes readable when it is dead."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -146,7 +146,7 @@ def _wait(descriptor: int, deadline: float) -> None:
 
 
 def _namespace_id(namespace: Path) -> tuple[int, int] | None:
-    """What tells one namespace from another; None where there is none or it is not ours to see."""
+    """A namespace's identity; None if it does not exist or may not be read."""
     try:
         status = namespace.stat()
     except OSError:

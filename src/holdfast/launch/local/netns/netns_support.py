@@ -1,4 +1,4 @@
-"""Owns the question whether this machine can make networks of namespaces, answered by trying it in a throwaway one."""
+"""Probes whether this machine supports network namespaces, by creating temporary ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.launch.local.netns import ip_command, namespace
 
 _PACKAGES = {"ip": "iproute2", "nsenter": "util-linux", "unshare": "util-linux", "mount": "util-linux"}
 
-# What forbids user namespaces, the value that does, and who asks for it.
+# A sysctl that forbids user namespaces, the value that does, and who sets it.
 _BARRIERS = (
     ("kernel/apparmor_restrict_unprivileged_userns", "1", "Ubuntu from 23.10 on"),
     ("kernel/unprivileged_userns_clone", "0", "Debian's and Arch's hardened kernels"),
@@ -18,7 +18,7 @@ _BARRIERS = (
 
 
 def unavailable() -> str | None:
-    """Why this machine cannot do it, with the remedy, or None if it can; takes about 10 ms."""
+    """Why network namespaces do not work here, with the remedy, or None if they do; takes about 10 ms."""
     if sys.platform != "linux":
         return f"network namespaces need Linux; this is {sys.platform}"
     for program, package in _PACKAGES.items():
@@ -38,7 +38,7 @@ def unavailable() -> str | None:
 
 
 def rates_unavailable() -> str | None:
-    """Why interfaces cannot have a rate here, with the remedy, or None if they can."""
+    """Why bandwidth limits do not work here, with the remedy, or None if they do."""
     if reason := unavailable():
         return reason
     program = ip_command.find("tc")
@@ -54,7 +54,7 @@ def rates_unavailable() -> str | None:
 
 
 def _throwaway() -> tuple[str, ...]:
-    """The prefix that runs a command in new namespaces, which go with it."""
+    """The prefix that runs a command in new namespaces, which end with it."""
     user = () if namespace.privileged() else ("--user", "--map-root-user")
     return ("unshare", *user, "--net", "--mount", "--uts", "--")
 

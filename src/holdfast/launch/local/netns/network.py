@@ -1,11 +1,11 @@
-"""Owns a run's network: its hub, its nodes, who can reach whom and how fast, and that nothing of it is left.
+"""Creates, changes and removes a run's network: the hub, the nodes, partitions and bandwidth limits.
 
 FOLDER/                 a tmpfs
-    network.json        what `Network.open` needs
-    hosts               every node's /etc/hosts
-    hub/, 2/, 3/, ...   namespaces: of the bridges, and of each node by its number
+network.json        state for `NetnsNetwork.open`
+hosts               every node's /etc/hosts
+hub/, 2/, 3/, ...   namespaces: of the bridges, and of each node by its number
 
-One file, longer than others, because what is made here and what removes it must be read side by side.
+Creation and removal are in one long file because they must match.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from holdfast.launch.local.netns import ip_command, namespace, subnet
 from holdfast.launch.local.netns.netns_support import rates_unavailable, unavailable
 
 CONTROLLER = "controller"
-"""The name under which nodes find the network's owner."""
+"""Host name of the network's owner, as nodes resolve it."""
 
 _TAG = re.compile(r"[a-z0-9]{1,13}")
-"""With `hf` before it, an interface's name: 15 characters at most."""
+"""With the prefix `hf` it is an interface name, which has at most 15 characters."""
 
 _OWNER, _FIRST, _LAST = 1, 2, 254
-"""Places in a /24: the owner's, and those of nodes."""
+"""Host numbers in a /24: the owner's, and the first and last of nodes."""
 
-# Done for each process that is started in a node. /sys is mounted anew because the one of the machine shows the
-# machine's interfaces, and NCCL looks up `eth0` there; control groups are carried over. In a container that forbids
-# it the machine's /sys stays. 9 is merely a descriptor that nobody uses.
+# Runs for each process that is started in a node. It mounts a new /sys, because the machine's shows the machine's
+# interfaces and NCCL looks up `eth0` there, and binds the cgroups into it. In a container that forbids the mount the
+# machine's /sys stays. 9 is an arbitrary free descriptor.
 _SETUP_SCRIPT = """\
 mount --bind "$0" /etc/hosts || exit
 if [ -r /sys/fs/cgroup ] && exec 9</sys/fs/cgroup && mount -t sysfs sysfs /sys 2>/dev/null; then
@@ -49,11 +49,11 @@ exec "$@"
 
 @dataclass(frozen=True, kw_only=True)
 class NetnsInterface:
-    """An interface that every node has; the first one carries the nodes' names and leads to the controller."""
+    """An interface that every node has; the first one has the nodes' host names and reaches the controller."""
 
     name: str = "eth0"
     mbit: int | None = None
-    """Rate in Mbit/s, each way; None is as fast as the machine."""
+    """Bandwidth limit in Mbit/s in each direction; None is unlimited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,19 +61,19 @@ class NetnsNode:
     """A node of a network."""
 
     name: str
-    """Its host name, which every node resolves to `address`."""
+    """The host name, which every node resolves to `address`."""
     aliases: tuple[str, ...]
-    """Other names for it."""
+    """Other host names of the node."""
     number: int
-    """Its place in every subnet; a number is not used again until all others have been."""
+    """Its host number in every subnet; numbers are reused only after all others."""
     addresses: dict[str, str]
-    """By interface."""
+    """Address of each interface."""
     prefix: tuple[str, ...]
-    """What to put before a command that is to run in the node; its process is the command's own, by exec."""
+    """The prefix that runs a command in the node; it execs, so the pid is the command's."""
 
     @property
     def address(self) -> str:
-        """Where its name leads."""
+        """The address of the first interface."""
         return next(iter(self.addresses.values()))
 
 
@@ -86,7 +86,7 @@ class _Member:
 
 @dataclass(frozen=True, kw_only=True)
 class _State:
-    """A network as it lies in network.json."""
+    """A network as stored in network.json."""
 
     interfaces: tuple[NetnsInterface, ...]
     subnets: tuple[str, ...]
@@ -95,7 +95,7 @@ class _State:
 
 
 class NetnsNetwork:
-    """One run's network. Its methods take 2 to 60 ms and may be called from any thread, but one at a time."""
+    """One run's network. Its methods take 2 to 60 ms; call them from any thread, one at a time."""
 
     def __init__(self, tag: str, state: _State) -> None:
         self.tag = tag
@@ -107,7 +107,7 @@ class NetnsNetwork:
 
     @classmethod
     def create(cls, tag: str, *, interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)) -> NetnsNetwork:
-        """Make a network without nodes; the tag (up to 13 of a-z and 0-9) is what its remains are found by."""
+        """Create a network without nodes; `remove` and `leftovers` find it by its tag (up to 13 of a-z and 0-9)."""
         _require(interfaces)
         with subnet.subnet_lock():
             try:
@@ -118,7 +118,7 @@ class NetnsNetwork:
                     f"there is a network with the tag {tag} already",
                     exit_code=ExitCode.CANNOT_RUN_HERE,
                     evidence=tuple(leftovers(tag)),
-                    remedy="Choose another tag, or remove what is left of that run.",
+                    remedy="Choose another tag, or remove the leftovers of that run.",
                 ) from error
             try:
                 namespace.mount_shared_tmpfs(_folder(tag))
@@ -134,7 +134,7 @@ class NetnsNetwork:
 
     @classmethod
     def open(cls, tag: str) -> NetnsNetwork:
-        """Take over a network whose owner is gone, with the nodes it has."""
+        """Take over a network whose owner is gone, with its nodes."""
         try:
             network = cls(tag, _load(_folder(tag) / "network.json"))
         except FileNotFoundError as error:
@@ -156,11 +156,11 @@ class NetnsNetwork:
 
     @property
     def nodes(self) -> dict[str, NetnsNode]:
-        """The nodes there are, by name."""
+        """The nodes by name."""
         return {member.name: self._node(member) for member in self._state.members}
 
     def add_node(self, name: str, *, aliases: tuple[str, ...] = ()) -> NetnsNode:
-        """Make a node; a name that was dropped may be used again and gets another address."""
+        """Create a node; the name of a removed node may be used again and gets another address."""
         if name in self.nodes:
             raise ValueError(f"the network {self.tag} has a node {name} already")
         member = _Member(name=name, number=self._free_number(name), aliases=aliases)
@@ -174,10 +174,10 @@ class NetnsNetwork:
         return self._node(member)
 
     def remove_node(self, name: str) -> None:
-        """Remove a node: its processes, its namespaces, its name."""
+        """Remove a node: its processes, namespaces and name."""
         member = self._member(name)
         self.kill(name)
-        # A node that was made by half lacks some ports, hence -force, and no complaint.
+        # A partly created node lacks some ports, hence -force and no error.
         ip_command.try_run(
             (*namespace.enter_prefix(self._hub), ip_command.find("ip") or "ip", "-force", "-batch", "-"),
             [f"link delete dev {port}" for port in self._ports(member)],
@@ -186,20 +186,20 @@ class NetnsNetwork:
         self._save(replace(self._state, members=tuple(other for other in self._state.members if other != member)))
 
     def processes(self, name: str) -> list[int]:
-        """Every process in the node, those that have daemonised included."""
+        """Every process in the node, including daemons."""
         return namespace.processes_in(self._namespace_dir(self._member(name)))
 
     def kill(self, name: str) -> None:
-        """Kill every process in the node, at once; the node stays.
+        """Kill every process in the node; the node stays.
 
-        The kernel closes their connections; when peers are to hear nothing, as when a machine dies, partition first.
+        The kernel closes their connections. To simulate a dead machine, which closes nothing, partition the node first.
         """
         namespace.kill(lambda: self.processes(name))
 
     def partition(self, name: str, for_s: float | None = None) -> None:
-        """Cut the node off: nothing arrives, nothing leaves, connections stay open and addresses stay its own.
+        """Cut the node off: no packet arrives or leaves; connections stay open and the node keeps its addresses.
 
-        It heals after so many seconds, also when this process is gone by then; else with `heal`.
+        The partition ends after `for_s` seconds, even if this process has ended by then; without `for_s`, call `heal`.
         """
         self._set(name, "down")
         if for_s is None:
@@ -212,7 +212,7 @@ class NetnsNetwork:
         self._set(name, "up")
 
     def remove(self) -> None:
-        """Remove all of it, processes in its nodes included."""
+        """Remove the network, including processes in its nodes."""
         remove(self.tag)
 
     def _set(self, name: str, state: str) -> None:
@@ -229,12 +229,12 @@ class NetnsNetwork:
         )
 
     def _attach(self) -> None:
-        """Join this process's own network to the hub."""
+        """Connect this process's network namespace to the hub."""
         host = _interface(self.tag)
         address = self._subnets[0][_OWNER]
-        # A former owner's port may outlive it by some milliseconds, so each owner's port has a name of its own.
+        # A former owner's port may outlive it by some milliseconds, so each owner's port has a unique name.
         port = f"up{os.getpid()}"
-        # The MAC address is set because udev changes those that are not, in the middle of traffic.
+        # The MAC address is set explicitly: udev changes unset ones, even under traffic.
         mac = "02:68:" + address.packed.hex(":")
         ip_command.ip(
             f"link add name {host} address {mac} type veth peer name {port} netns {self._hub / 'net'}",
@@ -265,7 +265,7 @@ class NetnsNetwork:
         self._set_rates(member)
 
     def _set_rates(self, member: _Member) -> None:
-        """Give interfaces their rates: what a node sends is held back in it, what it is sent in the hub."""
+        """Limit bandwidth: outgoing traffic in the node, incoming traffic in the hub."""
         limited = [
             (port, interface.name, _bucket(interface.mbit))
             for port, interface in zip(self._ports(member), self._state.interfaces, strict=True)
@@ -285,7 +285,7 @@ class NetnsNetwork:
         return self._folder / str(member.number)
 
     def _ports(self, member: _Member) -> list[str]:
-        """The node's ends in the hub, one per interface."""
+        """The node's ports in the hub, one per interface."""
         return [f"n{member.number}i{index}" for index in range(len(self._subnets))]
 
     def _node(self, member: _Member) -> NetnsNode:
@@ -328,7 +328,7 @@ class NetnsNetwork:
         )
 
     def _save(self, state: _State) -> None:
-        """Make this the state, for this process, for the next owner and for the nodes' names."""
+        """Store a new state: in this process, in network.json for the next owner, and in the hosts file."""
         self._state = state
         written = self._folder / "network.json.new"
         written.write_text(json.dumps(asdict(state)))
@@ -345,9 +345,9 @@ class NetnsNetwork:
 
 
 def remove(tag: str) -> None:
-    """Remove all that is left of the network with this tag, processes in its nodes included; nothing is no error."""
+    """Remove all that is left of the network with this tag, including processes in its nodes; idempotent."""
     namespace.kill(lambda: _processes_in_network(tag))
-    # Before the hub, whose end would take it along at a moment of the kernel's choosing.
+    # Before the hub: the kernel would remove the interface with the hub, but at an unknown time.
     if _interface(tag) in _interface_names():
         _delete_interface(tag)
     folder = _folder(tag)
@@ -359,7 +359,7 @@ def remove(tag: str) -> None:
 
 
 def leftovers(tag: str) -> list[str]:
-    """What there is of the network with this tag, in words; empty when nothing is."""
+    """Descriptions of the leftovers of the network with this tag; empty if there are none."""
     folder = _folder(tag)
     return [
         *(f"process {pid}" for pid in _processes_in_network(tag)),
@@ -373,8 +373,8 @@ def _processes_in_network(tag: str) -> list[int]:
     folder = _folder(tag)
     if namespace.privileged():
         return namespace.processes_in(*_namespace_dirs(folder))
-    # From outside its user namespace a network is seen in its processes' mounts only. Only an ordinary user looks
-    # there: others' mount namespaces may hold a copy of what root has mounted.
+    # From outside its user namespace a network is visible only in its processes' mounts. As root this would be wrong:
+    # other mount namespaces may have a copy of root's mounts.
     return [pid for pid in namespace.processes() if folder.exists() and _has_mounted(pid, folder)]
 
 
@@ -390,7 +390,7 @@ def _namespace_dirs(folder: Path) -> list[Path]:
 
 
 def _folder(tag: str) -> Path:
-    """Where the tmpfs is: the same for the network's owner and for whoever cleans up after it."""
+    """Path of the tmpfs: the same for the network's owner and for a later cleanup."""
     if not _TAG.fullmatch(tag):
         raise ValueError(f"a network's tag is 1 to 13 of a-z and 0-9, not {tag!r}")
     home = Path("/run") if os.access("/run", os.W_OK) else Path("/tmp")
@@ -405,7 +405,7 @@ def _delete_interface(tag: str) -> None:
     try:
         ip_command.ip(f"link delete dev {_interface(tag)}")
     except HoldfastError:
-        # With its last process a hub may go, and its interface, at this very moment.
+        # The hub, and with it the interface, may end concurrently with its last process.
         if _interface(tag) in _interface_names():
             raise
 
@@ -415,10 +415,10 @@ def _interface_names() -> set[str]:
 
 
 def _propagation() -> str:
-    """How a node's mounts relate to this process's.
+    """Mount propagation between a node and this process.
 
-    They must not reach it, so they are slaves where it shares any. In a user namespace all that came from outside is
-    a slave already; what is left are the pins, which must be shared evenly to outlive the network's first owner.
+    A node's mounts must not propagate to this process, so they are slaves if it has shared mounts. In a user namespace
+    mounts from outside are slaves already; only the pins remain, which must stay shared to outlive the first owner.
     """
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         if " shared:" in line and "/holdfast-net-" not in line:
@@ -431,7 +431,7 @@ def _link_set(port: str, state: str) -> tuple[str, ...]:
 
 
 def _bucket(mbit: int) -> str:
-    """A token bucket as deep as 2 ms of traffic and one whole segment of 64 KiB, with a queue of 50 ms."""
+    """A token bucket for 2 ms of traffic, at least 128 KiB (a segment is 64 KiB), with a queue of 50 ms."""
     return f"tbf rate {mbit}mbit burst {max(128 * 1024, mbit * 250)} latency 50ms"
 
 
@@ -443,7 +443,7 @@ def _require(interfaces: tuple[NetnsInterface, ...]) -> None:
     if reason is not None:
         raise failure(
             "netns-unavailable",
-            "this machine cannot give nodes a network of their own",
+            "this machine cannot give each node its own network",
             exit_code=ExitCode.CANNOT_RUN_HERE,
             evidence=(reason,),
             remedy="Do what the evidence says, or use `isolation: process`.",
@@ -461,7 +461,7 @@ def _load(path: Path) -> _State:
 
 
 def _overwrite(path: Path, text: str) -> None:
-    """Change a file in place, since what is bind-mounted is the file and not its name; readers see no empty file."""
+    """Change a file in place, because the bind mount refers to the inode; readers never see an empty file."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         written = os.pwrite(descriptor, text.encode(), 0)

@@ -1,4 +1,4 @@
-"""Owns how a process without privileges comes to own a network: inside a user namespace."""
+"""Enters a user namespace, in which an unprivileged process may create networks."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast.launch.local.netns.netns_support import unavailable
 
 
 def enter_rootless(join_pid: int | None = None) -> bool:
-    """Move this process to where it may make networks; False if it may do so where it is, and nothing was done.
+    """Move this process into a namespace where it may create networks; False if it already may, and nothing was done.
 
-    Call it before the process has a second thread. Afterwards it is root over its own namespaces, and over nothing
-    else; it has no network but loopback. A Unix socket with a path is still reached from outside, a TCP port is not.
+    Call it before the process has a second thread. Afterwards it is root in its own namespaces only, and its only
+    network is loopback: it still reaches Unix sockets by path, but no TCP port outside.
 
-    `beside` is a process that lives in a node of a network whose owner died: this process becomes its next owner,
-    and `Network.open` finds the network.
+    `join_pid` is a process in a node of a network whose owner died: this process becomes the next owner, and
+    `NetnsNetwork.open` finds the network.
     """
     if namespace.privileged():
         return False

@@ -1,4 +1,4 @@
-"""Owns which addresses a network gets: subnets that no route of this machine covers."""
+"""Chooses a network's subnets among those that no route of this machine covers."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from holdfast.launch.local.netns import ip_command
 _SIZE = 256
 
 LOCK_TIMEOUT_S = 10.0
-"""Longest to wait for others who choose subnets, which takes each of them some hundred milliseconds."""
+"""Longest time to wait for other runs that choose subnets; each takes some hundred milliseconds."""
 LOCK_POLL_S = 0.02
 
-# RFC 2544's range for benchmarks comes first: of the private ranges it is the one least likely to be in use behind
-# the default route, where no route of this machine would show it.
+# RFC 2544's range for benchmarks comes first: it is the private range least likely to be in use behind the default
+# route, where this machine's routes would not show it.
 _POOLS = (IPv4Network("198.18.0.0/15"), IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"))
 
 
 @contextmanager
 def subnet_lock() -> Generator[None]:
-    """Keep other runs from choosing subnets until this one's is in the routing table.
+    """Keep other runs from choosing subnets until this run's are in the routing table.
 
-    The lock is the network namespace itself: its reach is that of the routing table, and it leaves no file behind.
-    Every user of the machine can lock that, so a lock that is held for long is not waited for.
+    The lock is on the network namespace itself: it has the scope of the routing table and leaves no file behind. Any
+    user of the machine can take it, so after LOCK_TIMEOUT_S this proceeds without the lock.
     """
     descriptor = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -43,7 +43,7 @@ def subnet_lock() -> Generator[None]:
 
 
 def _lock(descriptor: int, deadline: float) -> None:
-    """Lock, unless another has it until the deadline (monotonic seconds)."""
+    """Take the lock, or give up at the deadline (monotonic seconds)."""
     while time.monotonic() < deadline:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,7 +53,7 @@ def _lock(descriptor: int, deadline: float) -> None:
 
 
 def pick_free(count: int, tag: str) -> list[IPv4Network]:
-    """Choose /24 subnets that no route covers; the search starts at a place of the tag's own."""
+    """Choose /24 subnets that no route covers; a hash of the tag sets where the search starts."""
     taken = _routed()
     start = zlib.crc32(tag.encode()) % (_POOLS[0].num_addresses // _SIZE)
     candidates = (subnet for subnet in _subnets(start) if not any(subnet.overlaps(other) for other in taken))
@@ -72,7 +72,7 @@ def pick_free(count: int, tag: str) -> list[IPv4Network]:
 
 
 def _subnets(start: int) -> Iterator[IPv4Network]:
-    """Every /24 of the pools: the first pool from `start` on and round, then the others."""
+    """Every /24 of the pools; `start` rotates each pool."""
     for pool in _POOLS:
         count = pool.num_addresses // _SIZE
         for index in range(count):
