@@ -1,6 +1,7 @@
-"""Owns what a run is on Kubernetes: its objects, rendered as plain data by pure functions; and how it is run there.
+"""The Kubernetes back end: renders a run's objects with pure functions, creates them, and follows the run.
 
-One file for each kind of object that carries the gang (jobset, trainjob, pytorchjob, mpijob). In the cluster a supervisor
-holds the controller, whose back end sees the pods; here `starting` makes the objects, and a mirror asks a desk in the
-controller's pod for what happens. Only cluster.py imports a client.
+`manifests` has one file for each kind of object that owns the nodes' pods (jobset, trainjob, pytorchjob, mpijob).
+`incluster` runs in the controller's pod: a supervisor, and the controller's back end, which watches the pods. On the
+user's machine `submit` creates the objects, and the sync process (`sync`) reads the run's state through
+incluster/exec_commands.py in the controller's pod. Only client/cluster.py imports a Kubernetes client.
 """

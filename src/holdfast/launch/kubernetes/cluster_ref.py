@@ -1,4 +1,4 @@
-"""Owns where in the world a run on Kubernetes is, written down for whoever asks for it later."""
+"""Stores which cluster and namespace a run is in, for later commands."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from holdfast.run_dir import RunDir
 
 
 class ClusterRef(msgspec.Struct, frozen=True, kw_only=True):
-    """A run's place, as its folder here knows it."""
+    """A run's location in a cluster, as stored in its local folder."""
 
     context: str | None
     """The kubeconfig's context; None is the current one."""
     namespace: str
     owner: str
-    """Path of the object that stands for the run: removing it removes the run."""
+    """API path of the run's owner object: deleting it deletes the run."""
     controller: dict[str, Any] | None = None
-    """The ReplicaSet of its controller as it was made, so that it can be made again; none where no agent is."""
+    """Manifest of the controller's ReplicaSet, so that it can be created again; None for a run without agents."""
 
 
 def write_cluster_ref(folder: RunDir, cluster_ref: ClusterRef) -> None:
-    """Write down where a run is."""
+    """Store where a run is."""
     atomic_write(folder.remote, msgspec.json.encode(cluster_ref))
 
 
 def read_cluster_ref(folder: RunDir) -> ClusterRef:
-    """Where a run is; raises HoldfastError where that is not what was written."""
+    """Where a run is; raises HoldfastError if the file is corrupt."""
     try:
         return msgspec.json.decode(read_small(folder.remote), type=ClusterRef)
     except (OSError, msgspec.MsgspecError) as error:

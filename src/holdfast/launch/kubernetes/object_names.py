@@ -1,4 +1,4 @@
-"""Owns what a run's objects are called, and where its parts find one another."""
+"""Names, labels and addresses of a run's objects."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from holdfast.job.spec import Job
 
 VOLUME_ROOT = "/holdfast"
-"""Where the shared volume is mounted in every pod; a job's relative checkpoint path starts from it."""
+"""Mount path of the shared volume in every pod; a job's relative checkpoint path starts from it."""
 
 RUNS = "runs"
-"""Folder of the shared volume with a folder for each run."""
+"""The shared volume's folder that has a folder for each run."""
 
 PLACEHOLDER_ID = "000000"
-"""Stands in a rendered manifest for the six characters that a run's id ends in; none of them is a zero."""
+"""Placeholder in rendered manifests for the six characters that end a run's id; a real id has no zero there."""
 
 MAX_NAME_LENGTH = 43
-"""Of a label's 63 characters the longest tail takes 20: `-node-0-` with a pod's five digits and `-` with five of chance
-(the JobSet webhook counts them so), and a point to spare."""
+"""A label has 63 characters, of which the longest suffix takes 20: `-node-0-`, five digits of a pod's index, `-` and
+five random characters (as the JobSet webhook counts), and one spare."""
 
 RUN_LABEL = "holdfast/run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
@@ -27,18 +27,18 @@ PART_LABEL = "holdfast/part"
 NODE = "node"
 CONTROLLER = "controller"
 CODE_KEY = "code.tar"
-"""Under which name the controller's Secret has the run's code."""
+"""Key of the run's code in the controller's Secret."""
 
 
 @dataclass(frozen=True)
 class ObjectNames:
-    """Names of one run's objects; `name` is the run's id, with less of the job's name where that is too long."""
+    """Names of one run's objects; `name` is the run's id, with the job's name shortened if too long."""
 
     name: str
 
     @classmethod
     def of(cls, job: Job, run_id: str) -> ObjectNames:
-        """Names for a run whose id ends in these characters."""
+        """Names for a run whose id ends in `run_id`."""
         return cls(f"{name_stem(job)}-{run_id}")
 
     @property
@@ -59,16 +59,16 @@ class ObjectNames:
         return f"{self.name}-{NODE}-0-0.{self.name}"
 
     def labels(self, part: str | None = None) -> dict[str, str]:
-        """What every object of the run is found by, or those of one part of it."""
+        """Labels of all objects of the run, or of one part of it."""
         labels = {"app.kubernetes.io/name": "holdfast", RUN_LABEL: self.name}
         return labels if part is None else labels | {PART_LABEL: part}
 
     def selector(self, part: str | None = None) -> dict[str, dict[str, str]]:
-        """The same as a selector."""
+        """The same as a label selector."""
         labels = {RUN_LABEL: self.name} | ({} if part is None else {PART_LABEL: part})
         return {"matchLabels": labels}
 
 
 def name_stem(job: Job) -> str:
-    """As much of a job's name as the names of its objects have room for."""
+    """The job's name, cut to the length that object names allow."""
     return job.name[: MAX_NAME_LENGTH - len(PLACEHOLDER_ID) - 1].rstrip("-")

@@ -1,6 +1,6 @@
-"""Owns the ways in which a cluster does not do what it was asked, and what each comes to: a finding and an exit code.
+"""Maps API server errors to findings and exit codes.
 
-Refuses to know a Kubernetes client; cluster.py raises these, and whoever speaks to a user has them said by `told`.
+Imports no Kubernetes client: cluster.py raises these errors, and commands convert them with `to_holdfast_error`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.launch.kubernetes.client.message_rules import ADMISSION_RULES, Mes
 
 
 class ClusterError(Exception):
-    """What was asked (`POST /api/v1/...`), and why it was not done."""
+    """A failed request (`POST /api/v1/...`) and the reason."""
 
     def __init__(self, message: str, *, request: str = "") -> None:
         super().__init__(message)
@@ -24,15 +24,15 @@ class ClusterError(Exception):
 
 
 class KubeconfigError(ClusterError):
-    """Nothing was asked: who to ask, or as whom, is not known."""
+    """No request was sent: the kubeconfig gives no server or credentials."""
 
 
 class ApiUnavailable(ClusterError):
-    """The API server was not reached, or was not able to answer: it may be, later."""
+    """The API server was unreachable or could not answer; a retry may succeed."""
 
 
 class ApiError(ClusterError):
-    """The API server has answered, and will not do it; `status` is its answer's code, `said` its own words."""
+    """The API server refused the request; `status` is the HTTP status, `message` the server's message."""
 
     def __init__(self, status: int, message: str, *, request: str = "") -> None:
         super().__init__(message, request=request)
@@ -43,13 +43,13 @@ class ApiError(ClusterError):
 
 
 def to_dict(error: ClusterError) -> dict[str, str | int]:
-    """An error as it travels to another process."""
+    """Serialize an error for another process."""
     status = {"status": error.status} if isinstance(error, ApiError) else {}
     return {"kind": type(error).__name__, "message": error.message, "request": error.request, **status}
 
 
 def from_dict(words: Mapping[str, Any]) -> ClusterError:
-    """The error that has travelled."""
+    """Deserialize an error."""
     said, asked = words["message"], words["request"]
     if "status" in words:
         return ApiError(words["status"], said, request=asked)
@@ -58,7 +58,7 @@ def from_dict(words: Mapping[str, Any]) -> ClusterError:
 
 @contextmanager
 def as_holdfast_error() -> Generator[None]:
-    """Have what a cluster does not do in here raised as the HoldfastError that says so."""
+    """Convert a ClusterError raised inside into a HoldfastError."""
     try:
         yield
     except ClusterError as error:
@@ -66,14 +66,14 @@ def as_holdfast_error() -> Generator[None]:
 
 
 def to_holdfast_error(error: ClusterError) -> HoldfastError:
-    """The one finding that an error comes to, and the command's exit code."""
+    """The HoldfastError of a cluster error: one finding, and the command's exit code."""
     finding = match_rule(ERROR_RULES[type(error)], error.request or _kubeconfig(), str(error))
-    assert finding is not None, "the last row knows all words"
+    assert finding is not None, "the last row matches any text"
     return HoldfastError((finding,), EXIT_CODES.get(finding.code, ExitCode.CANNOT_RUN_HERE))
 
 
 def _kubeconfig() -> str:
-    """Where it is looked for."""
+    """Paths of the kubeconfig."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
@@ -101,14 +101,14 @@ _KUBECONFIG_RULES = (
         "Unable to find valid credentials",
         "no-kubeconfig",
         "there is no kubeconfig to say where the cluster is",
-        "Fetch one from whoever runs the cluster, and name it in KUBECONFIG or put it at ~/.kube/config.",
+        "Get one from the cluster's administrator, and name it in KUBECONFIG or put it at ~/.kube/config.",
     ),
     # RuntimeError: Process exited with non-zero code 1: token expired, log in again
     _rule(
         r"Process exited with non-zero code -?\d+:\s*(?P<why>.*)|(?:FileNotFound|Permission)Error: (?P<gone>.+)",
         "no-credentials",
         "what the kubeconfig has for getting or reading credentials fails: {why}{gone}",
-        "Log in again as your cluster has it, or mend what the kubeconfig names; `kubectl get pods` must work.",
+        "Log in again as your cluster has it, or fix what the kubeconfig names; `kubectl get pods` must work.",
     ),
     _rule(
         "(?P<why>.+)",
@@ -241,20 +241,20 @@ _API_ERROR_RULES = (
         r"^(?:\d+ )?(?P<why>.*)",
         "manifest-refused",
         "the API server would not do it: {why}",
-        "Mend what it names.",
+        "Fix what it names.",
         Owner.HOLDFAST,
     ),
 )
 
 REJECTION_RULES = (ADMISSION_RULES[0], *_API_ERROR_RULES)
-"""Whatever may be said to an object that was sent."""
+"""Rules for rejections of submitted objects."""
 
 ERROR_RULES: Mapping[type[ClusterError], tuple[MessageRule, ...]] = {
     KubeconfigError: _KUBECONFIG_RULES,
     ApiUnavailable: _UNAVAILABLE_RULES,
     ApiError: _API_ERROR_RULES,
 }
-"""Words of kr8s 0.20, httpx and Kubernetes 1.37; the first row that knows them says what they come to."""
+"""Rules for the messages of kr8s 0.20, httpx and Kubernetes 1.37; the first match decides."""
 
 EXIT_CODES: Mapping[str, ExitCode] = {
     "unknown-context": ExitCode.NOT_FOUND,
@@ -271,4 +271,4 @@ EXIT_CODES: Mapping[str, ExitCode] = {
     "cluster-unreachable": ExitCode.UNAVAILABLE,
     "cluster-throttling": ExitCode.UNAVAILABLE,
 }
-"""Where it is not that the job cannot run there."""
+"""Exit codes other than CANNOT_RUN_HERE."""

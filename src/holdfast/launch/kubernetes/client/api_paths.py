@@ -1,4 +1,4 @@
-"""Owns where objects lie in the API server's own tree, `{namespace}` left open, and what each asks for there."""
+"""API server paths of objects, with `{namespace}` as a placeholder."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ PODS_PATH = f"{NAMESPACE_PATH}/pods"
 
 
 def collection_path(thing: Mapping[str, Any]) -> str:
-    """Where objects of this one's kind are made."""
+    """Path to create objects of this kind."""
     version, kind = thing["apiVersion"], thing["kind"].lower()
     plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
     return f"{'/apis' if '/' in version else '/api'}/{version}/namespaces/{{namespace}}/{plural}"
 
 
 def object_path(thing: Mapping[str, Any]) -> str:
-    """Where an object is found."""
+    """Path of an object."""
     return f"{collection_path(thing)}/{thing['metadata']['name']}"
 
 
 def can_dry_run_alone(thing: Mapping[str, Any]) -> bool:
-    """Whether the API server can judge an object before the rest is there; for a binding it asks for the Role."""
+    """Whether a dry run works before the other objects exist; a RoleBinding needs its Role."""
     return thing["kind"] != "RoleBinding"

@@ -1,7 +1,7 @@
-"""Owns speaking to the API server: the one place where a Kubernetes client is used.
+"""Client of the Kubernetes API server; no other module imports a Kubernetes library.
 
-kr8s knows kubeconfigs, contexts and the service account of a pod; what is asked is said in the API's own paths. What
-goes wrong is one of the errors of api_errors.py, and every question has an end.
+kr8s handles kubeconfigs, contexts and a pod's service account; requests use API paths. Every failure is raised as an
+error of api_errors.py, and every request has a timeout.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from holdfast.launch.kubernetes.client.api_paths import PODS_PATH
 from holdfast.launch.kubernetes.client.pod_exec import MESSAGE_BYTES, PROTOCOL, PodExec
 
 REQUEST_TIMEOUT_S = 30.0
-"""Longest that an answer is waited for."""
+"""Longest time to wait for a response."""
 WATCH_TIMEOUT_S = 60
-"""How long a watch lasts before all is listed anew. One whose server or network has gone without a word is silent for
-ever; of any other the server says that it is over."""
+"""Longest time of one watch; a full list follows. A watch whose server or network is silently gone would otherwise
+block forever; any other is ended by the server."""
 
 _NO_ANSWER = (
     httpx.HTTPError,
@@ -41,46 +41,46 @@ _NO_ANSWER = (
 )
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _MAX_MESSAGE_CHARS = 2000
-"""Characters kept of an answer that is no Status."""
+"""Characters kept of a response that is not a Status object."""
 
 
 class ClusterClient:
-    """One namespace of a cluster, which `{namespace}` in paths stands for, as whoever asks.
+    """Client of one namespace of a cluster, which replaces `{namespace}` in paths.
 
-    Raises Unconfigured, Unanswered and ApiError.
+    Raises KubeconfigError, ApiUnavailable and ApiError.
     """
 
     def __init__(
         self, *, context: str | None = None, namespace: str | None = None, timeout_s: float = REQUEST_TIMEOUT_S
     ) -> None:
-        """None are those of the kubeconfig, or inside a pod those of its own account."""
+        """None stands for the kubeconfig's values, or inside a pod for those of its service account."""
         self._context, self._namespace, self._timeout_s = context, namespace or _own_namespace(), timeout_s
         self._api: Any = None
         self._opening = anyio.Lock()
         self._attempts = 0
         self._open_error: Exception | None = None
-        """Why the last try to open it did not succeed."""
+        """Error of the last failed connection attempt."""
 
     async def connect(self) -> None:
-        """Have whoever asks next wait less; what goes wrong is for them to hear."""
+        """Connect ahead of the first request, which raises the error if this fails."""
         with contextlib.suppress(Exception):
             await self._connect()
 
     async def get(self, path: str, **params: str) -> dict[str, Any]:
-        """What lies at a path."""
+        """The object at a path."""
         return await self._request("GET", path, params=params)
 
     async def create(self, path: str, manifest: Mapping[str, Any], **params: str) -> dict[str, Any]:
-        """Have an object made among those at a path; what there is of it then."""
+        """Create an object under a path; returns it as created."""
         return await self._request("POST", path, json=manifest, params=params)
 
     async def patch(self, path: str, patch: Mapping[str, Any]) -> None:
-        """Change a part of an object."""
+        """Apply a merge patch to an object."""
         headers = {"Content-Type": "application/merge-patch+json"}
         await self._request("PATCH", path, content=json.dumps(patch), headers=headers)
 
     async def exists(self, path: str) -> bool:
-        """Whether there is such an object."""
+        """Whether the object exists."""
         try:
             await self.get(path)
         except ApiError as refusal:
@@ -91,7 +91,7 @@ class ClusterClient:
 
     @asynccontextmanager
     async def exec_in_pod(self, pod: str, *command: str) -> AsyncGenerator[PodExec]:
-        """Run a command in a pod; what goes wrong while it runs is raised in here too."""
+        """Run a command in a pod; failures while it runs are raised inside the block."""
         asked = f"exec in pod {pod}"
         try:
             api = await self._connect()
@@ -104,7 +104,7 @@ class ClusterClient:
                 max_message_size_bytes=MESSAGE_BYTES,
             ) as socket:
                 yield PodExec(_ExecSocket(socket, asked))
-        except BaseExceptionGroup as several:  # as which comes whatever is raised while the connection is open
+        except BaseExceptionGroup as several:  # wraps everything raised while the connection is open
             raise _exec_error(_first_error(several), asked) from several
         except (ServerError, *_NO_ANSWER) as error:
             raise _exec_error(error, asked) from error
@@ -112,9 +112,9 @@ class ClusterClient:
     async def pod_logs(
         self, pod: str, container: str | None = None, *, timestamps: bool = False, since: str | None = None
     ) -> AsyncIterator[bytes]:
-        """What a pod's container has written in its present life, and writes until it ends; None is its only one.
+        """Follow the log of a pod's running container until it ends; `container` None stands for the only one.
 
-        With `timestamps` each line begins with its time. `since` (RFC 3339, whole seconds) leaves out what is older.
+        With `timestamps` each line begins with its time. `since` (RFC 3339, whole seconds) skips older lines.
         """
         path, params = f"{PODS_PATH}/{pod}/log", {"follow": "true"}
         chosen = {"container": container, "sinceTime": since, "timestamps": "true" if timestamps else None}
@@ -127,7 +127,7 @@ class ClusterClient:
             raise _unavailable(error, f"read {path}") from error
 
     async def delete(self, path: str) -> None:
-        """Remove an object and what it owns; nothing is done where there is none."""
+        """Delete an object and what it owns; no-op if it does not exist."""
         try:
             await self._request("DELETE", path, params={"propagationPolicy": "Background"})
         except ApiError as refusal:
@@ -135,7 +135,7 @@ class ClusterClient:
                 raise
 
     async def watch_pods(self, selector: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:
-        """All pods of a selector, and then each as it changes, for a while; one that is deleted has `deleted`."""
+        """All pods of a selector, then each change, for WATCH_TIMEOUT_S; a deleted pod has the key `deleted`."""
         found = await self._request("GET", PODS_PATH, params={"labelSelector": selector})
         yield found["items"]
         params = {
@@ -150,7 +150,7 @@ class ClusterClient:
                 async for line in response.aiter_lines():
                     event = json.loads(line)
                     if event["type"] == "ERROR":
-                        return  # too long ago: all are listed anew
+                        return  # resource version expired: the caller lists again
                     yield ({**event["object"], "deleted": event["type"] == "DELETED"},)
         except (ServerError, *_NO_ANSWER) as error:
             raise _unavailable(error, f"watch {PODS_PATH}") from error
@@ -160,7 +160,7 @@ class ClusterClient:
         api = await self._connect()
         folder, _, name = path.format(namespace=api.namespace).rpartition("/")
         where = {"base": folder, "version": "", "url": name}
-        # At 401 and 403 kr8s closes the connections of all that is asked at the same time, so it is not told of 403.
+        # At 401 and 403 kr8s closes the connections of all concurrent requests, so this hides a 403 from it.
         async with api.call_api(method, **where, raise_for_status=False, **more) as response:
             if response.status_code != HTTPStatus.UNAUTHORIZED:
                 if response.is_error:
@@ -176,7 +176,7 @@ class ClusterClient:
         async with self._opening:
             if self._api is None:
                 if self._attempts > tried and self._open_error is not None:
-                    raise self._open_error  # it was waited for: who asks many things at once waits no longer than for one
+                    raise self._open_error  # concurrent requests share one attempt, and wait only once
                 self._attempts += 1
                 try:
                     self._api = await self._open()
@@ -186,14 +186,14 @@ class ClusterClient:
         return self._api
 
     async def _open(self) -> Any:
-        """The client, once it knows whom to ask and as whom, and was answered."""
+        """Open the client: load the configuration and credentials, and make a first request."""
         try:
-            with warnings.catch_warnings(action="ignore"):  # of versions of Kubernetes that are newer than it
-                with anyio.fail_after(self._timeout_s):  # which, unlike asyncio, also ends a program for credentials
+            with warnings.catch_warnings(action="ignore"):  # kr8s warns of newer Kubernetes versions
+                with anyio.fail_after(self._timeout_s):  # unlike asyncio, this also kills a credential program
                     api = await kr8s.asyncio.api(context=self._context, namespace=self._namespace)
         except (ServerError, httpx.HTTPError, kr8s.APITimeoutError, TimeoutError):
             raise
-        except Exception as error:  # whatever a kubeconfig, and programs that it names, can be wrong in
+        except Exception as error:  # kubeconfigs and their programs fail in many ways
             raise KubeconfigError(str(error) if type(error) is ValueError else _describe(error)) from error
         api.timeout = self._timeout_s
         return api
@@ -207,7 +207,7 @@ class ClusterClient:
             raise _unavailable(error, asked) from error
         except _NO_ANSWER as error:
             raise _unavailable(error, asked) from error
-        except (ValueError, KeyError) as error:  # kr8s looks for `message` in an answer of 4xx
+        except (ValueError, KeyError) as error:  # kr8s expects `message` in a 4xx response
             raise ApiUnavailable(_describe(error), request=asked) from error
 
 
@@ -229,16 +229,16 @@ def _unavailable(error: Exception, asked: str) -> ClusterError:
 
 
 def _at(error: Exception) -> str:
-    """Which server it was that did not answer, where that is known."""
+    """The server that did not answer, if known."""
     try:
         url = error.request.url if isinstance(error, httpx.RequestError) else None
-    except RuntimeError:  # httpx's word for none
+    except RuntimeError:  # httpx raises it if there is none
         url = None
     return f" ({url.scheme}://{url.netloc.decode()})" if url else ""
 
 
 def _message(answer: httpx.Response) -> str:
-    """The message of a Status, and any other answer as it is."""
+    """The message of a Status object, or the raw response text."""
     try:
         return str(answer.json()["message"])
     except (ValueError, KeyError, TypeError):
@@ -250,7 +250,7 @@ def _describe(error: Exception) -> str:
 
 
 def _own_namespace() -> str | None:
-    """Of the pod that this runs in; kr8s would say `default`."""
+    """Namespace of the pod that this runs in; kr8s would use `default`."""
     try:
         return _OWN_NAMESPACE.read_text().strip()
     except OSError:
@@ -258,7 +258,7 @@ def _own_namespace() -> str | None:
 
 
 class _ExecSocket:
-    """A WebSocket whose end before its time is an answer that did not come."""
+    """A WebSocket that raises ApiUnavailable if the connection ends early."""
 
     def __init__(self, socket: Any, request: str) -> None:
         self._socket, self._request = socket, request
@@ -277,20 +277,20 @@ class _ExecSocket:
 
 
 def _exec_error(error: BaseException, asked: str) -> BaseException:
-    """What an error of a command in a pod means to us."""
+    """Convert an error of a command in a pod."""
     match error:
         case httpx_ws.WebSocketUpgradeError(response=answer) if not answer.is_server_error:
             return ApiError(answer.status_code, answer.reason_phrase, request=asked)
         case ServerError() | OSError() | TimeoutError() | httpx.HTTPError() | httpx_ws.HTTPXWSException():
             return _unavailable(error, asked)
         case anyio.EndOfStream() | anyio.BrokenResourceError() | anyio.ClosedResourceError():
-            return _unavailable(error, asked)  # of a connection that was cut, which httpx-ws does not expect
+            return _unavailable(error, asked)  # a cut connection, which httpx-ws does not handle
         case _:
             return error
 
 
 def _first_error(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    """One of several errors that came together; they have one cause."""
+    """The first error of a group; all have one cause."""
     unanswered, _ = errors.split(ApiUnavailable)
     found: BaseException = unanswered or errors
     while isinstance(found, BaseExceptionGroup):

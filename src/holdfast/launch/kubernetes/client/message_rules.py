@@ -1,6 +1,6 @@
-"""Owns a row of what a cluster says and what it comes to, and the rows for what it says of objects it would not take.
+"""Rules that map a cluster's messages to findings, and the rules for admission rejections.
 
-Refuses to own where the words are found: in a waiting run's objects (pending_rules.py), in an answer (api_errors.py).
+pending_rules.py applies them to the objects of a pending run, api_errors.py to responses.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.findings import Finding, Owner, Severity
 
 @dataclass(frozen=True, kw_only=True)
 class MessageRule:
-    """A row: words of the cluster's, and what they come to. `says` is filled from the pattern's groups."""
+    """A pattern of cluster messages and its finding. The pattern's groups fill `message`."""
 
     pattern: str
     code: str
@@ -24,7 +24,7 @@ class MessageRule:
     owner: Owner = Owner.CLUSTER
 
     def finding(self, where: str, text: str, found: Mapping[str, str | None] | None = None) -> Finding:
-        """What the row says of these words, which were found there."""
+        """The finding for this text, found at `where`."""
         return Finding(
             code=self.code,
             severity=self.severity,
@@ -37,7 +37,7 @@ class MessageRule:
 
 
 def match_rule(rules: Sequence[MessageRule], where: str, text: str) -> Finding | None:
-    """What the first row that knows these words says of them."""
+    """The finding of the first rule that matches the text."""
     for reason in rules:
         if found := re.search(reason.pattern, text, re.DOTALL):
             return reason.finding(where, text, found.groupdict())
@@ -50,7 +50,7 @@ ADMISSION_RULES: tuple[MessageRule, ...] = (
         pattern=r'failed calling webhook "(?P<name>[^"]+)".*?: (?P<why>[^:]+)$',
         code="webhook-down",
         message="nothing can be made here: the webhook {name} does not answer ({why})",
-        remedy="Whoever runs the cluster must start it again; a run that waits goes on by itself then.",
+        remedy="The cluster's administrator must restart it; a waiting run then continues by itself.",
         severity=Severity.ERROR,
     ),
     # admission webhook "x" denied the request: ...
@@ -58,7 +58,7 @@ ADMISSION_RULES: tuple[MessageRule, ...] = (
         pattern=r'admission webhook "(?P<name>[^"]+)" denied the request: (?P<why>.+)',
         code="webhook-refused",
         message="the webhook {name} refuses its pods: {why}",
-        remedy="Mend what it names, in the job or in the target.",
+        remedy="Fix what it names, in the job or in the target.",
         severity=Severity.ERROR,
         owner=Owner.USER,
     ),
@@ -71,4 +71,4 @@ ADMISSION_RULES: tuple[MessageRule, ...] = (
         severity=Severity.ERROR,
     ),
 )
-"""Said of an object on its way in, by the API server itself or by a webhook that it asks."""
+"""Rejections of an object at admission, by the API server or by a webhook."""

@@ -1,7 +1,6 @@
-"""Owns a command that runs in a pod while somebody elsewhere speaks with it: what `kubectl exec` does.
+"""Runs a command in a pod and exchanges data with it, as `kubectl exec` does.
 
-The protocol is v5.channel.k8s.io: a message's first byte says which channel it belongs to. Refuses to own how the
-API server is reached (cluster.py).
+The protocol is v5.channel.k8s.io: a message's first byte is its channel. cluster.py makes the connection.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from typing import Any, Protocol
 
 PROTOCOL = "v5.channel.k8s.io"
 MESSAGE_BYTES = 1 << 20
-"""Most that a message holds, of ours and of a kubelet's."""
+"""Largest message in either direction."""
 
 _STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
 _CHUNK_BYTES = 64 * 1024
@@ -20,7 +19,7 @@ _MAX_STDERR_BYTES = 4096
 
 
 class ExecSocket(Protocol):
-    """A WebSocket, as far as it is used here."""
+    """The WebSocket methods that are used here."""
 
     async def send_bytes(self, data: bytes) -> None: ...
 
@@ -28,27 +27,27 @@ class ExecSocket(Protocol):
 
 
 class CommandFailed(Exception):
-    """A command in a pod ended otherwise than well; the text is what it said of it."""
+    """A command in a pod failed; the text is its error output."""
 
 
 class PodExec:
-    """A command in a pod, as long as its connection lasts."""
+    """A command that runs in a pod, while its connection is open."""
 
     def __init__(self, socket: ExecSocket) -> None:
         self._socket = socket
         self._stderr = b""
 
     async def send(self, data: bytes) -> None:
-        """Give it something to read."""
+        """Write to its standard input."""
         for start in range(0, len(data), _CHUNK_BYTES):
             await self._socket.send_bytes(bytes([_STDIN]) + data[start : start + _CHUNK_BYTES])
 
     async def end_input(self) -> None:
-        """Let it know that nothing more comes."""
+        """Close its standard input."""
         await self._socket.send_bytes(bytes([_CLOSE, _STDIN]))
 
     async def output(self) -> AsyncIterator[bytes]:
-        """What it writes, until it has ended; raises CommandFailed where that was not well."""
+        """Its standard output until it ends; raises CommandFailed if it fails."""
         while True:
             message = await self._socket.receive_bytes()
             channel, data = message[0], message[1:]

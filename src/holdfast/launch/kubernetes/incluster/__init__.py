@@ -1,1 +1,1 @@
-"""What runs in the pods of a run."""
+"""The parts of the Kubernetes back end that run in the controller's pod."""

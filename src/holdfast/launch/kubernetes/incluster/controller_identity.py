@@ -1,4 +1,4 @@
-"""Owns what a controller knows of the pods that it lives in: whether there was one before, and that none is to come."""
+"""Tells a run's first controller pod from later ones, and scales the controller to zero at the end."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from holdfast.launch.kubernetes.object_names import ObjectNames
 log = logging.getLogger("holdfast.controller")
 
 FIRST_POD_KEY = "first_pod"
-"""In the mark, a ConfigMap with the controller's name: which pod was the first."""
+"""Key of the first pod's name in the marker, a ConfigMap with the controller's name."""
 RETRY_S = 1.0
 
 
 async def had_earlier_controller(run: str) -> bool:
-    """Whether a pod before this one was the run's controller, where that is marked; asked until it is known.
+    """Whether an earlier pod was the run's controller; retries until the API server answers.
 
-    The first marks itself. It stays the first when its container is started again, which finds the folder as it was.
+    The first pod records itself in the marker. It stays the first after a container restart, which keeps its folder.
     """
     cluster, own = ClusterClient(), os.environ["HOSTNAME"]
     path = f"/api/v1/namespaces/{{namespace}}/configmaps/{ObjectNames(run).controller}"
@@ -36,14 +36,14 @@ async def had_earlier_controller(run: str) -> bool:
             log.warning("the API server does not say whether this is the first controller: %s", error)
             await asyncio.sleep(RETRY_S)
         except ApiError as refused:
-            if refused.status != HTTPStatus.CONFLICT:  # of two that begin, the other was first
+            if refused.status != HTTPStatus.CONFLICT:  # a concurrent pod was first
                 raise
 
 
 async def scale_to_zero(run: str) -> None:
-    """Have no pod follow this one, which is then taken away; nothing is done where the run's objects are gone.
+    """Scale the controller's ReplicaSet to zero, which deletes this pod; no-op if the run's objects are gone.
 
-    Asked for as long as this lives: an API server that has just started forbids what it cannot judge yet.
+    Retries as long as this process runs: an API server that has just started forbids requests it cannot authorize yet.
     """
     cluster, said = ClusterClient(), ""
     path = f"/apis/apps/v1/namespaces/{{namespace}}/replicasets/{ObjectNames(run).controller}/scale"

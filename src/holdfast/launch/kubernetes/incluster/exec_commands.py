@@ -1,10 +1,12 @@
-"""`python -m holdfast.launch.kubernetes.incluster.exec_commands FOLDER WHAT`: what a controller's pod answers to commands.
+"""Commands that the sync process runs in the controller's pod, as with `kubectl exec`.
 
-    bring NAME DIGEST   take a file of the run's, such as its code, from standard input
-    ask                 hand what comes on standard input to the controller, and its answer back
-    follow              send the run's log and what its ranks write, from where the reader has them, as they grow
+python -m holdfast.launch.kubernetes.incluster.exec_commands FOLDER COMMAND
 
-Standard library only: it is started for every question.
+bring NAME DIGEST   receive a file of the run, such as its code, on standard input
+ask                 forward a request from standard input to the controller, and its response back
+follow              stream the event log and rank logs as they grow, from the offsets that the reader has
+
+Standard library only: a new process starts for every request.
 """
 
 from __future__ import annotations
@@ -28,23 +30,23 @@ from holdfast.host.files import open_regular, regular_opener
 from holdfast.run_dir import EVENTS_NAME, RunDir
 
 POLL_S = 0.1
-"""How often files are looked at."""
+"""Seconds between polls of files."""
 CHUNK_BYTES = 1 << 18
 MAX_LOG_BYTES = 64 << 20
-"""Of a rank's log that its reader has nothing of, the end that is sent; what is before it is a hole there, which says
-that it was dropped. A multiple of every file system's blocks."""
+"""A reader that has nothing of a rank's log gets at most this much of its end; a hole in the reader's file marks the
+dropped part. A multiple of every file system's block size."""
 RETENTION_S = 86_400
-"""Seconds that what is over is kept for whoever looks at it."""
+"""Seconds that a finished run's objects are kept for inspection."""
 
 SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
-"""What is sent of a run's folder, and nothing else is taken."""
+"""Files of a run's folder that are sent; the reader accepts no others."""
 LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
-"""Under which name a reader says how its part of the log ends, and of how much of it that is told."""
+"""Key of the checksum of the last LOG_TAIL_BYTES bytes of the reader's event log."""
 _DEADLINE_HEADER = re.compile(rb"(?mi)^(holdfast-expires: )(\S+)")
 
 
 def main() -> int:
-    """Answer what the command line asks; the exit code."""
+    """Run the command on the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.incluster.exec_commands")
     parser.add_argument("folder", type=Path)
     what = parser.add_subparsers(dest="what", required=True)
@@ -66,18 +68,18 @@ def main() -> int:
 
 
 def shift_deadline(head: bytes, change_s: Callable[[], float]) -> bytes:
-    """A request's head with its deadline changed: clocks of two machines have nothing in common."""
+    """A request's head with its deadline shifted, because the clocks of two machines are unrelated."""
     return _DEADLINE_HEADER.sub(lambda found: found[1] + repr(float(found[2]) + change_s()).encode(), head)
 
 
 def request_deadline(head: bytes) -> float:
-    """Until when a request may be answered, on this machine's clock; 0 where it does not say."""
+    """Deadline of a request on this machine's clock; 0 if it has none."""
     found = _DEADLINE_HEADER.search(head)
     return float(found[2]) if found else 0.0
 
 
 def _receive_file(path: Path, digest: str) -> None:
-    """Put a file in its place, once it is whole."""
+    """Write a file atomically, if its digest matches."""
     if path.is_file():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -93,7 +95,7 @@ def _receive_file(path: Path, digest: str) -> None:
 
 
 def _forward_request(folder: RunDir) -> None:
-    """Be the connection between standard input and output and the controller's socket."""
+    """Relay between standard input and output and the controller's socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as controller:
         os.chdir(folder.path)  # a Unix socket's path holds 107 bytes
         controller.connect(folder.control_socket.name)
@@ -114,7 +116,7 @@ def _forward_stdin(controller: socket.socket) -> None:
 
 
 def _send_changes(folder: RunDir) -> None:
-    """Send what the reader lacks, look by look, until it says that it has all, or is gone."""
+    """Send what the reader lacks, poll by poll, until it reports that it has everything or disconnects."""
     sent: dict[str, int] = json.loads(sys.stdin.buffer.readline())
     log = folder.events
     ends, showing = sent.pop(LOG_TAIL_KEY, None), False
@@ -122,19 +124,19 @@ def _send_changes(folder: RunDir) -> None:
         if not showing and log.exists() and not folder.log_unreplicated.exists():
             showing = True
             if ends is not None and ends != log_tail_crc(log, sent[log.name]):
-                sent[log.name] = 0  # of another life: it is sent anew
+                sent[log.name] = 0  # of an earlier incarnation: send it from the start
         for name, at, end in _changes(folder, sent, with_log=showing):
             _send(folder.path / name, name, at, end)
             sent[name] = end
         _write(b"{}\n")
         if select.select([0], [], [], POLL_S)[0]:
             if os.read(0, 16).strip() == b"done":
-                folder.synced.touch()  # its pod need not wait any longer
+                folder.synced.touch()  # the pod may exit now
             return
 
 
 def log_tail_crc(log: Path, size: int) -> int:
-    """By what the end of so much of a log is known; -1 where there is none."""
+    """Checksum of the last bytes before `size` in a log; -1 if there is no log."""
     try:
         with open_regular(log) as file:
             file.seek(max(0, size - LOG_TAIL_BYTES))
@@ -144,10 +146,10 @@ def log_tail_crc(log: Path, size: int) -> int:
 
 
 def _changes(folder: RunDir, sent: dict[str, int], *, with_log: bool) -> Iterator[tuple[str, int, int]]:
-    """What of which file is to be sent. The log comes last, as it was first: what it speaks of is then there too."""
+    """Byte ranges of files to send. The event log is read first and sent last, so all that it mentions has arrived."""
     log, known = folder.events, sent.get(folder.events.name, 0)
     end = _whole_lines(log, known) if with_log else known
-    # Ranks can put anything there: a link to a file or a folder of another run, or a pipe that never ends.
+    # Ranks can create anything there: a link to a file or folder of another run, or a pipe that never ends.
     attempts = (path for path in folder.path.glob("logs/*") if stat.S_ISDIR(path.lstat().st_mode))
     for path in (path for attempt in attempts for path in attempt.glob("*")):
         name = str(path.relative_to(folder.path))
@@ -155,7 +157,7 @@ def _changes(folder: RunDir, sent: dict[str, int], *, with_log: bool) -> Iterato
         if not stat.S_ISREG(about.st_mode):
             continue
         if SYNCED_FILES.fullmatch(name) and (size := about.st_size) != (at := sent.get(name, 0)):
-            at = 0 if size < at else at  # its rank has emptied it
+            at = 0 if size < at else at  # its rank has truncated it
             yield name, max(at, _aligned(size - MAX_LOG_BYTES)), size
     if end != known:
         yield log.name, min(end, known), end
@@ -166,12 +168,12 @@ def _aligned(offset: int) -> int:
 
 
 def _whole_lines(log: Path, known: int) -> int:
-    """Where the last whole line ends, as far as it is after what is known to be whole."""
+    """End offset of the last complete line after offset `known`, up to which lines are known to be complete."""
     try:
         with open_regular(log) as file:
             size = os.fstat(file.fileno()).st_size
             if size < known:
-                return 0  # of another life: it is sent anew
+                return 0  # of an earlier incarnation: send it from the start
             file.seek(known)
             end = known
             while data := file.read(CHUNK_BYTES):
@@ -191,9 +193,9 @@ def _send(path: Path, name: str, at: int, end: int) -> None:
 
 
 def open_no_symlink(path: str, flags: int) -> int:
-    """For `open`: a file that neither is a link nor lies in a linked folder.
+    """Opener for `open` that refuses links and files in linked folders.
 
-    A link in a folder that ranks can write may lead to what this pod alone may read.
+    A link in a folder that ranks can write may point to a file that only this pod may read.
     """
     parent, name = os.path.split(path)
     folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -1,6 +1,6 @@
-"""Owns nodes on Kubernetes: pods that the cluster's own controllers make, seen through a watch and replaced on demand.
+"""Runs nodes as Kubernetes pods: operators create them, this back end watches them and replaces them on request.
 
-Which pod is which generation of a node is in the run's log, for the controller that comes after this one.
+The run's log records which pod is which generation of a node, for the next controller.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeLabels:
-    """How the pods of a kind of object say which node they are."""
+    """The labels that have a pod's node number, for one kind of object."""
 
     label: str
     offset_label: tuple[str, str] | None = None
-    """A label, and its value in pods that are numbered from 1: one group comes after another of one pod."""
+    """A label, and its value in pods numbered from 1, because another group with one pod comes first."""
     own_job: bool = False
-    """Whether each node has a Job of its own, which is made again at once where it is removed."""
+    """Whether each node has its own Job, which its operator recreates immediately after a deletion."""
 
     def node(self, labels: Mapping[str, str]) -> int | None:
-        """The node's number; None where the pod is no node's, as one that somebody else labelled may be."""
+        """The node's number; None for a foreign pod with the run's labels."""
         number = labels.get(self.label, "")
         if not _NUMBER.fullmatch(number):
             return None
@@ -63,31 +63,31 @@ NODE_LABELS: Mapping[Workload, NodeLabels] = {
         label="training.kubeflow.org/replica-index", offset_label=("training.kubeflow.org/replica-type", "worker")
     ),
 }
-"""Of each kind that has room for an agent."""
+"""Node labels of each kind of object that can run agents."""
 
 IMAGE_PYTHON = "python"
-"""The image's own."""
+"""The Python of the image."""
 RETRY_S = 1.0
 MAX_POLL_S = 10.0
-"""Longest time between two looks at the gang's object while nothing changes."""
+"""Longest time between two polls of the gang's object while nothing changes."""
 MIN_OWNER_POLL_S = 0.2
-"""Least time between two requests for the gang's object: what happens to pods meanwhile is judged by one answer."""
+"""Least time between two requests for the gang's object; one response serves all pod changes in between."""
 POD_EXIT_TIMEOUT_S = 60.0
-"""Longest that pods whose agents were told to leave may take."""
+"""Longest time that pods may take to exit after their agents receive the shutdown order."""
 
 
 def pod_resources(job: Job, _environ: Mapping[str, str]) -> tuple[NodeResources, ...]:
-    """Every node has a machine, or a part of one, that its agent alone sees."""
+    """Resources of a node: its machine, or the part of it that its container sees."""
     return (NodeResources(cpus=job.resources.cpu or job.local_world_size, python=IMAGE_PYTHON),) * job.nodes.max
 
 
 def controller_host(folder: RunDir, _host: str) -> str:
-    """The name by which pods reach the controller's."""
+    """DNS name of the controller."""
     return ObjectNames(folder.run_id).controller
 
 
 class KubernetesBackend:
-    """Sees a run's pods come and go, and has those replaced that the controller gives up."""
+    """Watches a run's pods, and replaces those that the controller gives up."""
 
     def __init__(self, *, folder: RunDir, accepted: RunSpec, cluster: ClusterClient | None = None) -> None:
         self._run = folder.run_id
@@ -97,18 +97,18 @@ class KubernetesBackend:
         self._pods = assignments_from_log(read_events(folder.events)) if folder.events.exists() else PodAssignments()
         self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
         self._owner_polled_at = -MIN_OWNER_POLL_S
-        """Monotonic seconds at which the gang's object was last asked for."""
+        """Monotonic time of the last request for the gang's object."""
         self._pods_listed = asyncio.Event()
         self._no_pods_left = asyncio.Event()
-        """Whether no pod of a node is left that does not leave."""
+        """Set while every node's pod is gone or terminating."""
 
     async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
-        """The gang's own object makes pods for all nodes; each node_id takes one as soon as it runs."""
+        """Bind each node to a pod as soon as one runs; the gang's object makes pods for all nodes."""
         for node_id in node_ids:
             self._update(self._pods.request(node_id))
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
-        """Nodes as their pods begin to run, cannot be placed, or are gone."""
+        """Yields an observation when a node's pod starts to run, cannot be scheduled, or is gone."""
         looking = asyncio.gather(self._watch_pods(), self._poll_owner())
         try:
             while True:
@@ -116,24 +116,24 @@ class KubernetesBackend:
                 await asyncio.wait((looking, seeing), return_when=asyncio.FIRST_COMPLETED)
                 if looking.done():
                     seeing.cancel()
-                    looking.result()  # it never ends but by an error, without which the run would stand still
+                    looking.result()  # it ends only with an error; unraised, the run would hang
                 yield seeing.result()
         finally:
             looking.cancel()
 
     def generation(self, node: int, address: str) -> int | None:
-        """Which generation of a node the pod at an address is; None while that is not known, or for one given up."""
+        """Generation of the node whose pod has this address; None while unknown, or for a retired pod."""
         return self._pods.generation(node, address)
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
-        """Have the node's pod made anew, at once where it has a Job of its own: that is removed, and made again.
+        """Replace the node's pod, immediately if it has its own Job: deleting the Job makes its operator recreate it.
 
-        What comes without being asked for comes after a pause, which is longer each time.
+        A replacement that Kubernetes makes by itself comes after a back-off that grows each time.
         """
         self._update(self._pods.request(node_id))
         if self._pods.has_pod(node_id) or self._pods.suspended:
-            return  # a gang that is suspended gets all of its pods when it is admitted
-        log.info("node%s is made anew: %s", node_id.node, reason)
+            return  # a suspended gang gets all its pods when it is admitted
+        log.info("replacing node%s: %s", node_id.node, reason)
         if self._node_labels.own_job:
             await self._delete(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node_id.node}")
             return
@@ -141,13 +141,13 @@ class KubernetesBackend:
             await self._delete(f"{PODS_PATH}/{pod.name}")
 
     async def cordon(self, node_id: NodeId) -> None:
-        """Whether a machine is used again is the cluster's to say; the run may not change machines."""
+        """Nothing to do: the cluster chooses the machines."""
 
     async def uncordon(self, node_id: NodeId) -> None:
-        """As `cordon`."""
+        """Nothing to do, as in `cordon`."""
 
     async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """Have the run's object say that it failed: agents leave without an error, which operators call a success."""
+        """Mark the run's object as failed: agents exit with code 0, which operators count as success."""
         if outcome is not Outcome.FAILED:
             return
         why = f"{reason} (exit code {exit_code})"
@@ -156,15 +156,15 @@ class KubernetesBackend:
                 await mark_failed(self._cluster, self._workload, self._run, why)
                 return
             except ApiUnavailable as error:
-                log.warning("the run's object cannot say yet that it failed: %s", error)
+                log.warning("the run's object cannot be marked as failed yet: %s", error)
                 await asyncio.sleep(RETRY_S)
             except ApiError as refused:
                 if refused.status != HTTPStatus.CONFLICT:
-                    log.warning("the run's object does not say that it failed: %s", refused)
+                    log.warning("the run's object is not marked as failed: %s", refused)
                     return
 
     async def cancel(self) -> None:
-        """Wait for the pods of agents that were told to leave; those that stay are removed."""
+        """Wait until the agents' pods exit, and delete those that do not."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POD_EXIT_TIMEOUT_S):
                 await self._no_pods_left.wait()
@@ -172,7 +172,7 @@ class KubernetesBackend:
             await self._delete(f"{PODS_PATH}/{pod.name}")
 
     async def _watch_pods(self) -> None:
-        """Keep up with the pods, whatever becomes of the connection to the API server."""
+        """Watch the pods, and reconnect to the API server after every failure."""
         selector = f"{RUN_LABEL}={self._run},{PART_LABEL}={NODE}"
         while True:
             all_of_them = True
@@ -188,11 +188,11 @@ class KubernetesBackend:
                     self._update(lives)
                     all_of_them = False
             except ApiUnavailable as error:
-                log.warning("the API server does not say what becomes of pods: %s", error)
+                log.warning("the watch of pods failed: %s", error)
             await asyncio.sleep(RETRY_S)
 
     async def _poll_owner(self) -> None:
-        """Keep up with whether the gang is suspended, as long as nodes are missing or leave."""
+        """Poll whether the gang is suspended while nodes are missing or terminating."""
         pause_s, before = RETRY_S, self._pods
         while True:
             await asyncio.sleep(pause_s)
@@ -205,17 +205,17 @@ class KubernetesBackend:
             before = lives
 
     async def _read_owner(self) -> None:
-        """Ask whether the gang is suspended now. It changes before its pods do, so no older answer will do."""
+        """Read whether the gang is suspended now. That changes before its pods do, so an older response is useless."""
         await asyncio.sleep(self._owner_polled_at + MIN_OWNER_POLL_S - time.monotonic())
         self._owner_polled_at = time.monotonic()
         try:
             gang = await self._cluster.get(f"{POD_OWNERS[self._workload].path}/{self._run}")
         except ClusterError:
-            return  # what was known stands; that nobody answers is said of the pods
+            return  # keep the last known state; the pod watch logs the outage
         self._update(self._pods.suspend(_suspended_reason(gang)))
 
     def _update(self, lives: PodAssignments) -> None:
-        """Take new knowledge in, with what follows from it."""
+        """Apply a new state and emit the resulting observations."""
         observed = tuple[NodeObservation, ...]()
         if self._pods_listed.is_set():
             lives, observed = lives.reconcile()
@@ -226,7 +226,7 @@ class KubernetesBackend:
             self._observed.put_nowait(seen)
 
     async def _delete(self, path: str) -> None:
-        """Remove an object; an API server that is away is asked again."""
+        """Delete an object; retries while the API server is unavailable."""
         while True:
             try:
                 await self._cluster.delete(path)
@@ -239,7 +239,7 @@ class KubernetesBackend:
 async def batches(
     source: AsyncIterator[Sequence[Mapping[str, Any]]],
 ) -> AsyncGenerator[Sequence[Mapping[str, Any]]]:
-    """What a source has yielded while the batch before was worked on, in its order."""
+    """Batches of what a source yields while the consumer handles the previous batch, in order."""
     came, news = list[Sequence[Mapping[str, Any]]](), asyncio.Event()
 
     async def read() -> None:
@@ -267,7 +267,7 @@ async def batches(
 
 
 def _suspended_reason(gang: Mapping[str, Any]) -> str:
-    """Why a gang has no pods, where its object says so; empty where it is to run."""
+    """Why the gang's object is suspended; empty if it is not."""
     spec, meta = gang["spec"], gang["metadata"]
     if not (spec.get("suspend") or spec.get("runPolicy", {}).get("suspend")):
         return ""
@@ -276,7 +276,7 @@ def _suspended_reason(gang: Mapping[str, Any]) -> str:
 
 
 def pod_status(said: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | None:
-    """What a pod's object says of a node's life; None for one that is no node's."""
+    """A node's status from its pod's object; None for a pod that is not a node."""
     meta, status = said["metadata"], said.get("status", {})
     node = numbering.node(meta.get("labels", {}))
     if node is None:

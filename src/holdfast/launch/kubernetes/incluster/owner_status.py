@@ -1,4 +1,4 @@
-"""Owns how a run's own object in the cluster is made to say that the run has failed."""
+"""Marks a run's owner object in the cluster as failed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PodOwner:
-    """What makes a run's pods, and shows how the run ended."""
+    """A kind of object that owns a run's pods and shows the run's outcome."""
 
     path: str
     status: Mapping[str, str]
-    """What its status says of a run that has failed at `{at}`, beside the condition."""
+    """Status fields of a run that failed at `{at}`, in addition to the condition."""
 
 
 _JOBSET = PodOwner(
@@ -27,7 +27,7 @@ _JOBSET = PodOwner(
 )
 POD_OWNERS: Mapping[Workload, PodOwner] = {
     Workload.JOBSET: _JOBSET,
-    Workload.TRAINJOB: _JOBSET,  # of the same name; the TrainJob says of itself what it says
+    Workload.TRAINJOB: _JOBSET,  # of the same name; the TrainJob copies its conditions
     Workload.PYTORCHJOB: PodOwner(
         path="/apis/kubeflow.org/v1/namespaces/{namespace}/pytorchjobs", status={"completionTime": "{at}"}
     ),
@@ -35,9 +35,9 @@ POD_OWNERS: Mapping[Workload, PodOwner] = {
 
 
 async def mark_failed(cluster: ClusterClient, workload: Workload, run: str, why: str) -> None:
-    """Have the gang's own object say that the run has failed, after which its operator makes no pod any more.
+    """Mark the gang's object as failed, after which its operator creates no more pods.
 
-    Raises as a cluster does; where somebody else has changed the object meanwhile, ApiError a conflict.
+    Raises ClusterError; an ApiError with status 409 if the object has been changed concurrently.
     """
     gang = POD_OWNERS[workload]
     known = await cluster.get(f"{gang.path}/{run}")

@@ -1,6 +1,6 @@
-"""Owns which pod is which generation of a node slot: decided from what is seen of pods and asked of the back end.
+"""Assigns pods to generations of node slots, from the observed pods and the controller's requests.
 
-Pure but for its memory, which is a value: a back end that is started again has it from the run's log.
+Pure: the state is an immutable value, which a restarted back end rebuilds from the run's log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 
 @dataclass(frozen=True, kw_only=True)
 class PodStatus:
-    """What is seen of a node's pod."""
+    """Observed status of a node's pod."""
 
     uid: str
     name: str
@@ -22,34 +22,34 @@ class PodStatus:
     address: str = ""
     running: bool = False
     terminating: bool = False
-    """Whether it is being deleted while it runs: its agent says so itself, and has its ranks save first."""
+    """Whether it is being deleted while it runs: its agent reports that itself, and its ranks save first."""
     ended: bool = False
-    """Whether it has ended, or is deleted."""
+    """Whether it has ended or has been deleted."""
     reason: str = ""
-    """Why it is over, or not running yet."""
+    """Why it ended or does not run yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodAssignments:
-    """The pods of a run's nodes, and the generations that are theirs."""
+    """The pods of a run's nodes, and the generations they are bound to."""
 
     pods: Mapping[str, PodStatus] = field(default_factory=dict[str, PodStatus])
-    """Those that are not over, by their uid."""
+    """Pods that have not ended, by uid."""
     bound: Mapping[NodeId, str] = field(default_factory=dict[NodeId, str])
-    """Which pod is which generation, by uid; of each node the newest alone."""
+    """Uid of the pod of each generation; only the newest generation of each node."""
     pending: Mapping[int, NodeId] = field(default_factory=dict[int, NodeId])
-    """Generations that a pod is awaited for, by node."""
+    """Generations that wait for a pod, by node."""
     retired: frozenset[str] = frozenset()
-    """Pods that are to be no generation any more."""
+    """Pods that must not be bound again."""
     suspended: str = ""
-    """Why no pod is made for any node: the queue has not admitted the run, or has evicted it. Empty once it has."""
+    """Why no pods are created: the queue has not admitted the run, or has evicted it. Empty while admitted."""
     evicted: frozenset[NodeId] = frozenset()
-    """Generations that are said to be evicted."""
+    """Generations reported as evicted."""
     reported: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Why a node is not there yet, as far as that was said."""
+    """The last reported reason why a node does not run yet."""
 
     def request(self, node_id: NodeId) -> PodAssignments:
-        """Await a pod for a node_id; what was an earlier generation of it is spent."""
+        """Wait for a pod for a node; pods of its earlier generations are retired."""
         if node_id in self.bound:
             return self
         former = {uid for held, uid in self.bound.items() if held.node == node_id.node}
@@ -64,22 +64,22 @@ class PodAssignments:
         )
 
     def update_pod(self, pod: PodStatus) -> PodAssignments:
-        """Take in what is seen of one pod."""
+        """Record a pod's status."""
         pods = {uid: known for uid, known in self.pods.items() if uid != pod.uid}
         return replace(self, pods=pods if pod.ended else {**pods, pod.uid: pod})
 
     def suspend(self, why: str) -> PodAssignments:
-        """Take in whether the gang is suspended, and why; nothing where it runs."""
+        """Record why the gang is suspended; an empty reason if it runs."""
         return self if why == self.suspended else replace(self, suspended=why, evicted=frozenset())
 
     def suspension_outdated(self, pods: Iterable[PodStatus]) -> bool:
-        """Whether the gang may have been suspended, or admitted, since it was asked for: that comes before its pods."""
+        """Whether these pods show that the gang may have been suspended or admitted since the last poll."""
         return any(
             pod.running and not pod.terminating if self.suspended else pod.terminating or pod.ended for pod in pods
         )
 
     def reconcile(self) -> tuple[PodAssignments, tuple[NodeObservation, ...]]:
-        """Give awaited generations to pods that run, take them from pods that are over, and say so."""
+        """Bind waiting generations to running pods, unbind ended pods, and return the observations."""
         lives, seen = self, tuple[NodeObservation, ...]()
         if self.suspended:
             seen = tuple(
@@ -101,7 +101,7 @@ class PodAssignments:
         return lives, seen
 
     def generation(self, node: int, address: str) -> int | None:
-        """Which generation of a node the pod at an address is; None where it is none, or not known to be one yet."""
+        """Generation of the node whose pod has this address; None if it has none yet."""
         for node_id, uid in self.bound.items():
             pod = self.pods.get(uid)
             if node_id.node == node and pod is not None and pod.address == address:
@@ -109,12 +109,12 @@ class PodAssignments:
         return None
 
     def has_pod(self, node_id: NodeId) -> bool:
-        """Whether there is a pod that is the one for a node_id, or is to be it, or one that leaves: it is made anew."""
+        """Whether the node has a bound or candidate pod, or a terminating one, which its operator recreates."""
         leaving = any(pod.terminating for pod in self.pods.values() if pod.node == node_id.node)
         return node_id in self.bound or leaving or any(self._candidates(node_id))
 
     def retired_pods(self, node_id: NodeId) -> Iterator[PodStatus]:
-        """Pods of a node that are not the one that is awaited or held for a node_id."""
+        """Pods of the node that must not be bound again."""
         return (pod for pod in self.pods.values() if pod.node == node_id.node and pod.uid in self.retired)
 
     def _candidates(self, node_id: NodeId) -> list[PodStatus]:
@@ -136,7 +136,7 @@ class PodAssignments:
 
 
 def assignments_from_log(events: Iterable[AnyEvent]) -> PodAssignments:
-    """What a run's log says of its pods: the newest generation that was made of each node, unless it was given up."""
+    """Assignments from a run's log: the newest created generation of each node, unless it was given up."""
     held: dict[NodeId, str] = {}
     spent: set[str] = set()
     for event in events:

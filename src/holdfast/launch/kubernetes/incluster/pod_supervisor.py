@@ -1,7 +1,7 @@
-"""The supervisor of a run on Kubernetes: the controller's pod starts it, and it makes the run's folder on the volume.
+"""Supervises a run's controller in its Kubernetes pod, and creates the run's folder on the volume.
 
-A pod that is started again finds the folder as it was left, and its controller goes on from the log in it. Imports
-little: a run cannot begin before it has.
+After a pod restart the controller resumes from the log in that folder. Imports little, because its import time delays
+the start of the run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from holdfast.launch.kubernetes.object_names import CODE_KEY
 from holdfast.run_dir import SUPERSEDED_EXIT_CODE, RunDir
 
 ANY_ADDRESS = "0.0.0.0"
-"""Nodes come over the network; the run's NetworkPolicy says which."""
+"""Nodes connect over the network; the run's NetworkPolicy restricts which."""
 POLL_S = 0.2
 
 
 def main() -> None:
-    """Keep a controller alive until its run is over, and wait to be taken away: what ends is started again."""
+    """Keep a controller running until the run is over, then wait for deletion: the kubelet would restart the container."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.incluster.pod_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--job", type=Path, required=True, help="the job as accepted")
@@ -40,10 +40,10 @@ def main() -> None:
     options = parser.parse_args()
     adopt_orphans()
     receive_signals()
-    # The first process of a container ignores what it does not handle, and would be waited for until its grace is over.
+    # The first process of a container ignores signals without a handler: the pod would take its full grace to end.
     signal.signal(signal.SIGTERM, _on_sigterm)
     folder = RunDir(options.folder, secrets_dir=options.keys)
-    # Others may pass through, but not list it: a kubelet that is not root there mounts folders of it into nodes' pods.
+    # Others may traverse but not list it: a kubelet that is not root there mounts folders of it into nodes' pods.
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o711)
     lock = _lock(folder, options.port)
     _fill_run_dir(folder, options.job.read_text(), options.keys)
@@ -58,9 +58,9 @@ def main() -> None:
 
 
 def _lock(folder: RunDir, port: int) -> int:
-    """The run's lock, once no other controller holds it: one on a machine that the cluster has lost may live on.
+    """Take the run's lock; waits for another controller, which may still run on a machine the cluster has lost.
 
-    This pod answers probes meanwhile, since to be started again and again would not free the lock.
+    This pod answers probes meanwhile, because restarts would not free the lock.
     """
     lock = lock_run(folder)
     if lock is not None:
@@ -87,23 +87,23 @@ def _log_line(what: str) -> None:
 
 
 def _on_sigterm(_signal: int, _frame: object) -> None:
-    """The pod is taken away: the next one, if there is to be one, goes on from the log."""
+    """Exit, because the pod is being deleted; the next pod, if any, resumes from the log."""
     sys.exit()
 
 
 def _fill_run_dir(folder: RunDir, job: str, keys: Path) -> None:
-    """Write what controllers need to know, once; what is there already is of an earlier pod.
+    """Write the files that controllers read, unless an earlier pod has.
 
-    Keys stay where they are, in the memory of this machine: others may read the volume.
+    Keys stay in this machine's memory, because others may read the volume.
     """
     if folder.job.exists():
         return
     _copy_code(folder, job, keys / CODE_KEY)
-    atomic_write(folder.job, job.encode())  # the last: where it is, all is
+    atomic_write(folder.job, job.encode())  # last: it marks the folder as complete
 
 
 def _copy_code(folder: RunDir, job: str, code: Path) -> None:
-    """Put the run's code, where its Secret has that, where controllers look for it."""
+    """Copy the run's code from its Secret, if it is there, to where controllers read it."""
     if not code.exists():
         return
     from holdfast.launch.code.archive import archive_path
@@ -114,7 +114,7 @@ def _copy_code(folder: RunDir, job: str, code: Path) -> None:
 
 
 def _scale_to_zero(run: str) -> None:
-    import asyncio  # a run cannot begin before its supervisor has all imports
+    import asyncio  # late: imports delay the start of the run
 
     from holdfast.launch.kubernetes.incluster.controller_identity import scale_to_zero
 
@@ -122,7 +122,7 @@ def _scale_to_zero(run: str) -> None:
 
 
 def _answer_probes(agents: socket.socket, longest_s: float, done: Callable[[], bool]) -> None:
-    """Live on without a controller."""
+    """Answer probes without a controller, until done or for `longest_s` seconds."""
     agents.settimeout(POLL_S)
     deadline = time.monotonic() + longest_s
     while not done() and time.monotonic() < deadline:

@@ -1,8 +1,7 @@
-"""Owns a process that is sent to a cluster: it loads a client while here it is found out what is to be made there.
+"""Starts the submit worker (submit_worker.py) early and sends it the cluster address and the objects to create.
 
-To load the client takes as long as to read the job, so it is started first and told later: where to, by which it
-connects, and then what. Standard library only.
-Refuses to own what is made (submit_run.py) and how (submit_worker.py, which is what runs).
+The import of the Kubernetes client takes as long as reading the job, so the worker starts first and gets its input
+later: first the address, with which it connects, then the request. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,18 +18,18 @@ from typing import Any
 
 WORKER_MODULE = "holdfast.launch.kubernetes.submit.submit_worker"
 DETACH = b"detach\n"
-"""What it is told that is to go on; one that hears nothing more undoes what it has done."""
+"""Message that confirms the submission; a worker that does not receive it rolls back."""
 ROLL_BACK_TIMEOUT_S = 60.0
-"""Longest that this is waited for."""
+"""Longest time to wait for the rollback."""
 
 _process: SubmitProcess | None = None
 
 
 class SubmitProcess:
-    """The process, as whoever sent it sees it."""
+    """Handle of a submit worker in its parent process."""
 
     def __init__(self) -> None:
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - as long as it has no run's log to write to
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - until it writes to the run's log
         self.process = subprocess.Popen(
             [sys.executable, "-m", WORKER_MODULE],
             stdin=subprocess.PIPE,
@@ -40,10 +39,10 @@ class SubmitProcess:
             start_new_session=True,
         )
         self.connecting = False
-        """Whether it knows where to."""
+        """Whether it has received the cluster address."""
 
     def connect(self, context: str | None, namespace: str) -> None:
-        """Let it know where to; one that has ended is heard of when it is asked."""
+        """Send it the cluster address; `request` reports a worker that has already died."""
         assert self.process.stdin is not None
         self.connecting = True
         with contextlib.suppress(BrokenPipeError):
@@ -51,7 +50,7 @@ class SubmitProcess:
             self.process.stdin.flush()
 
     def request(self, submit_request: bytes) -> Mapping[str, Any] | None:
-        """What became of an errand, once it is known; None where nobody lives to say it."""
+        """Send a request and wait for the result; None if the worker has died."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
@@ -62,7 +61,7 @@ class SubmitProcess:
             return None
 
     def detach(self) -> None:
-        """Let it go on by itself."""
+        """Confirm the submission; the worker continues without this process."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(DETACH)
@@ -71,7 +70,7 @@ class SubmitProcess:
         self._stderr.close()
 
     def roll_back(self) -> tuple[str, ...]:
-        """Have all of it undone, and wait until it is; its last words."""
+        """Make the worker roll back and wait until it has; returns the last lines of its stderr."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -85,15 +84,15 @@ class SubmitProcess:
 
 
 def prestart() -> None:
-    """Send one before anything is known, unless that is done; where nothing comes of it, it ends with this process."""
+    """Start a worker early, unless one is running; an unused worker ends with this process."""
     global _process
     _process = _process or SubmitProcess()
 
 
 def connect(context: str | None, namespace: str) -> None:
-    """Let the one that was sent ahead, or one that is sent now, connect; what it cannot is said when it is asked."""
+    """Make the prestarted worker, or a new one, connect; `request` reports a failure."""
     global _process
-    if _process is not None and _process.connecting:  # by a start that came to nothing
+    if _process is not None and _process.connecting:  # left by a failed start
         _process.roll_back()
         _process = None
     _process = _process or SubmitProcess()
@@ -101,7 +100,7 @@ def connect(context: str | None, namespace: str) -> None:
 
 
 def take_process() -> SubmitProcess:
-    """The one that knows where to."""
+    """The worker that has the cluster address."""
     global _process
     assert _process is not None
     found, _process = _process, None

@@ -1,4 +1,4 @@
-"""Owns what an envoy is told to make, as it travels to it."""
+"""Message types sent to the submit worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class ClusterAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where objects are to be made."""
+    """Cluster and namespace to create objects in."""
 
     context: str | None
     """The kubeconfig's context; None is the current one."""
@@ -16,11 +16,11 @@ class ClusterAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of one run, and whose folder the answer is for."""
+    """The objects of one run, and the run's local folder."""
 
     run_dir: str
     prerequisites: tuple[dict[str, Any], ...]
-    """What must be there first."""
+    """Objects that must exist before the owner."""
     owner: dict[str, Any]
-    """What stands for the run: whoever removes it removes the rest."""
+    """The run's owner object: deleting it deletes the others."""
     owned: tuple[dict[str, Any], ...]

@@ -1,8 +1,4 @@
-"""Owns what an envoy is told: a run's objects with the values of its secrets, which nobody else has ever seen.
-
-Refuses to own what the objects are (run_manifests.py), how they are made (submit_worker.py) and who follows the run from there on
-(run_sync.py).
-"""
+"""Submits a run: generates its keys, fills in the secret values, and has the submit worker create the objects."""
 
 from __future__ import annotations
 
@@ -31,12 +27,9 @@ from holdfast.security.tokens import TokenIssuer
 
 
 def submit(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> None:
-    """Have a run's objects made by the envoy that knows where to, and the run followed from then on.
+    """Make the submit worker create a run's objects, with the values of its secrets, and then sync the run.
 
-    They have the values of its job's secrets.
-
-    Raises HoldfastError where the cluster does not take them. Then, or where this is interrupted, nothing of them is
-    left.
+    Raises HoldfastError if the cluster rejects them. After an error or an interrupt all created objects are deleted.
     """
     process = take_process()
     try:
@@ -46,10 +39,10 @@ def submit(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> No
         if answer is None:
             raise failure(
                 "start-failed",
-                f"{folder.run_id} could not be started: what was to make its objects ended at once",
+                f"{folder.run_id} could not be started: the process that creates its objects exited early",
                 exit_code=ExitCode.UNAVAILABLE,
                 evidence=(*process.roll_back(), *folder.controller_log_tail()),
-                remedy="Mend what its last words say, and try again.",
+                remedy="Fix the problem that its last output shows, and try again.",
                 owner=Owner.HOLDFAST,
             )
         if answer:
@@ -72,7 +65,7 @@ def _submit_request(folder: RunDir, ctx: RenderContext, values: Mapping[str, Map
 
 
 def _secret_values(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> Mapping[str, Mapping[str, bytes]]:
-    """What each Secret holds, by its name; of the controller's own key nothing is kept here."""
+    """Values of each Secret by name; this machine keeps no copy of the controller's private key."""
     if not ctx.target.agent:
         return {ctx.names.secrets: {name: value.encode() for name, value in secrets.items()}}
     token = read_line(folder.token)
@@ -89,7 +82,7 @@ def _secret_values(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str
 
 
 def _fill_secret(thing: dict[str, Any], values: Mapping[str, Mapping[str, bytes]]) -> dict[str, Any]:
-    """A Secret with its values; anything else as it is."""
+    """Fill in a Secret's values; other objects are unchanged."""
     if thing["kind"] != "Secret":
         return thing
     data = {name: base64.b64encode(value).decode() for name, value in values[thing["metadata"]["name"]].items()}

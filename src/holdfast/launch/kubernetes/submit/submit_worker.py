@@ -1,10 +1,10 @@
-"""An envoy (submit_process.py): makes a run's objects, whole or not at all, and becomes the run's mirror.
+"""Creates a run's objects, all or none, and becomes the run's sync process (started by submit_process.py).
 
-    python -m holdfast.launch.kubernetes.submit.submit_worker
+python -m holdfast.launch.kubernetes.submit.submit_worker
 
-It is told where to, by which it connects, and then which, on standard input, and says on standard output what became of
-it: nothing, or an error. It goes on once it hears that it may; where whoever sent it has gone before, it undoes what it
-has done. It imports little beside the client, because to load that takes as long as all that is done before it is told.
+It reads the cluster address and then the request from standard input, and writes the result to standard output: nothing
+or an error. It continues after DETACH; if its parent exits before that, it rolls back. It imports little except the
+client, whose import takes as long as all the parent's work before the request.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from holdfast.run_dir import RunDir
 
 RETRY_S = 0.1
 WEBHOOK_LAG_S = 10.0
-"""Longest that a webhook may take to see an object that is there."""
+"""Longest time that a webhook's cache may lag behind a created object."""
 ROLL_BACK_S = 20.0
-"""How long an API server that is away is asked to undo what was done."""
+"""Longest time to retry a rollback while the API server is unavailable."""
 CREATE_FIRST = ("Secret", "ConfigMap", "ServiceAccount", "Role")
-"""What others ask for: pods for what they mount and whose they are, a binding for its Role. The rest comes after it."""
+"""Kinds that others depend on: pods mount them or use their account, a binding needs its Role."""
 MAX_REQUEST_BYTES = 1 << 26
 
 
 async def run_worker() -> None:
-    """Run the errand that comes on standard input."""
+    """Handle the request on standard input."""
     stdin = await _open_stdin()
     line = await stdin.readline()
     if not line.endswith(b"\n"):
-        return  # whoever sent it has thought better of it
+        return  # the parent has cancelled
     address = msgspec.json.decode(line, type=ClusterAddress)
     cluster = ClusterClient(context=address.context, namespace=address.namespace)
     connecting = asyncio.ensure_future(cluster.connect())
@@ -60,11 +60,11 @@ async def run_worker() -> None:
     folder = RunDir(Path(request.run_dir))
     answer = _redirect_to_log(folder)
     if lock_run(folder) is None:
-        sys.exit("the run has a mirror already")
+        sys.exit("the run has a sync process already")
     confirmation = asyncio.ensure_future(stdin.readline())
     making = asyncio.ensure_future(create_objects(cluster, address, request))
     await asyncio.wait((making, confirmation), return_when=asyncio.FIRST_COMPLETED)
-    making.cancel()  # in vain where it is done
+    making.cancel()  # no effect if it is done
     try:
         cluster_ref = await making
     except asyncio.CancelledError:
@@ -74,7 +74,7 @@ async def run_worker() -> None:
         return
     try:
         write_cluster_ref(folder, cluster_ref)
-        from holdfast.launch.kubernetes.sync.run_sync import syncing  # what it brings is not needed before
+        from holdfast.launch.kubernetes.sync.run_sync import syncing  # late: not needed before
 
         async with syncing(folder, cluster) as over:
             _answer(answer, {})
@@ -87,7 +87,7 @@ async def run_worker() -> None:
 
 
 class _ParentGone(Exception):
-    """Whoever sent this has gone before it was told to go on."""
+    """The parent exited before it sent DETACH."""
 
 
 async def _open_stdin() -> asyncio.StreamReader:
@@ -97,7 +97,7 @@ async def _open_stdin() -> asyncio.StreamReader:
 
 
 def _redirect_to_log(folder: RunDir) -> int:
-    """Have all that is written from now on go to the run's log; where the answer goes."""
+    """Redirect standard output and error to the run's log; returns the descriptor for the result."""
     answer = os.dup(1)
     log = os.open(folder.controller_log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for standard in (1, 2):
@@ -107,14 +107,14 @@ def _redirect_to_log(folder: RunDir) -> int:
 
 
 def _answer(answer: int, words: Mapping[str, Any]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # that nobody hears it is seen by the other pipe
+    with contextlib.suppress(BrokenPipeError):  # standard input shows that the parent is gone
         os.write(answer, json.dumps(words).encode() + b"\n")
 
 
 async def create_objects(cluster: ClusterClient, address: ClusterAddress, request: SubmitRequest) -> ClusterRef:
-    """Make the objects; raises ClusterError, or is cancelled, with none of them left."""
+    """Create the objects; after a ClusterError or cancellation none of them is left."""
     before, owner, owned = request.prerequisites, request.owner, request.owned
-    # Whatever would be refused is refused before anything is there.
+    # Dry-run first, so that a rejection leaves nothing behind.
     await _gather_all(
         cluster.create(collection_path(each), each, dryRun="All") for each in owned if can_dry_run_alone(each)
     )
@@ -126,7 +126,7 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
         try:
             said = await _create_owner(cluster, owner, made)
         except (ApiUnavailable, asyncio.CancelledError):
-            made.append(object_path(owner))  # it may be made though nobody says so
+            made.append(object_path(owner))  # it may exist although no response came
             raise
         made.append(object_path(owner))
         for each in filter(_belongs_to_run, before):
@@ -151,7 +151,7 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
 
 
 async def _roll_back(cluster: ClusterClient, made: Iterable[str]) -> list[str]:
-    """Remove what was made; what could not be, though what went wrong was given a while to pass."""
+    """Delete what was created, with retries for ROLL_BACK_S; returns what could not be deleted."""
     deadline, left = time.monotonic() + ROLL_BACK_S, list[str]()
     for path in made:
         while True:
@@ -170,7 +170,7 @@ async def _roll_back(cluster: ClusterClient, made: Iterable[str]) -> list[str]:
 
 
 async def _create_owner(cluster: ClusterClient, owner: Mapping[str, Any], made: Sequence[str]) -> Mapping[str, Any]:
-    """Make the run's object, as soon as webhooks see what was made for it just before: they look at a copy."""
+    """Create the owner object; retries until webhooks, which read from a cache, see its prerequisites."""
     deadline = time.monotonic() + WEBHOOK_LAG_S
     while True:
         try:
@@ -182,14 +182,14 @@ async def _create_owner(cluster: ClusterClient, owner: Mapping[str, Any], made: 
 
 
 async def _gather_all(asked: Iterable[Coroutine[None, None, object]]) -> None:
-    """Ask for several things at once; raises the first error once all are answered."""
+    """Run several requests concurrently; raises the first error once all have ended."""
     for answer in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(answer, BaseException):
             raise answer
 
 
 async def _create_if_absent(cluster: ClusterClient, thing: Mapping[str, Any]) -> bool:
-    """Make what is to be there first, unless it is: a volume's claim that an earlier run has made."""
+    """Create a prerequisite; False if it exists, such as the volume claim of an earlier run."""
     try:
         await cluster.create(collection_path(thing), thing)
     except ApiError as refusal:
@@ -200,10 +200,10 @@ async def _create_if_absent(cluster: ClusterClient, thing: Mapping[str, Any]) ->
 
 
 def _owner_metadata(owner: Mapping[str, Any], one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The metadata that has an object removed with its owner.
+    """Metadata that makes Kubernetes delete an object with its owner.
 
-    Kueue follows `controller: true` alone: the controller's pods then belong to the run that it has admitted, and are
-    not gated as pods that are in no queue (manageJobsWithoutQueueName, or a LocalQueue named `default`).
+    Kueue follows only `controller: true`: with it the controller's pods belong to the admitted run, and are not gated
+    as pods without a queue (manageJobsWithoutQueueName, or a LocalQueue named `default`).
     """
     meta = owner["metadata"]
     kind = {key: owner[key] for key in ("apiVersion", "kind")}
@@ -216,7 +216,7 @@ def _belongs_to_run(thing: Mapping[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Be an envoy."""
+    """Run the submit worker."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     asyncio.run(run_worker())
 
