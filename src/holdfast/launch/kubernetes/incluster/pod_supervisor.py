@@ -31,7 +31,7 @@ POLL_S = 0.2
 
 
 def main() -> None:
-    """Keep a controller running until the run is over, then wait for deletion: the kubelet would restart the container."""
+    """Keep a controller running until the run is over, then wait for deletion: an exit would restart the container."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.incluster.pod_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--job", type=Path, required=True, help="the job as accepted")

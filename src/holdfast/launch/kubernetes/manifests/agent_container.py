@@ -1,4 +1,4 @@
-"""Owns the agent's container: what starts a node's agent in its pod, and what it is told."""
+"""Renders the container that runs a node's agent, with its command line and mounts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from holdfast.protocol import routes
 def agent_container(ctx: RenderContext, name: str, *, index: str, index_from: YamlValue = None) -> ContainerSpec:
     """The agent as the one container of a node's pod.
 
-    `index` is the node's number as the kubelet fills it in, such as `$(JOB_COMPLETION_INDEX)`; `index_from` is where
-    the variable HOLDFAST_NODE_INDEX comes from, where that is meant.
+    `index` is the node's number, as the kubelet expands it, such as `$(JOB_COMPLETION_INDEX)`. `index_from` is the
+    source of the variable HOLDFAST_NODE_INDEX, if `index` uses that.
     """
     job, names = ctx.job, ctx.names
     options = {
@@ -40,10 +40,10 @@ def agent_container(ctx: RenderContext, name: str, *, index: str, index_from: Ya
             "image": job.image,
             "command": Commented(
                 ["python", "-m", "holdfast.agent.bootstrap", index, *words],
-                "It asks the controller which life of its node it is, since a pod that is made anew cannot know, and "
-                "becomes its agent. The agent is the node: it starts the ranks as its controller says, and they end "
-                "with it. It has no liveness probe: the controller listens for it, and a kubelet that killed a busy "
-                "agent would kill its ranks.",
+                "The pod gets its node's generation from the controller, as a recreated pod cannot know it, and "
+                "starts the agent. The agent starts ranks on the controller's orders, and they end with it. There is "
+                "no liveness probe: the controller watches the agent's heartbeat, and a kubelet that kills a busy "
+                "agent kills its ranks.",
             ),
             "env": env,
         },
@@ -51,7 +51,7 @@ def agent_container(ctx: RenderContext, name: str, *, index: str, index_from: Ya
             {
                 "name": "keys",
                 "mountPath": f"{KEYS_DIR}/token",
-                "subPathExpr": Commented(f"node{index}", "Of the tokens of all nodes it sees its own."),
+                "subPathExpr": Commented(f"node{index}", "A node sees only its own token."),
                 "readOnly": True,
             },
             {"name": "keys", "mountPath": f"{KEYS_DIR}/ca.pem", "subPath": "ca.pem", "readOnly": True},

@@ -1,4 +1,4 @@
-"""Owns the container of a run without an agent: the command as it is, once on each node, its place in variables."""
+"""Renders the container of a run without agents: the job's command, once per node, with its rank in variables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue
 
 MASTER_PORT = 29500
-"""Where ranks meet; torchrun's own default."""
+"""Rendezvous port of the ranks; torchrun's default."""
 
 
 def command_container(ctx: RenderContext, name: str, *, rank_env: Sequence[YamlValue] = ()) -> ContainerSpec:
-    """The job's command in a node's pod; `place` are variables that tell the node's place, where no operator does."""
+    """The job's command in a node's pod; `rank_env` has the node's rank, if no operator sets it."""
     job = ctx.job
     return ContainerSpec(
         container={
@@ -28,7 +28,7 @@ def command_container(ctx: RenderContext, name: str, *, rank_env: Sequence[YamlV
 
 
 def command_env(ctx: RenderContext) -> list[YamlValue]:
-    """The fabric's variables and the job's own, its secrets by where they are kept."""
+    """The variables of the fabric and the job, with references to its secrets."""
     job = ctx.job
     env = ctx.accepted.fabric_env | job.fabric.env | job.env
     return [
@@ -38,7 +38,7 @@ def command_env(ctx: RenderContext) -> list[YamlValue]:
 
 
 def jobset_rank_env(ctx: RenderContext, *, torchrun: bool) -> list[YamlValue]:
-    """A node's place by its number in an indexed Job: torchrun's variables (`pet`), and a rank's where it is one."""
+    """A node's rank from its index in an indexed Job: torchrun's PET_* variables, or those of a single rank."""
     job, first = ctx.job, ctx.names.first_node
     index: YamlValue = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/job-completion-index']"}}
     fixed = {"MASTER_ADDR": first, "MASTER_PORT": str(MASTER_PORT)}
@@ -65,5 +65,5 @@ def _secret_env(ctx: RenderContext, name: str) -> YamlValue:
 
 
 def _literal(word: str) -> str:
-    """The word as it was written: Kubernetes would put a variable's value in place of `$(NAME)`."""
+    """Escape a word, because Kubernetes expands `$(NAME)`."""
     return word.replace("$(", "$$(")

@@ -1,4 +1,4 @@
-"""Owns the controller's pod: outside the gang, so that nothing that restarts the gang restarts it; and its address."""
+"""Renders the controller's ReplicaSet and Service, outside the gang, so that a gang restart does not restart it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValu
 from holdfast.launch.kubernetes.object_names import CONTROLLER
 
 CONTROLLER_PORT = 7433
-"""The controller's one port."""
+"""The controller's only port."""
 
 KEYS_DIR = "/run/secrets/holdfast"
-"""Where tokens and certificates are seen, in the controller's pod and in the nodes'."""
+"""Mount path of tokens and certificates, in the controller's pod and in the nodes'."""
 
 SUPERVISOR_MODULE = "holdfast.launch.kubernetes.incluster.pod_supervisor"
 
 
 def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """The controller's name in the cluster."""
+    """The headless Service that gives the controller its DNS name."""
     names = ctx.names
     return {
         "apiVersion": "v1",
@@ -39,11 +39,9 @@ def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
         },
         "spec": {
             "clusterIP": Commented(
-                "None", "The name is the pod's own address, which agents look up each time they connect."
+                "None", "The name resolves to the pod's address; agents look it up at every connection."
             ),
-            "publishNotReadyAddresses": Commented(
-                True, "A controller that is reading its log is waited for, not unknown."
-            ),
+            "publishNotReadyAddresses": Commented(True, "The name also resolves while a new controller reads its log."),
             "selector": names.selector(CONTROLLER)["matchLabels"],
             "ports": [{"name": "agents", "port": CONTROLLER_PORT}],
         },
@@ -51,7 +49,7 @@ def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def first_pod_marker(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
-    """Where the first pod says that there was one, which a later one cannot know where no volume has the log."""
+    """The ConfigMap in which the first controller pod records itself, for later pods without a volume with the log."""
     if ctx.accepted.durable_controller_disk:
         return []
     about = {
@@ -63,7 +61,7 @@ def first_pod_marker(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
 
 
 def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """What keeps one controller alive, until that says that the run is over."""
+    """The ReplicaSet that keeps one controller running until the run is over."""
     names, target, own = ctx.names, ctx.target, ctx.target.controller
     labels = names.labels(CONTROLLER)
     return {
@@ -71,14 +69,14 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
         "kind": "ReplicaSet",
         "metadata": {"name": names.controller, "namespace": target.namespace, "labels": labels},
         "spec": {
-            "replicas": Commented(1, "A lost pod is replaced at once, however often. The last one sets this to 0."),
+            "replicas": Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
             "selector": names.selector(CONTROLLER),
             "template": {
                 "metadata": {"labels": labels},
                 "spec": {
                     "serviceAccountName": target.service_account or names.controller,
                     "automountServiceAccountToken": Commented(
-                        True, "It asks the API server, whatever a ready-made account says."
+                        True, "The controller calls the API server, even if its service account disables the token."
                     ),
                     "enableServiceLinks": False,
                     "priorityClassName": target.priority_class,
@@ -102,18 +100,18 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def requests(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """What the controller's pod asks its machine for."""
+    """Resource requests of the controller's pod."""
     own = ctx.target.controller
     return {"cpu": format_cores(own.cpu), "memory": format_quantity(own.memory)}
 
 
 def limits(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """What the controller's pod may use of its machine."""
+    """Resource limits of the controller's pod."""
     own = ctx.target.controller
     return {
         "cpu": format_cores(own.cpu_limit),
         "memory": Commented(
-            format_quantity(own.memory_limit), "A run of 2,048 nodes takes 142 MiB; beyond this something is wrong."
+            format_quantity(own.memory_limit), "A run of 2,048 nodes needs 142 MiB; more than this limit is a fault."
         ),
     }
 
@@ -139,7 +137,7 @@ def _container(ctx: RenderContext) -> YamlValue:
         "ports": [{"name": "agents", "containerPort": CONTROLLER_PORT}],
         "resources": {"requests": requests(ctx), "limits": limits(ctx)},
         "startupProbe": Commented(
-            {**listens, "periodSeconds": 2, "failureThreshold": 150}, "Five minutes to read a long log."
+            {**listens, "periodSeconds": 2, "failureThreshold": 150}, "A long log takes up to 5 minutes to read."
         ),
         "readinessProbe": listens,
         "livenessProbe": {**listens, "periodSeconds": 10, "failureThreshold": 6},

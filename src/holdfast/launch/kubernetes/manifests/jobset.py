@@ -1,4 +1,4 @@
-"""Owns a run as a JobSet: with an agent one Job for each node, without one Job for all of them."""
+"""Renders a run as a JobSet: with agents one Job per node, without agents one Job for all nodes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from holdfast.launch.kubernetes.object_names import NODE, QUEUE_LABEL
 
 NODE_INDEX = "$(HOLDFAST_NODE_INDEX)"
 
-RESTARTS_COUNTED_BY_CONTROLLER = "recovery.max_restarts is counted by the controller; two counts would fight."
+RESTARTS_COUNTED_BY_CONTROLLER = "The controller counts recovery.max_restarts; a second count would conflict."
 NO_RESTARTS: YamlValue = {
-    "maxRestarts": Commented(0, "A JobSet restarts all of its nodes; holdfast restarts ranks, and counts them.")
+    "maxRestarts": Commented(0, "A JobSet would restart all nodes; holdfast restarts ranks and counts the restarts.")
 }
 UNLIMITED_RETRIES = 2**31 - 1
 REPLACE_AT_ONCE = Commented(
     "TerminatingOrFailed",
-    "The pod of a dead machine never finishes terminating, and is replaced all the same. A pod failure policy would "
-    "forbid this.",
+    "The pod of a dead machine never finishes terminating, but must be replaced. A pod failure policy would forbid "
+    "this.",
 )
 RENDEZVOUS_NETWORK: YamlValue = {
     "enableDNSHostnames": True,
-    "publishNotReadyAddresses": Commented(True, "Ranks meet before their pods count as ready."),
+    "publishNotReadyAddresses": Commented(True, "The rendezvous happens before the pods are ready."),
 }
 
 
@@ -40,7 +40,7 @@ def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "suspend": suspended(ctx),
             "network": RENDEZVOUS_NETWORK,
             "ttlSecondsAfterFinished": Commented(
-                RETENTION_S, "A day to look at it; then it goes with all that it owns."
+                RETENTION_S, "Kept for a day for inspection, then deleted with all that it owns."
             ),
             **(_with_agent(ctx) if ctx.target.agent else _without_agent(ctx)),
         },
@@ -48,7 +48,7 @@ def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def owner_metadata(ctx: RenderContext) -> YamlValue:
-    """Name and labels of the object that stands for the run: what owns the others, and what a queue admits."""
+    """Name and labels of the run's owner object, which owns the others and which a queue admits."""
     labels = ctx.names.labels()
     if ctx.queue:
         labels |= {QUEUE_LABEL: ctx.queue}
@@ -56,12 +56,12 @@ def owner_metadata(ctx: RenderContext) -> YamlValue:
 
 
 def suspended(ctx: RenderContext) -> YamlValue:
-    """A run in a queue waits until there is room for the whole of it."""
-    return Commented(True, "Kueue starts it, once the whole gang has room.") if ctx.queue else None
+    """A queued run starts suspended, until Kueue admits the whole gang."""
+    return Commented(True, "Kueue unsuspends it once the whole gang fits.") if ctx.queue else None
 
 
 def _with_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """A Job for each node, none of which gives up; what is restarted, and how often, is the controller's to say."""
+    """One Job per node with unlimited retries; the controller decides what restarts, and how often."""
     index: YamlValue = {"fieldRef": {"fieldPath": "metadata.labels['jobset.sigs.k8s.io/job-index']"}}
     occupant = agent_container(ctx, NODE, index=NODE_INDEX, index_from=index)
     job = {
@@ -74,8 +74,8 @@ def _with_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
     }
     nodes = Commented(
         ctx.job.nodes.max,
-        "One Job for each node: pods of one Job would share the pause before a failed one is replaced, which doubles "
-        "with every failure.",
+        "One Job per node: the pods of one Job share the back-off before a failed pod is replaced, which doubles with "
+        "every failure.",
     )
     return {
         "failurePolicy": NO_RESTARTS,
@@ -84,7 +84,7 @@ def _with_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def _without_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """One Job of all nodes, which JobSet makes anew as a whole when a pod fails."""
+    """One Job for all nodes, which JobSet recreates when a pod fails."""
     occupant = command_container(ctx, NODE, rank_env=jobset_rank_env(ctx, torchrun=True))
     return {
         "failurePolicy": restart_policy(ctx),
@@ -93,10 +93,10 @@ def _without_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def restart_policy(ctx: RenderContext) -> YamlValue:
-    """How a JobSet without a controller of ours restarts: as a whole, as often as the job says."""
+    """The restart policy of a JobSet without a controller: as a whole, up to the job's limit."""
     return {
         "maxRestarts": ctx.job.recovery.max_restarts,
-        "restartStrategy": Commented("BlockingRecreate", "No rank of a new attempt may meet one of the last."),
+        "restartStrategy": Commented("BlockingRecreate", "Ranks of two attempts must not meet."),
         "rules": [
             Commented(
                 {
@@ -104,20 +104,20 @@ def restart_policy(ctx: RenderContext) -> YamlValue:
                     "action": "RestartJobSetAndIgnoreMaxRestarts",
                     "onJobFailureReasons": ["PodFailurePolicy"],
                 },
-                "A drain or a preemption is not the job's fault, and does not count.",
+                "A drain or a preemption is not the job's fault and does not count.",
             )
         ],
     }
 
 
 def gang_job_spec(ctx: RenderContext, occupant: ContainerSpec) -> Mapping[str, YamlValue]:
-    """A Job of all nodes that fails as soon as one of them does."""
+    """A Job for all nodes that fails as soon as one node fails."""
     disrupted: YamlValue = {"type": "DisruptionTarget", "status": "True"}
     return {
         "parallelism": ctx.job.nodes.max,
         "completions": ctx.job.nodes.max,
         "completionMode": "Indexed",
-        "backoffLimit": Commented(0, "A pod that is replaced alone meets ranks that wait for its former self."),
+        "backoffLimit": Commented(0, "A replaced pod cannot join: the other ranks wait for the old one."),
         "podFailurePolicy": {"rules": [{"action": "FailJob", "onPodConditions": [disrupted]}]},
         "template": pod_template(ctx, occupant, restart="Never"),
     }

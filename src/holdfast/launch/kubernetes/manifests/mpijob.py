@@ -1,4 +1,4 @@
-"""Owns a run as an MPIJob of mpi-operator's: `mpirun` in a launcher, ranks under sshd on the nodes, and no agent."""
+"""Renders a run as an MPIJob of mpi-operator: `mpirun` in a launcher pod, ranks under sshd on the nodes, no agent."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValu
 
 LAUNCHER, WORKER = "launcher", "worker"
 MPI_HOME = "/home/mpiuser"
-"""Where the images that mpi-operator publishes keep what an sshd of a user other than root reads."""
+"""Home folder, in mpi-operator's published images, with the configuration of a non-root sshd."""
 
 
 SSHD_CAPABILITY = "NET_BIND_SERVICE"
-"""What the published images give the file of sshd, which the kernel executes only where a container may have it."""
+"""File capability of sshd in the published images; the kernel executes sshd only if the container may have it."""
 ROOT_SSHD_CAPABILITIES = ("AUDIT_WRITE", "SETGID", "SETUID", "SYS_CHROOT")
-"""What an sshd of root's cannot let anybody in without; tried one by one with OpenSSH 9.2, but for the first: where the
-kernel audits, one that may not write of it gives up."""
+"""Capabilities without which a root sshd rejects logins, tested one by one with OpenSSH 9.2. AUDIT_WRITE was not
+tested: sshd exits without it if the kernel audits."""
 
 
 def mpijob(ctx: RenderContext) -> Mapping[str, YamlValue]:
@@ -33,25 +33,23 @@ def mpijob(ctx: RenderContext) -> Mapping[str, YamlValue]:
         "spec": {
             "slotsPerWorker": job.local_world_size,
             "sshAuthMountPath": Commented(
-                "/root/.ssh" if root else f"{MPI_HOME}/.ssh", "Where sshd of this user looks."
+                "/root/.ssh" if root else f"{MPI_HOME}/.ssh", "The folder that this user's sshd reads."
             ),
-            "launcherCreationPolicy": Commented(
-                "WaitForWorkersReady", "`mpirun` gives up on a node that is not there."
-            ),
+            "launcherCreationPolicy": Commented("WaitForWorkersReady", "`mpirun` fails if a node is missing."),
             "runPolicy": {
                 "suspend": suspended(ctx),
-                "cleanPodPolicy": Commented("Running", "sshd never ends by itself."),
+                "cleanPodPolicy": Commented("Running", "sshd never exits by itself."),
                 "ttlSecondsAfterFinished": Commented(
-                    RETENTION_S, "A day to look at it; then it goes with all that it owns."
+                    RETENTION_S, "Kept for a day for inspection, then deleted with all that it owns."
                 ),
                 "backoffLimit": Commented(
-                    job.recovery.max_restarts, "Restarts of the launcher, and of all ranks with it."
+                    job.recovery.max_restarts, "Restarts of the launcher, which restart all ranks."
                 ),
             },
             "mpiReplicaSpecs": {
                 "Launcher": {
                     "replicas": 1,
-                    "restartPolicy": Commented("OnFailure", "A rank that fails ends `mpirun`, which starts all again."),
+                    "restartPolicy": Commented("OnFailure", "A failed rank ends `mpirun`; a restart starts all ranks."),
                     "template": helper_pod_template(ctx, _launcher(ctx), part=LAUNCHER),
                 },
                 "Worker": {"replicas": job.nodes.max, "template": pod_template(ctx, _worker(ctx))},
@@ -61,11 +59,11 @@ def mpijob(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def _launcher(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """The job's command; what it is given in variables, `mpirun` gives on to every rank."""
+    """The job's command; `mpirun` passes its variables on to every rank."""
     names = [each["name"] for each in to_plain(command_env(ctx))]
     forwarded: YamlValue = {
         "name": "OMPI_MCA_mca_base_env_list",
-        "value": Commented(";".join(names), "ssh hands no variables on; Open MPI does, for those it is told of."),
+        "value": Commented(";".join(names), "ssh forwards no variables; Open MPI forwards these."),
     }
     container = command_container(ctx, LAUNCHER, rank_env=[forwarded]).container
     return {**container, "resources": {"limits": {"cpu": "1", "memory": "1Gi"}}}
@@ -77,5 +75,5 @@ def _worker(ctx: RenderContext) -> ContainerSpec:
     return ContainerSpec(
         container={"name": WORKER, "image": ctx.job.image, "command": ["/usr/sbin/sshd", "-De", *options]},
         capabilities=(SSHD_CAPABILITY, *(ROOT_SSHD_CAPABILITIES if root else ())),
-        capabilities_reason="sshd cannot be executed, or lets nobody in, without.",
+        capabilities_reason="sshd does not start, or rejects logins, without it.",
     )

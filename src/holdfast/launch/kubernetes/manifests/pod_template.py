@@ -1,6 +1,6 @@
-"""Owns the pod of a node: what it may use and do, how it reaches the fabric, and the folders it sees.
+"""Renders the pod template of a node: resources, permissions, fabric access and mounted folders.
 
-Refuses to own what runs in it (agent_container.py, command_container.py), and what makes it (jobset.py and its neighbours).
+Its container comes from agent_container.py or command_container.py; jobset.py and its siblings use the template.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValu
 from holdfast.launch.kubernetes.object_names import NODE
 
 AGENT_EXIT_GRACE_S = 30
-"""Seconds beyond the ranks' grace in which an agent tells of their end and leaves; what is left then is killed."""
+"""Seconds beyond the ranks' grace in which an agent reports their end and exits, before the kubelet kills it."""
 
 SCRATCH = "/run/holdfast"
 """The agent's own files, the ranks' sockets and the unpacked code, on the node's disk."""
@@ -24,18 +24,18 @@ SCRATCH = "/run/holdfast"
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerSpec:
-    """What runs in a node's pod: its one container, and what this one has beyond every node's."""
+    """A node pod's only container, and what it needs in addition to every node's."""
 
     container: Mapping[str, YamlValue]
     mounts: Sequence[YamlValue] = ()
     volumes: Sequence[YamlValue] = ()
     capabilities: tuple[str, ...] = ()
     capabilities_reason: str = ""
-    """What the capabilities are for."""
+    """Why the capabilities are needed."""
 
 
 def pod_template(ctx: RenderContext, spec: ContainerSpec, *, restart: str | None = None) -> YamlValue:
-    """The pod template of a node; `restart` is its restart policy, where its kind of object does not set one itself."""
+    """The pod template of a node; `restart` is its restart policy, if its kind of object sets none."""
     return {
         "metadata": {"labels": ctx.names.labels(NODE), "annotations": _network_annotations(ctx)},
         "spec": _pod_spec(ctx, spec, restart),
@@ -43,7 +43,7 @@ def pod_template(ctx: RenderContext, spec: ContainerSpec, *, restart: str | None
 
 
 def helper_pod_template(ctx: RenderContext, container: Mapping[str, YamlValue], *, part: str) -> YamlValue:
-    """The template of a pod beside the nodes, on any machine that will have it: no GPU, no fabric."""
+    """The template of an auxiliary pod that runs on any machine: no GPU, no fabric."""
     target = ctx.target
     return {
         "metadata": {"labels": ctx.names.labels(part)},
@@ -66,22 +66,22 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
     grace_s = math.ceil(ctx.job.recovery.stop_grace_s) + AGENT_EXIT_GRACE_S
     return {
         "restartPolicy": restart,
-        "automountServiceAccountToken": Commented(False, "A rank has nothing to ask of the API server."),
-        "enableServiceLinks": Commented(False, "Variables of every Service here would reach the ranks."),
+        "automountServiceAccountToken": Commented(False, "Ranks do not use the API server."),
+        "enableServiceLinks": Commented(False, "Otherwise ranks get variables for every Service of the namespace."),
         "terminationGracePeriodSeconds": Commented(
             grace_s,
-            f"recovery.stop_grace_s for a last checkpoint, and {AGENT_EXIT_GRACE_S} s for the agent to tell of it; "
-            "then the kubelet kills.",
+            f"recovery.stop_grace_s for a last checkpoint, and {AGENT_EXIT_GRACE_S} s for the agent to report it; "
+            "then the kubelet kills the pod.",
         ),
         "priorityClassName": target.priority_class,
         "nodeSelector": target.node_selector or None,
         "tolerations": tolerations(target.tolerations) or None,
         "affinity": _anti_affinity(ctx) if access.host_network else None,
-        "hostNetwork": Commented(True, f"{ctx.fabric.name}: its adapters belong to the machine's own network.")
+        "hostNetwork": Commented(True, f"{ctx.fabric.name}: its adapters are on the host network.")
         if access.host_network
         else None,
         "dnsPolicy": Commented(
-            "ClusterFirstWithHostNet", "Without it a pod on the host network does not find the others."
+            "ClusterFirstWithHostNet", "Without it a pod on the host network cannot resolve the others."
         )
         if access.host_network
         else None,
@@ -94,7 +94,7 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
                 "name": "shm",
                 "emptyDir": {
                     "medium": Commented(
-                        "Memory", "A container's own /dev/shm has 64 MiB, and NCCL and data loaders die of it."
+                        "Memory", "The default /dev/shm has 64 MiB, too little for NCCL and data loaders."
                     ),
                     "sizeLimit": format_quantity(ctx.job.resources.shm),
                 },
@@ -108,13 +108,13 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
 
 
 def pod_security_context(number: int) -> YamlValue:
-    """Who containers run as; only a target that says 0 gets root."""
+    """The user of the containers; root only if the target sets 0."""
     return {
         "runAsNonRoot": True if number else None,
         "runAsUser": number,
         "runAsGroup": number,
         "fsGroup": number,
-        "fsGroupChangePolicy": Commented("OnRootMismatch", "Else every start would walk through all checkpoints."),
+        "fsGroupChangePolicy": Commented("OnRootMismatch", "Otherwise every start walks through all checkpoints."),
         "seccompProfile": {"type": "RuntimeDefault"},
     }
 
@@ -122,7 +122,7 @@ def pod_security_context(number: int) -> YamlValue:
 def container_security_context(
     capabilities: tuple[str, ...] = (), *, privileged: bool = False, why: str = ""
 ) -> YamlValue:
-    """A container's security context: nothing, and what the fabric needs on top of it."""
+    """A container's security context: no privileges except those that the fabric needs."""
     added = Commented(list(capabilities), why) if capabilities else None
     if privileged:
         return {"privileged": Commented(True, why), "capabilities": {"add": added}}
@@ -130,16 +130,16 @@ def container_security_context(
 
 
 def home_volume(ctx: RenderContext) -> YamlValue:
-    """The shared volume, or what stands in for it."""
+    """The shared volume, or an emptyDir without one."""
     volume = ctx.target.volume
     if volume is None:
-        gone = "The target names no volume: checkpoints and logs here are lost with the pod."
+        gone = "The target names no volume: checkpoints and logs are lost with the pod."
         return {"name": "home", "emptyDir": Commented({}, gone)}
     return {"name": "home", "persistentVolumeClaim": {"claimName": volume.claim}}
 
 
 def format_quantity(size_bytes: int | None) -> str | None:
-    """Bytes as Kubernetes writes them, in the largest unit that keeps them whole."""
+    """Bytes in Kubernetes notation, in the largest unit that gives an integer."""
     if size_bytes is None:
         return None
     for power, unit in ((50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
@@ -149,21 +149,21 @@ def format_quantity(size_bytes: int | None) -> str | None:
 
 
 def format_cores(cpu: float | None) -> str | None:
-    """CPU cores as Kubernetes writes them, in thousandths where they are not whole."""
+    """CPU cores in Kubernetes notation, in thousandths if not an integer."""
     if cpu is None:
         return None
     return str(int(cpu)) if cpu == int(cpu) else f"{max(1, round(cpu * 1000))}m"
 
 
 def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValue:
-    """The container with what every node's container has, whatever runs in it."""
+    """Add the fields that every node's container has."""
     access = ctx.pod_access
-    asks = [f"{ctx.fabric.name} asks for it."] if access.capabilities or access.privileged else []
+    asks = [f"{ctx.fabric.name} needs it."] if access.capabilities or access.privileged else []
     return {
         **occupant.container,
         "resources": Commented(
             {"limits": node_limits(ctx)},
-            "Requests are then the same, and a pod whose requests are its limits is evicted last.",
+            "Requests default to limits; a pod whose requests equal its limits is evicted last.",
         ),
         "securityContext": container_security_context(
             (*access.capabilities, *occupant.capabilities),
@@ -181,7 +181,7 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
 
 
 def node_limits(ctx: RenderContext) -> YamlValue:
-    """What a node of the job may use of its machine, and asks it for."""
+    """Resource limits and requests of a node."""
     job, access = ctx.job, ctx.pod_access
     most: dict[str, YamlValue] = {
         "cpu": format_cores(job.resources.cpu),
@@ -197,7 +197,7 @@ def node_limits(ctx: RenderContext) -> YamlValue:
 
 
 def _init_resources(ctx: RenderContext) -> YamlValue:
-    """The same without devices, for what runs before: a pod asks for the larger of both, and so for no more."""
+    """The same without devices, for the init container: a pod requests the larger of both, so no more."""
     resources = ctx.job.resources
     most: dict[str, YamlValue] = {"cpu": format_cores(resources.cpu), "memory": format_quantity(resources.memory)}
     return {"limits": most} if to_plain(most) else None
@@ -209,13 +209,13 @@ def _network_annotations(ctx: RenderContext) -> YamlValue:
         return None
     return {
         "k8s.v1.cni.cncf.io/networks": Commented(
-            ", ".join([network] * access.per_node), "One interface for each device; Multus pairs them in this order."
+            ", ".join([network] * access.per_node), "One interface per device; Multus pairs them in this order."
         )
     }
 
 
 def tolerations(tolerated: Sequence[Toleration]) -> list[YamlValue]:
-    """Taints that a pod of the run puts up with."""
+    """Tolerations of the run's pods."""
     return [
         {
             "key": each.key,
@@ -228,7 +228,7 @@ def tolerations(tolerated: Sequence[Toleration]) -> list[YamlValue]:
 
 
 def _anti_affinity(ctx: RenderContext) -> YamlValue:
-    """Two nodes of a run on one machine would take each other's ports."""
+    """Keeps two nodes of a run off one machine, where their ports would conflict."""
     return {
         "podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": Commented(
@@ -238,7 +238,7 @@ def _anti_affinity(ctx: RenderContext) -> YamlValue:
                         "topologyKey": "kubernetes.io/hostname",
                     }
                 ],
-                "On the host network two nodes on one machine would take each other's ports.",
+                "On the host network the ports of two nodes on one machine would conflict.",
             )
         }
     }

@@ -1,4 +1,4 @@
-"""Owns a run as a PyTorchJob of training-operator's, which tells each pod its place (MASTER_*, RANK, PET_*)."""
+"""Renders a run as a PyTorchJob of training-operator, which sets MASTER_*, RANK and PET_* in each pod."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 
 CONTAINER = "pytorch"
-"""The operator knows its container by this name."""
+"""The operator requires this container name."""
 
 
 def pytorchjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
@@ -27,16 +27,16 @@ def pytorchjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
         "kind": "PyTorchJob",
         "metadata": owner_metadata(ctx),
         "spec": {
-            "nprocPerNode": Commented(str(job.local_world_size), "Text, because it may also be `gpu`."),
+            "nprocPerNode": Commented(str(job.local_world_size), "A string, because `gpu` is valid too."),
             "runPolicy": {
                 "suspend": suspended(ctx),
-                "cleanPodPolicy": Commented("Running", "A run that is over leaves no pod that goes on."),
+                "cleanPodPolicy": Commented("Running", "Deletes pods that still run when the run is over."),
                 "ttlSecondsAfterFinished": Commented(
-                    RETENTION_S, "A day to look at it; then it goes with all that it owns."
+                    RETENTION_S, "Kept for a day for inspection, then deleted with all that it owns."
                 ),
                 "backoffLimit": None
                 if ctx.target.agent
-                else Commented(job.recovery.max_restarts, "Restarts of single containers, of all nodes together."),
+                else Commented(job.recovery.max_restarts, "Container restarts, summed over all nodes."),
             },
             "pytorchReplicaSpecs": replicas,
         },
@@ -45,12 +45,12 @@ def pytorchjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 def _replica(ctx: RenderContext, count: int) -> YamlValue:
     supervised = ctx.target.agent
-    # The operator numbers nodes over both groups, and writes the number into RANK.
+    # The operator numbers nodes across both groups, and sets RANK to the number.
     occupant = agent_container(ctx, CONTAINER, index="$(RANK)") if supervised else command_container(ctx, CONTAINER)
     why = (
-        "An agent that ends is started again in its pod; how often ranks are is counted by the controller."
+        "The kubelet restarts an agent that exits; the controller counts restarts of ranks."
         if supervised
-        else "Only the container that failed is started again: the others wait for it, or fail in their turn."
+        else "Only the failed container restarts: the others wait for it, or fail too."
     )
     return {
         "replicas": count,

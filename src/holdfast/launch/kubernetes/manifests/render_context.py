@@ -1,4 +1,4 @@
-"""Owns what a rendering starts from: the job as accepted, the place it goes to, and what its parts will be called."""
+"""The input of rendering: the accepted job, the target and the object names."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from holdfast.launch.kubernetes.object_names import RUNS, VOLUME_ROOT, ObjectNam
 
 
 def workload_kind(job: Job, target: Target) -> Workload:
-    """The kind of object a run becomes: what the target says, but for `mpirun` without an agent to start it by."""
+    """The kind of object that a run becomes: the target's, or an MPIJob for `mpirun` without agents."""
     return Workload.MPIJOB if job.launch is Launch.MPI and not target.agent else target.workload
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenderContext:
-    """One run on its way to a cluster."""
+    """One run to render."""
 
     accepted: RunSpec
     target: Target
@@ -34,7 +34,7 @@ class RenderContext:
 
     @property
     def pod_access(self) -> PodAccess:
-        """How its pods reach the fabric, with what this cluster calls the devices."""
+        """How its pods reach the fabric, with this cluster's device names."""
         device, pod = self.target.fabric_device, self.fabric.pod
         return replace(pod, resource=device.resource or pod.resource, per_node=device.per_node or pod.per_node)
 

@@ -1,4 +1,4 @@
-"""Owns what is sent for a run: all of its objects, in the order they are made, and the text that shows them."""
+"""Renders all objects of a run, in the order of their creation, and as commented YAML."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OWNER_RENDERERS: Mapping[Workload, OwnerRenderer] = {
     Workload.PYTORCHJOB: pytorchjob,
     Workload.MPIJOB: mpijob,
 }
-"""What makes the object that stands for a run, by its kind."""
+"""The function that renders the owner object of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,29 +32,29 @@ class RunManifests:
     """The objects of one run."""
 
     prerequisites: tuple[Mapping[str, YamlValue], ...]
-    """What must be there first."""
+    """Objects that must exist before the owner."""
     owner: Mapping[str, YamlValue]
-    """What stands for the run: whoever removes it removes the rest."""
+    """The run's owner object: deleting it deletes the others."""
     owned: tuple[Mapping[str, YamlValue], ...]
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """All of them as plain data, in the order they are sent."""
+        """All objects as plain data, in the order of their creation."""
         return [to_plain(each) for each in (*self.prerequisites, self.owner, *self.owned)]
 
     @property
     def text(self) -> str:
-        """All of them as YAML with its reasons."""
+        """All objects as commented YAML."""
         owner = to_plain(self.owner)
         head = (
-            f"{PLACEHOLDER_ID} stands for the six characters that the run's id ends in.",
-            f"The {owner['kind']} owns what comes after it: removing it removes the run.",
+            f"{PLACEHOLDER_ID} is a placeholder for the last six characters of the run's id.",
+            f"The {owner['kind']} owns the objects after it: deleting it deletes the run.",
         )
         return to_yaml((*self.prerequisites, self.owner, *self.owned), head=head)
 
 
 def render(ctx: RenderContext) -> RunManifests:
-    """What would be sent; nothing is."""
+    """Render the objects of a run; sends nothing."""
     if ctx.target.agent:
         owned = (
             *run_objects.key_secrets(ctx),

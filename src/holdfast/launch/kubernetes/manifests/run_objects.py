@@ -1,4 +1,4 @@
-"""Owns what a run may do and who may reach it: the controller's role, the fence around the gang, and its secrets."""
+"""Renders a run's supporting objects: the controller's role, NetworkPolicy, Secrets, ConfigMap and volume claim."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ POD_OWNER_RESOURCES: Mapping[Workload, tuple[str, str]] = {
     **API_RESOURCES,
     Workload.TRAINJOB: API_RESOURCES[Workload.JOBSET],
 }
-"""The same of what makes the pods: a TrainJob has a JobSet of its name do it, and says of itself what that says."""
+"""The same for the object that creates the pods: a TrainJob creates a JobSet of its name and copies its conditions."""
 
 SET_AT_START = "(set when the run is started)"
 
 
 def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
-    """The controller's account, and the least it needs, unless a ready-made one is named; the gang needs none."""
+    """The controller's service account with minimal permissions, unless the target names one; the gang needs none."""
     if ctx.target.service_account is not None:
         return []
     names, namespace = ctx.names, ctx.target.namespace
@@ -40,18 +40,18 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     rules: list[YamlValue] = [
         Commented(
             _rule(group, resource, "get", names=[names.name]),
-            "Its own run alone, of which it says there that it has failed, and why: agents leave without an error, and "
-            "the operator would call that a success.",
+            "Only its own run, to mark it as failed with the reason: agents exit with code 0, which the operator would "
+            "count as success.",
         ),
         _rule(group, f"{resource}/status", "patch", names=[names.name]),
         *_node_replacement_rules(ctx),
         Commented(
             _rule("apps", "replicasets/scale", "patch", names=[names.controller]),
-            "That it has had its last pod, once the run is over; more of itself it cannot change.",
+            "To scale itself to 0 once the run is over; nothing else of itself.",
         ),
     ]
     if not ctx.accepted.durable_controller_disk:
-        earlier = "Which pod was the first: a later one gets the log back, of which the nodes have copies."
+        earlier = "To record the first pod: a later one restores the log from the nodes' replicas."
         rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
     return [
         {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
@@ -67,12 +67,12 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
 
 
 def _node_replacement_rules(ctx: RenderContext) -> list[YamlValue]:
-    """What it takes to see nodes come and go, to have a broken one replaced, and to clear away what stays."""
-    unnamed = "Names of pods are not known beforehand."
+    """Permissions to watch nodes, to replace a broken one, and to delete what remains."""
+    unnamed = "Pod names are not known in advance."
     rules: list[YamlValue] = [Commented(_rule("", "pods", "list", "watch", "delete"), unnamed)]
     if ctx.workload is Workload.JOBSET:
         jobs = [f"{ctx.names.name}-{NODE}-{node}" for node in range(ctx.job.nodes.max)]
-        at_once = "A node's Job that is removed is made again at once; a failed pod is replaced after 10 s, then later."
+        at_once = "A deleted Job of a node is recreated immediately; a failed pod is replaced after 10 s, then later."
         rules.append(Commented(_rule("batch", "jobs", "delete", names=jobs), at_once))
     return rules
 
@@ -82,7 +82,7 @@ def _rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = 
 
 
 def network_policy(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """Nobody but the run's own pods reaches its pods."""
+    """Allows connections to the run's pods only from its own pods."""
     names = ctx.names
     return {
         "apiVersion": "networking.k8s.io/v1",
@@ -91,18 +91,18 @@ def network_policy(ctx: RenderContext) -> Mapping[str, YamlValue]:
         "spec": {
             "podSelector": names.selector(),
             "policyTypes": Commented(
-                ["Ingress"], "What goes out is left open: names, data sets, checkpoints in a store."
+                ["Ingress"], "Outgoing traffic is not restricted: DNS, data sets, checkpoint stores."
             ),
             "ingress": Commented(
                 [{"from": [{"podSelector": names.selector()}]}],
-                "The ports of TCPStore, Gloo and NCCL ask nobody who they are; the run's own pods alone may connect.",
+                "TCPStore, Gloo and NCCL ports have no authentication; only the run's own pods may connect.",
             ),
         },
     }
 
 
 def key_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
-    """The controller's secrets, with the job's own, and each node's token; their values are made at the start."""
+    """The controller's secrets with the job's, and each node's token; the start of the run generates the values."""
     names, job = ctx.names, ctx.job
     tokens = dict.fromkeys(("ca.pem", *(f"node{node}" for node in range(job.nodes.max))), SET_AT_START)
     whence = "; ".join(f"{name}: {_secret_source(ref)}" for name, ref in job.secrets.items())
@@ -110,13 +110,14 @@ def key_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     own["secrets.json"] = Commented(SET_AT_START, whence or "The job names no secrets.")
     if (code := ctx.accepted.code) is not None and fits_in_secret(code.bytes):
         own[CODE_KEY] = Commented(
-            SET_AT_START, "The code, which agents get from the controller; more than this is brought to it."
+            SET_AT_START,
+            "The job's code, which agents download from the controller; larger code is uploaded to it later.",
         )
     return [_secret(ctx, names.controller, own), _secret(ctx, names.keys, tokens)]
 
 
 def job_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
-    """The job's own secrets, for a command that is started without an agent."""
+    """The job's secrets, for a command without an agent."""
     values: dict[str, YamlValue] = {
         name: Commented(SET_AT_START, _secret_source(ref)) for name, ref in ctx.job.secrets.items()
     }
@@ -124,7 +125,7 @@ def job_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
 
 
 def job_config_map(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """The job as accepted, which is all that a controller needs beside its keys."""
+    """The accepted job, the controller's only input except its keys."""
     accepted = ctx.accepted.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps(accepted, indent=1) + "\n"
     return {
@@ -137,7 +138,7 @@ def job_config_map(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 
 def volume_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
-    """The shared volume, where the target has it made; it is nobody's, so that it outlives the run."""
+    """The shared volume's claim, if the target asks for one; it has no owner, so that it outlives the run."""
     volume = ctx.target.volume
     if volume is None or volume.size is None:
         return []

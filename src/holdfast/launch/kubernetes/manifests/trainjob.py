@@ -1,4 +1,4 @@
-"""Owns a run as a TrainJob of Kubeflow Trainer's, with a runtime of its own that holds all but its size."""
+"""Renders a run as a TrainJob of Kubeflow Trainer, with a TrainingRuntime that has everything except the node count."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ API = "trainer.kubeflow.org/v1alpha1"
 
 
 def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """What the TrainJob's JobSet is made from; it must be there before the TrainJob."""
+    """The template of the TrainJob's JobSet; it must exist before the TrainJob."""
     names, nodes = ctx.names, ctx.job.nodes.max
     supervised = ctx.target.agent
     policy, job = (NO_RESTARTS, _with_agent(ctx)) if supervised else (restart_policy(ctx), _without_agent(ctx))
@@ -38,7 +38,7 @@ def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
         "spec": {
             "mlPolicy": {
                 "numNodes": nodes,
-                "torch": None if supervised else Commented({}, "Has Trainer tell torchrun its node's place (PET_*)."),
+                "torch": None if supervised else Commented({}, "Makes Trainer set PET_* for torchrun."),
             },
             "template": {
                 "spec": Commented(
@@ -47,7 +47,7 @@ def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
                         "failurePolicy": policy,
                         "replicatedJobs": [
                             {
-                                "name": Commented(NODE, "Trainer knows its nodes by this name and this label."),
+                                "name": Commented(NODE, "Trainer identifies its nodes by this name and label."),
                                 "template": {
                                     "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
                                     "spec": job,
@@ -55,7 +55,7 @@ def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
                             }
                         ],
                     },
-                    "No time to live: Trainer would make a JobSet that has gone once more.",
+                    "No time to live: Trainer would recreate a deleted JobSet.",
                 )
             },
         },

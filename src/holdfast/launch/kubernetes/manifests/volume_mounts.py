@@ -1,7 +1,7 @@
 """Which folders of the shared volume a node's pod mounts, and the init container that makes them.
 
-The volume holds the folders of all runs, so no container of ranks mounts it whole: a program of one run must not read,
-or change, what another run or a controller keeps there.
+The volume holds the folders of all runs, so no rank's container mounts all of it: a program of one run must not read or
+change the files of another run or a controller.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INIT_CONTAINER = "folders"
 
 
 def relative_to_volume(path: str) -> str | None:
-    """A path relative to the volume, as the job or the target writes it; None where it is not on the volume."""
+    """A path of the job or the target, relative to the volume; None if it is not on the volume."""
     if "://" in path or path.startswith("~"):
         return None
     found = posixpath.relpath(posixpath.join(VOLUME_ROOT, path), VOLUME_ROOT)
@@ -27,7 +27,7 @@ def relative_to_volume(path: str) -> str | None:
 
 
 def refusal_reason(folder: str) -> str | None:
-    """Why a folder, relative to the volume, is not given to ranks; None where it is."""
+    """Why ranks may not mount a folder (relative to the volume); None if they may."""
     first, *rest = folder.split("/")
     if first == "..":
         return "it leads out of the volume"
@@ -39,7 +39,7 @@ def refusal_reason(folder: str) -> str | None:
 
 
 def visible_dirs(ctx: RenderContext) -> tuple[str, ...]:
-    """Folders of the volume that ranks see, relative to it, none inside another; empty without a volume."""
+    """Folders that ranks see, relative to the volume, none inside another; empty without a volume."""
     if ctx.target.volume is None:
         return ()
     found = {*_run_dirs(ctx), *_shared_dirs(ctx)}
@@ -53,7 +53,7 @@ def is_visible(ctx: RenderContext, path: str) -> bool:
 
 
 def mounts(ctx: RenderContext) -> list[YamlValue]:
-    """Where a node's container sees them; without a volume what stands in for it is the pod's own, and seen whole."""
+    """Mounts of a node's container; without a volume the pod's emptyDir is mounted as a whole."""
     if ctx.target.volume is None:
         return [whole_volume()]
     return [
@@ -67,15 +67,15 @@ def mounts(ctx: RenderContext) -> list[YamlValue]:
 
 
 def whole_volume() -> YamlValue:
-    """All of the volume, for the controller and the init container; ranks never see it."""
+    """The mount of the whole volume, for the controller and the init container; ranks never see it."""
     return {"name": "home", "mountPath": VOLUME_ROOT}
 
 
 def init_containers(ctx: RenderContext, resources: YamlValue, security: YamlValue) -> YamlValue:
-    """The container that makes these folders before they are mounted; None where there is nothing to make."""
+    """The container that creates the folders before they are mounted; None if there are none."""
     if not visible_dirs(ctx):
         return None
-    # A file server that trusts no root lets the kubelet look a folder up only where anybody may: 0711, not 0700.
+    # With root squash the kubelet can traverse a folder only if everybody may: 0711, not 0700.
     own, shared = ([f"{VOLUME_ROOT}/{folder}" for folder in some] for some in (_run_dirs(ctx), _shared_dirs(ctx)))
     command = (
         ["python", "-c", _mkdir_python(own, shared)] if ctx.target.agent else ["sh", "-c", _mkdir_shell(own, shared)]
@@ -86,7 +86,7 @@ def init_containers(ctx: RenderContext, resources: YamlValue, security: YamlValu
             "image": ctx.job.image,
             "command": Commented(
                 [word.replace("$(", "$$(") for word in command],
-                "The kubelet would make them as root, and on many volumes ranks could not write to them.",
+                "The kubelet would create them as root; on many volumes ranks could not write to them.",
             ),
             "resources": resources,
             "securityContext": security,
@@ -96,7 +96,7 @@ def init_containers(ctx: RenderContext, resources: YamlValue, security: YamlValu
 
 
 def _mkdir_python(own: list[str], shared: list[str]) -> str:
-    """For an image with an agent, which has Python and may have no shell."""
+    """For an image with an agent: it has Python, but maybe no shell."""
     private = f"old = os.umask(0o066); [os.makedirs(each, 0o700, exist_ok=True) for each in {own!r}]; os.umask(old)"
     public = f"[os.makedirs(each, exist_ok=True) for each in {shared!r}]"
     return "; ".join(("import os", *([private] if own else []), *([public] if shared else [])))
@@ -107,7 +107,7 @@ def _mkdir_shell(own: list[str], shared: list[str]) -> str:
     return " && ".join(filter(None, (private, f"mkdir -p {shlex.join(shared)}" if shared else "")))
 
 
-_WHY = "Of the volume ranks see these folders alone, and no other run's."
+_WHY = "Ranks see only these folders of the volume, none of another run."
 
 
 def _run_dirs(ctx: RenderContext) -> Iterator[str]:
@@ -120,7 +120,7 @@ def _run_dirs(ctx: RenderContext) -> Iterator[str]:
 
 
 def _shared_dirs(ctx: RenderContext) -> Iterator[str]:
-    """Folders that the job and the target name, which other runs may name too."""
+    """Folders that the job and the target name; other runs may name them too."""
     job, volume = ctx.job, ctx.target.volume
     absolute = [job.workdir] if job.workdir.startswith("/") else []
     named = (job.checkpoint.path, job.checkpoint.local, *absolute, *(volume.folders if volume else ()))

@@ -1,7 +1,6 @@
-"""Owns how objects are written down: plain data in the order it was made, with the reason beside what is not obvious.
+"""Writes objects as YAML, in insertion order, with comments that give reasons.
 
-A value that wants a reason is a `Commented`; the reason becomes a comment in the YAML and is gone from the data. What is
-None is left out of both.
+A value with a reason is a `Commented`; the reason becomes a YAML comment and is not part of the data. Both omit None.
 """
 
 from __future__ import annotations
@@ -14,23 +13,23 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 WIDTH = 110
-"""Columns that comments are folded at."""
+"""Width at which comments are folded."""
 
 
 @dataclass(frozen=True)
 class Commented:
-    """A value, and why it is what it is."""
+    """A value with its reason."""
 
     value: YamlValue
     reason: str
 
 
 YamlValue = Mapping[str, "YamlValue"] | Sequence["YamlValue"] | str | int | float | bool | None | Commented
-"""What a manifest is made of."""
+"""A node of a manifest."""
 
 
 def to_plain(node: YamlValue) -> Any:
-    """The data alone, as it is sent: dicts, lists and scalars."""
+    """The data without comments: dicts, lists and scalars."""
     match node:
         case Commented():
             return to_plain(node.value)
@@ -46,7 +45,7 @@ def to_plain(node: YamlValue) -> Any:
 
 
 def to_yaml(objects: Sequence[Mapping[str, YamlValue]], *, head: Sequence[str] = ()) -> str:
-    """Objects as a stream of YAML documents that reads back as `plain`; `head` are comments above them all."""
+    """A stream of YAML documents that parses to `to_plain` of each object; `head` has comments for the top."""
     lines = [line for words in head for line in _comment(words, 0)]
     for each in objects:
         lines += ["---", *_mapping(each, 0)]
@@ -60,7 +59,7 @@ def _mapping(node: Mapping[str, YamlValue], indent: int) -> Iterator[str]:
 
 
 def _entry(head: str, value: YamlValue, indent: int) -> Iterator[str]:
-    """What follows a key: on its line, or on the lines below."""
+    """A key and its value, on one line or several."""
     match value:
         case Commented():
             yield from _comment(value.reason, indent)
@@ -72,9 +71,9 @@ def _entry(head: str, value: YamlValue, indent: int) -> Iterator[str]:
             yield f"{head} |"
             yield from (f"{' ' * (indent + 2)}{line}" for line in value.splitlines())
         case Sequence() if value and not isinstance(value, str):
-            beside = _inline_list(value)
-            if beside and len(head) + len(beside) < WIDTH:
-                yield f"{head} {beside}"
+            inline = _inline_list(value)
+            if inline and len(head) + len(inline) < WIDTH:
+                yield f"{head} {inline}"
             else:
                 yield head
                 yield from _items(value, indent)
@@ -83,7 +82,7 @@ def _entry(head: str, value: YamlValue, indent: int) -> Iterator[str]:
 
 
 def _items(node: Sequence[YamlValue], indent: int) -> Iterator[str]:
-    """A list's entries; the first key of a group stands beside its hyphen."""
+    """A list's entries; the first key of a mapping follows its hyphen."""
     mark = f"{' ' * indent}-"
     for each in node:
         value = each
@@ -101,7 +100,7 @@ def _items(node: Sequence[YamlValue], indent: int) -> Iterator[str]:
 
 
 def _inline_list(node: Sequence[YamlValue]) -> str:
-    """A list of scalars on one line; nothing where it holds more than that."""
+    """A list of scalars on one line; empty for any other list."""
     if any(isinstance(each, Commented | Mapping | list | tuple) for each in node):
         return ""
     return f"[{', '.join(map(_scalar, node))}]"
@@ -115,12 +114,12 @@ def _comment(words: str, indent: int) -> Iterator[str]:
 _PLAIN = re.compile(r"[A-Za-z/][-A-Za-z0-9_./]*")
 _YAML_KEYWORDS = {"true", "false", "yes", "no", "on", "off", "y", "n", "null"}
 _BLOCK = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?\n)(?:[ -~]*[!-~]\n)+")
-"""Text of two lines and more that can stand as it is: printable, no blank line, no blank at the end of one."""
+"""Text of two or more lines that fits a literal block: printable, no blank line, no trailing space."""
 _UNPRINTABLE = re.compile("[^\t\n\r -~\u00a0-\ud7ff\ue000-\ufefe\uff00-\ufffd]|[\u2028\u2029]")
 
 
 def _scalar(value: YamlValue) -> str:
-    """A scalar so that every reader, of YAML 1.1 or 1.2, takes it for what it is."""
+    """A scalar, quoted so that YAML 1.1 and 1.2 parsers read the same value."""
     if isinstance(value, str):
         if _PLAIN.fullmatch(value) and value.lower() not in _YAML_KEYWORDS:
             return value

@@ -1,6 +1,6 @@
-"""Owns what is seen of a run that waits: the objects that pending_rules.py judges, as the API server shows them.
+"""Reads the objects of a pending run, for pending_rules.py.
 
-Refuses to own what they mean. What this user may not see is left out: the rest may say enough.
+It skips objects that this user may not read, because the rest may be enough.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from holdfast.launch.kubernetes.object_names import RUN_LABEL
 from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject, PendingRun, find_pending_reason
 
 REQUEST_TIMEOUT_S = 10.0
-"""Longest that one answer is waited for."""
+"""Longest time to wait for a response."""
 
 MAX_EVENTS = "1000"
-"""Most warnings of a namespace that are looked through."""
+"""Most warning events read from a namespace."""
 
 
 def read_pending_reason(*, context: str | None, namespace: str, owner: str) -> Finding | None:
-    """Why a run is not running yet, or why that cannot be known; None when nothing says that it waits.
+    """Why a run is pending, or why that is unknown; None if no object shows that it is pending.
 
-    `owner` is the path of the object that stands for it, with `{namespace}` left open.
+    `owner` is the path of its owner object, with `{namespace}` as a placeholder.
     """
     cluster = ClusterClient(context=context, namespace=namespace, timeout_s=REQUEST_TIMEOUT_S)
     try:
@@ -36,7 +36,7 @@ def read_pending_reason(*, context: str | None, namespace: str, owner: str) -> F
 
 
 async def read_run(cluster: ClusterClient, owner: str) -> PendingRun:
-    """What is there of a run; raises ClusterError where not even its owner can be seen."""
+    """Read a run's objects; raises ClusterError if even its owner cannot be read."""
     about = await cluster.get(owner)
     name, uid = about["metadata"]["name"], about["metadata"]["uid"]
     own = {"labelSelector": f"{RUN_LABEL}={name}"}
@@ -58,7 +58,7 @@ async def read_run(cluster: ClusterClient, owner: str) -> PendingRun:
 
 
 async def get_or_empty(cluster: ClusterClient, path: str, **params: str) -> dict[str, Any]:
-    """What lies at a path; nothing where there is none, or where this user may not see it."""
+    """The object at a path; empty if it does not exist or this user may not read it."""
     try:
         return await cluster.get(path, **params)
     except ApiError as refused:
@@ -68,6 +68,6 @@ async def get_or_empty(cluster: ClusterClient, path: str, **params: str) -> dict
 
 
 def _is_about_run(event: KubeObject, name: str) -> bool:
-    """Whether it is about the run's own object, or one of those that bear its name and more."""
+    """Whether the event is about the run's owner object, or one whose name starts with the run's."""
     about = str(event["involvedObject"].get("name", ""))
     return about == name or about.startswith(f"{name}-")

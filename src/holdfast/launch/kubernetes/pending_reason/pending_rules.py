@@ -1,7 +1,7 @@
-"""Owns why a run is not running yet: from what is seen of its objects to one sentence, with what says so.
+"""Explains why a run is pending, from its objects, as one finding with evidence.
 
-Pure. Clues are looked at in the order in which things must go right (namespace, admission, queue, placement, image);
-the first that a row knows is the reason. Refuses to own how the objects are come by.
+Pure. It checks messages in the order of the start (namespace, admission, queue, scheduling, image); the first one that
+a rule matches is the reason. collect_pending.py reads the objects.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ KubeObject = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PendingRun:
-    """What the API server shows of a run that is waiting: objects as it gives them."""
+    """The objects of a pending run, in API form."""
 
     owner: KubeObject
     """The JobSet, TrainJob, PyTorchJob or MPIJob."""
     namespace: KubeObject = field(default_factory=dict[str, Any])
     pods: Sequence[KubeObject] = ()
     events: Sequence[KubeObject] = ()
-    """Those of the owner and of what it owns."""
+    """Events of the owner and of its dependents."""
     workload: KubeObject | None = None
-    """What Kueue made of the owner, if it did."""
+    """Kueue's Workload for the owner, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterMessage:
-    """Somebody's words about the run, and where they stand."""
+    """A message about the run, and the object it is from."""
 
     where: str
     text: str
@@ -209,10 +209,10 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         severity=Severity.INFO,
     ),
 )
-"""Words that Kubernetes 1.37, Kueue 0.19 and the operators write, most telling first."""
+"""Messages of Kubernetes 1.37, Kueue 0.19 and the operators, most specific first."""
 
 START_FAILURES = ("StartError", "ContainerCannotRun")
-"""What a kubelet says of a container whose command there is not."""
+"""A kubelet's reasons for a container whose command cannot be executed."""
 
 NAMESPACE_TERMINATING = MessageRule(
     pattern="",
@@ -240,11 +240,11 @@ QUEUED = MessageRule(
     remedy="Nothing: it starts when it is its turn.",
     severity=Severity.INFO,
 )
-"""What is known by what nobody says."""
+"""Rules for a run without messages."""
 
 
 def find_pending_reason(seen: PendingRun) -> Finding | None:
-    """Why a run waits; None when nothing says that it does."""
+    """Why a run is pending; None if no object shows that it is."""
     if ends := seen.namespace.get("metadata", {}).get("deletionTimestamp"):
         return NAMESPACE_TERMINATING.finding("namespace", f"deletionTimestamp: {ends}")
     for clue in _messages(seen):
@@ -254,7 +254,7 @@ def find_pending_reason(seen: PendingRun) -> Finding | None:
 
 
 def _messages(seen: PendingRun) -> Iterator[ClusterMessage]:
-    """What is said of the run, in the order in which things must go right."""
+    """Messages about the run, in the order of the start."""
     yield from _event_messages(seen, "FailedCreate")
     if seen.workload is not None:
         conditions = {one["type"]: one for one in seen.workload.get("status", {}).get("conditions", ())}
@@ -281,7 +281,7 @@ def _pod_messages(pod: KubeObject) -> Iterator[ClusterMessage]:
 
 
 def _container_message(container: KubeObject) -> str:
-    """What keeps a container from running; empty where nothing does."""
+    """Why a container does not run; empty if it does."""
     state: KubeObject = container.get("state", {})
     waiting: KubeObject = state.get("waiting", {})
     ended: KubeObject = (
@@ -296,7 +296,7 @@ def _container_message(container: KubeObject) -> str:
 
 
 def _event_messages(seen: PendingRun, *reasons: str) -> Iterator[ClusterMessage]:
-    """Warnings of these kinds, the newest first; those from before their object made a pod are outlived."""
+    """Warnings with these reasons, newest first, without those from before their object created a pod."""
     told = [one for one in seen.events if one.get("type") == "Warning" and one.get("reason") in reasons]
     for event in sorted((one for one in told if _at(one) > _last_pod_created(seen, one)), key=_at, reverse=True):
         about = event.get("involvedObject", {})
@@ -310,7 +310,7 @@ def _at(event: KubeObject) -> str:
 
 
 def _last_pod_created(seen: PendingRun, event: KubeObject) -> str:
-    """When what an event tells of made its last pod; of a run's own object, when the run's last pod was made."""
+    """When the event's object created its last pod; for the owner object, the run's last pod."""
     name = event.get("involvedObject", {}).get("name")
     pods = seen.pods if name == _name(seen.owner) else [pod for pod in seen.pods if name in _owner_names(pod)]
     return max((pod["metadata"].get("creationTimestamp", "") for pod in pods), default="")
@@ -321,7 +321,7 @@ def _owner_names(pod: KubeObject) -> list[str]:
 
 
 def _suspended_reason(seen: PendingRun) -> Finding | None:
-    """Nobody says anything: what holds it back is a switch, or whoever should have moved it."""
+    """The reason of a run that is suspended without any message."""
     spec = seen.owner["spec"]
     suspended = bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
     if not suspended:

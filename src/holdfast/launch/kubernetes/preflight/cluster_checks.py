@@ -1,6 +1,6 @@
-"""Owns whether a cluster has what a run needs: from what is seen of the cluster to findings; one row a rule.
+"""Checks whether a cluster has what a run needs, with one function per rule.
 
-Pure. Refuses to own how the cluster is asked, and what is wrong whatever the cluster (job_checks.py).
+Pure. collect_inventory.py reads the cluster; rules that do not depend on it are in job_checks.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ VERSIONS: Mapping[str, str] = {
     "kubeflow.org/mpijobs": "v2beta1",
     KUEUE: "v1beta2",
 }
-"""The version of each operator's interface that manifests are written for; by group, where one serves it alone."""
+"""The API version that manifests use, by group, or by group and resource if several operators serve the group."""
 
 FRAMEWORKS: Mapping[Workload, str] = {
     Workload.JOBSET: "jobset.x-k8s.io/jobset",
@@ -42,28 +42,28 @@ FRAMEWORKS: Mapping[Workload, str] = {
     Workload.PYTORCHJOB: "kubeflow.org/pytorchjob",
     Workload.MPIJOB: "kubeflow.org/mpijob",
 }
-"""What Kueue's configuration calls the integration with each kind."""
+"""Kueue's name of the integration with each kind."""
 
 
 NOT_READABLE: KubeObject = {}
-"""Stands for an object that this user may not see."""
+"""Placeholder for an object that this user may not read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterInventory:
-    """What is seen of a cluster, by whoever would start the run: objects as the API server gives them.
+    """A cluster's objects as the user who starts the run sees them, in API form.
 
-    What is None is not there, or not asked for; of lists and sets, None is one that this user may not see.
+    An object is None if it does not exist or the run does not need it; a list or set is None if this user may not read it.
     """
 
     served: Mapping[tuple[str, str], frozenset[str]]
-    """Versions served, by group and resource, such as ("jobset.x-k8s.io", "jobsets")."""
+    """Served versions, by group and resource, such as ("jobset.x-k8s.io", "jobsets")."""
     namespace: KubeObject | None
     local_queue: KubeObject | None = None
     cluster_queue: KubeObject = field(default_factory=dict[str, Any])
-    """Where the queue's quota comes from; empty where this user may not see it."""
+    """The queue's ClusterQueue, which has the quota; empty if this user may not read it."""
     resource_quotas: Sequence[KubeObject] = ()
-    """Of the namespace; none where this user may not see them."""
+    """ResourceQuotas of the namespace; empty if this user may not read them."""
     claim: KubeObject | None = None
     nodes: Sequence[KubeObject] | None = ()
     operators: Sequence[KubeObject] = ()
@@ -71,26 +71,26 @@ class ClusterInventory:
     storage_classes: frozenset[str] | None = frozenset()
     priority_classes: frozenset[str] | None = frozenset()
     missing_secrets: Sequence[str] = ()
-    """Names of secrets for pulling images that are not there."""
+    """Names of missing image pull secrets."""
     suspended_by_kueue: bool | None = None
-    """Whether Kueue suspends the run's object when it is made for a dry run; None where that is not known."""
+    """Whether Kueue suspends the run's object in a dry run; None if unknown."""
     denied: Sequence[str] = ()
-    """What this user may not do and must, such as `create jobsets.jobset.x-k8s.io`."""
+    """Required permissions that this user lacks, such as `create jobsets.jobset.x-k8s.io`."""
     rejections: Sequence[str] = ()
-    """What the API server said to manifests that were sent for a dry run, and refused."""
+    """The API server's messages for manifests that failed a dry run."""
     pod_rejections: Sequence[str] = ()
-    """The same of the pods that they will have made."""
+    """The same for the pods that the manifests will create."""
     not_readable: Sequence[str] = ()
-    """What this user may not see, so that nothing is known of it."""
+    """What this user may not read, so it is unknown."""
 
 
 def check_cluster(ctx: RenderContext, cluster: ClusterInventory) -> tuple[Finding, ...]:
-    """Everything that a run needs of a cluster and does not find there; without a namespace, that alone."""
+    """Findings for all that a run needs and the cluster lacks; if the namespace is missing, only that."""
     return tuple(namespace(ctx, cluster)) or tuple(finding for rule in CHECKS for finding in rule(ctx, cluster))
 
 
 def namespace(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """The namespace is there, and stays."""
+    """Checks that the namespace exists and is not being deleted."""
     name = ctx.target.namespace
     if cluster.namespace is None:
         yield _finding(
@@ -104,7 +104,7 @@ def namespace(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding
 
 
 def operators(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """Who turns the run's object into pods is installed, in a version whose interface is ours, and runs."""
+    """Checks that the operator of the run's object is installed, runs, and serves the API version used."""
     wanted = [API_RESOURCES[ctx.workload], *([(KUEUE, "localqueues")] if ctx.queue else [])]
     for group, resource in wanted:
         version = VERSIONS.get(group) or VERSIONS[f"{group}/{resource}"]
@@ -124,7 +124,7 @@ def operators(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding
 
 
 def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """The queue is there, open, and takes this kind of object; without one nobody asks for one."""
+    """Checks that the queue exists, is open and accepts this kind of object; or that Kueue requires no queue."""
     if not ctx.queue and cluster.suspended_by_kueue:
         what = "Kueue here holds back whatever is in no queue, so the run would stay suspended for ever"
         remedy = "Name a `queue` in the target: `kubectl get localqueues` lists those there are."
@@ -151,7 +151,7 @@ def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
 
 
 def quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """All nodes together ask for no more than the queue has when nobody else is in it; from a cohort it may borrow."""
+    """Checks that all nodes fit into the empty queue's quota, including what it may borrow from its cohort."""
     queue = cluster.cluster_queue.get("spec", {})
     if queue.get("cohortName"):
         return
@@ -170,7 +170,7 @@ def quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
 
 
 def namespace_quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """The fewest nodes that will do ask for no more than the namespace may hold when nobody else is in it."""
+    """Checks that the minimum number of nodes fits into the empty namespace's quota."""
     nodes = ctx.job.nodes.min
     asks = {"pods": float(nodes + ctx.target.agent)}
     requested, limited = _controller_amounts(ctx), _controller_amounts(ctx, controller_objects.limits)
@@ -181,7 +181,7 @@ def namespace_quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[F
     there = ctx.target.namespace
     for quota in cluster.resource_quotas:
         if quota["spec"].get("scopes") or quota["spec"].get("scopeSelector"):
-            continue  # for some pods only
+            continue  # applies only to some pods
         name, hard = quota["metadata"]["name"], quota["spec"].get("hard", {})
         for resource in hard.keys() & asks.keys():
             if asks[resource] > _parse_quantity(str(hard[resource])):
@@ -191,7 +191,7 @@ def namespace_quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[F
 
 
 def permission(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """Whoever starts the run may make all of it."""
+    """Checks that this user may create everything the run needs."""
     if cluster.denied:
         what = f"this user may not do what a run in namespace {ctx.target.namespace} takes"
         remedy = "Have a role bound that allows it, or use another `context` or `namespace`."
@@ -201,7 +201,7 @@ def permission(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Findin
 
 
 def dry_run(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """The API server, and every webhook it asks, would take the manifests."""
+    """Checks that the API server and its webhooks accept the manifests."""
     for said in cluster.rejections:
         finding = match_rule(REJECTION_RULES, ctx.workload, said)
         assert finding is not None, "the last row knows all words"
@@ -209,12 +209,12 @@ def dry_run(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     for said in dict.fromkeys(cluster.pod_rejections):
         finding = match_rule(REJECTION_RULES, "pods", said)
         assert finding is not None, "the last row knows all words"
-        waits = finding.code == "quota-exceeded"  # what is in use now may be free by then; see namespace_quota
+        waits = finding.code == "quota-exceeded"  # quota in use now may be free later; see namespace_quota
         yield msgspec.structs.replace(finding, severity=Severity.WARNING) if waits else finding
 
 
 def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """There are machines that offer what a node of the job asks for."""
+    """Checks that machines offer what a node of the job requests."""
     if cluster.nodes is None:
         return
     asks: Mapping[str, Any] = to_plain(node_limits(ctx))
@@ -248,7 +248,7 @@ def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
 def _controller_machine(
     ctx: RenderContext, machines: Sequence[KubeObject], needs: Mapping[str, float], most: int, room: Mapping[str, int]
 ) -> Iterator[Finding]:
-    """The controller's pod has a machine, and leaves the nodes of the job those that they need whole."""
+    """Checks that a machine fits the controller's pod, and that the pod takes no machine that a node needs fully."""
     own, its = ctx.target.controller, _controller_amounts(ctx)
     hosts = [node for node in machines if _is_schedulable(node, own.node_selector, own.tolerations)]
     hosts = [node for node in hosts if _pods_that_fit(node, its, 1)]
@@ -259,28 +259,28 @@ def _controller_machine(
         remedy = "Set `controller.node_selector` and `controller.tolerations` in the target to those of some machine."
         yield _finding("no-machines", "controller", what, remedy, f"it asks for {asks}")
         return
-    beside = {
+    room_left = {
         _name(node): everywhere
         - room.get(_name(node), 0)
         + min(room.get(_name(node), 0), _pods_that_fit(node, needs, most, its))
         for node in hosts
     }
-    taken = [name for name, left in beside.items() if left < wanted]
+    taken = [name for name, left in room_left.items() if left < wanted]
     if taken:
-        always = len(taken) == len(beside)
-        takes, left = "takes" if always else "may take", f"room for {beside[taken[0]]} of {wanted} nodes"
+        always = len(taken) == len(room_left)
+        takes, left = "takes" if always else "may take", f"room for {room_left[taken[0]]} of {wanted} nodes"
         what = f"the controller's pod {takes} the room of a node: on {taken[0]} it leaves {left}"
         remedy = (
             "Add a machine for it, or ask for less on each node."
             if always
             else "Set `controller.node_selector` in the target to a machine that no node needs whole."
         )
-        seen = (f"it asks for {asks}", f"{len(taken)} of the {len(beside)} machines that it may run on")
+        seen = (f"it asks for {asks}", f"{len(taken)} of the {len(room_left)} machines that it may run on")
         yield _finding("controller-pod-blocks-node", "controller", what, remedy, *seen, severity=Severity.WARNING)
 
 
 def storage(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """The volume's claim is there, or can be made, and many may write to it."""
+    """Checks that the volume's claim exists or can be created, and is shared (ReadWriteMany)."""
     volume = ctx.target.volume
     if volume is None:
         return
@@ -306,7 +306,7 @@ def storage(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
 
 
 def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """What pods name is there: the API server takes them without, and no pod ever starts."""
+    """Checks objects that pods refer to: the API server accepts a pod without them, but the pod never starts."""
     wanted = ctx.target.priority_class
     known = cluster.priority_classes
     if wanted is not None and known is not None and wanted not in known:
@@ -320,10 +320,10 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
 
 
 def not_readable(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """What nobody could say for this user is said to be unknown."""
+    """Reports what is unknown because this user may not read it."""
     if cluster.not_readable:
         what = "this user may not look at some of what a run needs, and nothing is known of it"
-        remedy = "Nothing, if runs start; whoever runs the cluster sees it all with the same command."
+        remedy = "Nothing, if runs start; the cluster's administrator sees it all with the same command."
         yield _finding("not-checked", "context", what, remedy, *cluster.not_readable, severity=Severity.INFO)
 
 
@@ -343,7 +343,7 @@ CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ..
 
 @dataclass(frozen=True, kw_only=True)
 class Permission:
-    """Something that a user must be allowed to do in the namespace, to start and follow a run."""
+    """A permission in the namespace that starting and following a run needs."""
 
     verb: str
     group: str
@@ -356,7 +356,7 @@ class Permission:
 
 
 def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
-    """What whoever starts a run must be allowed to do: make all of it, see and remove it, and speak to its pods."""
+    """Permissions that starting a run needs: create, read and delete its objects, and access its pods."""
     made = [collection_path(each).split("/") for each in render(ctx).objects]
     kinds = dict.fromkeys((words[2] if words[1] == "apis" else "", words[-1]) for words in made)
     group, resource = API_RESOURCES[ctx.workload]
@@ -373,7 +373,7 @@ def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
 
 
 def _pod_access_verbs(ctx: RenderContext) -> tuple[tuple[str, str], ...]:
-    """How what happens in pods is heard: by asking the controller, or without one by reading what they write."""
+    """Pod permissions: exec in the controller's pod, or for a run without one, reading pod logs."""
     ask, read = (("get", "exec"), ("create", "exec")), (("get", "log"),)
     if not ctx.target.agent:
         return read
@@ -383,14 +383,14 @@ def _pod_access_verbs(ctx: RenderContext) -> tuple[tuple[str, str], ...]:
 def _controller_amounts(
     ctx: RenderContext, amounts: Callable[[RenderContext], Mapping[str, YamlValue]] = controller_objects.requests
 ) -> Mapping[str, float]:
-    """What the controller's pod asks its machine for, or may use of it; nothing where there is none."""
+    """Requests or limits of the controller's pod; empty if there is none."""
     if not ctx.target.agent:
         return {}
     return {name: _parse_quantity(str(amount)) for name, amount in to_plain(amounts(ctx)).items()}
 
 
 def _is_schedulable(node: KubeObject, selector: Mapping[str, str], tolerated: Sequence[Toleration]) -> bool:
-    """Whether the scheduler would look at a machine at all."""
+    """Whether the scheduler would consider a machine."""
     labels = node["metadata"].get("labels", {})
     spec = node.get("spec", {})
     if spec.get("unschedulable") or any(labels.get(key) != value for key, value in selector.items()):
@@ -408,10 +408,10 @@ def _tolerates(toleration: Any, taint: Mapping[str, str]) -> bool:
 
 
 def _pods_that_fit(
-    node: KubeObject, needs: Mapping[str, float], most: int, beside: Mapping[str, float] | None = None
+    node: KubeObject, needs: Mapping[str, float], most: int, used: Mapping[str, float] | None = None
 ) -> int:
-    """How many pods of these needs an empty machine has room for, `most` of all, beside one of others."""
-    taken = beside or {}
+    """How many pods with these needs fit on a machine where only `used` is taken, up to `most`."""
+    taken = used or {}
     fits = ((_allocatable(node, name) - taken.get(name, 0.0)) / amount for name, amount in needs.items() if amount)
     return max(0, min((most, *(math.floor(times + _ROUNDING) for times in fits))))
 
@@ -421,7 +421,7 @@ def _name(node: KubeObject) -> str:
 
 
 _ROUNDING = 1e-9
-"""What a quotient of quantities may be off by."""
+"""Tolerance for the quotient of two quantities."""
 
 
 def _allocatable(node: KubeObject, resource: str) -> float:
@@ -441,7 +441,7 @@ _UNITS: Mapping[str, float] = {
 
 
 def _parse_quantity(quantity: str) -> float:
-    """A quantity as Kubernetes writes it: `500m`, `64Gi`, `8`."""
+    """Parse a Kubernetes quantity: `500m`, `64Gi`, `8`."""
     found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", quantity)
     return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
 

@@ -1,6 +1,6 @@
-"""Owns what is seen of a cluster by whoever would start a run there; nothing is made, and every question has an end.
+"""Reads the cluster state that cluster_checks.py needs, as the user who starts the run; creates nothing.
 
-Refuses to own what follows from it (cluster_checks.py). Of what this user may not see it is said so.
+Every request has a timeout. It records what this user may not read.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ OPERATOR_DEPLOYMENTS: Mapping[Workload, str] = {
     Workload.PYTORCHJOB: "training-operator",
     Workload.MPIJOB: "mpi-operator",
 }
-"""What each operator calls its Deployment, as it is published."""
+"""Names of each operator's Deployments, as published."""
 
 _HERE = "/api/v1/namespaces/{namespace}"
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 def collect_inventory(ctx: RenderContext) -> ClusterInventory:
-    """What a cluster has of what a run needs; raises ClusterError where nobody answers, or knows this user."""
+    """Read the inventory; raises ClusterError if the API server does not answer or rejects this user."""
     cluster = ClusterClient(context=ctx.target.context, namespace=ctx.target.namespace, timeout_s=REQUEST_TIMEOUT_S)
     return asyncio.run(_Collector(cluster, ctx).collect())
 
 
 class _Collector:
-    """One look at a cluster."""
+    """Reads a cluster's inventory once."""
 
     def __init__(self, cluster: ClusterClient, ctx: RenderContext) -> None:
         self._cluster, self._ctx = cluster, ctx
@@ -99,7 +99,7 @@ class _Collector:
         return await get_or_empty(self._cluster, f"/apis/{KUEUE}/v1beta2/clusterqueues/{name}") if name else {}
 
     async def _get(self, path: str) -> KubeObject | None:
-        """An object: None where there is none, and UNSEEN where it may not be seen."""
+        """An object: None if it does not exist, and NOT_READABLE if this user may not read it."""
         try:
             return await self._cluster.get(path)
         except ApiError as refused:
@@ -111,7 +111,7 @@ class _Collector:
             return NOT_READABLE
 
     async def _list(self, path: str) -> Sequence[KubeObject] | None:
-        """All objects of a kind that belongs to no namespace; None where they may not be seen."""
+        """All objects of a cluster-scoped kind; None if this user may not read them."""
         try:
             return (await self._cluster.get(path))["items"]
         except ApiError as refused:
@@ -121,7 +121,7 @@ class _Collector:
             return None
 
     async def _served(self) -> dict[tuple[str, str], frozenset[str]]:
-        """Versions by kind, of those that the run would be made of and the queue's."""
+        """Served versions of the run's kinds and the queue's."""
         wanted = (API_RESOURCES[self._ctx.workload], *([(KUEUE, "localqueues")] if self._ctx.queue else ()))
         return {each: await self._versions(*each) for each in wanted}
 
@@ -159,17 +159,17 @@ class _Collector:
         return answer["status"]["allowed"]
 
     async def _dry_run_owner(self, rendering: RunManifests) -> tuple[bool | None, Sequence[str]]:
-        """Whether Kueue holds back a run that nobody has suspended, and what is said against it."""
+        """Whether Kueue suspends an unsuspended run's object in a dry run, and the rejections."""
         owner = copy.deepcopy(to_plain(rendering.owner))
         held_by = owner["spec"].get("runPolicy", owner["spec"])
         if self._ctx.queue:
             held_by["suspend"] = False
         made = await self._dry_run(owner)
         if made is None:
-            return None, ()  # this user may not make it, which says nothing of Kueue
+            return None, ()  # this user may not create it, so Kueue's answer is unknown
         if isinstance(made, str):
             before = [each["metadata"]["name"] for each in map(to_plain, rendering.prerequisites)]
-            # A TrainJob's runtime is made just before it, so here it is not there yet.
+            # A TrainJob's runtime is created just before it, so it does not exist yet.
             return None, [] if any(name in made for name in before) else [made]
         spec = made.get("spec", {})
         held = spec.get("runPolicy", spec).get("suspend", False)
@@ -181,16 +181,16 @@ class _Collector:
         return [each for each in made if isinstance(each, str)]
 
     async def _dry_run_pods(self, rendering: RunManifests) -> list[str]:
-        """What is said against the pods that the objects will have made."""
+        """Rejections of the pods that the objects will create."""
         made = await asyncio.gather(*(self._dry_run(each) for each in pods_of(self._ctx, rendering.objects)))
         if None in made:
-            self._not_readable.append("whether the run's pods would be let in (create pods)")
+            self._not_readable.append("whether the run's pods would be admitted (create pods)")
         return [each for each in made if isinstance(each, str)]
 
     async def _dry_run(self, one: Mapping[str, Any]) -> Mapping[str, Any] | str | None:
-        """What an object would come to be, or what is said against it by all who have a say.
+        """An object as the API server would create it, or the rejection message of the server or a webhook.
 
-        None where this user may not make it, of which `denied` tells, or where it is there already.
+        None if this user may not create it, which `denied` reports, or if it exists already.
         """
         try:
             return await self._cluster.create(collection_path(one), one, dryRun="All", fieldValidation="Strict")

@@ -1,7 +1,7 @@
-"""The pods that a run's objects will have made, as objects of their own.
+"""Builds the pods that a run's objects will create, for a dry run of each.
 
-Policies, quotas and Pod Security judge pods when these are made, which operators do later: a dry run of the run's
-objects never sees it.
+Policies, quotas and Pod Security check pods at creation, which operators do later: a dry run of the run's objects does
+not include it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from holdfast.launch.kubernetes.object_names import PART_LABEL
 
 
 def pods_of(ctx: RenderContext, objects: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One pod of each template in the objects, equal ones once."""
+    """One pod per distinct template in the objects."""
     found = list[dict[str, Any]]()
     for each in objects:
         for template in _templates(each):
@@ -41,7 +41,7 @@ def _templates(node: Any) -> Iterator[Mapping[str, Any]]:
 def _pod(ctx: RenderContext, template: Mapping[str, Any]) -> dict[str, Any]:
     spec, metadata = dict(template["spec"]), dict(template["metadata"])
     if spec.get("serviceAccountName") == ctx.names.controller:
-        del spec["serviceAccountName"]  # it is made with the run, and no pod is judged whose account is not there
+        del spec["serviceAccountName"]  # created with the run; a dry run of a pod needs an existing account
     name = f"{ctx.names.name}-{metadata['labels'][PART_LABEL]}"
     about = {"name": name, "namespace": ctx.target.namespace, **metadata}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}

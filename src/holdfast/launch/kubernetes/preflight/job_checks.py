@@ -1,6 +1,6 @@
-"""Owns what must hold between a job and a cluster's target before anything is rendered; one row a rule.
+"""Checks a job against a Kubernetes target before rendering, with one function per rule.
 
-Refuses to own what the cluster itself has (cluster_checks.py), and whether the job is right in itself (job/rules.py).
+Rules on the cluster itself are in cluster_checks.py, rules on the job alone in job/rules.py.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from holdfast.launch.kubernetes.manifests.volume_mounts import is_visible, refus
 from holdfast.launch.kubernetes.object_names import VOLUME_ROOT
 
 TARGET_PREFIX = "target."
-"""What the place of a finding begins with that is about a field of the target, not of the job."""
+"""Prefix of a finding's `where` for a field of the target instead of the job."""
 
 MIN_CPU = 0.001
-"""Kubernetes counts CPU in thousandths of a core."""
+"""The smallest CPU amount in Kubernetes: a thousandth of a core."""
 
 
 def check_job_on_cluster(ctx: RenderContext) -> tuple[Finding, ...]:
-    """All that stands in the way of rendering this run (errors), and what will be otherwise (the rest)."""
+    """Errors that prevent rendering this run, and notices of what will differ from the job file."""
     return tuple(finding for rule in CHECKS for finding in rule(ctx))
 
 
 def image(ctx: RenderContext) -> Iterator[Finding]:
-    """A pod is made of an image."""
+    """Every pod needs an image."""
     if ctx.job.image is None:
         what = "the job names no `image`, and on a cluster every node is made of one"
         yield _error("no-image", "image", what, "Add `image: REGISTRY/NAME:TAG`, with the program and holdfast in it.")
 
 
 def paths(ctx: RenderContext) -> Iterator[Finding]:
-    """What lies outside the shared volume is this machine's, or the pod's own, and gone with it."""
+    """Paths outside the shared volume are on a machine or in a pod, and are lost with it."""
     path = ctx.job.checkpoint.path
     if path is not None and path.startswith(("/", "~")) and not path.startswith(f"{VOLUME_ROOT}/"):
         what = f"`checkpoint.path: {path}` is a path of a machine, and nothing there outlives a pod"
@@ -45,7 +45,7 @@ def paths(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def volume(ctx: RenderContext) -> Iterator[Finding]:
-    """Of the volume ranks see a few folders, and whatever the job names there is in one of them."""
+    """Ranks see only some folders of the volume; all paths in the job must be in one of these."""
     job, of_claim = ctx.job, ctx.target.volume
     if of_claim is None:
         return
@@ -62,7 +62,7 @@ def volume(ctx: RenderContext) -> Iterator[Finding]:
             continue
         only = "of which ranks see their checkpoints and the target's folders alone"
         first = path.removeprefix(VOLUME_ROOT).strip("/").split("/")[0]
-        if not first:  # it may be the beginning of a path to what they see
+        if not first:  # it may be the prefix of a visible path
             what = f"`{path}` is the shared volume, {only}"
             yield _warning("folder-not-mounted", where, what, "Write the paths of those folders.")
             continue
@@ -71,13 +71,13 @@ def volume(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def _program_inputs(job: Job) -> Iterator[tuple[str, str]]:
-    """Whatever the job gives its program, with the field it comes from."""
+    """All text that the job passes to its program, with its field."""
     yield from (("command", word) for word in job.command)
     yield from ((f"env.{name}", value) for name, value in job.env.items())
 
 
 def _on_volume(text: str) -> Iterator[str]:
-    """Paths on the volume in a text, which may be a sentence or a shell's."""
+    """Paths on the volume in a text, such as a sentence or a shell command."""
     return (found.rstrip(".") for found in _ON_VOLUME.findall(text))
 
 
@@ -85,7 +85,7 @@ _ON_VOLUME = re.compile(rf"(?<![\w./}}-]){VOLUME_ROOT}(?:/[^\s:,;'\"()|&<>`{{}}\
 
 
 def quantities(ctx: RenderContext) -> Iterator[Finding]:
-    """Amounts that no node can give."""
+    """Resource amounts must be possible."""
     resources = ctx.job.resources
     if resources.cpu is not None and resources.cpu < MIN_CPU:
         what = f"`resources.cpu: {resources.cpu:g}` is less than {MIN_CPU:g} of a core, the least a pod can ask for"
@@ -98,7 +98,7 @@ def quantities(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def queue(ctx: RenderContext) -> Iterator[Finding]:
-    """A queue is an object, and its name a label's value."""
+    """A queue's name must be a valid object name and label value."""
     name = ctx.job.queue
     if name is not None and (len(name) > 63 or not re.fullmatch(OBJECT_NAME_PATTERN, name)):
         what = f"`queue: {name}` is no name of a queue on Kubernetes"
@@ -106,7 +106,7 @@ def queue(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def fabric(ctx: RenderContext) -> Iterator[Finding]:
-    """A pod needs more than a fabric's name to reach it."""
+    """Checks the settings through which pods reach the fabric."""
     row, access, device = ctx.fabric, ctx.pod_access, ctx.target.fabric_device
     if access.per_node and not access.resource:
         yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.resource`: what its device plugin offers")
@@ -122,12 +122,12 @@ def fabric(ctx: RenderContext) -> Iterator[Finding]:
         remedy = "See to it that containers may lock memory without limit (LimitMEMLOCK of the container runtime), or "
         yield _warning("memory-lock", "fabric.name", what, f"{remedy}write `user: 0` in the target.")
     if access.host_network:
-        what = f"fabric `{row.name}` puts pods on the machines' own network, where no NetworkPolicy guards their ports"
-        yield _warning("host-network", "fabric.name", what, "Fence those machines off from everybody else.")
+        what = f"fabric `{row.name}` puts pods on the host network, where no NetworkPolicy guards their ports"
+        yield _warning("host-network", "fabric.name", what, "Isolate those machines from everybody else.")
 
 
 def rank_starter(ctx: RenderContext) -> Iterator[Finding]:
-    """Without an agent the command is started once on a node, told its place by variables alone."""
+    """Without an agent the command starts once per node, and only variables give it the node's rank."""
     job, workload = ctx.job, ctx.workload
     if ctx.target.agent:
         if workload is Workload.MPIJOB:
@@ -151,7 +151,7 @@ def rank_starter(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def ssh(ctx: RenderContext) -> Iterator[Finding]:
-    """What an MPIJob asks of its image, which nobody can look into from here."""
+    """Names what an MPIJob needs in its image, which cannot be checked from here."""
     if ctx.workload is Workload.MPIJOB and not ctx.target.agent:
         yield Finding(
             code="image-needs-ssh",
@@ -163,7 +163,7 @@ def ssh(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def elastic(ctx: RenderContext) -> Iterator[Finding]:
-    """A gang has one size."""
+    """A gang has a fixed size."""
     nodes = ctx.job.nodes
     if nodes.is_elastic:
         what = f"`nodes: {nodes.min}..{nodes.max}` asks for all {nodes.max} nodes here: a gang has one size"
@@ -171,14 +171,14 @@ def elastic(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def standbys(ctx: RenderContext) -> Iterator[Finding]:
-    """Pods beyond those of the gang."""
+    """This back end creates no standby pods."""
     if ctx.job.standbys:
         what = "standbys are for the local back end as yet: this one makes as many pods as `nodes` says"
         yield _error("not-supported", "recovery.standby", what, "Remove it: a lost pod is made again.")
 
 
 def template(ctx: RenderContext) -> Iterator[Finding]:
-    """A production run rests on four things; a demo is told which of them it lacks."""
+    """A production run needs four settings; a demo gets a warning with the missing ones."""
     lacking = tuple(_production_gaps(ctx))
     if ctx.target.template is ManifestTemplate.PRODUCTION:
         yield from lacking
@@ -188,12 +188,12 @@ def template(ctx: RenderContext) -> Iterator[Finding]:
             severity=Severity.INFO,
             what="`template: demo` renders what a production run would be refused for",
             evidence=tuple(finding.what for finding in lacking),
-            remedy="Mend these, and write `template: production` in the target.",
+            remedy="Fix these, and write `template: production` in the target.",
         )
 
 
 def pod_local_checkpoints(ctx: RenderContext) -> Iterator[Finding]:
-    """Without a volume or a store, what a pod has is gone with it."""
+    """Without a volume or a store a pod's checkpoints are lost with the pod."""
     if ctx.target.template is ManifestTemplate.PRODUCTION or ctx.target.volume or ctx.job.checkpoint.is_remote:
         return
     what = (
@@ -205,13 +205,13 @@ def pod_local_checkpoints(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def _production_gaps(ctx: RenderContext) -> Iterator[Finding]:
-    """What a production run would be refused for."""
+    """Reasons to refuse a production run."""
     job, target = ctx.job, ctx.target
     if job.nodes.max > 1 and target.fabric_verified is None:
-        what = f"nobody has said that `{ctx.fabric.name}` was seen to carry collectives on this cluster"
+        what = f"the target does not say that `{ctx.fabric.name}` carries collectives on this cluster"
         remedy = (
             "Run a job with NCCL_DEBUG=INFO, have `holdfast diagnose` read its logs, and write when and how it was "
-            "seen as `fabric_verified` in the target."
+            "verified as `fabric_verified` in the target."
         )
         yield _error("fabric-not-verified", "fabric.name", what, remedy)
     if target.volume is None and not job.checkpoint.is_remote:
@@ -222,7 +222,7 @@ def _production_gaps(ctx: RenderContext) -> Iterator[Finding]:
         what = "without a queue nodes are placed one by one: two jobs may each hold half of what they need, and wait"
         yield _error("no-gang-scheduling", "queue", what, "Write `queue: NAME` in the job or in the target.")
     if "max_restarts" not in job.recovery.model_fields_set:
-        what = "nobody has chosen how often this job may be restarted"
+        what = "the job does not set how often it may be restarted"
         remedy = "Write `recovery: {max_restarts: 10}` in the job."
         yield _error("no-restart-budget", "recovery.max_restarts", what, remedy)
 
@@ -244,7 +244,7 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
 
 
 def _device_unnamed(what: str) -> Finding:
-    return _error("fabric-device-unnamed", f"{TARGET_PREFIX}fabric_device", what, "Whoever runs the cluster knows it.")
+    return _error("fabric-device-unnamed", f"{TARGET_PREFIX}fabric_device", what, "Ask the cluster's administrator.")
 
 
 def _error(code: str, where: str, what: str, remedy: str) -> Finding:

@@ -1,7 +1,7 @@
-"""Looks on at a run without agents: keeps its folder here by what the API server shows of its object and its pods.
+"""Updates the local folder of a run without agents, from what the API server shows of its object and pods.
 
-It is in the mirror's place where there is no controller to ask. What pods wrote before they were removed is here as far
-as it was heard.
+It replaces the sync of run_sync.py, because such a run has no controller. Output of deleted pods is complete only up to
+the last read.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger("holdfast.mirror")
 
 POLL_S = 0.5
 LOG_DRAIN_S = 10.0
-"""Longest that the rest of what pods wrote is waited for once the run is over."""
+"""Longest time to wait for the rest of the pods' output once the run is over."""
 
 
 class AgentlessPoller:
-    """One run's folder here, and what is seen of the run in its cluster."""
+    """Polls one run's objects in its cluster and updates the run's local folder."""
 
     def __init__(self, folder: RunDir, cluster: ClusterClient, cluster_ref: ClusterRef) -> None:
         self._folder, self._cluster, self._cluster_ref = folder, cluster, cluster_ref
@@ -49,7 +49,7 @@ class AgentlessPoller:
             self._append_events(pod_events.initial_events(self._accepted, folder.run_id))
 
     async def run(self) -> None:
-        """Look until the run is over."""
+        """Poll until the run is over."""
         said = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
             try:
@@ -63,7 +63,7 @@ class AgentlessPoller:
             await asyncio.sleep(POLL_S)
 
     async def handle_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be told to end the run, which is all that can be asked where no agent hears; anything else breaks off."""
+        """Handle a cancel request, the only one that works without agents; close the connection for any other."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             if head.startswith(CANCEL_REQUEST):
@@ -71,7 +71,7 @@ class AgentlessPoller:
                 self._finish(Outcome.CANCELLED, "cancelled on request", ExitCode.CANCELLED)
                 writer.write(OK_RESPONSE)
         except Exception as error:
-            log.warning("a question was not answered: %s", error)
+            log.warning("a request failed: %s", error)
         finally:
             writer.close()
 
@@ -97,7 +97,7 @@ class AgentlessPoller:
             self._finish(outcome, why, code)
 
     def _follow_logs(self, seen: Sequence[pod_events.PodCommand]) -> None:
-        """Take down what each command writes; once it has ended, what was not heard of it."""
+        """Copy the output of each command; once it has ended, the rest of it."""
         hearing = {(one.pod, one.attempt) for one, task in self._log_tasks.items() if not task.done()}
         for one in seen:
             heard = one in self._log_tasks and self._log_tasks[one].done() and self._log_tasks[one].result()
@@ -105,7 +105,7 @@ class AgentlessPoller:
                 self._log_tasks[one] = asyncio.ensure_future(self._copy_log(one))
 
     async def _copy_log(self, one: pod_events.PodCommand) -> bool:
-        """Write a command's output to its rank's file, from where that ends; whether all of it was heard."""
+        """Append a command's output to its rank's file; returns whether it is complete."""
         path = self._folder.rank_log(one.attempt, pod_events.first_rank(self._accepted, one.node))
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -116,7 +116,7 @@ class AgentlessPoller:
                     file.flush()
                     known = max(0, known - len(data))
         except ClusterError as error:
-            log.warning("pod %s is not heard: %s", one.pod, error)
+            log.warning("the log of pod %s cannot be read: %s", one.pod, error)
             return False
         return True
 

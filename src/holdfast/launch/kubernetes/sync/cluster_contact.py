@@ -1,4 +1,4 @@
-"""Owns since when a run's cluster is not heard here, and why: its mirror writes it, whoever shows the run reads it."""
+"""Records since when and why a run's cluster is unreachable; the sync process writes it, `holdfast status` reads it."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from holdfast.run_dir import RunDir
 
 
 class LostContact(msgspec.Struct, frozen=True, kw_only=True):
-    """A cluster that says nothing of a run."""
+    """Lost contact with a run's cluster."""
 
     since: float
-    """Unix seconds when it was heard last."""
+    """Unix time of the last contact."""
     reason: str
     remedy: str = ""
-    """What somebody here can do about it, where there is something."""
+    """What the user can do about it, if anything."""
     namespace_deleted_since: str = ""
-    """Since when the run's namespace is being deleted, where it is: it says nothing any more."""
+    """Since when the run's namespace is being deleted, if it is."""
 
 
 def lost_contact(folder: RunDir) -> LostContact | None:
-    """Why the run's folder is behind; None where it is not."""
+    """Why the run's folder is stale; None if it is not."""
     try:
         return msgspec.json.decode(read_small(folder.cluster_contact), type=LostContact)
     except (OSError, msgspec.MsgspecError):
@@ -31,7 +31,7 @@ def lost_contact(folder: RunDir) -> LostContact | None:
 
 
 class ClusterContact:
-    """What a mirror hears, kept in the run's folder as far as others must know it."""
+    """Stores the sync process's contact with the cluster in the run's folder."""
 
     def __init__(self, folder: RunDir) -> None:
         self._folder = folder
@@ -39,12 +39,12 @@ class ClusterContact:
         self._last_contact = known.since if known else _last_change(folder)
 
     def on_contact(self) -> None:
-        """The cluster has just told how the run is."""
+        """The cluster has just reported the run's state."""
         self._last_contact = time.time()
         self._folder.cluster_contact.unlink(missing_ok=True)
 
     def on_contact_lost(self, reason: str, remedy: str = "", *, namespace_deleted_since: str = "") -> None:
-        """It has not, for this reason."""
+        """The cluster could not be reached, for this reason."""
         silent = LostContact(
             since=self._last_contact, reason=reason, remedy=remedy, namespace_deleted_since=namespace_deleted_since
         )
@@ -52,5 +52,5 @@ class ClusterContact:
 
 
 def _last_change(folder: RunDir) -> float:
-    """When something was heard last, before this mirror: the log's last change, or the run's start."""
+    """Time of the last contact before this process: the log's last change, or the run's start."""
     return (folder.events if folder.events.exists() else folder.job).stat().st_mtime

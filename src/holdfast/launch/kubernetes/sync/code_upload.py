@@ -1,4 +1,4 @@
-"""Owns how a run's code gets to its controller's pod, where that does not have it from the start: by its mirror."""
+"""Uploads a run's code to the controller's pod, if it does not fit into the controller's Secret."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 EXEC_COMMANDS = ("python", "-m", "holdfast.launch.kubernetes.incluster.exec_commands")
 CHUNK_BYTES = 1 << 20
 MAX_CODE_IN_SECRET_BYTES = 512 << 10
-"""Most code that the controller's Secret takes along, which holds 1 MiB; so a run begins without waiting for it."""
+"""Largest code archive in the controller's Secret, which holds 1 MiB; such a run starts without an upload."""
 
 
 def fits_in_secret(size: int) -> bool:
-    """Whether so much code is in the controller's pod as soon as that is there; else it is brought."""
+    """Whether code of this size travels in the controller's Secret; otherwise it is uploaded."""
     return size <= MAX_CODE_IN_SECRET_BYTES
 
 
 def remote_run_dir(run: str) -> str:
-    """A run's folder, as its controller's pod has it."""
+    """Path of a run's folder in the controller's pod."""
     return f"{VOLUME_ROOT}/{RUNS}/{run}"
 
 
 async def controller_pod(cluster: ClusterClient, run: str) -> str | None:
-    """The pod of a run's controller that runs; raises ClusterError."""
+    """Name of the running controller pod; raises ClusterError."""
     found = await cluster.get(PODS_PATH, labelSelector=f"{RUN_LABEL}={run},{PART_LABEL}={CONTROLLER}")
     for pod in found["items"]:
         if pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]:
@@ -39,10 +39,10 @@ async def controller_pod(cluster: ClusterClient, run: str) -> str | None:
 
 
 async def upload_code(cluster: ClusterClient, pod: str, folder: RunDir, digest: str) -> None:
-    """Put a run's code where its controller looks for it; nothing is done where it is. Raises as an execution does."""
-    import asyncio  # who starts a run only asks whether this is needed
+    """Upload a run's code to the controller's pod; no-op if it has the code. Raises ClusterError and CommandFailed."""
+    import asyncio  # late: the `run` command imports this module only for `fits_in_secret`
 
-    from holdfast.launch.code.archive import archive_path  # tarfile and what it brings: most code is small
+    from holdfast.launch.code.archive import archive_path  # late: imports tarfile, and most code is small
 
     name = str(archive_path(folder.code, digest).relative_to(folder.path))
     async with cluster.exec_in_pod(
@@ -60,7 +60,7 @@ async def _send_file(folder: RunDir, name: str, upload: PodExec) -> None:
     with (
         contextlib.suppress(Exception),
         (folder.path / name).open("rb") as file,
-    ):  # how it went is read on the other side
+    ):  # reading the output raises the command's error
         while data := file.read(CHUNK_BYTES):
             await upload.send(data)
         await upload.end_input()

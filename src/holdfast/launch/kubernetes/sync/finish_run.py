@@ -1,4 +1,4 @@
-"""Owns how a run is ended where no controller would: how that is asked for and answered, and what its log says."""
+"""Ends a run that has no controller: the cancel request, its response, and the events in the log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from holdfast.protocol.routes import REQUEST_ROUTES
 from holdfast.run_dir import RunDir
 
 CANCEL_REQUEST = f"POST {REQUEST_ROUTES[CancelRequested]} ".encode()
-"""How a request for the run's end begins."""
+"""The start of a cancel request."""
 OK_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
 
 def finish_run(folder: RunDir, outcome: Outcome, reason: str, exit_code: int) -> None:
-    """End a run's log, once; one that was never begun is begun first."""
-    from holdfast.job.run_spec import RunSpec  # its models take a mirror longest to import
+    """Append the end of a run to its log, once; an empty log gets its first events before."""
+    from holdfast.job.run_spec import RunSpec  # late: its models are the sync process's slowest import
 
     last, at = last_event(folder.events), time.time()
     if isinstance(last, RunFinished):

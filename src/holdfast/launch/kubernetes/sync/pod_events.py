@@ -1,6 +1,6 @@
-"""Owns what a run without agents looks like from outside: from its object and its pods to events of its log.
+"""Derives the events of a run without agents from its object and its pods.
 
-Pure. What starts such a run again, and how often, is its operator's to say; here it is only told.
+Pure. The operator decides whether such a run restarts; this module only records restarts.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from holdfast.launch.kubernetes.object_names import NODE
 KubeObject = Mapping[str, Any]
 _INDEX = NodeLabels(label="batch.kubernetes.io/job-completion-index")
 COMMAND_NODE_LABELS: Mapping[Workload, NodeLabels] = {**NODE_LABELS, Workload.JOBSET: _INDEX, Workload.TRAINJOB: _INDEX}
-"""How pods that run a command of the user's say which node they are: without agents one Job has them all."""
+"""Node labels of pods that run the user's command: without agents one Job owns all pods."""
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
-"""The label that says how often a JobSet was made anew before this pod."""
+"""The label with the number of the JobSet's restarts before this pod."""
 SUCCESS_CONDITIONS = {"Complete": Outcome.SUCCEEDED, "Completed": Outcome.SUCCEEDED, "Succeeded": Outcome.SUCCEEDED}
-"""What the kinds of object call their good end; all call the other one `FailedAttempt`."""
+"""Condition types for success; for failure all kinds use `Failed`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodCommand:
-    """The job's command in one pod, in one life of its container."""
+    """The job's command in one run of a pod's container."""
 
     pod: str
     node: int
     attempt: int
     started: bool
     exit_code: int | None = None
-    """What it exited with."""
+    """Exit code of the container; None while it runs."""
 
 
 def command_part(workload: Workload) -> str:
-    """Which pods run the command: of an MPIJob one speaks for all."""
+    """The part label of pods that run the command; for an MPIJob the launcher."""
     return LAUNCHER if workload is Workload.MPIJOB else NODE
 
 
 def pod_commands(pods: Sequence[KubeObject], workload: Workload) -> Iterator[PodCommand]:
-    """What the pods of that part run, as the API server gives them."""
+    """The commands of these pods."""
     for pod in pods:
         labels: Mapping[str, str] = pod["metadata"].get("labels", {})
         node = 0 if workload is Workload.MPIJOB else COMMAND_NODE_LABELS[workload].node(labels)
         remade = labels.get(RESTART_LABEL, "0")
         if node is None or not (remade.isascii() and remade.isdecimal()):
-            continue  # somebody else's pod, that has labels of ours
+            continue  # a foreign pod with the run's labels
         for container in pod.get("status", {}).get("containerStatuses", ())[:1]:
             state = container.get("state", {})
             yield PodCommand(
@@ -73,13 +73,13 @@ def pod_commands(pods: Sequence[KubeObject], workload: Workload) -> Iterator[Pod
 
 
 def first_rank(accepted: RunSpec, node: int) -> int:
-    """The first rank of a node, in whose file lies what its command writes."""
+    """The first rank of a node; its log file has the command's output."""
     job = accepted.job
     return node if job.launch is Launch.PER_RANK else node * job.local_world_size
 
 
 def initial_events(accepted: RunSpec, run: str) -> Iterator[AnyEvent]:
-    """How a run's log begins."""
+    """The first events of a run's log."""
     yield accepted.created_event(run)
     for node in range(accepted.job.nodes.max):
         yield NodeRequested(at=accepted.created_at, node=node, generation=0)
@@ -88,7 +88,7 @@ def initial_events(accepted: RunSpec, run: str) -> Iterator[AnyEvent]:
 def new_events(
     seen: Sequence[PodCommand], accepted: RunSpec, known: Sequence[AnyEvent], *, now: float
 ) -> Iterator[AnyEvent]:
-    """What is seen and is not in the log yet: an attempt begins as soon as any of its commands has."""
+    """Events that are not in the log yet; an attempt starts with the first of its commands."""
     attempts = {event.attempt for event in known if isinstance(event, AttemptStarted)}
     ranks = {(event.attempt, event.node) for event in known if isinstance(event, RanksStarted)}
     exits = {(event.attempt, event.node) for event in known if isinstance(event, RankExited)}
@@ -122,7 +122,7 @@ def new_events(
 
 
 def run_end(owner: KubeObject) -> tuple[Outcome, str] | None:
-    """How the run's object says that it ended, and in which words; None while it goes on."""
+    """Outcome and message from the run's object; None while the run is active."""
     for condition in owner.get("status", {}).get("conditions", ()):
         outcome = Outcome.FAILED if condition["type"] == "Failed" else SUCCESS_CONDITIONS.get(condition["type"])
         if outcome and condition["status"] == "True":
@@ -131,7 +131,7 @@ def run_end(owner: KubeObject) -> tuple[Outcome, str] | None:
 
 
 def exit_code(known: Sequence[AnyEvent]) -> int:
-    """Of a run that failed: that of the command that failed first in its last attempt; 1 where none is known."""
+    """Exit code of a failed run: that of the first failed command in its last attempt; 1 if unknown."""
     failed = [event for event in known if isinstance(event, RankExited) and event.code]
     last = max((event.attempt for event in failed), default=0)
     return next((event.code for event in failed if event.attempt == last), 1)

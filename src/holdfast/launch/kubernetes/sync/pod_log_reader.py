@@ -1,4 +1,4 @@
-"""Keeps what ranks write where no volume holds it: as agents copy it to the standard output of their pods."""
+"""Collects the output of ranks when no volume stores it, from the pods' logs, to which agents echo it."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.mirror")
 
 POLL_S = 1.0
-"""Seconds between looks for new pods."""
+"""Seconds between polls for new pods."""
 MAX_RETRY_S = 60.0
-"""Longest time between two attempts to read the log of a pod. It doubles from LOOK_S with each failure."""
+"""Longest time between two attempts to read the log of a pod. It doubles from POLL_S with each failure."""
 MAX_FOLLOWED = 64
-"""Most pods that are followed at once: each takes one of the client's 100 connections."""
+"""Most pods followed concurrently: each uses one of the client's 100 connections."""
 MAX_LINE_BYTES = 1 << 16
-"""Longest line that is taken; agents write shorter ones."""
+"""Longest accepted line; agents write shorter ones."""
 
 
 class PodLogReader:
-    """Writes each rank's part of its pod's log to the rank's file in the run's folder here."""
+    """Writes each rank's part of its pod's log to the rank's file in the local run folder."""
 
     def __init__(self, folder: RunDir, cluster: ClusterClient) -> None:
         self._folder, self._cluster = folder, cluster
         self._pods: dict[str, _FollowedPod] = {}
         self._slots = asyncio.Semaphore(MAX_FOLLOWED)
         self._logged: set[str] = set()
-        """Warnings that were logged: each is logged once."""
+        """Warnings already logged: each is logged once."""
 
     async def run(self) -> None:
-        """Look for pods and hear them, for ever."""
+        """Find pods and follow their logs until cancelled."""
         while True:
             await self._try_poll()
             await asyncio.sleep(POLL_S)
 
     async def finish(self, within_s: float) -> None:
-        """Hear what pods have written by the end of the run."""
+        """Read the rest of the pods' logs at the end of the run."""
         for pod in self._pods.values():
             pod.retry_at = 0.0
         await self._try_poll()
@@ -63,7 +63,7 @@ class PodLogReader:
     async def _try_poll(self) -> None:
         try:
             await self._poll()
-        except Exception as error:  # the mirror continues without the output of ranks
+        except Exception as error:  # the sync continues without the output of ranks
             self._warn(f"the output of ranks cannot be had: {_describe(error)}")
 
     async def _poll(self) -> None:
@@ -76,14 +76,14 @@ class PodLogReader:
                 pod.task = asyncio.ensure_future(self._follow_pod(pod))
 
     async def _follow_pod(self, pod: _FollowedPod) -> bool:
-        """Take down what is new in a pod's log; whether its end was heard."""
+        """Copy new lines of a pod's log; returns whether its end was reached."""
         try:
             async with self._slots:
                 await self._copy_lines(pod)
-        except Exception as error:  # of this pod; the others are heard
-            if not isinstance(error, ClusterError):  # what was heard may not have been written: begin again
+        except Exception as error:  # only this pod is affected
+            if not isinstance(error, ClusterError):  # some lines may not have been written: start again
                 pod.position, pod.files = _LogPosition(), {}
-            self._warn(f"pod {pod.name} is not heard: {_describe(error)}")
+            self._warn(f"the log of pod {pod.name} cannot be read: {_describe(error)}")
             pod.retry_s = min(MAX_RETRY_S, 2 * pod.retry_s or POLL_S)
             pod.retry_at = time.monotonic() + pod.retry_s
             return False
@@ -123,34 +123,34 @@ class PodLogReader:
 
 
 class _FollowedPod:
-    """One pod, and how far its log was heard, over however many connections."""
+    """One pod, and how far its log has been read, across connections."""
 
     def __init__(self, name: str, container: str | None) -> None:
         self.name, self.container = name, container
         self.task: asyncio.Task[bool] | None = None
-        """Whether all of its log was heard."""
+        """Returns whether its whole log has been read."""
         self.retry_s = 0.0
         self.retry_at = 0.0
-        """Monotonic seconds before which its log is not asked for again."""
+        """Monotonic time of the next attempt to read its log."""
         self.position = _LogPosition()
         self.files: dict[Path, _RankFile] = {}
 
 
 class _LogPosition:
-    """The last line that was heard of a log, by its time: where the log was rotated since, no offset finds it."""
+    """The last line read of a log, by timestamp: after a log rotation offsets are invalid."""
 
     def __init__(self) -> None:
         self._at: datetime | None = None
         self._lines = 0
-        """How many lines of that very time were heard."""
+        """Number of lines read with exactly that timestamp."""
 
     @property
     def since(self) -> str | None:
-        """From when on the log is to be read; servers leave out fractions of a second."""
+        """Time from which to read the log; servers ignore fractions of a second."""
         return self._at.replace(microsecond=0).isoformat() if self._at else None
 
     def new_line_filter(self) -> Callable[[datetime], bool]:
-        """A predicate for the lines of one more hearing, called with the time of each: whether it is new."""
+        """A predicate for the lines of the next read, called with each timestamp: whether the line is new."""
         last, known = self._at, self._lines
 
         def is_new(at: datetime) -> bool:
@@ -158,7 +158,7 @@ class _LogPosition:
             if last is not None and (at < last or (at == last and known)):
                 known -= at == last
                 return False
-            last = None  # from here on all lines are new, also one that another stream overtook
+            last = None  # from here on all lines are new, even one overtaken by the other stream
             if self._at is None or at > self._at:
                 self._at, self._lines = at, 0
             self._lines += at == self._at
@@ -168,19 +168,19 @@ class _LogPosition:
 
 
 class _RankFile:
-    """A rank's file, which an earlier mirror may have filled: what is said again is not written again."""
+    """A rank's file, which an earlier sync process may have filled; repeated output is not written again."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: BinaryIO | None = None
-        """Open as long as its pod is heard."""
+        """Open while its pod is followed."""
         self._matched_bytes = 0
-        """How much of what stands there was heard again."""
+        """Bytes of the existing content that were received again."""
         self._still_matching = True
-        """Whether what comes is still what stands there."""
+        """Whether the received output still matches the existing content."""
 
     def append(self, text: bytes) -> None:
-        """Append what is new."""
+        """Append new output."""
         if self._file is None:
             self._file = open(self._path, "a+b", opener=private_opener)  # noqa: SIM115 - `close` closes it
             self._file.seek(self._matched_bytes)
@@ -205,7 +205,7 @@ class _RankFile:
 
 
 def _split_timestamp(line: bytes) -> tuple[datetime | None, bytes]:
-    """A line's time, and the line; None where a server wrote the line itself."""
+    """A line's time and text; None as time for a line from the server itself."""
     stamp, _, text = line.partition(b" ")
     try:
         return datetime.fromisoformat(stamp.decode()), text
@@ -218,6 +218,6 @@ def _describe(error: Exception) -> str:
 
 
 def _agent_container(pod: Mapping[str, Any]) -> str | None:
-    """The agent's: others may have been added to the pod."""
+    """Name of the agent's container: others may have been added to the pod."""
     names = [each["name"] for each in pod["spec"]["containers"]]
     return next((name for name in names if name in (NODE, CONTAINER)), None)

@@ -1,8 +1,8 @@
-"""The mirror of a run on Kubernetes: keeps its folder here as the controller's pod has it, and hands questions on.
+"""Syncs the local folder of a run on Kubernetes with the controller's pod, and forwards requests to the controller.
 
-It stands where a local run has its supervisor: it holds the folder's lock, answers at its socket, and ends with the run.
-Nothing depends on it. Where it was ended, or the machine was off, whoever asks for the run next starts another, and
-that one goes on from what is here.
+This process has the role of a local run's supervisor: it holds the folder's lock, listens at its socket, and ends with
+the run. The run does not depend on it. If it was killed, or the machine was off, the next command on the run starts
+another one, which resumes from the local state.
 """
 
 from __future__ import annotations
@@ -58,36 +58,36 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.mirror")
 
 RETRY_S = 0.5
-"""Pause before the controller's pod is looked for again."""
+"""Seconds between polls for the controller's pod."""
 CODE_RETRY_S = 0.1
-"""The same of a pod that waits for its code."""
+"""The same while the pod waits for its code."""
 LOG_DRAIN_S = 10.0
-"""Longest that the rest of what ranks wrote is waited for once the run is over, where their pods' logs have it."""
+"""Longest time to wait for the rest of the ranks' output in pod logs once the run is over."""
 DELETE_RETRY_S = 60.0
-"""How long a removal that is refused is asked for again: an API server that has just started forbids some of it."""
+"""Longest time to retry a refused deletion: an API server that has just started forbids some."""
 MAX_REQUEST_BYTES = 1 << 16
 MAX_HEADER_BYTES = 512
-"""Longest that the line before a part of a file is."""
+"""Longest header line of a chunk."""
 
 
 class UploadedCode(msgspec.Struct, frozen=True):
-    """Code that the controller's pod does not have from the start."""
+    """Code that must be uploaded to the controller's pod."""
 
     digest: str
     bytes: int
 
 
 class SyncOptions(msgspec.Struct, frozen=True):
-    """What a mirror needs to know of how a run was accepted; the job's own models take longest to import."""
+    """The part of the accepted run that the sync process needs; the job's full models import too slowly."""
 
     code: UploadedCode | None = None
-    """None where it needs none to be brought."""
+    """None if no upload is needed."""
     agent: bool = True
     durable_controller_disk: bool = True
 
     @classmethod
     def of(cls, folder: RunDir) -> SyncOptions:
-        """What a run's folder says."""
+        """Read the options from a run's folder."""
         try:
             terms = msgspec.json.decode(read_small(folder.job), type=cls)
         except (OSError, msgspec.MsgspecError) as error:
@@ -97,29 +97,29 @@ class SyncOptions(msgspec.Struct, frozen=True):
 
 
 class RunDeleted(Exception):
-    """The object that stands for the run is not in the cluster any more."""
+    """The run's owner object has been deleted from the cluster."""
 
 
 class RunSync:
-    """One run's folder here, and its like in the controller's pod."""
+    """Syncs one run's local folder from the controller's pod."""
 
     def __init__(self, folder: RunDir, cluster: ClusterClient, cluster_ref: ClusterRef) -> None:
         self._folder, self._cluster, self._cluster_ref = folder, cluster, cluster_ref
         self._remote_dir = remote_run_dir(folder.run_id)
         self._pod: str | None = None
-        """The controller's, as far as it was heard of."""
+        """Name of the controller's pod, if known."""
         self._connected = asyncio.Event()
-        """Whether it is heard."""
+        """Set while the controller's pod is connected."""
         self._options = SyncOptions.of(folder)
         self._contact = ClusterContact(folder)
         self._log_reader = None if self._options.durable_controller_disk else PodLogReader(folder, cluster)
         self._code_sent_to: str | None = None
-        """The last pod that was brought the run's code."""
+        """The last pod that received the run's code."""
         self._resending_log = False
-        """Whether the log is being sent anew."""
+        """Whether the pod is sending the log from the start."""
 
     async def run(self) -> None:
-        """Keep up until the run is over, whatever becomes of pods and connections."""
+        """Sync until the run is over, across pod restarts and lost connections."""
         hearing = asyncio.ensure_future(self._log_reader.run()) if self._log_reader else None
         try:
             await self._follow()
@@ -147,7 +147,7 @@ class RunSync:
                 if why != said:
                     said = why
                     log.warning("%s", said)
-            except Exception as error:  # the run goes on there, so whatever it is, it is followed again
+            except Exception as error:  # the run continues in the cluster, so retry after any error
                 why = f"{type(error).__name__}: {error}"
                 log.exception("the run could not be followed")
             finally:
@@ -157,7 +157,7 @@ class RunSync:
             await asyncio.sleep(CODE_RETRY_S if self._waits_for_code() else RETRY_S)
 
     async def handle_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Be one question's connection to the controller, as soon as there is one; it breaks off where none comes."""
+        """Forward one request to the controller, as soon as there is one; close the connection if none comes."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
             is_cancel = head.startswith(CANCEL_REQUEST)
@@ -180,12 +180,12 @@ class RunSync:
                 self._finish(f"it was cancelled {when}")
                 writer.write(OK_RESPONSE)
         except Exception as error:
-            log.warning("a question was not answered: %s", error)
+            log.warning("a request failed: %s", error)
         finally:
             writer.close()
 
     async def _sync_with_pod(self) -> None:
-        """Follow the controller's pod as long as it can be heard."""
+        """Sync from the controller's pod while it is connected."""
         pod = await self._controllers_pod()
         if pod is None:
             return
@@ -201,9 +201,9 @@ class RunSync:
                     await desk.send(b"done\n")
 
     def _write_chunk(self, piece: _ChunkHeader, data: bytes) -> bool:
-        """Keep a part of a file; whether with it the log is here to its end.
+        """Write a chunk of a file; returns whether the event log is now complete.
 
-        A log that is sent anew takes the place of what is here when all of it has come: nobody reads a part of it.
+        A log that is sent from the start replaces the local one once it is complete: readers never see a part of it.
         """
         log, place = self._folder.events, self._folder.path / piece.name
         fresh = log.with_suffix(".new")
@@ -221,7 +221,7 @@ class RunSync:
         return place == log and isinstance(last_event(log), RunFinished)
 
     async def _controllers_pod(self) -> str | None:
-        """The controller's pod where it runs; raises RunDeleted where there will be none."""
+        """The running controller pod, or None; raises RunDeleted if there will be none."""
         pod = await controller_pod(self._cluster, self._folder.run_id)
         if pod is None:
             if not await self._cluster.exists(self._cluster_ref.owner):
@@ -230,11 +230,11 @@ class RunSync:
         return pod
 
     async def _recreate_controller(self) -> None:
-        """Make the controller's ReplicaSet again where somebody has deleted it: nobody in the cluster would."""
+        """Recreate a deleted controller ReplicaSet: nothing in the cluster would."""
         lost = self._cluster_ref.controller
         if lost is None or last_event(self._folder.events) is None:
-            return  # before the run begins, what has just been made may not be seen yet
-        with contextlib.suppress(ApiError):  # who may not look may make it, which is refused where it is there
+            return  # before the run starts, new objects may not be visible yet
+        with contextlib.suppress(ApiError):  # without read permission, create anyway: refused if it exists
             if await self._cluster.exists(object_path(lost)):
                 return
         owner = await self._cluster.get(self._cluster_ref.owner)
@@ -246,13 +246,13 @@ class RunSync:
             if refused.status != HTTPStatus.CONFLICT:
                 raise
         else:
-            log.warning("ReplicaSet %s was deleted while the run goes on; it is made again", lost["metadata"]["name"])
+            log.warning("ReplicaSet %s was deleted during the run; it has been recreated", lost["metadata"]["name"])
 
     async def _namespace_deleted_since(self) -> str:
-        """Since when the namespace of a run that goes on is being deleted; empty where it is not, as far as is seen."""
+        """Since when the namespace of an active run is being deleted; empty if it is not, or cannot be read."""
         latest = last_event(self._folder.events)
         if latest is None or isinstance(latest, RunFinished):
-            return ""  # what it waits for before it begins is looked for by whoever asks
+            return ""  # before the start, `holdfast status` looks up the pending reason
         try:
             namespace = await self._cluster.get(NAMESPACE_PATH)
         except ApiError:
@@ -260,7 +260,7 @@ class RunSync:
         return namespace["metadata"].get("deletionTimestamp", "")
 
     async def _upload_code(self, pod: str) -> None:
-        """Deliver the run's code, unless that was done already: to each pod, where a pod loses it with its folder."""
+        """Upload the run's code, unless done: once per run, or once per pod if a pod's folder is lost with it."""
         code = self._options.code
         if code and (
             self._waits_for_code() or (pod != self._code_sent_to and not self._options.durable_controller_disk)
@@ -269,11 +269,11 @@ class RunSync:
         self._code_sent_to = pod
 
     def _waits_for_code(self) -> bool:
-        """Whether the run cannot begin before its code is brought."""
+        """Whether the start of the run waits for its code."""
         return self._options.code is not None and last_event(self._folder.events) is None
 
     def _local_state(self) -> dict[str, int]:
-        """How much of each file is here, and how the log ends."""
+        """Local size of each file, and the checksum of the log's end."""
         files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
         sizes = {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
         log = self._folder.events
@@ -283,7 +283,7 @@ class RunSync:
         finish_run(self._folder, Outcome.CANCELLED, why, ExitCode.CANCELLED)
 
     async def _delete_if_cancelled(self) -> None:
-        """Remove a run that was cancelled; one that has ended by itself stays for a day, for whoever looks at it."""
+        """Delete the objects of a cancelled run; those of any other run stay for a day for inspection."""
         finished = last_event(self._folder.events)
         if not (isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED):
             return
@@ -292,8 +292,8 @@ class RunSync:
             try:
                 await self._delete()
                 return
-            except Exception as error:  # whatever it is: what is left behind is worth another try
-                log.warning("%s is not removed: %s", self._cluster_ref.owner, error)
+            except Exception as error:  # retry after any error: objects would be left behind
+                log.warning("%s has not been deleted: %s", self._cluster_ref.owner, error)
                 if time.monotonic() > deadline:
                     raise
             await asyncio.sleep(RETRY_S)
@@ -304,24 +304,24 @@ class RunSync:
                 await self._cluster.delete(self._cluster_ref.owner)
                 return
             except ApiUnavailable as error:
-                log.warning("%s cannot be removed yet: %s", self._cluster_ref.owner, error)
+                log.warning("%s cannot be deleted yet: %s", self._cluster_ref.owner, error)
                 await asyncio.sleep(RETRY_S)
 
 
 async def _is_forced(reader: asyncio.StreamReader) -> bool:
-    """Whether what follows a request's head asks for an end at once, whoever is there to bring it about."""
+    """Whether the body of a cancel request asks for a forced end."""
     return msgspec.json.decode(await reader.read(MAX_REQUEST_BYTES), type=CancelRequested).force
 
 
 async def _forward_body(reader: asyncio.StreamReader, desk: PodExec) -> None:
-    with contextlib.suppress(Exception):  # whoever waits for the answer hears of it
+    with contextlib.suppress(Exception):  # the response reports the failure
         while data := await reader.read(MAX_REQUEST_BYTES):
             await desk.send(data)
         await desk.end_input()
 
 
 class _ChunkHeader(msgspec.Struct, frozen=True):
-    """What the desk says before a part of a file; of nothing, after it has looked at all."""
+    """Header of a chunk; an empty header ends a poll."""
 
     name: Annotated[str, msgspec.Meta(pattern=f"^({SYNCED_FILES.pattern})$")] = EVENTS_NAME
     at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
@@ -332,9 +332,9 @@ _chunk_header = msgspec.json.Decoder(_ChunkHeader)
 
 
 async def _read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[_ChunkHeader, bytes]]:
-    """Parts of files, as the desk sends them: what it is, on a line, and as many bytes as that says.
+    """Chunks from exec_commands: a header line, then as many bytes as it states.
 
-    Raises CommandFailed for what no desk sends: it comes from a pod, where others than we have a say.
+    Raises CommandFailed for malformed input: the pod may run other code than holdfast's.
     """
     buffer = bytearray()
     async for data in output:
@@ -353,7 +353,7 @@ async def _read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[_Chu
 
 
 def _write_at(path: Path, at: int, data: bytes) -> None:
-    """Write a part of a file in its place; what was there from then on is of another life of it."""
+    """Write a chunk at its offset and truncate after it; the rest is from an earlier incarnation of the file."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
     with open(descriptor, "wb") as file:
@@ -364,7 +364,7 @@ def _write_at(path: Path, at: int, data: bytes) -> None:
 
 @contextlib.asynccontextmanager
 async def syncing(folder: RunDir, cluster: ClusterClient) -> AsyncGenerator[Awaitable[None]]:
-    """Answer questions and mirror a run, or look on where it has no controller to ask; what is given ends with it."""
+    """Serve requests and sync a run, with polling if it has no controller; yields an awaitable for the end."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     if SyncOptions.of(folder).agent:
         mirror = RunSync(folder, cluster, read_cluster_ref(folder))
@@ -393,13 +393,13 @@ async def _sync_until_over(folder: RunDir) -> None:
 
 
 def main() -> None:
-    """Mirror the run whose folder is named on the command line."""
+    """Sync the run whose folder is on the command line."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.sync.run_sync")
     parser.add_argument("folder", type=Path)
     folder = RunDir(parser.parse_args().folder)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if lock_run(folder) is None:
-        sys.exit("the run has a mirror already")
+        sys.exit("the run has a sync process already")
     if not folder.remote.exists():
         sys.exit("the run was not started")
     asyncio.run(_sync_until_over(folder))
