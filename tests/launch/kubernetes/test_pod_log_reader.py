@@ -136,7 +136,7 @@ def test_pod_that_cannot_be_heard_is_asked_ever_later_and_holds_up_no_other(
 
     play(pods, scene)
     warned = [record.getMessage().split(": ")[0] for record in caplog.records if record.name == pod_log_reader.log.name]
-    assert sorted(warned) == ["pod broken is not heard", "pod refused is not heard"]
+    assert sorted(warned) == ["the log of pod broken cannot be read", "the log of pod refused cannot be read"]
 
 
 def test_so_many_pods_are_followed_that_other_requests_get_through(play: Callable[..., None], tmp_path: Path) -> None:

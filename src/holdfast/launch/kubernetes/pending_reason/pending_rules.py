@@ -70,7 +70,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         pattern=r"(?P<kind>LocalQueue|ClusterQueue) (?P<name>\S+) is (?P<state>inactive|stopped)",
         code="queue-closed",
         message="the {kind} {name} is {state}",
-        remedy="`kubectl describe clusterqueue` says why; whoever runs the cluster can open it.",
+        remedy="`kubectl describe clusterqueue` says why; the cluster's administrator can open it.",
     ),
     # insufficient quota for cpu in flavor h100, previously considered podsets requests (0) + current podset
     # request (200) > maximum capacity (16)
@@ -94,7 +94,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
     MessageRule(
         pattern=r"topology \"(?P<name>[^\"]+)\" (?:allows to fit only|doesn't allow to fit)",
         code="topology-too-full",
-        message="no place in topology {name} has room for all of its nodes at once",
+        message="no place in topology {name} has room for all of its nodes together",
         remedy="It starts when there is; fewer nodes, or a wider placement, fit sooner.",
         severity=Severity.INFO,
     ),
@@ -121,7 +121,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         pattern=r"blocked due to non-empty scheduling gates: (?P<gates>.+)",
         code="pods-gated",
         message="a pod of it may not be scheduled until {gates} is taken away",
-        remedy="Whoever set the gate says what it waits for; Kueue gates pods that are in none of its queues.",
+        remedy="Its owner knows what the gate waits for; Kueue gates pods that are in none of its queues.",
     ),
     # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
     MessageRule(
@@ -149,7 +149,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         pattern=r"no nodes available to schedule pods",
         code="unschedulable",
         message="the cluster has no nodes",
-        remedy="Wait for its autoscaler, or ask whoever runs it.",
+        remedy="Wait for its autoscaler, or ask its administrator.",
     ),
     # ErrImagePull: failed to pull ...; ImagePullBackOff: Back-off pulling image "x"
     MessageRule(
@@ -165,7 +165,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         pattern=r"^(?:CreateContainerConfigError|CreateContainerError|RunContainerError): (?P<why>.+)",
         code="container-create-failed",
         message="its container cannot be made: {why}",
-        remedy="Mend what it names.",
+        remedy="Fix what it names.",
         severity=Severity.ERROR,
     ),
     # StartError: failed to create containerd task: ... exec: "/usr/sbin/sshd": stat /usr/sbin/sshd: no such file or ...
@@ -190,8 +190,8 @@ PENDING_RULES: tuple[MessageRule, ...] = (
     MessageRule(
         pattern=r"^CrashLoopBackOff: (?P<why>the container ended .+)",
         code="container-crash-looping",
-        message="its container ends again and again: {why}",
-        remedy="`kubectl logs POD --previous` shows what it said last.",
+        message="its container exits repeatedly: {why}",
+        remedy="`kubectl logs POD --previous` shows its last output.",
         severity=Severity.ERROR,
         owner=Owner.USER,
     ),
@@ -225,7 +225,7 @@ SUSPENDED = MessageRule(
     pattern="",
     code="run-suspended",
     message="it is suspended, and in no queue that would start it",
-    remedy="Whoever suspended it can set `suspend: false`.",
+    remedy="The user who suspended it can set `suspend: false`.",
 )
 NOT_MANAGED = MessageRule(
     pattern="",

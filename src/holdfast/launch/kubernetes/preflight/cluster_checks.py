@@ -53,7 +53,7 @@ NOT_READABLE: KubeObject = {}
 class ClusterInventory:
     """A cluster's objects as the user who starts the run sees them, in API form.
 
-    An object is None if it does not exist or the run does not need it; a list or set is None if this user may not read it.
+    An object is None if it does not exist or the run does not need it; a list or set, if this user may not read it.
     """
 
     served: Mapping[tuple[str, str], frozenset[str]]

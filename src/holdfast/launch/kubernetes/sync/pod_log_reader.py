@@ -64,7 +64,7 @@ class PodLogReader:
         try:
             await self._poll()
         except Exception as error:  # the sync continues without the output of ranks
-            self._warn(f"the output of ranks cannot be had: {_describe(error)}")
+            self._warn(f"the output of ranks is not available: {_describe(error)}")
 
     async def _poll(self) -> None:
         selector = f"{RUN_LABEL}={self._folder.run_id},{PART_LABEL}={NODE}"
