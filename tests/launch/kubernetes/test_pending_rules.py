@@ -121,7 +121,7 @@ def test_pod_that_is_gated_names_its_gates() -> None:
     finding = find_pending_reason(PendingRun(owner=owner, pods=[gated]))
     assert finding is not None
     assert (finding.code, finding.where) == ("pods-gated", f"pod {RUN}-controller-x")
-    assert "until kueue.x-k8s.io/admission is taken away" in finding.what
+    assert "until kueue.x-k8s.io/admission is removed" in finding.what
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,1 @@
-"""The user's code on its way to nodes: what goes (survey), as one content-addressed file (archive)."""
+"""Packages the user's code for nodes: the files to upload (file_list.py) and one archive (archive.py)."""

@@ -48,12 +48,12 @@ def to_dict(error: ClusterError) -> dict[str, str | int]:
     return {"kind": type(error).__name__, "message": error.message, "request": error.request, **status}
 
 
-def from_dict(words: Mapping[str, Any]) -> ClusterError:
+def from_dict(fields: Mapping[str, Any]) -> ClusterError:
     """Deserialize an error."""
-    said, asked = words["message"], words["request"]
-    if "status" in words:
-        return ApiError(words["status"], said, request=asked)
-    return {kind.__name__: kind for kind in (KubeconfigError, ApiUnavailable)}[words["kind"]](said, request=asked)
+    message, asked = fields["message"], fields["request"]
+    if "status" in fields:
+        return ApiError(fields["status"], message, request=asked)
+    return {kind.__name__: kind for kind in (KubeconfigError, ApiUnavailable)}[fields["kind"]](message, request=asked)
 
 
 @contextmanager
@@ -114,7 +114,7 @@ _KUBECONFIG_RULES = (
         "(?P<why>.+)",
         "kubeconfig-broken",
         "the kubeconfig cannot be used: {why}",
-        "`kubectl config view` must show a whole one; fetch it anew.",
+        "`kubectl config view` must show a complete one; fetch it again.",
     ),
 )
 
@@ -125,7 +125,7 @@ _UNAVAILABLE_RULES = (
         r"CERTIFICATE_VERIFY_FAILED\] (?P<why>[^(]+)|(?P<other>\[SSL[^(]+|[Hh]ostname .+mismatch.+)",
         "cluster-cert-untrusted",
         "who answers is not the cluster that the kubeconfig knows: {why}{other}",
-        "Fetch the kubeconfig anew: its certificate-authority is another's, or somebody answers in its place.",
+        "Fetch the kubeconfig again: its certificate-authority is another cluster's, or another server answers.",
         Owner.CLUSTER,
     ),
     _rule(
@@ -159,14 +159,14 @@ _API_ERROR_RULES = (
         "^401 ",
         "credentials-refused",
         "the cluster does not take these credentials: they have expired, or are another cluster's",
-        "Log in again as your cluster has it, or fetch the kubeconfig anew.",
+        "Log in again as your cluster has it, or fetch the kubeconfig again.",
     ),
     # 403 ... unable to create new content in namespace ml because it is being terminated
     _rule(
         r"^40[39] .*namespace (?P<name>\S+) because it is being terminated",
         "namespace-terminating",
         "namespace {name} is being deleted",
-        "Use another `namespace`, or wait until it is gone and make it anew.",
+        "Use another `namespace`, or wait until it is gone and create it again.",
     ),
     # 403 jobsets.jobset.x-k8s.io is forbidden: User "ann" cannot create resource "jobsets" in API group
     # "jobset.x-k8s.io" in the namespace "ml"

@@ -212,11 +212,11 @@ class ClusterClient:
 
 
 def _error_from_response(answer: httpx.Response, asked: str) -> ClusterError:
-    said = _message(answer)
+    message = _message(answer)
     return (
-        ApiUnavailable(said, request=asked)
+        ApiUnavailable(message, request=asked)
         if answer.is_server_error or answer.status_code == HTTPStatus.TOO_MANY_REQUESTS
-        else ApiError(answer.status_code, said, request=asked)
+        else ApiError(answer.status_code, message, request=asked)
     )
 
 
@@ -224,8 +224,8 @@ def _unavailable(error: Exception, asked: str) -> ClusterError:
     if isinstance(error, ServerError) and error.response is not None:
         return _error_from_response(error.response, asked)
     late = isinstance(error, TimeoutError | httpx.TimeoutException | kr8s.APITimeoutError)
-    said = "timed out" if late else str(error) or type(error).__name__
-    return ApiUnavailable(f"{said}{_at(error)}", request=asked)
+    message = "timed out" if late else str(error) or type(error).__name__
+    return ApiUnavailable(f"{message}{_at(error)}", request=asked)
 
 
 def _at(error: Exception) -> str:

@@ -45,7 +45,7 @@ async def scale_to_zero(run: str) -> None:
 
     Retries as long as this process runs: an API server that has just started forbids requests it cannot authorize yet.
     """
-    cluster, said = ClusterClient(), ""
+    cluster, last_error = ClusterClient(), ""
     path = f"/apis/apps/v1/namespaces/{{namespace}}/replicasets/{ObjectNames(run).controller}/scale"
     while True:
         try:
@@ -54,7 +54,7 @@ async def scale_to_zero(run: str) -> None:
         except ClusterError as error:
             if isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND:
                 return
-            if str(error) != said:
-                said = str(error)
-                log.warning("the API server does not take note that the run is over: %s", said)
+            if str(error) != last_error:
+                last_error = str(error)
+                log.warning("the controller cannot be scaled to 0: %s", last_error)
         await asyncio.sleep(RETRY_S)

@@ -2,9 +2,9 @@
 
 python -m holdfast.launch.kubernetes.incluster.exec_commands FOLDER COMMAND
 
-bring NAME DIGEST   receive a file of the run, such as its code, on standard input
-ask                 forward a request from standard input to the controller, and its response back
-follow              stream the event log and rank logs as they grow, from the offsets that the reader has
+upload NAME DIGEST   receive a file of the run, such as its code, on standard input
+request              forward a request from standard input to the controller, and its response back
+follow               stream the event log and rank logs as they grow, from the offsets that the reader has
 
 Standard library only: a new process starts for every request.
 """
@@ -50,9 +50,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="holdfast.launch.kubernetes.incluster.exec_commands")
     parser.add_argument("folder", type=Path)
     what = parser.add_subparsers(dest="what", required=True)
-    bring = what.add_parser("upload")
-    bring.add_argument("name")
-    bring.add_argument("digest")
+    upload = what.add_parser("upload")
+    upload.add_argument("name")
+    upload.add_argument("digest")
     what.add_parser("request")
     what.add_parser("follow")
     options = parser.parse_args()

@@ -181,11 +181,11 @@ class KubernetesBackend:
                     pods = [pod for each in known if (pod := pod_status(each, self._node_labels))]
                     if all_of_them or self._pods.suspension_outdated(pods):
                         await self._read_owner()
-                    lives = replace(self._pods, pods={}) if all_of_them else self._pods
+                    assignments = replace(self._pods, pods={}) if all_of_them else self._pods
                     for pod in pods:
-                        lives = lives.update_pod(pod)
+                        assignments = assignments.update_pod(pod)
                     self._pods_listed.set()
-                    self._update(lives)
+                    self._update(assignments)
                     all_of_them = False
             except ApiUnavailable as error:
                 log.warning("the watch of pods failed: %s", error)
@@ -196,13 +196,17 @@ class KubernetesBackend:
         pause_s, before = RETRY_S, self._pods
         while True:
             await asyncio.sleep(pause_s)
-            lives = self._pods
-            pause_s = min(MAX_POLL_S, 2 * pause_s) if lives == before else RETRY_S
-            if lives.pending or lives.suspended or any(pod.terminating for pod in lives.pods.values()):
+            assignments = self._pods
+            pause_s = min(MAX_POLL_S, 2 * pause_s) if assignments == before else RETRY_S
+            if (
+                assignments.pending
+                or assignments.suspended
+                or any(pod.terminating for pod in assignments.pods.values())
+            ):
                 await self._read_owner()
             else:
                 pause_s = RETRY_S
-            before = lives
+            before = assignments
 
     async def _read_owner(self) -> None:
         """Read whether the gang is suspended now. That changes before its pods do, so an older response is useless."""
@@ -214,13 +218,13 @@ class KubernetesBackend:
             return  # keep the last known state; the pod watch logs the outage
         self._update(self._pods.suspend(_suspended_reason(gang)))
 
-    def _update(self, lives: PodAssignments) -> None:
+    def _update(self, assignments: PodAssignments) -> None:
         """Apply a new state and emit the resulting observations."""
         observed = tuple[NodeObservation, ...]()
         if self._pods_listed.is_set():
-            lives, observed = lives.reconcile()
-        self._pods = lives
-        stays = any(not pod.terminating for pod in lives.pods.values())
+            assignments, observed = assignments.reconcile()
+        self._pods = assignments
+        stays = any(not pod.terminating for pod in assignments.pods.values())
         (self._no_pods_left.clear if stays or not self._pods_listed.is_set() else self._no_pods_left.set)()
         for seen in observed:
             self._observed.put_nowait(seen)
@@ -275,16 +279,16 @@ def _suspended_reason(gang: Mapping[str, Any]) -> str:
     return f"{gang['kind']} {meta['name']} is suspended{f' until queue {queue} admits it' if queue else ''}"
 
 
-def pod_status(said: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | None:
+def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | None:
     """A node's status from its pod's object; None for a pod that is not a node."""
-    meta, status = said["metadata"], said.get("status", {})
+    meta, status = pod["metadata"], pod.get("status", {})
     node = numbering.node(meta.get("labels", {}))
     if node is None:
         return None
     phase = status.get("phase", "Pending")
     leaving = "deletionTimestamp" in meta and phase == "Running"
     ended = "deletionTimestamp" in meta or phase in ("Succeeded", "Failed")
-    over = said.get("deleted", False) or (ended and not leaving)
+    over = pod.get("deleted", False) or (ended and not leaving)
     return PodStatus(
         uid=meta["uid"],
         name=meta["name"],

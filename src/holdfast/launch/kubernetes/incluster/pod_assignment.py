@@ -54,13 +54,13 @@ class PodAssignments:
             return self
         former = {uid for held, uid in self.bound.items() if held.node == node_id.node}
         held = {held: uid for held, uid in self.bound.items() if held.node != node_id.node}
-        told = {node: why for node, why in self.reported.items() if node != node_id.node}
+        reported = {node: why for node, why in self.reported.items() if node != node_id.node}
         return replace(
             self,
             bound=held,
             retired=self.retired | former,
             pending={**self.pending, node_id.node: node_id},
-            reported=told,
+            reported=reported,
         )
 
     def update_pod(self, pod: PodStatus) -> PodAssignments:
@@ -80,25 +80,25 @@ class PodAssignments:
 
     def reconcile(self) -> tuple[PodAssignments, tuple[NodeObservation, ...]]:
         """Bind waiting generations to running pods, unbind ended pods, and return the observations."""
-        lives, seen = self, tuple[NodeObservation, ...]()
+        result, seen = self, tuple[NodeObservation, ...]()
         if self.suspended:
             seen = tuple(
                 NodeObservation(node_id=node_id, state=BackendNodeState.EVICTED, reason=self.suspended)
                 for node_id in self.bound
                 if node_id not in self.evicted
             )
-            lives = replace(lives, evicted=frozenset(self.bound))
+            result = replace(result, evicted=frozenset(self.bound))
         for node_id, uid in self.bound.items():
-            if uid not in lives.pods:
-                lives = replace(lives, bound={held: of for held, of in lives.bound.items() if held != node_id})
+            if uid not in result.pods:
+                result = replace(result, bound={held: of for held, of in result.bound.items() if held != node_id})
                 seen = (
                     *seen,
                     NodeObservation(node_id=node_id, state=BackendNodeState.TERMINATED, reason="its pod is gone"),
                 )
         for node_id in self.pending.values():
-            lives, said = lives._bind(node_id)
-            seen = (*seen, *said)
-        return lives, seen
+            result, observed = result._bind(node_id)
+            seen = (*seen, *observed)
+        return result, seen
 
     def generation(self, node: int, address: str) -> int | None:
         """Generation of the node whose pod has this address; None if it has none yet."""
@@ -126,12 +126,12 @@ class PodAssignments:
         for pod in candidates:
             if pod.running and pod.address:
                 wanted = {node: other for node, other in self.pending.items() if node != node_id.node}
-                lives = replace(self, bound={**self.bound, node_id: pod.uid}, pending=wanted)
-                return lives, (NodeObservation(node_id=node_id, state=BackendNodeState.CREATED, backend_id=pod.uid),)
+                result = replace(self, bound={**self.bound, node_id: pod.uid}, pending=wanted)
+                return result, (NodeObservation(node_id=node_id, state=BackendNodeState.CREATED, backend_id=pod.uid),)
         why = next((pod.reason for pod in candidates if pod.reason), self.suspended)
         if why and why != self.reported.get(node_id.node):
-            lives = replace(self, reported={**self.reported, node_id.node: why})
-            return lives, (NodeObservation(node_id=node_id, state=BackendNodeState.UNAVAILABLE, reason=why),)
+            result = replace(self, reported={**self.reported, node_id.node: why})
+            return result, (NodeObservation(node_id=node_id, state=BackendNodeState.UNAVAILABLE, reason=why),)
         return self, ()
 
 

@@ -120,7 +120,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
     MessageRule(
         pattern=r"blocked due to non-empty scheduling gates: (?P<gates>.+)",
         code="pods-gated",
-        message="a pod of it may not be scheduled until {gates} is taken away",
+        message="a pod of it may not be scheduled until {gates} is removed",
         remedy="Its owner knows what the gate waits for; Kueue gates pods that are in none of its queues.",
     ),
     # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
@@ -297,8 +297,8 @@ def _container_message(container: KubeObject) -> str:
 
 def _event_messages(seen: PendingRun, *reasons: str) -> Iterator[ClusterMessage]:
     """Warnings with these reasons, newest first, without those from before their object created a pod."""
-    told = [one for one in seen.events if one.get("type") == "Warning" and one.get("reason") in reasons]
-    for event in sorted((one for one in told if _at(one) > _last_pod_created(seen, one)), key=_at, reverse=True):
+    warnings = [one for one in seen.events if one.get("type") == "Warning" and one.get("reason") in reasons]
+    for event in sorted((one for one in warnings if _at(one) > _last_pod_created(seen, one)), key=_at, reverse=True):
         about = event.get("involvedObject", {})
         where = f"{about.get('kind', '')} {about.get('name', '')}".lower()
         mount = event["reason"] in ("FailedMount", "FailedAttachVolume")

@@ -202,13 +202,13 @@ def permission(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Findin
 
 def dry_run(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Checks that the API server and its webhooks accept the manifests."""
-    for said in cluster.rejections:
-        finding = match_rule(REJECTION_RULES, ctx.workload, said)
-        assert finding is not None, "the last row knows all words"
+    for message in cluster.rejections:
+        finding = match_rule(REJECTION_RULES, ctx.workload, message)
+        assert finding is not None, "the last row matches any text"
         yield finding
-    for said in dict.fromkeys(cluster.pod_rejections):
-        finding = match_rule(REJECTION_RULES, "pods", said)
-        assert finding is not None, "the last row knows all words"
+    for message in dict.fromkeys(cluster.pod_rejections):
+        finding = match_rule(REJECTION_RULES, "pods", message)
+        assert finding is not None, "the last row matches any text"
         waits = finding.code == "quota-exceeded"  # quota in use now may be free later; see namespace_quota
         yield msgspec.structs.replace(finding, severity=Severity.WARNING) if waits else finding
 

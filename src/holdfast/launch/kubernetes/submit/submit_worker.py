@@ -124,14 +124,14 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
             if await _create_if_absent(cluster, each):
                 made.append(object_path(each))
         try:
-            said = await _create_owner(cluster, owner, made)
+            created = await _create_owner(cluster, owner, made)
         except (ApiUnavailable, asyncio.CancelledError):
             made.append(object_path(owner))  # it may exist although no response came
             raise
         made.append(object_path(owner))
         for each in filter(_belongs_to_run, before):
-            await cluster.patch(object_path(each), {"metadata": _owner_metadata(said, each)})
-        ready = [{**each, "metadata": each["metadata"] | _owner_metadata(said, each)} for each in owned]
+            await cluster.patch(object_path(each), {"metadata": _owner_metadata(created, each)})
+        ready = [{**each, "metadata": each["metadata"] | _owner_metadata(created, each)} for each in owned]
         for wave in (True, False):
             await _gather_all(
                 cluster.create(collection_path(each), each) for each in ready if (each["kind"] in CREATE_FIRST) == wave

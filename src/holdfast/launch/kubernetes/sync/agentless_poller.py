@@ -50,16 +50,16 @@ class AgentlessPoller:
 
     async def run(self) -> None:
         """Poll until the run is over."""
-        said = ""
+        logged = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
             try:
                 await self._poll()
                 self._contact.on_contact()
             except ClusterError as error:
                 self._contact.on_contact_lost(str(error))
-                if str(error) != said:
-                    said = str(error)
-                    log.warning("%s", said)
+                if str(error) != logged:
+                    logged = str(error)
+                    log.warning("%s", logged)
             await asyncio.sleep(POLL_S)
 
     async def handle_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -131,7 +131,7 @@ class RunSync:
         await self._delete_if_cancelled()
 
     async def _follow(self) -> None:
-        said = ""
+        logged = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
             why, remedy, ends = "its controller's pod does not run", "", ""
             try:
@@ -144,9 +144,9 @@ class RunSync:
                 if isinstance(error, ClusterError):
                     (finding,) = to_holdfast_error(error).findings
                     why, remedy = finding.what, finding.remedy
-                if why != said:
-                    said = why
-                    log.warning("%s", said)
+                if why != logged:
+                    logged = why
+                    log.warning("%s", logged)
             except Exception as error:  # the run continues in the cluster, so retry after any error
                 why = f"{type(error).__name__}: {error}"
                 log.exception("the run could not be followed")
@@ -167,10 +167,10 @@ class RunSync:
                     async with asyncio.timeout(request_deadline(head) - time.monotonic()):
                         await self._connected.wait()
             if self._pod is not None:
-                async with self._cluster.exec_in_pod(self._pod, *EXEC_COMMANDS, self._remote_dir, "request") as desk:
-                    await desk.send(shift_deadline(head, lambda: -time.monotonic()))
-                    handing = asyncio.ensure_future(_forward_body(reader, desk))
-                    async for data in desk.output():
+                async with self._cluster.exec_in_pod(self._pod, *EXEC_COMMANDS, self._remote_dir, "request") as remote:
+                    await remote.send(shift_deadline(head, lambda: -time.monotonic()))
+                    handing = asyncio.ensure_future(_forward_body(reader, remote))
+                    async for data in remote.output():
                         writer.write(data)
                         await writer.drain()
                     handing.cancel()
@@ -190,15 +190,15 @@ class RunSync:
         if pod is None:
             return
         await self._upload_code(pod)
-        async with self._cluster.exec_in_pod(pod, *EXEC_COMMANDS, self._remote_dir, "follow") as desk:
-            await desk.send(json.dumps(self._local_state()).encode() + b"\n")
+        async with self._cluster.exec_in_pod(pod, *EXEC_COMMANDS, self._remote_dir, "follow") as remote:
+            await remote.send(json.dumps(self._local_state()).encode() + b"\n")
             self._pod = pod
             self._connected.set()
             self._resending_log = False
-            async for piece, data in _read_chunks(desk.output()):
+            async for piece, data in _read_chunks(remote.output()):
                 self._contact.on_contact()
                 if self._write_chunk(piece, data):
-                    await desk.send(b"done\n")
+                    await remote.send(b"done\n")
 
     def _write_chunk(self, piece: _ChunkHeader, data: bytes) -> bool:
         """Write a chunk of a file; returns whether the event log is now complete.
@@ -313,11 +313,11 @@ async def _is_forced(reader: asyncio.StreamReader) -> bool:
     return msgspec.json.decode(await reader.read(MAX_REQUEST_BYTES), type=CancelRequested).force
 
 
-async def _forward_body(reader: asyncio.StreamReader, desk: PodExec) -> None:
+async def _forward_body(reader: asyncio.StreamReader, remote: PodExec) -> None:
     with contextlib.suppress(Exception):  # the response reports the failure
         while data := await reader.read(MAX_REQUEST_BYTES):
-            await desk.send(data)
-        await desk.end_input()
+            await remote.send(data)
+        await remote.end_input()
 
 
 class _ChunkHeader(msgspec.Struct, frozen=True):
@@ -367,15 +367,15 @@ async def syncing(folder: RunDir, cluster: ClusterClient) -> AsyncGenerator[Awai
     """Serve requests and sync a run, with polling if it has no controller; yields an awaitable for the end."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     if SyncOptions.of(folder).agent:
-        mirror = RunSync(folder, cluster, read_cluster_ref(folder))
+        sync = RunSync(folder, cluster, read_cluster_ref(folder))
     else:
         from holdfast.launch.kubernetes.sync.agentless_poller import AgentlessPoller
 
-        mirror = AgentlessPoller(folder, cluster, read_cluster_ref(folder))
-    server = await asyncio.start_unix_server(mirror.handle_client, sock=listen_for_clients(folder))
+        sync = AgentlessPoller(folder, cluster, read_cluster_ref(folder))
+    server = await asyncio.start_unix_server(sync.handle_client, sock=listen_for_clients(folder))
     write_controller_record(folder)
     async with server:
-        running = asyncio.ensure_future(mirror.run())
+        running = asyncio.ensure_future(sync.run())
         try:
             yield running
         finally:

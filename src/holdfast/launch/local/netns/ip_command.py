@@ -32,7 +32,7 @@ def run(argv: Sequence[str], batch: Sequence[str] = ()) -> str:
         f"`{shlex.join(argv)}` failed with exit status {done.returncode}",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         evidence=(*batch, *done.stderr.splitlines()),
-        remedy="Use `isolation: process`, or see what the machine lacks in the words quoted.",
+        remedy="Use `isolation: process`, or see in the quoted error what the machine lacks.",
         owner=Owner.CLUSTER,
     )
 

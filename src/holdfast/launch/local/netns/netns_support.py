@@ -32,8 +32,8 @@ def unavailable() -> str | None:
         ("link add name bridge type bridge", "link add name one type veth peer name other"),
     )
     if made.returncode != 0:
-        words = " ".join(made.stderr.split())
-        return f"the kernel makes no bridge or veth ({words}); load them as root: modprobe -a bridge veth"
+        error = " ".join(made.stderr.split())
+        return f"the kernel makes no bridge or veth ({error}); load them as root: modprobe -a bridge veth"
     return None
 
 
@@ -48,8 +48,8 @@ def rates_unavailable() -> str | None:
         (*_throwaway(), program, "-batch", "-"), ("qdisc add dev lo root tbf rate 1mbit burst 64kb latency 50ms",)
     )
     if shaped.returncode != 0:
-        words = " ".join(shaped.stderr.split())
-        return f"the kernel has no token bucket filter ({words}); load it as root: modprobe sch_tbf"
+        error = " ".join(shaped.stderr.split())
+        return f"the kernel has no token bucket filter ({error}); load it as root: modprobe sch_tbf"
     return None
 
 
@@ -70,4 +70,4 @@ def _remedy() -> str:
 
 def _last(text: str) -> str:
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "without a word"
+    return lines[-1] if lines else "no error message"
