@@ -206,7 +206,7 @@ class _Walk:
                 what=f"{_count_of(self._special, 'name')} is neither file, folder nor link, and is not shipped",
                 where=str(self._root),
                 evidence=_quoted(self._special),
-                remedy=f"Name it in {IGNORE_FILE} to hear no more of it.",
+                remedy=f"Name it in {IGNORE_FILE} to suppress this warning.",
             )
 
     def _too_large(self, total: int, limit_bytes: int) -> Finding:

@@ -12,7 +12,7 @@ from holdfast.launch.kubernetes.object_names import RUNS, VOLUME_ROOT, ObjectNam
 
 
 def workload_kind(job: Job, target: Target) -> Workload:
-    """The kind of object that a run becomes: the target's, or an MPIJob for `mpirun` without agents."""
+    """The run's kind of object: the target's, or an MPIJob for `mpirun` without agents."""
     return Workload.MPIJOB if job.launch is Launch.MPI and not target.agent else target.workload
 
 

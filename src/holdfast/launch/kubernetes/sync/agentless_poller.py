@@ -29,7 +29,7 @@ from holdfast.run_dir import RunDir
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
 
-log = logging.getLogger("holdfast.mirror")
+log = logging.getLogger("holdfast.sync")
 
 POLL_S = 0.5
 LOG_DRAIN_S = 10.0

@@ -21,7 +21,7 @@ from holdfast.run_dir import RunDir
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
 
-log = logging.getLogger("holdfast.mirror")
+log = logging.getLogger("holdfast.sync")
 
 POLL_S = 1.0
 """Seconds between polls for new pods."""

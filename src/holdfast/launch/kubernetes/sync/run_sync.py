@@ -55,7 +55,7 @@ from holdfast.run_dir import EVENTS_NAME, RunDir
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
 
-log = logging.getLogger("holdfast.mirror")
+log = logging.getLogger("holdfast.sync")
 
 RETRY_S = 0.5
 """Seconds between polls for the controller's pod."""
