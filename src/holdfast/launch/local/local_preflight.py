@@ -168,7 +168,7 @@ def devices(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 
 def gpu_numbering(job: Job, here: LocalMachine) -> Iterator[Finding]:
-    """DeepSpeed's launcher numbers GPUs from 0 on each node and ignores the node's CUDA_VISIBLE_DEVICES."""
+    """DeepSpeed's launcher numbers GPUs from 0 on each node and overrides the node's CUDA_VISIBLE_DEVICES."""
     if job.launch is Launch.DEEPSPEED and job.gpus_per_node and job.nodes.max > 1:
         what = (
             "`deepspeed` takes GPUs from number 0 on, and all nodes are on this one machine, so they would share them"

@@ -35,7 +35,7 @@ def processes(node_folder: Path) -> list[int]:
 
 
 def kill_all(node_folder: Path) -> None:
-    """Kill the processes in a node's cgroups, if the kernel supports cgroup.kill."""
+    """Kill the processes in a node's cgroups atomically, if the kernel can."""
     for group in _cgroups(node_folder).values():
         kill(group)
 
