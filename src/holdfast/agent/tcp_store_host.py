@@ -1,8 +1,9 @@
 """Runs the process that hosts a replica's TCPStore on its first node (train/zygote/store_server.py).
 
-TorchFT's Manager is only a client of the store at MASTER_ADDR:MASTER_PORT: it relies on its launcher, such as
-torchelastic's agent, to host one. The process imports torch once and serves one attempt after another, each on a
-separate port, so that no attempt reads keys of an earlier one.
+TorchFT's Manager is only ever a client of the store at MASTER_ADDR:MASTER_PORT: it relies on its launcher, as
+torchelastic's agent, to host one. The agent itself listens at the port. The first connection starts the process,
+which needs half a gigabyte: ranks that never connect cost nothing. The process imports torch once and serves one
+attempt after another, each at a port of its own, so that no attempt meets what an earlier one has written.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ log = logging.getLogger("holdfast.agent")
 SCRIPT = Path(holdfast.__file__).parent / "train" / "zygote" / "store_server.py"
 
 USE_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""With `True` all of torch's ranks are clients of the store at MASTER_ADDR:MASTER_PORT."""
+"""With `True` torch's ranks are clients of the store at MASTER_ADDR:MASTER_PORT, whatever their number."""
 
 BACKLOG = 2048
 """Connections that wait while the process starts; torch's own is as long."""
 
 START_TIMEOUT_S = 120.0
-"""Longest time to import torch from a remote file system and to listen, in seconds."""
+"""Longest that it takes to import torch from a file system that is far away, and to listen."""
 
 
 def hosts_store(env: Mapping[str, str], ranks: range) -> bool:
-    """Whether a node with these ranks of a replica hosts its store."""
+    """Whether a node with these ranks of a replica is to host its store."""
     return env.get(USE_AGENT_STORE) == "True" and 0 in ranks
 
 
 class TcpStoreHost:
-    """The process that hosts the stores of this node; started on demand."""
+    """The process that hosts the stores of this node, from the first connection to one of them."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
@@ -55,9 +56,9 @@ class TcpStoreHost:
         return self._process is not None and self._process.returncode is None
 
     async def serve(self, replica: int, port: int, command: RankCommand, output: Path) -> Finding | None:
-        """Host a replica's store on a port from now on; return a finding if that fails.
+        """Listen at a port, and host a replica's store there once a rank connects; return a finding where that fails.
 
-        It runs in the rank's Python interpreter; torch's output goes to `output`.
+        The process runs the rank's Python; torch's output goes to `output`.
         """
         try:
             with _listening(port) as listener:
@@ -80,8 +81,8 @@ class TcpStoreHost:
         )
 
     def close(self, replica: int) -> None:
-        """Stop the store when the attempt is over."""
-        if self._process is not None and self._process.stdin is not None:
+        """The attempt is over: nobody meets there any more."""
+        if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.send(f"{replica} 0".encode())
 
@@ -98,20 +99,27 @@ class TcpStoreHost:
         process = self._process
         assert self._control is not None
         assert process.stdout is not None
-        process.stdin.write(f"{line}\n".encode())
-        await process.stdin.drain()
-        expected = f"serving {line.partition(' ')[2]}"
-        while answer := (await process.stdout.readline()).decode(errors="replace").strip():
-            stale = answer == "closed" or answer.startswith("serving ")  # of an attempt that ended first
-            if answer == expected or not stale:
-                return answer
+        expected = f"serving {message.partition(' ')[2]}"
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                socket.send_fds(self._control, [message.encode()], [listener.fileno()])
+                while answer := (await process.stdout.readline()).decode(errors="replace").strip():
+                    # Of an attempt that was over before the answer came.
+                    stale = answer == "closed" or answer.startswith("serving ")
+                    if answer == expected or not stale:
+                        return answer
+            answer = "its process ended"
+        except TimeoutError:
+            answer = f"no answer within {START_TIMEOUT_S:g} s"
+        except OSError as error:
+            answer = str(error)
         self._kill()
         return answer
 
     async def _start(self, command: RankCommand, output: Path) -> asyncio.subprocess.Process:
         found = parse_python_command(command.argv)
         python = command.argv[:1] if isinstance(found, str) else found.python
-        # These are the agent's, not those of the rank's attempt.
+        # It is the agent's, not of the rank's attempt.
         ours = {name: value for name, value in os.environ.items() if name.startswith("HOLDFAST_")}
         self._kill()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
