@@ -3,7 +3,7 @@
 TorchFT's Manager is only ever a client of the store at MASTER_ADDR:MASTER_PORT: it relies on its launcher, as
 torchelastic's agent, to host one. The agent itself listens at the port. The first connection starts the process,
 which needs half a gigabyte: ranks that never connect cost nothing. The process imports torch once and serves one
-attempt after another, each at a port of its own, so that no attempt meets what an earlier one has written.
+attempt after another, each at its own port, so that no attempt reads what an earlier one wrote.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TcpStoreHost:
         )
 
     def close(self, replica: int) -> None:
-        """The attempt is over: nobody meets there any more."""
+        """Close the store of an attempt that has ended."""
         if self._control is not None:
             with contextlib.suppress(OSError):
                 self._control.send(f"{replica} 0".encode())

@@ -1,4 +1,4 @@
-"""Hosts the TCPStore that the ranks of an attempt meet at, as torchelastic's agent does, in a process of its own.
+"""Hosts the TCPStore that the ranks of an attempt meet at, in its own process, as torchelastic's agent does.
 
 It is started as a script by the agent, with the Python of the ranks, and imports nothing but torch and the standard
 library. Standard input is a socket, with one message at a time: `REPLICA PORT` and a socket that listens at that port,
