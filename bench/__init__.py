@@ -1,1 +1,1 @@
-"""What holdfast claims in figures, measured: one command a claim, its peer measured in the same minutes."""
+"""Benchmarks: one command for each claim that holdfast makes in figures, with its peer measured in the same minutes."""

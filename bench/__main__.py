@@ -1,4 +1,4 @@
-"""`python -m bench`: every bench, one after another; about half an hour. `--quick` shows in minutes that they work."""
+"""`python -m bench`: runs every bench in turn, in about half an hour; `--quick` only shows that they work."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BENCHES = ("help", "launch", "recovery", "step_time", "scale", "event_log", "dat
 
 
 def main() -> int:
-    """Run each as its own command, with the options given; the number that failed."""
+    """Run each bench as a separate command, with the given options; return the number that failed."""
     failed = 0
     for name in BENCHES:
         failed += subprocess.run([sys.executable, "-m", f"bench.{name}", *sys.argv[1:]], check=False).returncode != 0

@@ -1,10 +1,10 @@
-"""Whether a diagnosis stays small and ends, whatever it is given: seconds and peak memory of each odd pile.
+"""Whether a diagnosis stays small and terminates on adversarial input: seconds and peak memory of each input.
 
 .venv/bin/python -m bench.adversarial_input [--only "a million files"] [--quick]
 
-Each pile is made, diagnosed by a process of its own, and taken away again. A pile that takes more than MEMORY_MIB
-(SET_UP_MIB where it is NCCL's set-up lines) or ends with a traceback is an error; how long each takes is printed, since
-the machine decides it. A child's peak is at least that of whoever started it: nothing here holds much.
+Each input is made, diagnosed by a separate process, and deleted again. An input that takes more than MEMORY_MIB
+(SET_UP_MIB for NCCL set-up lines) or ends with a traceback is an error. The time of each is printed without a limit,
+since it depends on the machine. A child's peak memory is at least that of its parent, so nothing here holds much.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ TELLS = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB
 
 @dataclass(frozen=True, kw_only=True)
 class AdversarialInput:
-    """What is given to `holdfast diagnose`: arguments, and what writes its standard input."""
+    """Input for `holdfast diagnose`: its arguments, and what writes its standard input."""
 
     arguments: tuple[str, ...]
     feeder: tuple[str, ...] = ()
 
 
 def long_line(folder: Path, scale: int) -> AdversarialInput:
-    """A line of 100 MB, and one after it that tells."""
+    """A line of 100 MB, followed by a line that a rule matches."""
     with (folder / "log").open("wb") as file:
         file.writelines([b"x" * MIB] * (100 // scale) + [b"\n", TELLS])
     return AdversarialInput(arguments=(str(folder),))
 
 
 def many_files(folder: Path, scale: int) -> AdversarialInput:
-    """A million names of one small file, a thousand to a folder."""
+    """A million names of one small file, a thousand per directory."""
     one = folder / "rank-0.log"
     one.write_bytes(TELLS)
     for number in range(1000 // scale):
@@ -58,7 +58,7 @@ def many_files(folder: Path, scale: int) -> AdversarialInput:
 
 
 def packed_log(folder: Path, scale: int) -> AdversarialInput:
-    """4 GiB of a log in a zstd file."""
+    """4 GiB of log in a zstd file."""
     block = LINE * (MIB // len(LINE))
     with (folder / "log.zst").open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as writer:
         for _ in range(4096 // scale):
@@ -68,7 +68,7 @@ def packed_log(folder: Path, scale: int) -> AdversarialInput:
 
 
 def decompression_bomb(folder: Path, scale: int) -> AdversarialInput:
-    """Files of some MB that are 16 GiB of zeros and of line ends each."""
+    """Files of some MB that unpack to 16 GiB of zeros and of line ends each."""
     for name, byte in (("zeros", b"0"), ("lines", b"\n")):
         with (folder / f"{name}.zst").open("wb") as file, zstandard.ZstdCompressor().stream_writer(file) as writer:
             for _ in range(1024 // scale):
@@ -82,7 +82,7 @@ def endless(folder: Path, scale: int) -> AdversarialInput:
 
 
 def no_files(folder: Path, scale: int) -> AdversarialInput:
-    """A pipe nobody writes to, devices, links that go round, a file of holes, and one log."""
+    """A pipe without a writer, devices, a symlink loop, a sparse file, and one log."""
     os.mkfifo(folder / "pipe")
     (folder / "zero.log").symlink_to("/dev/zero")
     (folder / "round").symlink_to(folder)
@@ -94,14 +94,14 @@ def no_files(folder: Path, scale: int) -> AdversarialInput:
 
 
 def document(folder: Path, scale: int) -> AdversarialInput:
-    """32 MB that begin like what kubectl prints, and are empty objects."""
+    """32 MB of empty objects that begin like the output of kubectl."""
     with (folder / "pods.json").open("wb") as file:
         file.writelines([b'{"kind": "List", "items": [', *[b"{}," * (MIB // 3)] * (31 // scale), b"{}]}"])
     return AdversarialInput(arguments=(str(folder),))
 
 
 def matching_lines(folder: Path, scale: int) -> AdversarialInput:
-    """A million lines that all tell, each of another rank."""
+    """A million lines that match a rule, each from another rank."""
     words = "[Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=ALLREDUCE, NumelIn=1, "
     with (folder / "log").open("w") as file:
         for rank in range(MIB // scale):
@@ -110,7 +110,7 @@ def matching_lines(folder: Path, scale: int) -> AdversarialInput:
 
 
 def nccl_setup_lines(folder: Path, scale: int) -> AdversarialInput:
-    """A million lines of set-up, each of another process, host and communicator."""
+    """A million set-up lines, each from another process, host and communicator."""
     words = "n{0}:{0}:9 [0] NCCL INFO ncclCommInitRank comm 0x{0:x} rank {0} nranks 1048576 cudaDev 0 busId 1000 commId"
     with (folder / "log").open("w") as file:
         for rank in range(MIB // scale):
@@ -119,7 +119,7 @@ def nccl_setup_lines(folder: Path, scale: int) -> AdversarialInput:
 
 
 def every_kind(folder: Path, scale: int) -> AdversarialInput:
-    """Every kind that is kept of lines, each with other words in every line."""
+    """Every kind of line that is kept, with different text in every line."""
     rows = (
         "h{i}:{i}:{i} [0] NCCL INFO Using network IB",
         "h{h}:{h}:{i} [0] NCCL INFO Channel 00/0 : {i}[0] -> 7[0] [send] via NET/IB/0",
@@ -143,25 +143,25 @@ INPUTS: Mapping[str, Callable[[Path, int], AdversarialInput]] = {
     "endless input": endless,
     "what is no file": no_files,
     "a vast document": document,
-    "a million telling lines": matching_lines,
+    "a million matching lines": matching_lines,
     "a million processes": nccl_setup_lines,
-    "every kind at once": every_kind,
+    "every kind together": every_kind,
 }
 
 
 def main() -> int:
-    """Make each pile, have it diagnosed, and say by the exit code whether all were bounded."""
+    """Make each input and diagnose it; return nonzero unless all were bounded."""
     parser = argparse.ArgumentParser(prog="bench.adversarial_input", description=__doc__)
     parser.add_argument("--only", choices=list(INPUTS))
-    parser.add_argument("--quick", action="store_true", help="piles of a tenth")
+    parser.add_argument("--quick", action="store_true", help="inputs of a tenth of the size")
     options = parser.parse_args()
-    headline("odd piles diagnosed: seconds and peak memory")
+    headline("adversarial inputs diagnosed: seconds and peak memory")
     rows: list[tuple[str, ...]] = []
     failed = 0
     for name, make in INPUTS.items():
         if options.only not in (None, name):
             continue
-        with tempfile.TemporaryDirectory(prefix="oddpile-", dir="/dev/shm") as folder:
+        with tempfile.TemporaryDirectory(prefix="adversarial-", dir="/dev/shm") as folder:
             seconds, peak, code, last = measure_diagnosis(make(Path(folder), 10 if options.quick else 1))
         bound = SET_UP_MIB if make in (nccl_setup_lines, every_kind) else MEMORY_MIB
         good = code == 0 and peak <= bound * MIB
@@ -169,12 +169,12 @@ def main() -> int:
         rows.append(
             (name, f"{seconds:.1f}", f"{peak / MIB:.0f} of {bound}", "yes" if good else f"**no** ({code})", last)
         )
-    say(table(("pile", "seconds", "peak memory, MiB", "bounded (exit code)", "answer"), rows))
+    say(table(("input", "seconds", "peak memory, MiB", "bounded (exit code)", "answer"), rows))
     return 1 if failed else 0
 
 
 def measure_diagnosis(made: AdversarialInput) -> tuple[float, int, int, str]:
-    """Seconds, peak bytes, exit code, and the first line of the answer."""
+    """Return seconds, peak bytes, exit code, and the first line of the answer."""
     feeder = subprocess.Popen(made.feeder, stdout=subprocess.PIPE) if made.feeder else None
     with tempfile.TemporaryFile() as out:
         begun = time.monotonic()

@@ -1,15 +1,16 @@
-"""What a checkpoint costs the loop, and what loading one takes, beside torch.distributed.checkpoint.
+"""What a checkpoint costs the loop, and how long loading one takes, compared with torch.distributed.checkpoint.
 
 .venv/bin/python -m bench.checkpoint [--quick] [--only PART] [--rounds N] [--loads N] [--layers N]
     [--folder FOLDER]
 
 One process of one rank trains a model whose weights and AdamW state come to 1 GiB and more. In each round it saves once
-with torch's `async_save` as it comes (A), once with holdfast (B), and once with torch again (A'), in an order that
-changes, with steps of training beside what is written. Measured of each save: how long the loop was kept from going on
-(the call, and where an optimiser's step had to wait for it); how long until it was on disk; how much lies there. A step
-of training comes right before each call, as in a loop: it leaves other things in the processor's caches. Then
-each side's is loaded in turn, from the page cache: verified, which is what holdfast always does, and with the check
-left out. Copying the state once into memory that is there already is the floor of any stall.
+with torch's `async_save` (A, its defaults), once with holdfast (B), and once with torch again (A'), in an order that
+changes, with training steps during the writes. It measures for each save: the stall of the loop (the call, and the time
+that an optimiser step waited for it), the time until it is on disk, and its size there. A training step comes right
+before each call, as in a loop, because it changes the processor's caches.
+
+Then it loads each side's checkpoint in turn from the page cache: verified, as holdfast always does, and without the
+check. Copying the state once into allocated memory is the floor of any stall.
 """
 
 from __future__ import annotations
@@ -49,25 +50,25 @@ PARTS = ("saves", "rival", "loads")
 WIDTH, LAYERS, BATCH = 4096, 6, 16
 """Six layers are 0.4 GB of weights, 1.2 GB with the optimiser's state."""
 COMMITS, SAVES = 10, 8
-"""Steps from one save to the next where a Session saves, and how many it does at most."""
+"""Steps between saves where a Session saves, and the most steps that it does."""
 STEPS = 3
-"""Of training right after each save has begun; more follow until it is on disk."""
+"""Training steps right after each save has begun; more follow until it is on disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Save:
-    """What one save came to."""
+    """Measurements of one save."""
 
     stall_s: float
     steps_s: float
-    """The call and the steps right after it, which share the cores with what is written."""
+    """The call and the steps right after it, which share the cores with the writer."""
     wall_s: float
     disk_bytes: int
 
 
 @dataclass(frozen=True)
 class Believed:
-    """A checkpoint that is loaded without a check of its files."""
+    """A checkpoint that is loaded without verifying its files."""
 
     checkpoint: CheckpointRef
 
@@ -97,14 +98,14 @@ class Believed:
 
 
 class Believing(SharedStorage):
-    """A folder whose checkpoints are taken for good."""
+    """A checkpoint directory that loads without verification."""
 
     def take_over(self) -> list[CheckpointRef]:
         return [Believed(copy) for copy in super().take_over()]
 
 
 class Loop:
-    """A loop that trains, and both ways to save it."""
+    """A training loop, and both ways to save it."""
 
     def __init__(self, folder: Path, layers: int) -> None:
         self._folder = folder
@@ -154,11 +155,11 @@ class Loop:
             self.train()
         assert saved.problem is None, saved.problem
         stall_s += self._checkpoints.take_stalled_s()
-        self._checkpoints.close()  # the one before is gone, as the peer's is
+        self._checkpoints.close()  # deletes the previous one, as the peer does
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=saved.took_s, disk_bytes=_disk_bytes(Path(saved.path)))
 
     def theirs(self) -> Save:
-        """Save with torch's `async_save`, its defaults untouched; the one before goes when this one is there."""
+        """Save with torch's `async_save`, its defaults untouched; delete the previous one when this one is complete."""
         former, self._theirs = self._theirs, self._folder / f"theirs-{time.monotonic_ns()}"
         ended: list[float] = []
         self.train()
@@ -175,9 +176,9 @@ class Loop:
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(self._theirs))
 
     def others(self, manager: Any, *, exact: bool) -> Save:
-        """Save with torch_checkpointing, whose `lock` is waited for before the optimiser changes anything.
+        """Save with torch_checkpointing, and wait for its `lock` before the optimiser changes anything.
 
-        What it is given is asked for as its tutorial does; with the random numbers, which holdfast saves, or without.
+        It receives the state as its tutorial shows, with or without the RNG state, which holdfast saves.
         """
         folder = self._folder / "others"
         shutil.rmtree(folder, ignore_errors=True)
@@ -203,7 +204,7 @@ class Loop:
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(folder))
 
     def load(self) -> float:
-        """Go on from torch's, in seconds."""
+        """Resume from torch's checkpoint; return the seconds."""
         began = time.perf_counter()
         state = self.train_state.tensors()
         dcp.load(state, checkpoint_id=self._theirs)
@@ -211,7 +212,7 @@ class Loop:
         return time.perf_counter() - began
 
     def restore(self, kind: type[SharedStorage]) -> float:
-        """Go on from holdfast's, in seconds."""
+        """Resume from holdfast's checkpoint; return the seconds."""
         checkpoints = self._opened(kind)
         began = time.perf_counter()
         restored = checkpoints.restore()
@@ -224,7 +225,7 @@ class Loop:
         self._checkpoints.close()
 
     def floor_s(self) -> float:
-        """Copy all of the state once, in one thread, to where room has been made."""
+        """Copy the whole state once, in one thread, into allocated memory."""
         sources = list(_tensors(self.train_state.tensors()))
         room = [tensor.clone() for tensor in sources]
         took_s: list[float] = []
@@ -238,19 +239,21 @@ class Loop:
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.checkpoint", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--loads", type=int, default=LOADS)
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--folder", type=Path, help="where to save; a temporary folder, if not given")
-    parser.add_argument("--only", choices=PARTS, help="one part: saves, loads, or the stall beside torch_checkpointing")
+    parser.add_argument(
+        "--only", choices=PARTS, help="one part: saves, loads, or the stall compared with torch_checkpointing"
+    )
     parser.add_argument("--quick", action="store_true", help="only to see that it works")
     options = parser.parse_args()
     if options.quick:
         options.rounds = options.loads = 2
         options.layers = 1
-    headline("checkpoint: one rank, saves beside training and loads, beside torch.distributed.checkpoint")
+    headline("checkpoint: one rank, saves during training and loads, compared with torch.distributed.checkpoint")
     warnings.filterwarnings("ignore", module="torch")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -296,7 +299,7 @@ def main() -> None:
     if rows:
         say(table(("", "goal", "holdfast / DCP", "A/A floor", "DCP", "met"), rows))
     if rival:
-        say(table(("stall of the loop beside", "goal", "holdfast / peer", "A/A floor", "peer", "met"), rival))
+        say(table(("stall of the loop compared with", "goal", "holdfast / peer", "A/A floor", "peer", "met"), rival))
 
 
 def _rows_of_saves(stalls: list[Round], saves: Mapping[str, list[Save]]) -> list[tuple[str, ...]]:
@@ -312,9 +315,9 @@ def _rows_of_saves(stalls: list[Round], saves: Mapping[str, list[Save]]) -> list
 
 
 def _rival(loop: Loop, rounds: int) -> list[tuple[str, ...]]:
-    """The same stall beside that of torch_checkpointing, where it is installed.
+    """Measure the same stall compared with torch_checkpointing, where it is installed.
 
-    All as it comes but for direct I/O, with which its version 0.1.1 cannot end a file of other than whole blocks.
+    All defaults except direct I/O, with which its version 0.1.1 cannot end a file that is not whole blocks.
     """
     try:
         from torch_checkpointing.checkpoint_manager import CheckpointManager
@@ -334,7 +337,7 @@ def _rival(loop: Loop, rounds: int) -> list[tuple[str, ...]]:
     for what, exact in (("with the same state", True), ("without random numbers", False)):
         theirs = functools.partial(_stall_ms, functools.partial(loop.others, manager, exact=exact))
         sides = {PEER: theirs, OURS: functools.partial(_stall_ms, loop.ours), PEER_AGAIN: theirs}
-        stalls_ms = interleave(sides, rounds, unit=f"ms of stall beside torch_checkpointing, {what}")
+        stalls_ms = interleave(sides, rounds, unit=f"ms of stall (peer: torch_checkpointing), {what}")
         stalls = [{side: ms / 1e3 for side, ms in each.items()} for each in stalls_ms]
         rows.append(_row(f"torch_checkpointing, {what}", STALL_GOAL, stalls))
     manager.close()
@@ -342,7 +345,7 @@ def _rival(loop: Loop, rounds: int) -> list[tuple[str, ...]]:
 
 
 def _anatomy(loop: Loop, folder: Path, *, saves: int) -> None:
-    """Say what a step's commit takes in all where it begins a save, and where it does not."""
+    """Print the total time of a step's commit, with and without the start of a save."""
     told = RankConfig(checkpoint_path=folder / "session", checkpoint_every_steps=COMMITS, checkpoint_keep=1)
     session = Session(model=loop.train_state.model, optimizer=loop.train_state.optimizer, config=told)
     took_ms: dict[bool, list[float]] = {True: [], False: []}
@@ -368,7 +371,7 @@ def _row(what: str, goal: float | None, rounds: list[Round]) -> tuple[str, ...]:
 
 
 def _random() -> dict[str, Any]:
-    """Where the generators stand, as each says it."""
+    """The states of the random generators, each in its library's format."""
     return {"python": random.getstate(), "numpy": numpy.random.get_state(legacy=False), "torch": torch.get_rng_state()}
 
 

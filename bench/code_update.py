@@ -1,11 +1,11 @@
-"""From the command to the first step with other code: `holdfast update`, beside cancel and run again.
+"""From the command to the first step with changed code: `holdfast update`, compared with cancelling and running again.
 
 .venv/bin/python -m bench.code_update [--quick | --rounds N]
 
-The same loop (bench/programs/update_loop.py: DDP and AdamW over two nodes of one rank, a Session) on all sides, at work and
-with its next start warm; its code is shipped, and then changed. Ours: `holdfast update`. The peer: `holdfast cancel`,
-which takes a checkpoint, and, once the run is over, `holdfast run` with the same checkpoints. Both count until every
-rank has finished its first step after the command. Each turn has a run of its own.
+All sides run the same loop (bench/programs/update_loop.py: DDP and AdamW over two nodes of one rank, a Session), with
+its next start prewarmed. Its code is shipped, and then changed. Ours: `holdfast update`. The peer: `holdfast cancel`,
+which takes a checkpoint, and, once the run is over, `holdfast run` with the same checkpoints. Both times end when every
+rank has finished its first step after the command. Each turn has a separate run.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ PROGRAM = "update_loop.py"
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where one turn's runs are kept, and where their ranks write."""
+    """Directories of one turn: its runs, and its ranks' output."""
 
     folder: Path
 
     def holdfast(self, *words: str) -> None:
-        """Have a command done; raises when it fails, but for the code of a run that was cancelled."""
+        """Run a command; raise when it fails, except with the exit code of a cancelled run."""
         environ = os.environ | {"HOLDFAST_HOME": str(self.folder / "home"), "OMP_NUM_THREADS": "1"}
         argv = [str(BIN / "holdfast"), *words]
         subprocess.run(
@@ -53,7 +53,7 @@ class Place:
         )
 
     def run(self) -> None:
-        """Start the loop, from the newest of its checkpoints."""
+        """Start the loop from the newest of its checkpoints."""
         settings = (f"checkpoint.path={self.folder / 'checkpoints'}", "checkpoint.every_steps=1000000")
         options = [word for setting in settings for word in ("--set", setting)]
         command = (sys.executable, PROGRAM, str(self.folder))
@@ -65,7 +65,7 @@ class Place:
             program.write("# changed\n")
 
     def firsts(self, beside: frozenset[int] = frozenset()) -> dict[int, float]:
-        """When each process that is not of these has finished its first step."""
+        """When each process other than these has finished its first step."""
         firsts: dict[int, float] = {}
         for pid, at in self.steps():
             if pid not in beside:
@@ -79,14 +79,14 @@ class Place:
         return [(int(pid), float(at)) for pid, at in lines]
 
     def at_work(self) -> bool:
-        """Whether some steps are done, and every rank's next start is warm."""
+        """Whether some steps are done and every rank's next start is prewarmed."""
         logs = list(self.folder.glob("home/runs/*/events.jsonl"))
         warm = [event for log in logs for event in read_events(log) if isinstance(event, RanksPrewarmed)]
         return len(warm) >= RANKS and len(self.steps()) >= SETTLED_STEPS
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.code_update", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="one round")
@@ -111,7 +111,7 @@ def _run_again(place: Place) -> None:
 
 
 def _turn(change: Callable[[Place], None]) -> float:
-    """Seconds that one change of a run which is at work takes."""
+    """Seconds that one code change of a running job takes."""
     with _place() as place:
         _wait(place.at_work)
         old = frozenset(place.firsts())

@@ -1,7 +1,7 @@
-"""Owns the two sides as processes: a script under holdfast or under torchrun's agents, on two nodes of one rank each.
+"""The compared sides as processes: a script under holdfast or under torchrun agents, on two nodes of one rank each.
 
-Everything a side starts carries a mark in its environment, by which it is frozen, thawed and ended whole. Its files lie
-in a temporary folder of its own. Refuses to own what is measured.
+Every process of a side carries a mark in its environment, by which the bench freezes, thaws and kills all of them. Each
+side has a temporary directory.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ PROGRAMS = Path(__file__).parent / "programs"
 MARK = "HOLDFAST_BENCH"
 END_S = 15.0
 RESTARTS = 1000
-"""More than any bench uses: a side is to fail because it cannot recover, not because it may not."""
+"""More than any bench uses: a side must fail because it cannot recover, not because it reached a limit."""
 
 
 class ContenderFailed(Exception):
-    """A side did not do what the bench needs; the message ends in its last words."""
+    """A side did not do what the bench needs; the message ends with its last output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """One side's run: its commands, where its ranks write, and the mark of all its processes."""
+    """One side's run: its commands, its ranks' output directory, and the mark of all its processes."""
 
     commands: tuple[subprocess.Popen[bytes], ...]
     started: float
@@ -48,7 +48,7 @@ class Running:
 
     @property
     def out(self) -> Path:
-        """The folder that the script was given."""
+        """The directory that the script received."""
         return self.folder / "out"
 
     def pids(self) -> list[int]:
@@ -56,11 +56,11 @@ class Running:
         return by_env(all_pids(), **{MARK: self.mark})
 
     def ended(self) -> bool:
-        """Whether a command has ended."""
+        """Whether a command has exited."""
         return any(command.poll() is not None for command in self.commands)
 
     def wait_for(self, ready: Callable[[], bool], within_s: float) -> bool:
-        """Whether `ready` came true in time and before a command ended."""
+        """Whether `ready` became true before the timeout and before a command exited."""
         deadline = time.monotonic() + within_s
         while not ready():
             if self.ended() or time.monotonic() > deadline:
@@ -69,7 +69,7 @@ class Running:
         return True
 
     def last_words(self) -> str:
-        """What its commands printed last."""
+        """The last output of its commands."""
         return (self.folder / "commands.log").read_text(errors="replace")[-3000:]
 
 
@@ -80,7 +80,7 @@ Contender = Callable[..., AbstractContextManager[Running]]
 def holdfast(
     script: str, *words: str, nodes: int = 2, env: Mapping[str, str] | None = None, settings: Sequence[str] = ()
 ) -> Generator[Running]:
-    """`holdfast run --nodes NODES -- python SCRIPT OUT WORDS`; `settings` are `--set`s."""
+    """`holdfast run --nodes NODES -- python SCRIPT OUT WORDS`; `settings` become `--set` options."""
     options = [word for setting in (f"recovery.max_restarts={RESTARTS}", *settings) for word in ("--set", setting)]
 
     def commands(out: Path) -> list[list[str]]:
@@ -113,7 +113,7 @@ def torchrun(script: str, *words: str, env: Mapping[str, str] | None = None) -> 
 
 
 def torchrun_fixed(script: str, *words: str) -> AbstractContextManager[Running]:
-    """Torchrun with a store for each attempt: its shared one hands restarted ranks the addresses of the dead."""
+    """Torchrun with a store for each attempt: its shared store gives restarted ranks the addresses of dead ones."""
     return torchrun(script, *words, env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
 
 
@@ -130,21 +130,21 @@ def redirected(script: str, *words: str, env: Mapping[str, str] | None = None) -
 
 
 def freeze(pids: Sequence[int]) -> None:
-    """Stop processes where they are."""
+    """Stop processes with SIGSTOP."""
     for pid in pids:
         send_signal(pid, signal.SIGSTOP)
 
 
 def thaw(pids: Sequence[int]) -> None:
-    """Let frozen processes go on."""
+    """Continue frozen processes."""
     for pid in pids:
         send_signal(pid, signal.SIGCONT)
 
 
 def raise_priority(pids: Sequence[int]) -> None:
-    """Have the kernel prefer these to a shared machine's other processes, where it lets us; among them nothing changes.
+    """Raise the priority of these processes on a shared machine, where permitted; among them nothing changes.
 
-    It shares time among sessions first (autogroups), and every rank and agent is a session of its own.
+    The kernel first divides time among sessions (autogroups), and every rank and agent is a separate session.
     """
     for pid in pids:
         with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ def _running(commands: Callable[[Path], list[list[str]]], env: Mapping[str, str]
         MARK: mark,
         "HOLDFAST_HOME": str(folder / "home"),
         "TMPDIR": str(folder / "tmp"),
-        # torchrun leaves it to torch when there is one rank on a node; both sides get the same.
+        # With one rank per node torchrun leaves this to torch; both sides get the same value.
         "OMP_NUM_THREADS": "1",
         **env,
     }

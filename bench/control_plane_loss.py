@@ -1,11 +1,11 @@
-"""kill -9 of quorum service, controller, and both: how long replicas pause; TorchFT's Lighthouse beside it.
+"""kill -9 of quorum service, controller, and both: how long replicas pause, compared with TorchFT's Lighthouse.
 
 .venv/bin/python -m bench.control_plane_loss [--quick | --rounds N]
 
-Two replicas (tests/programs/replica_trainer.py). A figure is the longest gap between two commits after the kill, of whichever
-replica, less the median gap before it; no replica may start again meanwhile. The peer's Lighthouse is a process of its
-own, tuned (heartbeat 250 ms, tick 10 ms); another that has all imported takes its port at once, and its replicas
-ask ten times a second, as holdfast's do; as they come they die. Where they do not go on within a minute, the pause is
+Two replicas (tests/programs/replica_trainer.py). A figure is the longest gap between two commits of any replica after
+the kill, less the median gap before it; no replica may restart meanwhile. The peer's Lighthouse is a separate process,
+tuned (heartbeat 250 ms, tick 10 ms). A second one with its imports done takes the port immediately, and its replicas
+retry ten times a second, as holdfast's do; with TorchFT's defaults they die. A pause of more than a minute counts as
 `inf`.
 """
 
@@ -34,9 +34,9 @@ GOAL_S = 1.0
 ROUNDS, QUICK_ROUNDS = 6, 1
 REPLICAS = 2
 WATCHED_S = 3.0
-"""After a kill: who has what it needs takes another step or two before it asks."""
+"""After a kill: a replica that needs no quorum takes another step or two before it asks."""
 SHOWN = 40
-"""Of a run that does not go on, so many lines."""
+"""Log lines that are shown for a run that does not resume."""
 QUORUM, CONTROLLER, BOTH, LIGHTHOUSE = "quorum service", "controller", "both", "TorchFT's Lighthouse"
 
 
@@ -111,7 +111,7 @@ def _theirs(delay_s: float) -> float:
 
 
 def _lighthouse(port: int) -> subprocess.Popen[bytes]:
-    """One that has all imported, and listens once it is told to."""
+    """A Lighthouse with its imports done, which listens once it receives a message."""
     given = f"bind='127.0.0.1:{port}', min_replicas=1, join_timeout_ms=60000, quorum_tick_ms=10"
     program = f"""
 import sys, threading
@@ -136,7 +136,7 @@ def _pause(holders: RunningReplicas, delay_s: float, kill: Callable[[], None]) -
     kill()
     pause_s = max(holders.gap_s(each, killed_at, WATCHED_S) for each in range(REPLICAS))
     if again := [each for each in range(REPLICAS) if holders.commits(each, 1)]:
-        raise RuntimeError(f"replicas {again} were started again")
+        raise RuntimeError(f"replicas {again} restarted")
     return pause_s
 
 

@@ -1,10 +1,10 @@
-"""What exactness costs a batch: holdfast's Data beside torch's DataLoader and torchdata's StatefulDataLoader.
+"""What exactness costs a batch: ElasticData compared with torch's DataLoader and torchdata's StatefulDataLoader.
 
 .venv/bin/python -m bench.data [--quick | --rounds N]
 
-Windows of 2048 tokens of one file, eight to a batch, shuffled, collated, taken as fast as they come; each side keeps
-its loader for all rounds. Counted is the CPU time of the rank's own process: what a loop pays whatever else runs on the
-machine, workers apart. Then the first batch after a restart in the middle of an epoch of ten million samples.
+Windows of 2048 tokens of one file, eight per batch, shuffled, collated, read as fast as possible. Each side keeps its
+loader for all rounds. The figure is the CPU time of the rank's process without its workers: the cost for the loop,
+whatever else runs on the machine. Then the first batch after a restart
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from holdfast.train.data.prefetcher import Prefetcher
 from holdfast.train.data.sharding import ShardPlan
 
 GOAL_MS = 0.2
-"""More than the peer takes for a batch, at most."""
+"""Longest time beyond the peer's for a batch."""
 ROUNDS, QUICK_ROUNDS = 18, 3
 TURN_S = 0.15
-"""Of CPU."""
+"""CPU seconds."""
 LENGTH, BATCH, WINDOWS = 2048, 8, 20_000
 LONG = 10_000_000
 RESUME_ROUNDS = 6
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """The windows of a text in their order, over and over."""
+    """The windows of a text in order, repeated."""
 
     def __init__(self, text: Text) -> None:
         self._text = text
@@ -49,7 +49,7 @@ class Stream(IterableDataset[torch.Tensor]):
 
 
 def ours(dataset: Any, workers: int, *, first: int = 0, batch: int = BATCH) -> Iterator[Any]:
-    """What `Session.batches` gives, step after step."""
+    """The batches of `Session.batches`, step after step."""
     supply, data = Prefetcher(lambda _: None), Data(dataset, batch_size=batch, num_workers=workers)
     plan = ShardPlan(global_batch=batch, micro_batch_size=batch, rank=0, world_size=1)
     return (supply.load(part, data, plan, begin).data for begin in count(first, batch) for part in plan.step(begin))
@@ -62,13 +62,13 @@ def over_and_over(loader: Any) -> Iterator[Any]:
 
 
 def plain(dataset: Any, workers: int) -> Iterator[Any]:
-    """The same of a DataLoader."""
+    """The same from a DataLoader."""
     shuffled = not isinstance(dataset, IterableDataset)
     return over_and_over(DataLoader(dataset, batch_size=BATCH, shuffle=shuffled, num_workers=workers, drop_last=True))
 
 
 def stateful(dataset: Any, workers: int) -> Iterator[Any]:
-    """The same of a StatefulDataLoader."""
+    """The same from a StatefulDataLoader."""
     shuffled = not isinstance(dataset, IterableDataset)
     loader: Any = StatefulDataLoader(
         dataset, batch_size=BATCH, shuffle=shuffled, num_workers=workers, drop_last=True, snapshot_every_n_steps=100
@@ -77,7 +77,7 @@ def stateful(dataset: Any, workers: int) -> Iterator[Any]:
 
 
 def turn(batches: Iterator[Any]) -> Callable[[], float]:
-    """CPU milliseconds a batch over a turn."""
+    """CPU milliseconds per batch over a turn."""
 
     def measure() -> float:
         for _ in islice(batches, 20):
@@ -103,7 +103,7 @@ def resumed(first: int) -> Callable[[], float]:
 
 
 def resumed_stateful(state: dict[str, Any]) -> Callable[[], float]:
-    """The same of a StatefulDataLoader that goes on from this state."""
+    """The same from a StatefulDataLoader that resumes from this state."""
 
     def measure() -> float:
         began = time.process_time()
@@ -116,7 +116,7 @@ def resumed_stateful(state: dict[str, Any]) -> Callable[[], float]:
 
 
 def stood_at(batches: int) -> dict[str, Any]:
-    """The state of a StatefulDataLoader that has given so many batches."""
+    """The state of a StatefulDataLoader after this many batches."""
     loader: Any = StatefulDataLoader(range(LONG), batch_size=BATCH, shuffle=True)
     for _ in islice(loader, batches):
         pass
@@ -141,21 +141,21 @@ def main() -> None:
         cases = [("numbered", text, 0), ("numbered", text, 2), ("stream", Stream(text), 0), ("stream", Stream(text), 1)]
         for kind, dataset, workers in cases:
             for name, peer in peers.items():
-                say(f"\n## {kind}, {workers} workers, beside {name}")
+                say(f"\n## {kind}, {workers} workers, compared with {name}")
                 sides = {PEER: peer(dataset, workers), OURS: ours(dataset, workers), PEER_AGAIN: peer(dataset, workers)}
                 done = interleave({side: turn(batches) for side, batches in sides.items()}, rounds, unit="ms")
-                rows.append(row(f"{kind}, {workers} workers, beside {name}", done, GOAL_MS))
+                rows.append(row(f"{kind}, {workers} workers, compared with {name}", done, GOAL_MS))
         say(f"\n## first batch in the middle of {LONG:,} samples")
         state = stood_at(LONG // BATCH // 2)
         again = resumed_stateful(state)
         sides = {PEER: again, OURS: resumed(LONG // 2), PEER_AGAIN: resumed_stateful(state)}
         done = interleave(sides, min(rounds, RESUME_ROUNDS), unit="ms")
-        rows.append(row("first batch after a restart, beside StatefulDataLoader", done, 0.0))
+        rows.append(row("first batch after a restart, compared with StatefulDataLoader", done, 0.0))
     say("\n" + table(("what", "goal", "more a batch", "A/A floor", "holdfast", "peer", "met"), rows))
 
 
 def row(name: str, rounds: Sequence[Round], goal_ms: float) -> tuple[str, ...]:
-    """What rounds say of a case: how much more a batch takes, beside how much one peer differs from itself."""
+    """Table row of a case: how much more a batch takes, and how much the peer differs from itself."""
     more = estimate([each[OURS] - (each[PEER] + each[PEER_AGAIN]) / 2 for each in rounds])
     floor = estimate([each[PEER_AGAIN] - each[PEER] for each in rounds])
     mine, theirs = (median(each[side] for each in rounds) for side in (OURS, PEER))

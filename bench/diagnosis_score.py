@@ -1,10 +1,10 @@
-"""Diagnoses scored on collected incidents: class right, unknown with the deciding fact, wrong, confidently wrong.
+"""Diagnosis scored on collected incidents: right class, unknown with the deciding fact, wrong, confidently wrong.
 
 .venv/bin/python -m bench.diagnosis_score FILE.jsonl [FILE.jsonl ...] [--each]
 
-A line of such a file is an incident: `id`, `url`, `class` (the label), `evidence` (its log lines) and more. What is
-diagnosed is the lines and nothing else. An `unknown` counts as right only where the facts that it asks for decide
-between few classes of which the label is one; `other` stands for every class that collections file there.
+A line of such a file is an incident: `id`, `url`, `class` (the label), `evidence` (its log lines) and more. Only the
+lines are diagnosed. An `unknown` counts as right only where the facts that it requests decide between few classes and
+the label is one of them; `other` stands for every class that the collections file there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.diagnose.pipeline import diagnose_chunks
 from holdfast.diagnose.rules.rule import Confidence
 
 MOST_CLASSES = 8
-"""An unknown that leaves more classes open than these has not said what would decide."""
+"""An unknown that leaves more classes open than these does not name the deciding fact."""
 
 
 class Score(StrEnum):
@@ -41,7 +41,7 @@ class Score(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Incident:
-    """One incident that has lines."""
+    """One incident that contains lines."""
 
     id: str
     label: FailureClass
@@ -49,7 +49,7 @@ class Incident:
 
 
 def incidents(path: Path) -> list[Incident]:
-    """The incidents of a file that hold lines."""
+    """The incidents of a file that contain lines."""
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
     return [
         Incident(id=row["id"], label=FailureClass(row["class"]), lines=tuple(row["evidence"]))
@@ -59,7 +59,7 @@ def incidents(path: Path) -> list[Incident]:
 
 
 def diagnose_incident(incident: Incident) -> Diagnosis:
-    """The answer from an incident's lines alone."""
+    """The diagnosis of an incident's lines alone."""
     data = "\n".join(incident.lines).encode()
     return diagnose_chunks([LogChunk(source=LogSource(name="log"), first_line=1, data=data)])
 
@@ -79,10 +79,10 @@ def score(answer: Diagnosis, label: FailureClass) -> Score:
 
 
 def main() -> None:
-    """Score every file, and print a row for each class."""
+    """Score every file, and print a row per class."""
     parser = argparse.ArgumentParser(prog="bench.diagnosis_score", description=__doc__)
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--each", action="store_true", help="a line for each incident that is not right")
+    parser.add_argument("--each", action="store_true", help="print a line for each incident that is not right")
     options = parser.parse_args()
     headline("diagnosis: incidents scored by their label")
     for path in options.files:
@@ -100,7 +100,8 @@ def _report(path: Path, each: bool) -> None:
         total[verdict] += 1
         if each and verdict is not Score.RIGHT:
             say(
-                f"{verdict}: {incident.id}: {incident.label} taken for {answer.failure_class} ({answer.confidence}), {answer.code}"
+                f"{verdict}: {incident.id}: {incident.label} diagnosed as {answer.failure_class}"
+                f" ({answer.confidence}), {answer.code}"
             )
     good = total[Score.RIGHT] + total[Score.UNKNOWN_EVIDENCE_NAMED]
     say(f"\n{path.name}: {len(known)} incidents with lines, {good} right or named ({good / max(1, len(known)):.0%})")

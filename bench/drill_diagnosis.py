@@ -1,12 +1,11 @@
-"""Drills diagnosed: each that exists is done for real to a run, and who was first is asked of holdfast and torchrun.
+"""Diagnosis of real drills: injects each fault into a run, and asks holdfast and torchrun for the root cause.
 
 .venv/bin/python -m bench.drill_diagnosis [--only "kill rank"] [--times 4] [--peer]
 
-The diagnosis is blind: what the log says of the drill itself is taken out before it is asked. A drill from which
-nothing fails is right when nothing is blamed. Each is done so many times, to rank or node 1 and 0 by turns. With
-`--peer` the same is done to two nodes of torchrun, whose own error summary is read for PEER_S seconds. Filling a disk
-needs root, cutting a node off network namespaces, taking its memory a memory group; what cannot be done here is left
-out and said.
+The diagnosis is blind: the log's record of the drill is removed first. A drill that causes no failure is right when the
+diagnosis names no root cause. Each drill runs N times, on rank or node 1 and 0 in turn. With `--peer` the same faults
+hit two torchrun nodes, whose error summary is read for PEER_S seconds. Filling a disk needs root, cutting off a node
+needs network namespaces, exhausting its memory needs a memory cgroup; the bench skips and lists what cannot run here.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ DDP_SESSION = Path(__file__).parent / "programs" / "ddp_session.py"
 ALLREDUCE_LOOP = Path(__file__).parent / "programs" / "allreduce_loop.py"
 STEPS, STEP_S, AT_STEP = 100_000, 0.02, 12
 CALM_STEPS = 100
-"""Steps after a drill from which nothing fails."""
+"""Steps after a drill that causes no failure."""
 MAX_WAIT_S = 150.0
 PEER_S = 45.0
 RUN_DISK_BYTES, CHECKPOINT_DISK_BYTES = 1 << 20, 1 << 16
@@ -62,27 +61,27 @@ _ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s*: (?P<rank>\d+).*?exitcode\s*: (?
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One drill, and what a diagnosis must say of it."""
+    """One drill, and its expected diagnosis."""
 
     failure_class: FailureClass | None = None
     """None where nothing fails."""
     first_failure: str = ""
-    """As an answer tells it, with {0} for the number of rank or node; empty where it is no rank's and no node's."""
+    """As in the answer, with {0} for the number of the rank or node; empty where the cause is no rank or node."""
     program: Path = TORCH_FREE_TRAINER
-    """What the ranks run: sockets of its own, or where a drill is about collectives, DDP."""
+    """What the ranks run: a program with plain sockets, or DDP for drills about collectives."""
     overrides: tuple[str, ...] = ()
     amount: float | None = None
     replicas: int = 1
-    """Fewest that the run must have."""
+    """Fewest replicas that the run must have."""
     needs: str = ""
     """`netns`, `resources.memory`, or the name of the variable or field whose disk is a small one."""
     peer: Callable[[Peer], None] | None = None
-    """The same, done to torchrun; None where it has no such part."""
+    """The same fault in torchrun; None where torchrun has no such part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """Two nodes of torchrun with a rank each."""
+    """Two torchrun nodes with a rank each."""
 
     agents: tuple[subprocess.Popen[bytes], ...]
     folder: Path
@@ -172,13 +171,13 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
 
 
 class Unavailable(Exception):
-    """This machine cannot carry the drill out."""
+    """The drill cannot run on this machine."""
 
 
 def is_correct(case: Case, answer: Diagnosis, replicas: int = 1, number: int = 1) -> bool:
-    """Whether class and culprit are those of the drill; where nothing fails, whether nothing is blamed.
+    """Whether class and root-cause rank or node match the drill; without a failure, whether no root cause is named.
 
-    Of two replicas each is a node with a rank 0.
+    Each of two replicas is a node with a rank 0.
     """
     culprit = (case.first_failure if replicas == 1 else case.first_failure.replace("rank {0}", "rank 0")).format(number)
     if case.failure_class is None:
@@ -189,10 +188,10 @@ def is_correct(case: Case, answer: Diagnosis, replicas: int = 1, number: int = 1
 def diagnose_drill(
     action: FaultAction, target: FaultTarget, base: Path, replicas: int = 1, number: int = 1
 ) -> Diagnosis:
-    """Start a run, do the drill to the rank or node of that number, and ask what happened, blind to who asked."""
+    """Start a run, inject the fault into the rank or node of that number, and diagnose it blind."""
     case = CASES[action, target]
     with _run(case, base, max(replicas, case.replicas)) as run:
-        _until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller before
+        _until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller earlier
         if action is FaultAction.RESTORE:
             api.inject_fault(run, target=target, index=number, action=FaultAction.REMOVE, at_step=AT_STEP)
             _until(run, lambda event: isinstance(event, NodeUnavailable))
@@ -209,7 +208,7 @@ def _tells(event: AnyEvent) -> bool:
 
 
 def _noticed(case: Case, target: FaultTarget, action: FaultAction) -> Callable[[AnyEvent], bool]:
-    """When a run has come far enough after its drill for the question."""
+    """Whether the run has come far enough after its drill for the diagnosis."""
     if case.failure_class is None:
         return lambda event: isinstance(event, StepCommitted) and event.step > AT_STEP + CALM_STEPS
     if target is FaultTarget.RUN_DIR:
@@ -225,13 +224,13 @@ def _until(run: RunDir, holds: Callable[[AnyEvent], bool]) -> None:
         if event is not None and holds(event):
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nothing came of the drill in {MAX_WAIT_S:g} s")
-    raise TimeoutError("the run ended before anything came of the drill")
+            raise TimeoutError(f"the drill had no effect within {MAX_WAIT_S:g} s")
+    raise TimeoutError("the run ended before the drill had an effect")
 
 
 @contextlib.contextmanager
 def _run(case: Case, base: Path, replicas: int) -> Iterator[RunDir]:
-    """A run of two nodes with a rank each, and nothing of it at the end."""
+    """A run of two nodes with a rank each, cleaned up at the end."""
     overrides = [
         "nodes=2",
         f"recovery.replicas={replicas}",
@@ -265,7 +264,7 @@ def _run(case: Case, base: Path, replicas: int) -> Iterator[RunDir]:
 
 
 def _end(run: RunDir) -> None:
-    """Have nothing of it left; asked again where a busy controller did not answer."""
+    """Clean up; retry where a busy controller did not answer."""
     for _ in range(10):
         try:
             api.cancel(run, force=True)
@@ -293,7 +292,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _disk(folder: Path, size_bytes: int) -> Iterator[Path]:
-    """A small file system, gone at the end."""
+    """A small file system, removed at the end."""
     folder.mkdir()
     options = f"size={size_bytes},mode=0700"
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False)
@@ -309,7 +308,7 @@ def _disk(folder: Path, size_bytes: int) -> Iterator[Path]:
 
 
 def ask_torchrun(case: Case, base: Path) -> str:
-    """What torchrun says of the same, and whether that is right."""
+    """Torchrun's answer to the same fault, and whether it is right."""
     assert case.peer is not None
     with _torchrun(base) as peer:
         case.peer(peer)
@@ -352,12 +351,12 @@ def _torchrun(base: Path) -> Iterator[Peer]:
 
 
 def main() -> int:
-    """Drill, ask, and say by the exit code whether every answer was right."""
+    """Inject, diagnose, and return nonzero unless every answer was right."""
     parser = argparse.ArgumentParser(prog="bench.drill_diagnosis", description=__doc__)
     parser.add_argument("--only", help="one drill, such as 'kill rank'")
-    parser.add_argument("--times", type=int, default=1, help="how often each is done, to number 1 and 0 by turns")
-    parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of which each node is one, when two")
-    parser.add_argument("--peer", action="store_true", help="ask torchrun's error summary too")
+    parser.add_argument("--times", type=int, default=1, help="how often each runs, on number 1 and 0 in turn")
+    parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="with 2, each node is a replica")
+    parser.add_argument("--peer", action="store_true", help="read torchrun's error summary too")
     options = parser.parse_args()
     headline("drills diagnosed, blind to the drill: class and culprit")
     rows: list[tuple[str, ...]] = []
@@ -390,7 +389,7 @@ def main() -> int:
 
 
 def _asked(action: FaultAction, target: FaultTarget, number: int, replicas: int) -> tuple[str, bool]:
-    """What is said of a drill that is done to the rank or node of that number, and whether it is right."""
+    """The diagnosis of a drill on the rank or node of that number, and whether it is right."""
     case, name = CASES[action, target], f"{action} {target}" + (f":{number}" if target.is_numbered else "")
     with tempfile.TemporaryDirectory(prefix="drilled-") as base:
         try:
@@ -400,7 +399,7 @@ def _asked(action: FaultAction, target: FaultTarget, number: int, replicas: int)
             say(f"{name}: FAILED: {error}")
             return f"FAILED: {error}", False
     right = is_correct(case, answer, max(replicas, case.replicas), number)
-    told = f"{answer.failure_class}, {answer.first_failure or 'nobody'}" if answer.code else "nothing failed"
+    told = f"{answer.failure_class}, {answer.first_failure or 'no rank or node'}" if answer.code else "nothing failed"
     say(f"{name}: {'right' if right else 'WRONG'}: {told} ({answer.what})")
     return told, right
 

@@ -1,10 +1,10 @@
-"""The event log of a month: a real controller is told what thousands of agents would say; its log, and reading it.
+"""The event log of a month: a real controller receives the messages of thousands of agents; its log, and reading it.
 
 .venv/bin/python -m bench.event_log [--quick | --nodes N --days D]
 
-The controller, its machine, its ledger and its log are the real ones, on a clock that is not; agents are calls. What
-happens to a run of 16,384 ranks in 30 days: failures as often as Llama 3's training reported (419 in 54 days on 16,384
-GPUs), of which most lose a node, some only end a rank, and some hang; connections that break and come back, controllers
+The controller, its machine, its goodput ledger and its log are real; the clock is simulated, and agents are function
+calls. A run of 16,384 ranks over 30 days: failures as often as Llama 3's training reported (419 in 54 days on 16,384
+GPUs), of which most lose a node, some only end a rank, and some hang; connections that break and return, controllers
 that are replaced, a checkpoint every ten minutes, a step every ten seconds.
 """
 
@@ -76,7 +76,7 @@ BEGAN = 1.8e9
 
 
 class NullBackend:
-    """A back end that makes nothing."""
+    """A back end that creates nothing."""
 
     async def submit(self, node_ids: tuple[NodeId, ...]) -> None: ...
 
@@ -100,7 +100,7 @@ class NullBackend:
 
 @dataclass
 class Agent:
-    """A node's agent: what it would say is said at once."""
+    """A node's agent that sends its messages immediately."""
 
     run: Run
     node: int
@@ -188,7 +188,7 @@ class Run:
         self.controller = self.control(first=True)
 
     def control(self, *, first: bool = False) -> Controller:
-        """A controller that goes on from the log."""
+        """A controller that resumes from the log."""
         self.writer = EventWriter(self.path)
         controller = Controller(
             machine=self.machine,
@@ -206,7 +206,7 @@ class Run:
         return controller
 
     def spread(self, act: Callable[[Agent], None], agents: list[Agent], *, over_s: float) -> None:
-        """Have agents do something, each at its moment; what a controller keeps back is written in its time."""
+        """Let each agent act at its moment; the controller writes pending events in time."""
         agents = self.chance.sample(agents, len(agents))
         parts = max(1, round(over_s / MAX_BATCH_DELAY_S))
         for part in range(parts):
@@ -216,7 +216,7 @@ class Run:
             self.controller.handle()
 
     def train(self, until: float) -> None:
-        """Steps and checkpoints, as the ledger hands them on."""
+        """Steps and checkpoints, as the ledger passes them on."""
         first = True
         while self.now < until:
             self.step += 1
@@ -247,14 +247,14 @@ class Run:
                 )  # fmt: skip
 
     def commit_step(self, step: StepCommitted) -> None:
-        """A step is whole; as long as it is not written, agents would say it again to another controller."""
+        """A step is complete; until it is written, agents would resend it to another controller."""
         self.unwritten.append(step)
         self.controller._enqueue(self.controller._sampled(step))
         if self.controller._step_samplers[0].pending is None:
             self.unwritten.clear()
 
     def simulate(self, days: float) -> Counter[str]:
-        """All of it; how often each thing happened."""
+        """Simulate everything; return how often each thing happened."""
         begin, end = self.now, self.now + days * 86400
         self.last_checkpoint = self.now
         self.spread(Agent.join, self.agents, over_s=30)
@@ -281,7 +281,7 @@ class Run:
         return happened
 
     def kill_controller(self) -> None:
-        """What a controller had yet to do ends with its process."""
+        """The pending work of a controller ends with its process."""
         if self.controller._flush_timer is not None:
             self.controller._flush_timer.cancel()
         for task in self.controller._tasks:
@@ -291,7 +291,7 @@ class Run:
     # What happens
 
     def restart(self) -> None:
-        """Every rank is stopped, and started from the last checkpoint."""
+        """Stop every rank, and start from the last checkpoint."""
         self.spread(Agent.stops, [agent for agent in self.agents if agent.link is not None], over_s=1)
         for agent in self.agents:
             if agent.link is None:
@@ -309,7 +309,7 @@ class Run:
         self.restart()
 
     def crash(self) -> None:
-        """A rank fails, and the peers it had go before they can be stopped."""
+        """A rank fails, and its peers exit before they can be stopped."""
         words = {
             "reason": ExitReason.CODE,
             "code": 1,
@@ -352,7 +352,7 @@ class Run:
         agent.join()
 
     def take_over(self) -> None:
-        """The controller dies; its successor folds the log, and every agent joins it."""
+        """The controller dies; its successor replays the log, and every agent joins it."""
         self.kill_controller()
         self.now += 3
         self.controller = self.control()
@@ -371,7 +371,7 @@ def _order(start: StartAttempt) -> StartRanks:
 
 
 def make_log(folder: RunDir, nodes: int, days: float) -> Run:
-    """A run's folder with such a log, and what `holdfast status` needs beside it; the run as it was lived."""
+    """A run directory with such a log, and the other files that `holdfast status` needs; return the simulated run."""
     folder.path.mkdir(parents=True, mode=0o700)
     accepted = RunSpec(job=_job(nodes), base="/", created_at=BEGAN, fabric="tcp")
     folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
@@ -386,15 +386,15 @@ def make_log(folder: RunDir, nodes: int, days: float) -> Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """What a piece of work took: of three times the quickest."""
+    """Times of a piece of work: the fastest of three."""
 
     wall_s: float
     cpu_s: float
-    """Of this process and those it started: the same on a machine that others use."""
+    """CPU time of this process and its children: independent of other load on the machine."""
 
 
 def best_of_three(work: Callable[[], object]) -> Timing:
-    """Do it three times."""
+    """Run it three times."""
     times: list[Timing] = []
     for _ in range(3):
         began, used = time.perf_counter(), sum(os.times()[:4])
@@ -404,7 +404,7 @@ def best_of_three(work: Callable[[], object]) -> Timing:
 
 
 def main() -> None:
-    """Make the log, and measure what reads it."""
+    """Make the log, and measure its readers."""
     parser = argparse.ArgumentParser(prog="bench.event_log", description=__doc__)
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--days", type=float)

@@ -1,6 +1,6 @@
-"""Owns what a run's log says of the faults it was given: what came of each, how long it took, whether a step was lost.
+"""Outcomes of injected faults from a run's log: what followed each, how long it took, whether a step was lost.
 
-Pure, over events; refuses to own who gives the faults (soak.py).
+Pure functions over events; soak.py injects the faults.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from holdfast.events import (
 from holdfast.report.run_summary import RunSummary
 
 RecordedSteps = Mapping[int, Mapping[int, set[int]]]
-"""Steps that each rank finished by its own word, by rank and attempt."""
+"""Steps that each rank reported as finished, by rank and attempt."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaultOutcomes:
-    """All of it, up to now."""
+    """All outcomes so far."""
 
     requested: Mapping[str, int]
     """Faults by their name, such as `kill rank`."""
     recovered_s: Mapping[str, Sequence[float]]
     """Seconds from each failure to the end of the next step, by what failed; a controller's to the next one's start."""
     unrecovered: int
-    """Failures after which no step came."""
+    """Failures that no step followed."""
     problems: tuple[str, ...]
     """Steps that were lost, doubled or out of order."""
 
@@ -43,7 +43,7 @@ class FaultOutcomes:
 
 
 def fault_outcomes(events: Sequence[AnyEvent], summary: RunSummary, notes: RecordedSteps) -> FaultOutcomes:
-    """Fold a log, and compare it with what the ranks noted themselves, where they did."""
+    """Fold a log, and compare it with the ranks' own records, where they exist."""
     requests = [event for event in events if isinstance(event, FaultRequested)]
     times: dict[str, list[float]] = defaultdict(list)
     for recovery in summary.recoveries:
@@ -59,7 +59,7 @@ def fault_outcomes(events: Sequence[AnyEvent], summary: RunSummary, notes: Recor
 
 
 def recorded_steps(folder: Path, ranks: int) -> RecordedSteps:
-    """What the ranks of tests/programs/torch_free_trainer.py wrote down."""
+    """The records of the ranks of tests/programs/torch_free_trainer.py."""
     noted: dict[int, dict[int, set[int]]] = {}
     for rank in range(ranks):
         attempts = noted.setdefault(rank, defaultdict(set))
@@ -70,7 +70,7 @@ def recorded_steps(folder: Path, ranks: int) -> RecordedSteps:
 
 
 def _controllers_s(events: Iterable[AnyEvent]) -> Iterator[float]:
-    """Seconds from each fault of the controller to the start of the next one; one that only paused has none."""
+    """Seconds from each fault of the controller to the start of the next one; none where it only paused."""
     fault: FaultRequested | None = None
     for event in events:
         if isinstance(event, FaultRequested) and event.target is FaultTarget.CONTROLLER:
@@ -81,7 +81,7 @@ def _controllers_s(events: Iterable[AnyEvent]) -> Iterator[float]:
 
 
 def _log_problems(events: Iterable[AnyEvent]) -> Iterator[str]:
-    """In each attempt steps follow one another, and no attempt speaks after its successor has."""
+    """In each attempt steps are consecutive, and no attempt writes after its successor has."""
     attempt, last = -1, 0
     for event in events:
         if not isinstance(event, StepCommitted):
@@ -94,9 +94,9 @@ def _log_problems(events: Iterable[AnyEvent]) -> Iterator[str]:
 
 
 def _note_problems(events: Iterable[AnyEvent], notes: RecordedSteps) -> Iterator[str]:
-    """Every step was kept from exactly one attempt that did it; and what ranks did is what the log says.
+    """Every step was kept from exactly one attempt that did it, and the ranks' records match the log.
 
-    A rank leaves a step of that program only when all have come to its end, so one rank's note stands for all.
+    A rank leaves a step of that program only when all have reached its end, so one rank's record stands for all.
     """
     if not notes:
         return
@@ -107,8 +107,8 @@ def _note_problems(events: Iterable[AnyEvent], notes: RecordedSteps) -> Iterator
         first = min(done[attempt])
         kept = {step for step in kept if step < first}
         if lost := set(range(1, first)) - kept:
-            yield f"attempt {attempt} goes on with step {first}, without {_some(lost)}"
-        kept |= done[attempt] | set(range(1, first))  # what is lost is told once
+            yield f"attempt {attempt} continues with step {first}, without {_some(lost)}"
+        kept |= done[attempt] | set(range(1, first))  # report a loss once
     logged: dict[int, set[int]] = defaultdict(set)
     for event in events:
         if isinstance(event, StepCommitted):
@@ -116,7 +116,7 @@ def _note_problems(events: Iterable[AnyEvent], notes: RecordedSteps) -> Iterator
     for attempt, steps in logged.items():
         if undone := steps - done.get(attempt, set()):
             yield f"attempt {attempt} committed {_some(undone)}, which no rank finished"
-        # The last steps of a life may have nobody left to tell of them; a later attempt proves them by where it starts.
+        # The last steps of an attempt may be unreported; the first step of a later attempt proves them.
         whole = set.intersection(*(rank.get(attempt, set()) for rank in notes.values()))
         if unsaid := {step for step in whole if step < max(steps)} - steps:
             yield f"all ranks of attempt {attempt} finished {_some(unsaid)}, without a commit"

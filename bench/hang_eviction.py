@@ -1,16 +1,16 @@
-"""How soon a replica that hangs is expelled, and how often one that does not; `step_timeout_s: auto`, two replicas.
+"""How soon a hung replica is evicted, and how often a healthy one is; `step_timeout_s: auto`, two replicas.
 
 .venv/bin/python -m bench.hang_eviction [--quick | --rounds N] [--seed N] [--step-s S]
 .venv/bin/python -m bench.hang_eviction --peer
 .venv/bin/python -m bench.hang_eviction --alarms-for 3600 [--load N]
 
-In each round one rank is stopped by a signal at a moment that is drawn, or goes to sleep in its own code, or enters an
-all-reduce that nobody else does. A figure is the time from its last committed step until its process is gone, less
-three times the 99th percentile of its own steps until then; beside it stands the same until the other replica's next
-commit. With `--peer` the same is done, twice each, to two replicas under TorchFT's own Manager and Lighthouse, with the
-times they come with: nothing ends their process, so only the other's next commit can be told. With `--alarms-for`
-nothing is done to any replica for so many seconds, while other processes keep the cores busy; each one that is expelled
-is a false alarm.
+In each round, at a random moment, one rank is stopped by a signal, or sleeps in its own code, or enters an all-reduce
+that no other rank enters. The figure is the time from its last committed step until its process is gone, less three
+times the 99th percentile of its steps until then; another column has the same until the other replica's next commit.
+
+With `--peer` the same happens, twice each, to two replicas under TorchFT's own Manager and Lighthouse with default
+timeouts. TorchFT does not end their process, so only the other's next commit is measured. With `--alarms-for` no fault
+is injected for that many seconds, while other processes keep the cores busy; each evicted replica is a false alarm.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ REPLICAS = 2
 GOAL_S = 1.0
 ROUNDS, QUICK_ROUNDS = 12, 3
 STEPS = 100
-"""Of an attempt before it hangs: enough for a percentile."""
+"""Steps of an attempt before it hangs: enough for a percentile."""
 PATIENCE_S = 240.0
 PEER = Path(__file__).parent / "programs" / "torchft_loop.py"
 LIGHTHOUSE = Path(sys.executable).parent / "torchft_lighthouse"
 PEER_ROUNDS = 2
 SAY_S = 300.0
 
-STOPPED, ASLEEP, ALONE = "stopped by a signal", "asleep in its own code", "in an all-reduce of its own"
+STOPPED, ASLEEP, ALONE = "stopped by a signal", "asleep in its own code", "in a separate all-reduce"
 KINDS = (STOPPED, ASLEEP, ALONE)
 
 
 @dataclass
 class Training:
-    """A run, and what its log has said so far."""
+    """A run, and its log so far."""
 
     run: RunDir
     out: Path
@@ -76,17 +76,17 @@ class Training:
         self._events: list[AnyEvent] = []
 
     def events(self) -> list[AnyEvent]:
-        """All so far."""
+        """All events so far."""
         self._events.extend(self._reader.read())
         return self._events
 
     def attempt(self, replica: int) -> tuple[int, float]:
-        """The number of a replica's latest attempt, and when it was started."""
+        """The number of a replica's latest attempt, and its start time."""
         started = [each for each in self.events() if isinstance(each, AttemptStarted) and each.replica == replica]
         return (started[-1].attempt, started[-1].at) if started else (-1, time.time())
 
     def commits(self, replica: int, attempt: int | None = None) -> list[float]:
-        """When each step of a replica's attempt was committed, the latest if none is named."""
+        """When each step of a replica's attempt was committed; the latest attempt by default."""
         number = self.attempt(replica)[0] if attempt is None else attempt
         note = self.out / f"{replica}.{number}.commits"
         lines = note.read_text().split("\n")[:-1] if note.exists() else []
@@ -101,7 +101,7 @@ class Training:
 
 
 def main() -> int:
-    """Measure, print the table, and say by the exit code whether the goal was met."""
+    """Measure, print the table, and return nonzero unless the goal was met."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int)
@@ -109,18 +109,18 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=0.1)
     parser.add_argument("--peer", action="store_true", help="TorchFT's own Manager and Lighthouse too")
     parser.add_argument("--alarms-for", type=float, metavar="SECONDS")
-    parser.add_argument("--load", type=int, default=os.cpu_count(), help="processes that do nothing but compute")
+    parser.add_argument("--load", type=int, default=os.cpu_count(), help="processes that only compute")
     given = parser.parse_args()
     if given.alarms_for:
-        headline(f"False alarms of two replicas in {given.alarms_for:g} s, beside {given.load} busy loops")
+        headline(f"False alarms of two replicas in {given.alarms_for:g} s, with {given.load} busy loops")
         with _training(given.step_s) as training, _load(given.load):
             return _alarms(training, given.alarms_for)
     if given.peer:
-        headline("A replica that hangs under TorchFT as it comes: from its last step until the other's next commit")
+        headline(
+            "A replica that hangs under TorchFT with its defaults: from its last step until the other's next commit"
+        )
         return _peers(given.step_s)
-    headline(
-        f"A replica that hangs: from its last step until it is expelled, beyond {AUTO_FACTOR:g} x p99 of its steps"
-    )
+    headline(f"A replica that hangs: from its last step until it is evicted, beyond {AUTO_FACTOR:g} x p99 of its steps")
     with _training(given.step_s) as training:
         return _rounds(training, given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS), random.Random(given.seed))
 
@@ -148,23 +148,23 @@ def _rounds(training: Training, rounds: int, chance: random.Random) -> int:
     hung = [each for each in training.events() if isinstance(each, RecoveryDecided)]
     wrong = len(hung) - rounds
     met = max(max(each) for each in beyond.values()) <= GOAL_S and wrong == 0
-    say(f"\ngoal: {GOAL_S:g} s, met: {'yes' if met else 'no'}; replicas expelled that did not hang: {wrong}")
+    say(f"\ngoal: {GOAL_S:g} s, met: {'yes' if met else 'no'}; replicas evicted that did not hang: {wrong}")
     return 0 if met else 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangTimes:
-    """What followed from one, in seconds since the replica's last committed step."""
+    """Times after a hang, in seconds since the replica's last committed step."""
 
     reported_s: float
     gone_s: float
     other_s: float
     p99_s: float
-    """Of its steps until then."""
+    """99th percentile of its steps until then."""
 
 
 def _measure_eviction(training: Training, victim: int, kind: str) -> HangTimes:
-    """Have a replica hang, and see what follows."""
+    """Hang a replica, and measure what follows."""
     attempt, _ = training.attempt(victim)
     if kind is STOPPED:
         started = [each for each in training.events() if isinstance(each, RanksStarted) and each.replica == victim]
@@ -202,7 +202,7 @@ def _steps(commits: list[float]) -> list[float]:
 
 
 def _peers(step_s: float) -> int:
-    """The same of TorchFT, and print it."""
+    """Measure the same with TorchFT, and print it."""
     rows: list[tuple[str, ...]] = []
     for kind, number in ((STOPPED, signal.SIGSTOP), (ASLEEP, signal.SIGUSR1)):
         told: list[str] = []
@@ -212,14 +212,14 @@ def _peers(step_s: float) -> int:
         rows.append((kind, *told))
     head = (
         "a rank is",
-        *(f"TorchFT as it comes: the other's next commit, round {each + 1}" for each in range(PEER_ROUNDS)),
+        *(f"TorchFT with its defaults: the other's next commit, round {each + 1}" for each in range(PEER_ROUNDS)),
     )
     say("\n" + table(head, rows))
     return 0
 
 
 def _managed(step_s: float, number: signal.Signals) -> str:
-    """Have one of two replicas hang; what became of the other, in words."""
+    """Hang one of two replicas; return, as text, what happened to the other."""
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         out = Path(folder)
         with socket.create_server(("127.0.0.1", 0)) as held:
@@ -268,10 +268,10 @@ def _alarms(training: Training, seconds: float) -> int:
             say(f"{passed_s:6.0f} s  {_told(training)}")
         time.sleep(1.0)
     say(f"{seconds:6.0f} s  {_told(training)}")
-    expelled = [each for each in training.events() if isinstance(each, RecoveryDecided)]
-    for each in expelled:
+    evicted = [each for each in training.events() if isinstance(each, RecoveryDecided)]
+    for each in evicted:
         say(f"replica {each.replica}: {each.finding.what}; {'; '.join(each.finding.evidence)}")
-    return 1 if expelled else 0
+    return 1 if evicted else 0
 
 
 def _told(training: Training) -> str:
@@ -279,16 +279,16 @@ def _told(training: Training) -> str:
     steps_s = [later - earlier for earlier, later in pairwise(commits)]
     events = training.events()
     reports = sum(isinstance(each, RankHung) for each in events)
-    expelled = sum(isinstance(each, RecoveryDecided) for each in events)
+    evicted = sum(isinstance(each, RecoveryDecided) for each in events)
     spread = ", ".join(f"{percentile(steps_s, each):.3f} s" for each in (50, 99, 100))
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     steps = f"{len(commits)} steps, p50, p99, longest {spread}"
-    return f"{steps}; load {load}; silent ranks looked at {reports}, replicas expelled {expelled}"
+    return f"{steps}; load {load}; silent ranks reported {reports}, replicas evicted {evicted}"
 
 
 @contextlib.contextmanager
 def _training(step_s: float) -> Generator[Training]:
-    """Two replicas of one rank each, until the bench has what it wants to know."""
+    """Two replicas of one rank each, until the bench has its measurements."""
     with tempfile.TemporaryDirectory() as home:
         os.environ["HOLDFAST_HOME"] = home
         overrides = (
@@ -308,7 +308,7 @@ def _training(step_s: float) -> Generator[Training]:
 
 @contextlib.contextmanager
 def _load(loops: int) -> Generator[None]:
-    """Processes that do nothing but compute."""
+    """Processes that only compute."""
     command = [sys.executable, "-c", "while True: pass"]
     started = [subprocess.Popen(command) for _ in range(loops)]
     try:

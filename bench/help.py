@@ -1,4 +1,4 @@
-"""Help: how long `holdfast --help` takes, beside `python -c "import torch"`.
+"""Help: how long `holdfast --help` takes, compared with `python -c "import torch"`.
 
 .venv/bin/python -m bench.help [--quick | --rounds N]
 """
@@ -21,14 +21,14 @@ IMPORT = (sys.executable, "-c", "import torch")
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.help", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
     options = parser.parse_args()
-    headline('help: `holdfast --help` beside `python -c "import torch"`')
+    headline('help: `holdfast --help` compared with `python -c "import torch"`')
     for command in (IMPORT, HELP):
-        whole_process_s(command)  # The first reading is the disk's figure.
+        whole_process_s(command)  # The first run measures the disk.
     sides = {PEER: IMPORT, OURS: HELP, PEER_AGAIN: IMPORT}
     rounds = interleave(
         {name: partial(whole_process_s, command) for name, command in sides.items()},

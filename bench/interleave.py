@@ -1,8 +1,7 @@
-"""Owns sides that live side by side and take turns: each is frozen whole (SIGSTOP) but for its own blocks of time.
+"""Interleaves sides that run in parallel: each is frozen (SIGSTOP) except during its own blocks of time.
 
-So sides alternate every few seconds without paying for a start each time. A block during which others used more than a
-few percent of the machine is taken again, a few times; how it came out plays no part. Refuses to own what a side runs
-(sides.py) and what its steps are compared by.
+So sides alternate every few seconds without a start each time. A block during which other processes used more than a
+few percent of the machine is repeated, a few times; its result plays no part in that.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ FOREIGN_SHARE = 0.05
 """Share of the machine that others may use during a block."""
 TRIES = 2
 ROLES = ("holdfast.agent", "holdfast.controller_main", "local_supervisor", "torchrun", "holdfast run")
-"""How a supervising process is known by its command line."""
+"""Command-line substring of a supervising process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +37,7 @@ class Block:
 
 
 class Interleaved:
-    """A side that is frozen but for its turns."""
+    """A side that is frozen except during its turns."""
 
     def __init__(self, running: Running) -> None:
         self._running = running
@@ -52,7 +51,7 @@ class Interleaved:
         freeze(self._pids)
 
     def run_block(self, block_s: float) -> Block:
-        """Go on for a while, undisturbed if that can be had; the steps that were taken whole in it."""
+        """Run for a while, undisturbed if possible; return the steps that began and ended in the block."""
         block = self._block(block_s)
         for _ in range(TRIES - 1):
             if block.foreign_share <= FOREIGN_SHARE:

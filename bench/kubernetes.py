@@ -2,13 +2,13 @@
 
 .venv/bin/python -m bench.kubernetes [--quick | --rounds N] [--only start|recovery]
 
-Start: `holdfast run --on`, which ships the code, beside `kubectl apply` of the very manifest that it renders, its
-secrets filled in beforehand and its code in the image; and, as what a cluster takes without holdfast, `kubectl apply`
-of the same job with `agent: false`.
+Start: `holdfast run --on`, which ships the code, compared with `kubectl apply` of the same rendered manifest, its
+secrets filled in beforehand and its code in the image; and, for a cluster without holdfast, `kubectl apply` of the same
+job with `agent: false`.
 
-Recovery: the script of bench.recovery, which holdfast is not in, under holdfast on the lab, beside the same under the
-local back end while the lab is there; and, as what a cluster does without holdfast, as a TrainJob that JobSet restarts.
-Each round starts every side anew and kills each of its ranks once.
+Recovery: the script of bench.recovery, which does not use holdfast, under holdfast on the lab, compared with the same
+under the local back end while the lab is running; and, for a cluster without holdfast, as a TrainJob that JobSet
+restarts. Each round starts every side again and kills each of its ranks once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BARE, TRAINJOB = "bare", "trainjob"
 
 
 def main() -> None:
-    """Measure, and print a line a round and tables."""
+    """Measure, and print a line per round and tables."""
     parser = argparse.ArgumentParser(prog="bench.kubernetes", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} round")
@@ -62,7 +62,7 @@ def _starts(site: lab_cluster.LabSite, rounds: int) -> str:
         BARE: lambda: _first_line_s(site, "bare", applied=True),
     }
     for measure in sides.values():
-        measure()  # the first of each reads programs from the disk
+        measure()  # the first run of each reads programs from the disk
     done = interleave(sides, rounds, unit="s")
     result = compare(done)
     return table(
@@ -83,7 +83,7 @@ def _starts(site: lab_cluster.LabSite, rounds: int) -> str:
 
 
 def _first_line_s(site: lab_cluster.LabSite, target: str, *, applied: bool) -> float:
-    """Seconds from just before the command until the first rank was at its first line."""
+    """Seconds from just before the command until the first rank reached its first line."""
     out = site.out()
     program = site.folder / "first_line.py" if applied else Path("first_line.py")
     job = site.job("python", str(program), str(out))
@@ -124,7 +124,7 @@ def _recoveries(site: lab_cluster.LabSite, rounds: int) -> str:
 
 
 def _recovery_s(side: Callable[[], AbstractContextManager[Running]], name: str) -> float:
-    """Mean seconds from the kill of a rank to the end of the next step by all, over one kill of each rank."""
+    """Mean seconds from the kill of a rank to the end of the next step by all ranks, over one kill of each rank."""
     with side() as running:
         taken = [each.total_s for each in kill_each(running, name, within_s=RECOVERED_S)]
     return sum(taken) / len(taken)
@@ -132,7 +132,7 @@ def _recovery_s(side: Callable[[], AbstractContextManager[Running]], name: str) 
 
 @contextlib.contextmanager
 def _on_lab(site: lab_cluster.LabSite, target: str) -> Generator[Running]:
-    """The script on the lab, in a folder that its pods share with this machine."""
+    """The script on the lab, in a directory that its pods share with this machine."""
     folder = site.out()
     out = folder / "out"
     out.mkdir()
@@ -145,7 +145,7 @@ def _on_lab(site: lab_cluster.LabSite, target: str) -> Generator[Running]:
     started = time.time()
     with site.command(*words, input=given) as command:
         if given:
-            command.wait()  # kubectl has done its work once it ends
+            command.wait()  # kubectl has finished when it exits
         (folder / "commands.log").touch()
         commands = () if given else (command,)
         yield Running(commands=commands, started=started, folder=folder, mark=folder.name)

@@ -1,7 +1,4 @@
-"""Owns a bench's place on the lab: a cluster of its own, a namespace, targets, and what is started there by whom.
-
-Refuses to own what is measured.
-"""
+"""A bench's lab cluster: a separate cluster, a namespace, targets, and the commands started there."""
 
 from __future__ import annotations
 
@@ -31,10 +28,10 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
     "bare": {"agent": False},
     "trainjob": {"agent": False, "workload": "trainjob"},
 }
-"""Places on the cluster: with holdfast, and without it as the two kinds of object."""
+"""Targets on the cluster: with holdfast, and without it as the two kinds of object."""
 
 ALWAYS = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
-"""What a namespace has whatever runs in it; the volume's claim outlives its runs."""
+"""Objects that a namespace always has; the volume's claim outlives its runs."""
 
 CLEANUP_TIMEOUT_S = 60.0
 BEAT_S = 0.02
@@ -49,21 +46,21 @@ class LabSite:
     folder: Path
 
     def out(self) -> Path:
-        """A new folder for what ranks say; pods see this machine's files."""
+        """A new directory for the ranks' output; pods see this machine's files."""
         return Path(tempfile.mkdtemp(prefix="out-", dir=self.folder))
 
     def job(self, *command: str, **fields: Any) -> Job:
-        """Two nodes with a command."""
+        """A job of two nodes with a command."""
         given = {"image": "none", "nodes": 2, "name": "bench", "recovery.max_restarts": 1000, **fields}
         return api.load_job(None, command=command, overrides=[f"{name}={value}" for name, value in given.items()])
 
     def kubectl(self, *words: str, input: str | None = None) -> str:
-        """What kubectl answers, asked about this namespace."""
+        """The output of kubectl for this namespace."""
         return self.lab.kubectl("-n", self.namespace, *words, input=input)
 
     @contextlib.contextmanager
     def command(self, *words: str, input: str | None = None) -> Generator[subprocess.Popen[str]]:
-        """A command of a user's in this project, ended with the block; what it says is kept for its last words."""
+        """Run a user's command in this project until the block ends; keep its output for `last_words`."""
         with (self.folder / "commands.log").open("a") as log:
             process = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True, cwd=self.folder, start_new_session=True
@@ -84,11 +81,11 @@ class LabSite:
         return [str(BIN / "holdfast"), "run", "--on", target, str(path)]
 
     def applied(self) -> list[str]:
-        """`kubectl apply` of what comes on its input."""
+        """`kubectl apply` of its standard input."""
         return self.lab.kubectl_command("-n", self.namespace, "apply", "-f", "-")
 
     def manifest(self, job: Job, target: str = "lab") -> str:
-        """What would be sent for a job, with a name and secrets of its own, its code in the image already."""
+        """The manifest of a job, with its own name and secrets, its code already in the image."""
         objects = api.render(job, target, base=self.folder).objects
         fresh = "".join(secrets.choice("abcdefghij") for _ in PLACEHOLDER_ID)
         text = json.dumps(objects).replace(PLACEHOLDER_ID, fresh)
@@ -108,7 +105,7 @@ class LabSite:
         return json.loads((self.folder / "keys.json").read_text())
 
     def wait_for(self, ready: Callable[[], bool], within_s: float) -> None:
-        """Wait until something holds; raises ContenderFailed with what was said last."""
+        """Wait for a condition; raise ContenderFailed with the last output."""
         until(ready, within_s, self.last_words)
 
     def left(self) -> list[str]:
@@ -118,11 +115,11 @@ class LabSite:
         return sorted(set(self.kubectl("get", listed, "-o", "name", "--ignore-not-found").split()) - set(ALWAYS))
 
     def last_words(self) -> str:
-        """What the commands said last, and which pods there are."""
+        """The last output of the commands, and the existing pods."""
         return (self.folder / "commands.log").read_text()[-3000:] + self.kubectl("get", "pods", "-o", "wide")
 
     def clear(self) -> None:
-        """Remove whatever runs, and wait until it is gone."""
+        """Delete all runs, and wait until they are gone."""
         runs, access = "jobsets,trainjobs,trainingruntimes,replicasets,jobs", "roles,rolebindings,serviceaccounts"
         chosen = ("-l", "app.kubernetes.io/name=holdfast")
         self.kubectl(
@@ -138,7 +135,7 @@ class LabSite:
 
 
 def until(ready: Callable[[], bool], within_s: float, words: Callable[[], str]) -> None:
-    """Wait until something holds; raises ContenderFailed, with words, where that is not in time."""
+    """Wait for a condition; raise ContenderFailed with `words` at the timeout."""
     deadline = time.monotonic() + within_s
     while not ready():
         if time.monotonic() > deadline:
@@ -148,8 +145,9 @@ def until(ready: Callable[[], bool], within_s: float, words: Callable[[], str]) 
 
 @contextlib.contextmanager
 def site(kept: Path | None = None) -> Generator[LabSite]:
-    """A cluster of the bench's own, which ends with it; in a folder that is kept it stays until what is done there ends
-    well, and is found again.
+    """A cluster for the bench, which ends with it.
+
+    With a directory that is kept, the cluster stays until the bench succeeds, and the next command finds it.
     """
     folder = kept or Path(tempfile.mkdtemp(prefix="hfcluster-"))
     lab, namespace, project = Lab(folder / "lab"), "bench", folder / "project"
@@ -179,7 +177,7 @@ def site(kept: Path | None = None) -> Generator[LabSite]:
 
 
 def _keys(folder: Path) -> dict[str, str]:
-    """What Secrets of a run hold, by name: one set serves every manifest that is applied by hand."""
+    """Contents of a run's Secrets, by name: one set serves every manifest that is applied by hand."""
     ca, identity = folder / "ca.pem", folder / "identity.pem"
     make_identity(ca, identity)
     token = new_token()

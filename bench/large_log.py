@@ -1,12 +1,12 @@
-"""How fast a large log is diagnosed on one core, beside Python's re on each line and grep -c.
+"""How fast a large log is diagnosed on one core, compared with Python's re on each line and grep -c.
 
 .venv/bin/python -m bench.large_log [--quick]
 
-The log is generated: steps and data loading of many ranks, and one line in two hundred of a closed connection, so that
-at most a hundredth of it matters to anybody. Each side reads the same file from the page cache in a process of its own;
-what counts is its CPU time, since one core is claimed and the machine is shared. The peers look for eight plain words,
-holdfast for every rule. Its start (imports, making the rules ready) is measured on an empty log before each round, and
-taken off.
+The log is generated: steps and data loading of many ranks, and one line in two hundred about a closed connection, so
+that at most a hundredth of it matters. Each side reads the same file from the page cache in a separate process. The
+figure is its CPU time, since the claim is about one core and the machine is shared. The peers match eight plain
+strings, holdfast every rule. Its start-up (imports, preparing the rules) is measured on an empty log before each round,
+and subtracted.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _lines(size: int) -> Iterator[str]:
 
 
 def _measured(command: Sequence[str], out: Path) -> tuple[float, int]:
-    """CPU seconds and peak bytes of a process; a file takes its output, because grep reads less for /dev/null."""
+    """CPU seconds and peak bytes of a process; its output goes to a file, because grep reads less for /dev/null."""
     quiet = [(os.POSIX_SPAWN_OPEN, 1, str(out), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)]
     pid = os.posix_spawnp(command[0], command, os.environ, file_actions=quiet)
     _, status, usage = os.wait4(pid, 0)

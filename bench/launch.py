@@ -1,4 +1,4 @@
-"""From the command to the end of the first all-reduce, two nodes of one rank: holdfast beside two torchrun agents.
+"""From the command to the end of the first all-reduce, two nodes of one rank: holdfast and two torchrun agents.
 
 .venv/bin/python -m bench.launch [--quick | --rounds N]
 """
@@ -18,14 +18,14 @@ WITHIN_S = 90.0
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.launch", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
     options = parser.parse_args()
     headline("launch: command to the end of the first all-reduce, 2 nodes x 1 rank, Gloo")
     for side in (torchrun, holdfast):
-        first_all_reduce_s(side)  # The first reading of 5 GB of torch is the disk's figure, not theirs.
+        first_all_reduce_s(side)  # The first run reads 5 GB of torch and measures the disk.
     rounds = interleave(
         {
             PEER: lambda: first_all_reduce_s(torchrun),
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def first_all_reduce_s(side: Contender) -> float:
-    """Seconds from just before the first command was started until the last rank had its sum."""
+    """Seconds from just before the first command started until the last rank had its sum."""
     load_gate.wait_until_idle()
     with side("allreduce.py") as running:
         words = [running.out / f"rank-{rank}" for rank in range(2)]

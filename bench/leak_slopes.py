@@ -1,7 +1,7 @@
-"""Owns what a run holds of its machine: descriptors, threads, memory, processes, files; sampled again and again.
+"""Resource use of a run over time: descriptors, threads, memory, processes, files; sampled repeatedly.
 
-A leak is a slope. Controllers and agents come and go, so a slope is taken within the life of each process, without the
-first sample, before which it is not warm, and then over all of them. Refuses to own when a sample is taken.
+A leak is a slope. Controllers and agents restart, so a slope is fitted within the lifetime of each process, without the
+first sample, which precedes warm-up, and then over all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One figure of one process (or of the whole run, with pid 0) when `fault` faults had been asked for."""
+    """One figure of one process (or of the whole run, with pid 0) after `fault` requested faults."""
 
     fault: int
     who: str
@@ -33,19 +33,19 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """What became of one figure over a run."""
+    """The trend of one figure over a run."""
 
     who: str
     what: str
     first: float
     last: float
     slope: float | None
-    """Per hundred faults; None when no process was seen often enough."""
+    """Per hundred faults; None when no process was sampled often enough."""
     processes: int
 
 
 def samples(run: RunDir, fault: int) -> list[Sample]:
-    """Everything, now; what ends meanwhile is left out."""
+    """Sample everything now; skip what exits meanwhile."""
     taken: list[Sample] = []
     for who, pid in _holdfast_processes(run):
         try:
@@ -81,7 +81,7 @@ def trends(taken: Sequence[Sample]) -> list[Trend]:
 
 
 def load_samples(path: Path) -> list[Sample]:
-    """Samples that an earlier part of a soak kept."""
+    """Samples from an earlier part of a soak."""
     return [Sample(**json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -92,7 +92,7 @@ def append_samples(path: Path, taken: Iterable[Sample]) -> None:
 
 
 def processes_of(run: RunDir) -> list[int]:
-    """Every process of a run: its keeper and controllers by their arguments, all others by their marks."""
+    """Every process of a run: its supervisor and controllers by their arguments, all others by their marks."""
     marks = (f"HOLDFAST_NODE={run.run_id}/".encode(), f"HOLDFAST_RUN={run.run_id}".encode())
     folder = os.fsencode(run.path)
     return [
@@ -103,7 +103,7 @@ def processes_of(run: RunDir) -> list[int]:
 
 
 def socket_folders(run: RunDir) -> list[Path]:
-    """Folders for ranks' sockets that a run has at the moment."""
+    """Directories for ranks' sockets that a run currently has."""
     return [folder for node in run.nodes.glob("node*") for folder in socket_dir.existing(node)]
 
 
@@ -125,7 +125,7 @@ def _figures(pid: int) -> dict[str, float]:
 
 
 def _slope(group: Sequence[Sample]) -> float | None:
-    """Least squares over all processes, each with a level of its own."""
+    """Least squares over all processes, each with a separate offset."""
     lives: dict[int, list[Sample]] = defaultdict(list)
     for sample in group:
         lives[sample.pid].append(sample)

@@ -1,6 +1,6 @@
-"""Owns knowing whether somebody else is using the machine, from the kernel's count of time spent busy.
+"""Detects whether other processes are using the machine, from the kernel's count of busy time.
 
-Waiting for quiet, and measuring again when it was broken, chooses moments by what others do, never by the result.
+Waiting for an idle machine, and repeating a disturbed measurement, selects moments by other load, never by the result.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ TICKS = os.sysconf("SC_CLK_TCK")
 CORES = len(os.sched_getaffinity(0))
 SAMPLE_S = 0.25
 QUIET_SHARE = 0.08
-"""Share of the machine's cores that may be busy with others for it to count as quiet."""
+"""Share of the machine's cores that others may keep busy while it counts as idle."""
 MAX_WAIT_S = 5.0
-"""Longest that a measurement waits for quiet; then it is taken anyhow."""
+"""Longest wait for an idle machine; then the measurement runs anyhow."""
 
 
 def busy_s() -> float:
-    """CPU seconds that all cores together have been busy, interrupted or taken away by the host since boot."""
+    """CPU seconds that all cores together have been busy, interrupted or stolen by the host since boot."""
     # cpu  user nice system idle iowait irq softirq steal ...
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
@@ -37,7 +37,7 @@ def cpu_s(pid: int) -> float:
 
 
 def wait_until_idle(patience_s: float = MAX_WAIT_S) -> bool:
-    """Wait until others leave the machine alone, with nothing of the bench running; whether they did."""
+    """Wait until others leave the machine idle, with no part of the bench running; return whether they did."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         before, began = busy_s(), time.monotonic()

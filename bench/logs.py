@@ -1,9 +1,9 @@
-"""A rank's output: what holdfast costs a rank that prints as fast as it can, and how late 64 ranks are followed.
+"""A rank's output: the cost for a rank that prints as fast as possible, and the lag of following 64 ranks.
 
 .venv/bin/python -m bench.logs [--quick | --rounds N] [--only print | follow]
 
-The peer of printing is a shell's redirect with the same buffering, of following `tail -F`. After each run what lies in
-the log is compared, byte by byte, with what was printed.
+The peer of printing is a shell's redirect with the same buffering, the peer of following `tail -F`. After each run the
+log is compared, byte by byte, with the printed output.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ ROUNDS, QUICK_ROUNDS = 12, 2
 ROTATED = "C"
 LIMIT = "32MiB"
 WRITERS = {"c": 15_000_000, "python": 250_000}
-"""Lines that each prints in one turn."""
+"""Lines that each rank prints in one turn."""
 TURNS = 5
-"""Of each start; its figure is their median."""
+"""Turns of each start; its figure is their median."""
 UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
-"""What holdfast gives every rank; the redirect gets the same."""
+"""holdfast's environment for every rank; the redirect gets the same."""
 WITHIN_S = 90.0
 
 RANKS, LINES_A_SECOND = 64, 2000
 FOLLOW_S, SETTLE_S = 10.0, 2.0
 FOLLOW_ROUNDS, QUICK_FOLLOW_ROUNDS = 4, 1
 SAMPLE_EVERY = 64
-"""Lines of which one is looked at, so that the one who measures does not take the machine from who is measured."""
+"""One line in this many is sampled, so that the measurement does not take CPU time from the measured process."""
 
 
 def main() -> None:
-    """Measure, and print a line a round and tables."""
+    """Measure, and print a line per round and tables."""
     parser = argparse.ArgumentParser(prog="bench.logs", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
     parser.add_argument("--only", choices=("print", "follow"))
     options = parser.parse_args()
-    headline("logs: printing beside a shell's redirect, following beside tail -F")
+    headline("logs: printing compared with a shell's redirect, following with tail -F")
     if options.only != "follow":
         _print_side(QUICK_ROUNDS if options.quick else options.rounds)
     if options.only != "print":
@@ -66,7 +66,7 @@ def main() -> None:
 
 @dataclass
 class _Seen:
-    """What the runs of one side came to beside their time."""
+    """Measurements of one side's runs besides their time."""
 
     agents_kib: list[int]
     cpu_s: list[float]
@@ -98,7 +98,7 @@ def _print_side(rounds: int) -> None:
                 unit="s",
             )
             size = reference.stat().st_size / TURNS
-        for name, what in ((OURS, "as it comes"), (ROTATED, f"kept to {LIMIT}")):
+        for name, what in ((OURS, "default"), (ROTATED, f"kept to {LIMIT}")):
             result = compare(measured, ours=name)
             cpu = compare([{side: seen[side].cpu_s[index] for side in sides} for index in range(rounds)], ours=name)
             own = seen[name]
@@ -126,12 +126,12 @@ def _print_side(rounds: int) -> None:
 
 
 def _printing_s(side: Callable[[], AbstractContextManager[Running]], reference: Path, seen: _Seen | None) -> float:
-    """Seconds of one turn, the median of a start's; what was written is compared with the reference, or becomes it."""
+    """Seconds of one turn, the median of a start's; compare the output with the reference, or make it the reference."""
     load_gate.wait_until_idle()
     with side() as running:
         if not running.wait_for(lambda: bool(_logs(running)), WITHIN_S):
-            raise ContenderFailed(f"nothing was started: {running.last_words()}")
-        time.sleep(1.0)  # those who start are done with it
+            raise ContenderFailed(f"no rank started: {running.last_words()}")
+        time.sleep(1.0)  # start-up has finished
         raise_priority(running.pids())
         (running.out / "go").touch()
         if not running.wait_for((running.out / "took").exists, WITHIN_S):
@@ -166,7 +166,7 @@ def _compare(log: Path, reference: Path, seen: _Seen) -> None:
         theirs.seek(begin)
         while block := ours.read(1 << 20):
             if block != theirs.read(1 << 20):
-                raise ContenderFailed("what was kept is not what was printed")
+                raise ContenderFailed("the retained log differs from the printed output")
     seen.compared_bytes += size - begin
     seen.dropped_bytes += begin
 
@@ -187,7 +187,7 @@ def _argv(pid: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class _Followed:
-    """What one follower has shown in a while."""
+    """What one follower has shown in a period."""
 
     lags_s: list[float]
     lines_a_second: float

@@ -1,8 +1,8 @@
-"""Owns writing the set-up logs of NCCL: any version from 2.10 to 2.32, any size, any fabric, with what is true of them.
+"""Generates NCCL set-up logs: any version from 2.10 to 2.32, any size, any fabric, with their expected contents.
 
-The wording comes from nccl_formats.tsv alone, which was taken from NCCL's sources and knows nothing of who reads it;
-what is printed when, and by which thread, follows NCCL's order. Connections are those of rings and trees over nodes of
-GPUs, so that a log has the volume of a real one.
+The wording comes only from nccl_formats.tsv, which was extracted from NCCL's sources independently of the parser. The
+order and the thread of each line follow NCCL. Connections are those of rings and trees over nodes of GPUs, so that a
+log has the volume of a real one.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ class Version:
     numbers: tuple[int, ...]
 
     def __str__(self) -> str:
-        """As NCCL says it."""
+        """As NCCL prints it."""
         return ".".join(map(str, self.numbers))
 
     @staticmethod
     def of(text: str) -> Version:
-        """From `2.18.3`, with or without a mark behind it."""
+        """From `2.18.3`, with or without a suffix."""
         return Version(tuple(map(int, text.rstrip("+?").split("."))))
 
 
 @cache
 def versions() -> tuple[Version, ...]:
-    """Every version whose formats are known, the oldest first."""
+    """Every version with known formats, oldest first."""
     names = re.search(r"Versions: ([\d. ]+)", FORMATS.read_text())
     assert names
     return tuple(map(Version.of, names[1].split()))
@@ -63,12 +63,12 @@ def _rows() -> tuple[tuple[str, Version, Version, str], ...]:
 
 
 Truth = tuple[int, int, str, str, str, int | None, int | None, bool]
-"""Sender, receiver, side, kind, name, NIC, proxy, GPUDirect: one connection, as one end of it tells."""
+"""Sender, receiver, side, kind, name, NIC, proxy, GPUDirect: one connection, as reported by one end."""
 
 
 @dataclass(kw_only=True)
 class ExpectedCommunicator:
-    """What a communicator really is."""
+    """The true contents of a communicator."""
 
     members: dict[int, tuple[str, int]]
     """Host and pid of each rank."""
@@ -86,15 +86,15 @@ class Job:
     channels: int = 4
     nics: int = 4
     network: str = "IB"
-    """What NCCL calls it: IB, IBext_v8, AWS Libfabric, FasTrak, Socket, …"""
+    """NCCL's name for it: IB, IBext_v8, AWS Libfabric, FasTrak, Socket, …"""
     layer: str = "IB"
     gdr: bool = True
     pxn: bool = False
     within: str = "CUMEM"
-    """How GPUs of a node are joined: CUMEM, IPC, direct pointer, indirect, SHM."""
+    """How GPUs of a node are connected: CUMEM, IPC, direct pointer, indirect, SHM."""
     collnet: bool = False
     replicas: int = 1
-    """Beside the communicator of all ranks, one of each of so many equal parts, and one across them for each rank."""
+    """Besides the world communicator, one for each of this many equal parts, and one across the parts for each rank."""
     split: bool = False
     """Whether the others are split off the first."""
     env: tuple[tuple[str, str], ...] = (("NCCL_SOCKET_IFNAME", "eth0"),)
@@ -104,12 +104,12 @@ class Job:
 
     @property
     def ranks(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self.nodes * self.gpus
 
     @cached_property
     def groups(self) -> list[range]:
-        """The world ranks of each communicator, in the order they are made in."""
+        """The world ranks of each communicator, in order of creation."""
         world = range(self.ranks)
         if self.replicas == 1:
             return [world]
@@ -126,7 +126,7 @@ class Job:
         return 41000 + rank % self.gpus
 
     def truth(self) -> list[ExpectedCommunicator]:
-        """What the logs of all ranks say, taken together."""
+        """What the logs of all ranks contain together."""
         found: list[ExpectedCommunicator] = []
         for group in self.groups:
             one = ExpectedCommunicator(members={rank: (self.host(w), self.pid(w)) for rank, w in enumerate(group)})
@@ -140,10 +140,10 @@ class Job:
         """The lines of one rank, each with its newline."""
         return [f"{line}\n".encode() for line in self._lines(rank)]
 
-    # What is connected
+    # Connections
 
     def _connections(self, group: range, rank: int) -> Iterator[tuple[int, Truth, bool]]:
-        """Channel, connection, and whether it is one of the trees', for one rank of a communicator."""
+        """Channel, connection, and whether it belongs to a tree, for one rank of a communicator."""
         for channel in range(self.channels):
             following, before = self._ring(group, rank, channel)
             yield from self._ends(group, rank, following, channel, False)
@@ -177,7 +177,7 @@ class Job:
             yield channel, (a, b, side, "NET", self.network, channel % self.nics, through, self.gdr), tree
 
     def _ring(self, group: range, rank: int, channel: int) -> tuple[int, int]:
-        """The next and the last rank of a ring, which enters each node at another GPU for each channel."""
+        """The next and the previous rank of a ring, which enters each node at another GPU for each channel."""
         sizes = self._local(group, rank)
         begin, size = sizes
         at = (rank - begin - channel) % size
@@ -186,7 +186,7 @@ class Job:
         return following, before
 
     def _local(self, group: range, rank: int) -> tuple[int, int]:
-        """The first of a rank's ranks on its node, and how many there are."""
+        """The first of a rank's ranks on its node, and their number."""
         node = group[rank] // self.gpus
         begin = rank
         while begin and group[begin - 1] // self.gpus == node:
@@ -215,7 +215,7 @@ class Job:
         peers += [child for child in (2 * index + 1, 2 * index + 2) if child < len(starts)]
         return [self._entry(group, starts[peer], channel) for peer in peers]
 
-    # What is printed
+    # Printed lines
 
     def _lines(self, world: int) -> Iterator[str]:
         host, pid, device = self.host(world), self.pid(world), world % self.gpus
@@ -267,7 +267,7 @@ class Job:
         if number == 0 or version >= Version((2, 12, 7)):
             yield thread + self._say("network", self.network)
         device, bus = group[rank] % self.gpus, 0x1000 * (group[rank] % self.gpus + 1)
-        # The splits before 2.31 have no id of their own: where the format has one, it is that of zeros.
+        # Splits before 2.31 have no id: where the format has one, it is zeros.
         split = self.split and number > 0 and version >= Version((2, 18, 1))
         common = (int(pointers[-1], 16), rank, size, device)
         replicas = self.replicas
@@ -289,7 +289,7 @@ class Job:
             name = line if not split or not formats(f"split_{line[5:]}", version) else f"split_{line[5:]}"
             for text in formats(name, version):
                 if name.startswith("split") and version > Version((2, 30, 7)):
-                    text = text.replace(" parent", " commId 0x%x parent")  # noqa: PLW2901 - as 2.31 says it
+                    text = text.replace(" parent", " commId 0x%x parent")  # noqa: PLW2901 - as 2.31 prints it
                 values: list[object] = [rank] if text.startswith("[Rank") else []
                 values += [api] if "%s comm" in text else []
                 values += common
@@ -327,7 +327,7 @@ class Job:
         lazy = version >= Version((2, 22, 3))
         if lazy:
             yield from step("init_complete")
-            # A collective connects what it needs, on a thread of its own, or (its only one) on that which called it.
+            # A collective makes its connections, on a separate thread, or (its only one) on the calling thread.
             own = self.pid(group[rank]) + 300 + number if version < Version((2, 27, 3)) else self.pid(group[rank])
             thread = main.replace(f":{self.pid(group[rank])} [", f":{own} [")
         connections = list(self._connections(group, rank))
@@ -372,7 +372,7 @@ class Job:
         return self._fill(line, channel, 0, *ends, *words)
 
     def _fill(self, line: str, channel: int, connection: int | None, *values: object) -> str:
-        """A format with its values; one that does not say the connection gets none, and what is left is empty."""
+        """A format with its values; one without the connection gets none, and the remainder is empty."""
         (text,) = formats(line, self.version)
         given = [channel, *values] if "/" not in text.partition(" :")[0] else [channel, connection, *values]
         wanted = len(re.findall(r"%0?\d*[a-zA-Z]", text))
@@ -385,7 +385,7 @@ class Job:
 
 
 def _within(name: str, version: Version) -> tuple[str, tuple[object, ...]]:
-    """The line by which a version says that two GPUs of a node are joined so, and what its last words are."""
+    """The line by which a version reports this connection between two GPUs of a node, and its last words."""
     if name == "CUMEM" and not formats("p2p_cumem", version):
         return "p2p_method", ("CUMEM",)
     return {"CUMEM": "p2p_cumem", "IPC": "p2p_ipc", "direct pointer": "p2p_direct", "indirect": "p2p_indirect"}[

@@ -1,10 +1,10 @@
-"""Set-up logs of NCCL read into a matrix: speed on one core beside Python's re line by line, and 16,384 ranks at once.
+"""NCCL set-up logs read into a matrix: speed on one core compared with Python's re, and 16,384 ranks.
 
 .venv/bin/python -m bench.nccl_setup_log [--quick | --rounds N] [--only speed | scale]
 
-The logs are generated (nccllog.py). The peer matches the prefix and the connection of each line with one regular
-expression and keeps the groups, which is the least that any reader does; it builds no matrix. Times are of the CPU, so
-that neighbours on the machine count for little.
+The logs are generated (nccl_log_generator.py). The peer matches the prefix and the connection of each line with one
+regular expression and keeps the groups, the minimum for any reader; it builds no matrix. Times are CPU times, so that
+other load on the machine matters little.
 """
 
 from __future__ import annotations

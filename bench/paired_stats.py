@@ -1,8 +1,8 @@
-"""Owns how two sides are compared on a machine that is never quiet: interleaved, by ratios, beside a noise floor.
+"""Compares two sides on a machine with other load: interleaved, by ratios, with a noise floor.
 
 A round measures the peer (A), holdfast (B) and the peer again (A'), in an order that changes from round to round, so
-that drift and neighbours hit all of them alike. The claim is the median over rounds of B over the mean of A and A'; the
-floor is what the same count gives for A' over A, two measurements of one thing. Refuses to own what is measured.
+that drift and other load affect all of them alike. The claim is the median over rounds of B over the mean of A and A'.
+The floor is the same for A' over A, two measurements of one thing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Round = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """A median and the interval that 95 in 100 bootstrap resamples of it fall into."""
+    """A median and the interval that contains 95 of 100 bootstrap resamples of it."""
 
     median: float
     low: float
@@ -43,13 +43,13 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What rounds say: the ratio, the floor, and whether a goal is met."""
+    """The result of the rounds: the ratio, the floor, and whether a goal is met."""
 
     ratio: Estimate
     floor: Estimate
 
     def verdict(self, goal: float) -> str:
-        """Whether the goal is met, or missed by no more than this machine lets one see."""
+        """Whether the goal is met, or missed by no more than the noise of this machine."""
         if self.ratio.median <= goal:
             return "yes"
         unseen = self.ratio.low <= goal and self.floor.low <= self.ratio.median <= self.floor.high
@@ -77,14 +77,14 @@ def compare(rounds: Sequence[Round], *, ours: str = OURS) -> Comparison:
 
 
 def orders(names: Sequence[str]) -> Callable[[int], tuple[str, ...]]:
-    """The order of a round: every permutation in turn, shuffled once, so that no side has a place of its own."""
+    """The order of a round: every permutation in turn, shuffled once, so that no side has a fixed position."""
     every = list(itertools.permutations(names))
     random.Random(0).shuffle(every)
     return lambda index: every[index % len(every)]
 
 
 def interleave(sides: Mapping[str, Callable[[], float]], rounds: int, *, unit: str) -> list[Round]:
-    """Measure every side once a round and print a line for each round."""
+    """Measure every side once per round and print a line for each round."""
     order_of = orders(tuple(sides))
     done: list[Round] = []
     for index in range(rounds):
@@ -111,7 +111,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """One line on what this was measured on; nothing in it names the machine."""
+    """One line about the hardware; nothing in it names the machine."""
     info = Path("/proc/cpuinfo").read_text()
     model = next((line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name")), "")
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -121,13 +121,13 @@ def machine() -> str:
 
 
 def versions() -> str:
-    """One line of the versions that matter."""
+    """One line of the relevant versions."""
     python = ".".join(map(str, sys.version_info[:3]))
     return f"holdfast {version('holdfast')}, torch {version('torch')}, Python {python}, Linux {platform.release()}"
 
 
 def headline(title: str) -> None:
-    """Say what is measured, on what, when; from here on SIGTERM (`timeout` sends it) and SIGHUP end in tidying up."""
+    """Print the measurement, machine and time; from here on SIGTERM (from `timeout`) and SIGHUP also clean up."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     say(f"# {title}")
@@ -135,5 +135,5 @@ def headline(title: str) -> None:
 
 
 def say(words: str) -> None:
-    """Print a line at once, since a bench is watched."""
+    """Print a line and flush it, since people watch a bench."""
     print(words, flush=True)

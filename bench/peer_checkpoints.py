@@ -1,12 +1,12 @@
-"""What copies of every rank's state in another node's memory cost a step, beside the same steps without.
+"""What peer checkpoints (every rank's state in another node's memory) cost a step, compared with steps without them.
 
 .venv/bin/python -m bench.peer_checkpoints [--quick | --rounds N] [--state-mib N ...] [--block-s S]
 
-The same program (bench/programs/peer_checkpoint_loop.py) over two nodes of one rank, all on this machine: without copies (A, and A'
-again), with a copy as soon as the last is there (B, `recovery.peer_checkpoints: auto`), and with one every twenty steps (C).
-A step is a tenth of a second of a device's work, which leaves the cores alone, or about as much of the core's own, and
-then AdamW over the whole state. All sides live side by side and take turns (bench/interleave.py); a block's figure is the
-mean of its steps, for a copy costs few of them. Each state size is started anew.
+The same program (bench/programs/peer_checkpoint_loop.py) over two nodes of one rank, all on this machine: without
+copies (A, and A' again), with a copy as soon as the last is complete (B, `recovery.peer_checkpoints: auto`), and with
+one every twenty steps (C). A step is a tenth of a second of a device's work, which leaves the cores idle, or about as
+much CPU work, and then AdamW over the whole state. All sides run in parallel and take turns (bench/interleave.py). A
+block's figure is the mean of its steps, for a copy affects few of them. Each state size starts all sides again.
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ SELDOM, SELDOM_STEPS = "C", 20
 ROUNDS, QUICK_ROUNDS = 8, 1
 BLOCK_S = 4.0
 SIDES = {PEER: 0, OURS: "auto", SELDOM: SELDOM_STEPS, PEER_AGAIN: 0}
-"""What `recovery.peer_checkpoints` is on each."""
+"""The value of `recovery.peer_checkpoints` on each side."""
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.peer_checkpoints", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each state size and kind of step")
-    parser.add_argument("--state-mib", type=int, nargs="+", default=STATES_MIB, help="of each rank, in twelves")
+    parser.add_argument(
+        "--state-mib", type=int, nargs="+", default=STATES_MIB, help="MiB of state per rank, a multiple of 12"
+    )
     parser.add_argument("--block-s", type=float, default=BLOCK_S)
     parser.add_argument("--quick", action="store_true", help="one round of the smallest state")
     options = parser.parse_args()
@@ -75,7 +77,7 @@ def _side(by: str, state_mib: int, copies: int | str) -> contextlib.AbstractCont
 
 
 def _copy_s(running: Running) -> float:
-    """Seconds from the beginning of a copy until it is whole on both nodes, as steps were told."""
+    """Seconds from the start of a copy until it is complete on both nodes, from the step reports."""
     logs = running.folder.glob("home/runs/*/events.jsonl")
     steps = [event for log in logs for event in read_events(log) if isinstance(event, StepCommitted)]
     return median([step.metrics["peer_checkpoint_s"] for step in steps if "peer_checkpoint_s" in step.metrics] or [0.0])

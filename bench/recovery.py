@@ -1,15 +1,15 @@
-"""From kill -9 of a rank to the end of the first step that a full set of ranks finished afterwards; torchrun beside it.
+"""From kill -9 of a rank to the end of the first step by a full set of ranks; compared with torchrun.
 
 .venv/bin/python -m bench.recovery [--quick | --rounds N] [--kills N] [--only pairs|ddp|stock|kills]
 
-The same script on both sides checkpoints every step to the same disk. Each two kills take both ranks, in an order and
-at moments within two steps that are drawn (the same draw for every side of a round); more than two in a row of one rank
+The same script on both sides checkpoints every step to the same disk. Each two kills hit both ranks, in random order
+and at random moments within two steps (the same draw for every side of a round). More than two in a row of one rank
 would be a crash loop to holdfast, because this script reports no steps. Four parts: pairs against torchrun with a store
-for each attempt; a few more with DDP and torch.optim, whose import of torch._dynamo both sides pay; torchrun as it
-comes, of which only the share of recoveries is taken; and one long run of holdfast with many kills.
+for each attempt; a few more with DDP and torch.optim, whose import of torch._dynamo both sides pay; torchrun with its
+defaults, measured only by its share of recoveries; and one long run of holdfast with many kills.
 
-In pairs all sides are started once and live side by side, frozen (SIGSTOP to all their processes) but for the one whose
-turn it is: thawed, let step, killed, watched until it has recovered, frozen again.
+In pairs all sides start once and run in parallel, frozen (SIGSTOP to all their processes) except the one whose turn it
+is: thawed, stepped, killed, watched until it has recovered, frozen again.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ ROUNDS, QUICK_ROUNDS = 20, 2
 DDP_ROUNDS = 6
 WARM_ROUNDS = 12
 WARM_S = 180.0
-"""Longest until the imports for a next start are done, beside ranks at work."""
+"""Longest time for the imports of a next start, while ranks are running."""
 KILLS, QUICK_KILLS = 100, 3
 STOCK_TRIES, QUICK_STOCK_TRIES = 8, 1
 START_S = 90.0
 RECOVER_S = 30.0
-"""A side that has no step by then has not recovered."""
+"""A side without a step by then has not recovered."""
 STEP_S = 0.06
 SETTLED_STEPS = 3
 """Steps of an attempt before its kill."""
@@ -65,21 +65,21 @@ Phases = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """One kill and what followed; seconds."""
+    """One kill and its recovery, in seconds."""
 
     victim: int
     total_s: float
     """Kill to the end of the first step of a full set of new ranks."""
     redone: int
-    """Steps that a full set had finished before the kill and that were done again."""
+    """Steps that a full set had finished before the kill and that were recomputed."""
     redone_s: float
-    """What those steps took the second time, but for the first of the attempt, which is in `total_s`."""
+    """Seconds of those steps the second time, except the first of the attempt, which is in `total_s`."""
     phases: Phases
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Incarnation:
-    """One process of a rank: when it passed what."""
+    """One process of a rank: when it reached each mark."""
 
     pid: int
     marks: dict[str, float]
@@ -87,7 +87,7 @@ class _Incarnation:
 
 
 class _Ranks:
-    """What the ranks of a run have written."""
+    """The records of a run's ranks."""
 
     def __init__(self, out: Path) -> None:
         self._paths = [out / f"rank-{rank}" for rank in range(RANKS)]
@@ -98,7 +98,7 @@ class _Ranks:
         return [each[-1] for each in lives] if all(lives) else None
 
     def whole_steps(self, beside: frozenset[int] = frozenset()) -> dict[int, float]:
-        """Steps that the newest processes have all finished, with the end of each; none while one is of `beside`."""
+        """Steps that all newest processes have finished, with the end of each; none while one is in `beside`."""
         newest = self.newest()
         if newest is None or any(life.pid in beside for life in newest):
             return {}
@@ -106,7 +106,7 @@ class _Ranks:
 
 
 def main() -> None:
-    """Measure the parts that are asked for, and print a line a kill and tables."""
+    """Measure the selected parts, and print a line per kill and tables."""
     parser = argparse.ArgumentParser(prog="bench.recovery", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--kills", type=int, default=KILLS, help="kills in the one long run of holdfast")
@@ -135,9 +135,9 @@ def main() -> None:
 
 
 def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
-    """Holdfast beside torchrun with a store for each attempt: a kill of each in every round.
+    """Compare holdfast and torchrun with a store for each attempt: one kill of each in every round.
 
-    Where the goal is that of warm starts, no rank is killed before its next start can be one.
+    Where the goal is that of prewarmed starts, no rank is killed before its next start is prewarmed.
     """
     taken: dict[str, list[Recovery]] = defaultdict(list)
 
@@ -155,7 +155,7 @@ def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
     ours, peer = taken[OURS], [*taken[PEER], *taken[PEER_AGAIN]]
     rows = [
         (
-            f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}{', warm' if warm else ''}",
+            f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}{', prewarmed' if warm else ''}",
             f"<= {goal}x",
             f"{result.ratio}x",
             str(result.floor),
@@ -170,7 +170,7 @@ def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
 
 
 def _stock(tries: int) -> str:
-    """Torchrun as it comes: how often it recovers at all."""
+    """Run torchrun with its defaults: how often it recovers."""
     recovered: list[Recovery] = []
     draw = random.Random(0)
     failed = 0
@@ -183,11 +183,11 @@ def _stock(tries: int) -> str:
             say(f"  stock  not recovered: {str(error).splitlines()[0]}")
     share = f"{len(recovered)}/{tries}"
     median = f"{_median(recovered):.2f} s" if recovered else "-"
-    return table(("torchrun as it comes", "recovered", "median of those"), [("kill -9 of a rank", share, median)])
+    return table(("torchrun, default", "recovered", "median of those"), [("kill -9 of a rank", share, median)])
 
 
 def _many(kills: int) -> str:
-    """One long run of holdfast, killed again and again."""
+    """One long run of holdfast, killed repeatedly."""
     recovered: list[Recovery] = []
     story = ""
     try:
@@ -212,7 +212,7 @@ def _many(kills: int) -> str:
 
 
 class _Interleaved:
-    """A side that is frozen but for its turns."""
+    """A side that is frozen except during its turns."""
 
     def __init__(self, running: Running, name: str, *, warm: bool) -> None:
         self._running = running
@@ -226,7 +226,7 @@ class _Interleaved:
         freeze(running.pids())
 
     def turn(self) -> Recovery:
-        """Go on, lose a rank, recover."""
+        """Run, lose a rank, recover."""
         load_gate.wait_until_idle()
         thaw(self._running.pids())
         recovery = _kill(self._running, self._ranks, next(self._victims), self._draw)
@@ -237,7 +237,7 @@ class _Interleaved:
 
 
 def _each_kill(side: Contender, count: int, draw: random.Random, name: str) -> Generator[Recovery]:
-    """Kill a rank of one run `count` times, each time after it has recovered; raises when it does not."""
+    """Kill a rank of one run `count` times, each time after it has recovered; raise when it does not."""
     with side("resumable_loop.py") as running:
         yield from kill_each(running, name, count, draw)
 
@@ -245,7 +245,7 @@ def _each_kill(side: Contender, count: int, draw: random.Random, name: str) -> G
 def kill_each(
     running: Running, name: str, count: int = RANKS, draw: random.Random | None = None, within_s: float = RECOVER_S
 ) -> Generator[Recovery]:
-    """Kill ranks in a drawn order, each after the one before has recovered; raises where one does not."""
+    """Kill ranks in a random order, each after the previous recovery; raise when one does not recover."""
     ranks, draw = _Ranks(running.out), draw or random.Random(0)
     for index, victim in zip(range(count), _victims(draw), strict=False):
         _settle(running, ranks, max(START_S, within_s))
@@ -267,16 +267,16 @@ def _wait_until_warm(running: Running) -> None:
         return len([event for event in _events(running) if isinstance(event, RanksPrewarmed)]) >= RANKS
 
     if not running.wait_for(warm, WARM_S):
-        raise ContenderFailed(f"not warm within {WARM_S:g} s\n{running.last_words()}")
+        raise ContenderFailed(f"not prewarmed within {WARM_S:g} s\n{running.last_words()}")
 
 
 def _tell(who: str, recovery: Recovery) -> None:
     phases = "  ".join(f"{phase} {seconds:.3f}" for phase, seconds in recovery.phases.items())
-    say(f"  {who:12s} rank {recovery.victim}  {recovery.total_s:.3f} s  redone {recovery.redone}  {phases}")
+    say(f"  {who:12s} rank {recovery.victim}  {recovery.total_s:.3f} s  recomputed {recovery.redone}  {phases}")
 
 
 def _victims(draw: random.Random) -> Iterator[int]:
-    """Ranks to kill: all of them in a drawn order, again and again."""
+    """Ranks to kill: all of them in a random order, repeatedly."""
     while True:
         yield from draw.sample(range(RANKS), RANKS)
 
@@ -292,7 +292,7 @@ def _kill(running: Running, ranks: _Ranks, victim: int, draw: random.Random, wit
     old = frozenset(life.pid for life in before)
     if not running.wait_for(lambda: bool(ranks.whole_steps(old)), within_s):
         raise ContenderFailed(f"no step within {within_s:g} s of a kill\n{running.last_words()}")
-    # Steps finished before the kill, seen now that nothing more is written of them.
+    # Steps finished before the kill, read now that no more are written.
     last = max(_common(_of(running.out, old)), default=0)
     running.wait_for(lambda: max(ranks.whole_steps(old), default=0) > last, within_s)
     steps = ranks.whole_steps(old)
@@ -320,7 +320,7 @@ def _of(out: Path, pids: frozenset[int]) -> list[_Incarnation]:
 
 
 def _incarnations(path: Path) -> list[_Incarnation]:
-    """A rank's processes, oldest first, from the lines that it has ended."""
+    """A rank's processes, oldest first, from its complete lines."""
     lives: list[_Incarnation] = []
     text = path.read_text() if path.exists() else ""
     for line in text[: text.rfind("\n") + 1].splitlines():
@@ -334,11 +334,11 @@ def _incarnations(path: Path) -> list[_Incarnation]:
     return lives
 
 
-# Where the time goes
+# Breakdown
 
 
 def _phases(running: Running, killed_at: float, lives: Sequence[_Incarnation], stepped_at: float) -> Phases:
-    """Seconds from each boundary to the next; a boundary is passed when the last rank has passed it."""
+    """Seconds between marks; a mark is reached when the last rank has reached it."""
     passed = {what: max(life.marks[what] for life in lives) for what in ("born", "imported", "met", "loaded")}
     boundaries = {**_decisions(running, killed_at), "python": passed["born"]}
     boundaries |= {"import": passed["imported"], "meet": passed["met"], "load": passed["loaded"], "step": stepped_at}
@@ -351,7 +351,7 @@ def _phases(running: Running, killed_at: float, lives: Sequence[_Incarnation], s
 
 
 def _decisions(running: Running, killed_at: float) -> dict[str, float]:
-    """When holdfast saw the death, had stopped the rest, and had started anew, by its own log; nothing for torchrun."""
+    """When holdfast saw the death, had stopped the rest, and had restarted all, by its log; nothing for torchrun."""
     events = [event for event in _events(running) if event.at >= killed_at]
     if not events:
         return {}
@@ -364,13 +364,13 @@ def _decisions(running: Running, killed_at: float) -> dict[str, float]:
 
 
 def _events(running: Running) -> list[AnyEvent]:
-    """Holdfast's own log; nothing for torchrun."""
+    """The log of holdfast; nothing for torchrun."""
     logs = list((running.folder / "home" / "runs").glob("*/events.jsonl"))
     return read_events(logs[0]) if logs else []
 
 
 def _breakdown(ours: Sequence[Recovery], peer: Sequence[Recovery]) -> str:
-    """Medians of each phase; torchrun's own phases up to the ranks' birth are one."""
+    """Medians of each phase; torchrun's phases up to the start of the ranks are one."""
     supervisor = ("detect", "stop", "start", "python")
     rows = [(name, _phase(ours, (name,)), "") for name in supervisor]
     rows.append(("kill to the first line of both new ranks", _phase(ours, supervisor), _phase(peer, supervisor)))

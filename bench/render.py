@@ -1,8 +1,8 @@
-"""Render: how long `holdfast render --on` a cluster takes, beside xpk's dry run of the same job.
+"""Render: how long `holdfast render --on` a cluster takes, compared with xpk's dry run of the same job.
 
 .venv/bin/python -m bench.render [--quick | --rounds N]
 
-xpk is installed into an environment of its own, which goes when the bench ends.
+xpk is installed into a separate environment, which is deleted when the bench ends.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ fabric_verified: not here; so that nothing is left to be told
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.render", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
     options = parser.parse_args()
-    headline(f"render: `holdfast render --on` a cluster beside `xpk workload create --dry-run` ({XPK})")
+    headline(f"render: `holdfast render --on` a cluster compared with `xpk workload create --dry-run` ({XPK})")
     with tempfile.TemporaryDirectory() as aside:
         peer, ours = _peer(Path(aside)), _ours(Path(aside))
         for command in (peer, ours):
-            whole_process_s(command)  # The first reading is the disk's figure.
+            whole_process_s(command)  # The first run measures the disk.
         rounds = interleave(
             {name: partial(whole_process_s, command) for name, command in zip(SIDES, (peer, ours, peer), strict=True)},
             QUICK_ROUNDS if options.quick else options.rounds,
@@ -63,7 +63,7 @@ SIDES = (PEER, OURS, PEER_AGAIN)
 
 
 def _ours(folder: Path) -> tuple[str, ...]:
-    """A job with 20 files of code, which are shipped; xpk ships none with an image that is named."""
+    """A job with 20 files of shipped code; xpk ships none for a given image."""
     project = folder / "project"
     (project / ".holdfast" / "targets").mkdir(parents=True)
     (project / ".holdfast" / "targets" / "cluster.yaml").write_text(PLACE)
@@ -75,12 +75,12 @@ def _ours(folder: Path) -> tuple[str, ...]:
 
 
 def _peer(folder: Path) -> tuple[str, ...]:
-    """The same job for xpk, which asks nobody in a dry run."""
+    """The same job for xpk, which contacts no server in a dry run."""
     environment = folder / "xpk"
     uv = str(Path(sys.executable).with_name("uv"))
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], check=True)
     subprocess.run([uv, "pip", "install", "--quiet", "--python", environment / "bin" / "python", XPK], check=True)
-    os.environ["HOME"] = str(folder)  # where it would keep its own settings
+    os.environ["HOME"] = str(folder)  # its settings directory
     options = {
         "--cluster": "c",
         "--workload": "train",

@@ -1,15 +1,15 @@
-"""From kill -9 of a replica to the survivors' next commit, and to the killed one's; TorchFT's own Lighthouse beside it.
+"""From kill -9 of a replica to the survivors' next commit, and to the killed one's; compared with TorchFT's Lighthouse.
 
 .venv/bin/python -m bench.replica_kill [--quick | --rounds N] [--replicas N] [--only default|tuned]
 
-The same program (tests/programs/replica_trainer.py) on both sides, with TorchFT's DDP mended in the same way: what differs is
-who says that a replica is gone, and who starts it again. The peer's Lighthouse misses its heartbeats, for 5 s as it
-comes (`default`) or for 250 ms looked at every 10 ms (`tuned`), and its replica is started again, cold, as soon as it
-has died; holdfast is a whole run, killed by signal from outside, at a moment within a step that is drawn (the same for
-every side of a round), once the next start of every rank is warm.
+Both sides run the same program (tests/programs/replica_trainer.py), with the same fix for TorchFT's DDP. They differ in
+what detects the loss of a replica, and what restarts it. The peer's Lighthouse waits for missing heartbeats, for 5 s by
+default (`default`) or for 250 ms checked every 10 ms (`tuned`), and its replica restarts, cold, as soon as it has died.
+holdfast is a whole run, killed by a signal from outside, at a random moment within a step (the same for every side of a
+round), once the next start of every rank is prewarmed.
 
 Two figures: the longest gap between two commits of the survivors after the kill, less their median gap before it; and
-full strength, from the kill to the first commit of the replica that was killed.
+full strength, from the kill to the first commit of the killed replica.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from holdfast.events import RanksPrewarmed, RanksStarted
 from holdfast.events.log import read_events
 
 GOALS = {"default": 0.05, "tuned": 0.5}
-"""Of the survivors' gap, by the peer's Lighthouse."""
+"""Seconds of the survivors' gap, by the peer's Lighthouse."""
 STRENGTH_GOAL = 0.3
 HEARTBEATS = {"default": (5000, 100), "tuned": (250, 10)}
-"""Milliseconds that the peer's Lighthouse waits for a heartbeat, and between its looks."""
+"""Milliseconds that the peer's Lighthouse waits for a heartbeat, and between its checks."""
 ROUNDS, QUICK_ROUNDS = 10, 1
 VICTIM = 1
 BACK_S = 120.0
@@ -46,7 +46,7 @@ BACK_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """What one kill cost."""
+    """The cost of one kill."""
 
     gap_s: float
     strength_s: float
@@ -99,7 +99,7 @@ def _row(what: str, found: list[Round], goal: float) -> tuple[str, ...]:
 
 
 def _ours(replicas: int, delay_s: float) -> Turn:
-    """A whole run; the victim's process is known from its log."""
+    """A whole run; the log gives the victim's process."""
     with tempfile.TemporaryDirectory() as folder, under_holdfast(Path(folder), replicas) as (holders, run):
 
         def is_warm() -> bool:
@@ -142,7 +142,7 @@ def _theirs(kind: str, replicas: int, delay_s: float) -> Turn:
 
 
 def _turn(holders: RunningReplicas, delay_s: float, kill: Callable[[], None]) -> Turn:
-    """Let them step together, kill one, and see what that costs the survivors, and when it commits again."""
+    """Let the replicas step together, kill one, and measure the survivors' gap and the victim's next commit."""
     holders.settle()
     time.sleep(delay_s)
     killed_at = time.time()

@@ -1,10 +1,10 @@
-"""What a step costs that survives: two replicas under holdfast, beside plain DDP, and TorchFT's DDP beside the same.
+"""What a fault-tolerant step costs: two replicas under holdfast and under TorchFT's DDP, each compared with plain DDP.
 
 .venv/bin/python -m bench.replica_overhead [--quick | --rounds N] [--step-s S ...]
 
-All sides train the same model in the same two processes, in blocks that alternate, so that neighbours and the memory's
-lie hit all alike. A step computes 3.7 million parameters on the CPU, and before its backward pass sleeps, as if an
-accelerator computed, so long that a step of plain DDP takes as long as asked for; the quorum service is TorchFT's own.
+All sides train the same model in the same two processes, in alternating blocks, so that other load and memory layout
+affect all alike. A step computes 3.7 million parameters on the CPU. Before its backward pass it sleeps, as if an
+accelerator computed, until a step of plain DDP takes the requested time. The quorum service is TorchFT's own.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline,
 
 TORCHFT = "C"
 GOALS = {0.1: 1.02, 1.0: 1.005}
-"""By how long a step takes, about."""
+"""Approximate seconds of a step."""
 ROUNDS, QUICK_ROUNDS = 15, 4
 BLOCK_S = 2.0
 SETTLING_STEPS = 2
@@ -80,7 +80,7 @@ def _measured(step_s: float, rounds: int) -> list[Round]:
         return median([each.recv() for each in ours])
 
     try:
-        for each in (OURS, TORCHFT, PEER):  # the first step of each connects
+        for each in (OURS, TORCHFT, PEER):  # the first step of each side connects
             computed_s = block(each)
         device_s = max(0.0, step_s - computed_s)
         sides = {PEER: PEER, OURS: OURS, PEER_AGAIN: PEER, TORCHFT: TORCHFT}
@@ -92,7 +92,7 @@ def _measured(step_s: float, rounds: int) -> list[Round]:
 
 
 class _Device:
-    """Computes for so long, on none of these cores."""
+    """Computes for this long, on none of these cores."""
 
     busy_s = 0.0
 
@@ -101,7 +101,7 @@ def _rank(rank: int, told: Connection, address: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # TorchFT writes lines for each step
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # TorchFT logs lines for each step
     if rank == 0:
         from torch.distributed import TCPStore
         from torchft.coordination import LighthouseServer
@@ -223,7 +223,7 @@ def _torchft(rank: int, lighthouse: str, port: int, device: _Device) -> Side:
 
 
 _STORES: list[Any] = []
-"""Kept for as long as the process lives."""
+"""Kept for the lifetime of the process."""
 
 
 def _store() -> Any:

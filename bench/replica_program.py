@@ -1,7 +1,7 @@
-"""Owns the program whose replicas hold each other up (tests/programs/replica_trainer.py), as benches start and watch it.
+"""Starts and watches the replica program (tests/programs/replica_trainer.py) for benches.
 
-Either in a whole run of holdfast, or by itself with TorchFT's Lighthouse. Each attempt of a replica notes its commits
-in a file; what is measured is read from there. Refuses to own what is killed.
+It runs either in a whole run of holdfast, or alone with TorchFT's Lighthouse. Each attempt of a replica records its
+commits in a file, from which the benches measure.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from holdfast.run_dir import RunDir
 PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "replica_trainer.py"
 STEP_S = 0.1
 BEFORE = 20
-"""Steps together before anything is killed."""
+"""Common steps before a kill."""
 START_S, STALL_S = 240.0, 60.0
 BEAT_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningReplicas:
-    """Replicas, and where they write."""
+    """Replicas, and their output directory."""
 
     out: Path
     replicas: int
@@ -42,13 +42,13 @@ class RunningReplicas:
         wait_for(lambda: all(len(self.commits(each)) >= BEFORE for each in range(self.replicas)), START_S)
 
     def commits(self, replica: int, attempt: int = 0) -> list[float]:
-        """When each commit was, of an attempt of a replica."""
+        """Times of the commits of a replica's attempt."""
         note = self.out / f"{replica}.{attempt}.commits"
         lines = note.read_text().split("\n")[:-1] if note.exists() else []
         return [float(line.split()[1]) for line in lines]
 
     def gap_s(self, replica: int, since: float, watched_s: float = 2 * STEP_S) -> float:
-        """The longest gap between two commits that ends after a moment, less the median one before; waits for it."""
+        """The longest gap between two commits that ends after a moment, less the median before; waits for it."""
         wait_for(lambda: self.commits(replica)[-1] > since + watched_s, STALL_S)
         gaps = [(later - earlier, later) for earlier, later in pairwise(self.commits(replica))]
         usual = statistics.median(gap for gap, later in gaps if later <= since)
@@ -57,7 +57,7 @@ class RunningReplicas:
 
 @contextlib.contextmanager
 def under_holdfast(out: Path, replicas: int) -> Generator[tuple[RunningReplicas, RunDir]]:
-    """A whole run, which is cancelled at the end."""
+    """A whole run, cancelled at the end."""
     os.environ["HOLDFAST_HOME"] = str(out)
     command = (sys.executable, str(PROGRAM), f"{STEP_S}", str(out))
     overrides = (f"recovery.replicas={replicas}",)
@@ -75,7 +75,7 @@ def under_holdfast(out: Path, replicas: int) -> Generator[tuple[RunningReplicas,
 def under_torchft(
     out: Path, replicas: int, lighthouse: str, env: Mapping[str, str] = MappingProxyType({})
 ) -> Generator[tuple[RunningReplicas, Callable[[int, int], subprocess.Popen[bytes]]]]:
-    """The program as TorchFT's own launcher starts it, and what starts another attempt of a replica."""
+    """The program as TorchFT's own launcher starts it, and a function that starts another attempt of a replica."""
     with contextlib.ExitStack() as stack:
 
         def start(replica: int, attempt: int) -> subprocess.Popen[bytes]:
@@ -91,14 +91,14 @@ def under_torchft(
 
 
 def free_port() -> int:
-    """A port that nobody listens at."""
+    """A free port."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         return held.getsockname()[1]
 
 
 def wait_for(ready: Callable[[], bool], within_s: float) -> None:
-    """Wait until something is so; raises TimeoutError."""
+    """Wait for a condition; raise TimeoutError."""
     deadline = time.monotonic() + within_s
     while not ready():
         if time.monotonic() > deadline:

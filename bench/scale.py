@@ -1,11 +1,11 @@
-"""Scale: one controller and thousands of simulated agents; joining, a lost node, the restart's fan-out, rest.
+"""Scale: one controller and thousands of simulated agents; joining, a lost node, the restart's fan-out, idle load.
 
 .venv/bin/python -m bench.scale [--quick | --nodes 128,512,2048] [--rest-s S] [--losses N]
 
-The controller is the real one in a process of its own (server.py, its port, its log on disk). Agents are simulated, but
-speak the real protocol over a connection each; 8 ranks to a node. They use as much CPU as the controller, on the same
-cores, so every wall time here is that of a machine that is also 2,048 other machines; the controller's own CPU seconds
-are printed beside it.
+The controller is the real one in a separate process (controller_main.py, its API port, its log on disk). Agents are
+simulated, but each uses the real protocol over its connection; 8 ranks per node. They use as much CPU as the
+controller, on the same cores, so every wall time here includes the work of 2,048 other machines. The bench therefore
+also prints the controller's own CPU seconds.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from holdfast.events import AgentConnected, AnyEvent, NodesStarted, StepCommitte
 
 SIZES, QUICK_SIZES = (128, 512, 2048), (32, 128)
 STEP_S = 10.0
-"""What a step takes while the controller's rest is measured."""
+"""Seconds of a step while the idle load of the controller is measured."""
 FANOUT_GOAL_S, MEMORY_GOAL_MIB, REST_GOAL = 1.0, 1024, 0.25
 WITHIN_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What one size gave."""
+    """Measurements of one size."""
 
     nodes: int
     join_s: float
     join_cpu_s: float
     stop_s: list[float]
-    """From a node's loss until each agent had its order to stop."""
+    """From a node's loss until each agent had its stop order."""
     start_s: list[float]
-    """From a node's loss until each agent had its order to start again."""
+    """From a node's loss until each agent had its start order."""
     restart_cpu_s: float
     resident_mib: float
     highest_mib: float
@@ -49,13 +49,11 @@ class Measured:
 def main() -> None:
     """Measure each size, and print a table."""
     parser = argparse.ArgumentParser(prog="bench.scale", description=__doc__)
-    parser.add_argument("--nodes", help="sizes, with commas between")
+    parser.add_argument("--nodes", help="sizes, separated by commas")
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_SIZES}")
-    parser.add_argument("--rest-s", type=float, default=60.0, help="how long to watch the controller at rest")
+    parser.add_argument("--rest-s", type=float, default=60.0, help="seconds to measure the idle controller")
     parser.add_argument("--losses", type=int, default=5)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="where the controller listens; beyond loopback it speaks TLS"
-    )
+    parser.add_argument("--host", default="127.0.0.1", help="address of the controller; beyond loopback it uses TLS")
     options = parser.parse_args()
     sizes = tuple(map(int, options.nodes.split(","))) if options.nodes else QUICK_SIZES if options.quick else SIZES
     headline("scale: one controller, simulated agents of 8 ranks each")

@@ -1,11 +1,11 @@
-"""What a Session costs a step: a loop of small steps that reports each to an agent's socket, beside the same loop bare.
+"""What a Session costs a step: a loop of small steps, each reported to an agent's socket, compared with the bare loop.
 
 .venv/bin/python -m bench.session_overhead [--rounds N] [--steps N]
 
 One process of one thread takes turns: blocks of bare steps (A), of steps with `session.commit(loss=..., tokens=...)`
 (B), and of bare ones again (A'), in an order that changes. The figure is the difference of a step's median in B and in
-the mean of A and A'; the floor is what A' and A differ by. Both are given by the clock and in the loop's own CPU time,
-which a machine with other work changes less. Another process reads the socket with an agent's own code.
+the mean of A and A'; the floor is the difference of A' and A. Both are given as wall time and as the loop's own CPU
+time, which other load on the machine changes less. Another process reads the socket with the agent's code.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ asyncio.run(read())
 
 
 def main() -> None:
-    """Measure, and print a line a round and a table."""
+    """Measure, and print a line per round and a table."""
     parser = argparse.ArgumentParser(prog="bench.session_overhead", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of a block")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps per block")
     options = parser.parse_args()
-    headline("session: a step of one rank, its loss and tokens reported, beside the bare loop")
+    headline("session: a step of one rank, its loss and tokens reported, compared with the bare loop")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "rank")
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def _over(what: str, rounds: list[Round]) -> Iterable[tuple[str, str, str]]:
-    """A row of what a Session adds to a step, and one of its floor."""
+    """Rows for the overhead of a Session per step, and for its floor."""
     over = estimate([each[OURS] - (each[PEER] + each[PEER_AGAIN]) / 2 for each in rounds])
     floor = estimate([each[PEER_AGAIN] - each[PEER] for each in rounds])
     met = "yes" if over.median <= GOAL_MS else "no"
@@ -128,7 +128,7 @@ def _block(
     steps: int,
     end: Callable[[torch.Tensor], object],
 ) -> tuple[float, float]:
-    """The median of a block's steps, in ms, by the clock and in CPU time of this thread."""
+    """The median of a block's steps, in ms, as wall time and as CPU time of this thread."""
     took_ms: list[float] = []
     used_ms: list[float] = []
     for _ in range(steps):

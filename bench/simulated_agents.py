@@ -1,7 +1,8 @@
-"""Simulated agents, many to a process: real connections, the real protocol, ranks that exist only as words.
+"""Simulated agents, many per process: real connections, the real protocol, ranks that exist only in messages.
 
-Started by fleetrun.py as `python -m bench.simulated_agents URL TOKEN_FILE`. Standard input takes one JSON object a line (`StartAgents`,
-`RemoveNode`, `Shutdown`), standard output gives one (`NodeRemoved`, `OrdersReceived`). Times are CLOCK_MONOTONIC, which all processes share.
+simulated_run.py starts it as `python -m bench.simulated_agents URL TOKEN_FILE`. Standard input takes one JSON object
+per line (`StartAgents`, `RemoveNode`, `Shutdown`), standard output writes one (`NodeRemoved`, `OrdersReceived`). Times
+are CLOCK_MONOTONIC, which all processes share.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ FIRST_PORT = 20000
 
 
 class StartAgents(msgspec.Struct, frozen=True, tag="start-agents"):
-    """Start the agents of these nodes, each given as node and generation; those that are there are left alone."""
+    """Start the agents of these nodes, given as node and generation; running ones are left alone."""
 
     nodes: tuple[tuple[int, int], ...]
 
 
 class RemoveNode(msgspec.Struct, frozen=True, tag="remove-node"):
-    """A node ceases to exist, and its place says so."""
+    """A node ceases to exist, and its back end reports it."""
 
     node: int
 
 
 class Step(msgspec.Struct, frozen=True, tag="step"):
-    """Every running rank passes this step at once, as ranks that train together do."""
+    """Every running rank passes this step simultaneously, as ranks that train together do."""
 
     step: int
     took_s: float
 
 
 class NodeRemoved(msgspec.Struct, frozen=True, tag="node-removed"):
-    """A node has ceased to exist, at `at`."""
+    """A node ceased to exist, at `at`."""
 
     node: int
     generation: int
@@ -54,7 +55,7 @@ class NodeRemoved(msgspec.Struct, frozen=True, tag="node-removed"):
 
 
 class OrdersReceived(msgspec.Struct, frozen=True, tag="orders-received"):
-    """All living agents of this process have had an order of an attempt (`stop` or `start`), each at its time."""
+    """All live agents of this process have received an order of an attempt (`stop` or `start`), each at its time."""
 
     order: str
     attempt: int
@@ -101,7 +102,7 @@ class SimulatedAgent:
             self._link.send(Progress(node=self.node, replica=self._replica, attempt=self._attempt, steps=(passed,)))
 
     def vanish(self) -> None:
-        """Be gone as a machine is that loses its power: without a word."""
+        """Vanish like a machine that loses power: without a message."""
         self._connection.cancel()
 
     def _hello(self) -> AgentConnected:
@@ -222,7 +223,7 @@ async def _serve(url: str, token: str, ca: Path) -> None:
 
 
 def main() -> None:
-    """Be agents until standard input ends."""
+    """Run the agents until standard input ends."""
     url, token_file, ca = sys.argv[1:]
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,7 +1,7 @@
-"""A run of simulated nodes: the real controller in a process of its own, and a few processes full of agents.
+"""A run of simulated nodes: the real controller in a separate process, and a few processes full of agents.
 
-The controller is started on sockets that were made for it, as a keeper does, with a back end that has its nodes made
-by the fleet (fleet.py). Used by scale.py and by tests.
+The bench starts the controller on sockets made for it, as a supervisor does, with a back end whose nodes the fleet
+makes (simulated_agents.py). Used by scale.py and by tests.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ END_S = 30.0
 
 
 class SimulatedBackend:
-    """Has nodes made by whoever is at the other end of a stream socket: lines of `StartAgents` out, lines of `NodeRemoved` in."""
+    """Requests nodes over a stream socket: lines of `StartAgents` out, lines of `NodeRemoved` in."""
 
     def __init__(self, *, fleet: socket.socket) -> None:
         self._fleet = fleet
@@ -79,7 +79,7 @@ class SimulatedBackend:
 
 
 def _control() -> None:
-    """The controller's process: what `holdfast.controller_main` does, with nodes from the fleet."""
+    """The controller's process: `holdfast.controller_main` with nodes from the fleet."""
     folder, agents, clients, keeper, fleet = sys.argv[1], *map(int, sys.argv[2:])
     backend = SimulatedBackend(fleet=socket.socket(fileno=fleet))
     backend._fleet.setblocking(False)
@@ -95,7 +95,7 @@ def _control() -> None:
 
 
 class Timeout(Exception):
-    """Something did not happen within its time."""
+    """Something did not happen before the timeout."""
 
 
 @dataclass
@@ -106,15 +106,15 @@ class SimulatedRun:
     nodes: int
     ranks_per_node: int = 8
     processes: int = 2
-    """How many are full of agents; another has those of replaced nodes, whose machines have nothing else to do."""
+    """Number of processes full of agents; another has those of replaced nodes, whose machines run nothing else."""
     host: str = "127.0.0.1"
-    """Where the controller listens; beyond loopback it speaks TLS."""
+    """Address of the controller; beyond loopback it uses TLS."""
     env: dict[str, str] = field(default_factory=dict[str, str])
-    """What the job sets for every rank."""
+    """The job's environment for every rank."""
     events: list[AnyEvent] = field(default_factory=list[AnyEvent])
     replies: list[NodeRemoved | OrdersReceived] = field(default_factory=list[NodeRemoved | OrdersReceived])
     _homes: dict[int, int] = field(default_factory=dict[int, int])
-    """Which process has a node's agent."""
+    """The process that has a node's agent."""
 
     def __enter__(self) -> SimulatedRun:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -181,15 +181,15 @@ class SimulatedRun:
             )
 
     def replace_controller(self) -> None:
-        """Kill the controller and start another one, as a keeper does."""
+        """Kill the controller and start another one, as a supervisor does."""
         self.controller.kill()
         self.controller.wait()
         self.controller = self._start_controller()
         for words in self.replies:
-            if isinstance(words, NodeRemoved):  # a back end tells a new observer of every node that is gone
+            if isinstance(words, NodeRemoved):  # a back end reports every gone node to a new observer
                 self._here.sendall(encode(words) + b"\n")
 
-    # What the back end asks for, and what agents tell
+    # Requests of the back end, and reports of the agents
 
     def _make(self) -> None:
         with self._here.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):
@@ -218,10 +218,10 @@ class SimulatedRun:
         stdin.write(encode(request) + b"\n")
         stdin.flush()
 
-    # What a test or a bench does
+    # Actions of a test or a bench
 
     def remove_node(self, node: int) -> float:
-        """Take a node away; when it was gone (monotonic seconds)."""
+        """Remove a node; return when it was gone (monotonic seconds)."""
         before = sum(isinstance(words, NodeRemoved) for words in self.replies)
         self._send(self._homes[node], RemoveNode(node))
         with self._heard:
@@ -230,12 +230,12 @@ class SimulatedRun:
         return gone[before].at
 
     def step(self, step: int, took_s: float) -> None:
-        """Have every rank pass a step."""
+        """Let every rank pass a step."""
         for index, _ in enumerate(self._fleets):
             self._send(index, Step(step, took_s))
 
     def orders(self, order: str, attempt: int, within_s: float) -> list[float]:
-        """When each agent had its order (`start`, or `stop` after one was lost) of an attempt, in monotonic seconds."""
+        """When each agent received its order (`start`, or `stop` after a loss) of an attempt, in monotonic seconds."""
         expected = self.nodes - (order == "stop")
 
         def those() -> list[float]:
@@ -244,11 +244,11 @@ class SimulatedRun:
 
         with self._heard:
             if not self._heard.wait_for(lambda: len(those()) >= expected, within_s):
-                raise Timeout(f"not every agent was told to {order} attempt {attempt} within {within_s:g} s")
+                raise Timeout(f"not every agent received the order to {order} attempt {attempt} within {within_s:g} s")
             return sorted(those())
 
     def wait_until(self, holds: Callable[[list[AnyEvent]], bool], within_s: float) -> None:
-        """Read the log on until something holds of all events so far."""
+        """Read the log until a condition holds for all events so far."""
         deadline = time.monotonic() + within_s
         while True:
             self.events.extend(self._reader.read())
@@ -256,11 +256,11 @@ class SimulatedRun:
                 return
             if self.controller.poll() is not None or time.monotonic() > deadline:
                 words = self.folder.controller_log.read_text(errors="replace")[-3000:]
-                raise Timeout(f"within {within_s:g} s; the controller's last words: {words}")
+                raise Timeout(f"within {within_s:g} s; the controller's last output: {words}")
             time.sleep(0.02)
 
     def resident_bytes(self, field: str = "VmRSS") -> int:
-        """The controller's memory; `VmHWM` is its highest."""
+        """The controller's memory; `VmHWM` is its peak."""
         lines = Path(f"/proc/{self.controller.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 

@@ -1,13 +1,13 @@
-"""Soak: one real run, and fault after fault at random, until as many as were asked for; then what became of it.
+"""Soak: one real run with random faults, up to a given number; then its outcome.
 
 .venv/bin/python -m bench.soak [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER]
     [--netns] [--brisk] [--spare TARGET] [--torch]
 
-Faults come at exponentially distributed times, drawn from the seed, whatever the run is doing: also in the first step,
-during a recovery, two at once. Only the third fault without a committed step between is held back, because three equal
-failures without progress are a crash loop, which ends a run for good reason. With `--state` it can be interrupted:
-the same command goes on with the same run. It fails when a recovery fails, a step is lost or anything is left at the
-end; of the rest (descriptors, threads, memory, files) it shows the trend.
+Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
+during a recovery, two together. Only the third fault without a committed step in between is delayed, because three
+equal failures without progress are a crash loop, which rightly ends a run. With `--state` it can be interrupted: the
+same command continues with the same run. It fails when a recovery fails, a step is lost or a process or file is left at
+the end; for descriptors, threads, memory and files it prints the trend.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ FAULTS = 500
 EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 BEAT_S = 0.02
 STUCK_S = 180.0
-"""No step for so long after the last fault is a recovery that failed."""
+"""No step for this long after the last fault is a failed recovery."""
 SETTLED_S = 2.0
-"""A step that begins so long after a fault was carried out has outlived it: steps take all ranks."""
+"""A step that begins this long after a fault was carried out has survived it: steps need all ranks."""
 MOST_UNSTEPPED = 2
 """Faults without a committed step between them."""
 SHOWN = 25
@@ -67,16 +67,16 @@ SHOWN = 25
 
 @dataclass(frozen=True, kw_only=True)
 class FaultRow:
-    """A kind of fault, how often it is drawn, and how long it lasts; without times it is for good."""
+    """A kind of fault, its weight, and its duration; without times it is permanent."""
 
     action: FaultAction
     target: FaultTarget
     weight: int
     for_s: tuple[float, float] | None = None
     amount: tuple[float, float] | None = None
-    """Of what, the drill says itself (job/fault_catalog.py)."""
+    """The target; the drill itself names it (job/fault_catalog.py)."""
     slow: bool = False
-    """Whether its recovery takes tens of seconds by design; left out of a brisk soak."""
+    """Whether its recovery takes tens of seconds by design; `--brisk` leaves it out."""
     netns: bool = False
 
 
@@ -105,7 +105,7 @@ ROWS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One drawn fault: what, and how many seconds after the one before."""
+    """One drawn fault, and its delay in seconds after the previous one."""
 
     after_s: float
     row: FaultRow
@@ -121,7 +121,7 @@ class Fault:
 
 
 def draw(seed: int, number: int, rows: Sequence[FaultRow], every_s: float, nodes: int = NODES) -> Fault:
-    """The fault of that number: the same for the same seed, whatever came before."""
+    """The fault of that number: the same for the same seed, independent of earlier ones."""
     chance = random.Random(f"{seed}/{number}")
     (row,) = chance.choices(rows, [row.weight for row in rows])
     return Fault(
@@ -134,19 +134,19 @@ def draw(seed: int, number: int, rows: Sequence[FaultRow], every_s: float, nodes
 
 
 class RunStuck(Exception):
-    """The run does not go on, or has ended; the message ends in what its log said last."""
+    """The run makes no progress, or has ended; the message ends with its last log lines."""
 
 
 @dataclass
 class Watch:
-    """What has been read of a run's log."""
+    """The part of a run's log that has been read."""
 
     run: RunDir
     faults: int = 0
     undone: set[float] = field(default_factory=set[float])
-    """Faults that were asked for and have not been carried out, by when they were asked for."""
+    """Faults that were requested and not yet carried out, by request time."""
     recent: deque[AnyEvent] = field(default_factory=lambda: deque[AnyEvent](maxlen=SHOWN))
-    """The last events but for steps and checkpoints."""
+    """The last events except steps and checkpoints."""
     unstepped: int = 0
     """Faults since the last committed step."""
     fault_at: float = 0.0
@@ -154,10 +154,10 @@ class Watch:
     step_at: float = 0.0
     status: RunStatus = field(default_factory=RunStatus)
     moved_at: float = field(default_factory=time.monotonic)
-    """When the last step or fault was seen."""
+    """When the last step or fault was read."""
     step_seen: float = 0.0
-    """The same of the last step, and of the last fault that was carried out: a controller that was stopped is told late
-    of a fault and of steps before it."""
+    """When the last step and the last fault were received: a controller that was stopped receives them late.
+    """
     fault_seen: float = 0.0
 
     def __post_init__(self) -> None:
@@ -165,7 +165,7 @@ class Watch:
         self.read()
 
     def read(self) -> None:
-        """Read what is new; raises when the run does not go on."""
+        """Read new events; raise when the run makes no progress."""
         for event in self._reader.read():
             self.status = update_status(self.status, event)
             match event:
@@ -175,7 +175,7 @@ class Watch:
                     continue
                 case FaultRequested():
                     self.faults, self.unstepped, self.moved_at = self.faults + 1, self.unstepped + 1, time.monotonic()
-                    if event.target is not _CONTROLLER:  # of two at once, it is carried out once
+                    if event.target is not _CONTROLLER:  # of two simultaneous ones, one is carried out
                         self.undone.add(event.at)
                 case FaultInjected():
                     self.undone.discard(event.requested_at)
@@ -192,43 +192,45 @@ class Watch:
 
     @property
     def well(self) -> bool:
-        """Whether all is as it was before the first fault."""
+        """Whether everything is as before the first fault."""
         return not self.unstepped and not self.undone and self.status.phase is RunPhase.RUNNING
 
     def story(self) -> str:
         return "\n".join(map(event_line, self.recent))
 
     def wait(self, until: float) -> None:
-        """Read on until a moment (monotonic seconds), and longer while too many faults are without a step."""
+        """Read until a moment (monotonic seconds), and longer while too many faults have no step after them."""
         while time.monotonic() < until or self.unstepped >= MOST_UNSTEPPED:
             self.read()
             time.sleep(BEAT_S)
 
     def settle(self) -> None:
-        """Read on until every fault has been carried out, and steps begin that none of them can have let pass."""
+        """Read until every fault has been carried out, and steps begin that are later than all of them."""
         while not self.well or not self._outlived:
             self.read()
             time.sleep(BEAT_S)
 
     @property
     def _outlived(self) -> bool:
-        """Whether the last step both began and was told of long after the last fault."""
+        """Whether the last step began, and was received, long after the last fault."""
         times = ((self.step_at, self.fault_at), (self.step_seen, self.fault_seen))
         return all(step >= fault + SETTLED_S for step, fault in times)
 
 
 def main() -> int:
-    """Soak, tell, and say by the exit code whether all went well."""
+    """Soak, print the outcome, and return nonzero unless all went well."""
     parser = argparse.ArgumentParser(prog="bench.soak", description=__doc__)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-s", type=float, help="mean seconds between faults")
-    parser.add_argument("--state", type=Path, help="folder to keep everything in, and to go on from")
-    parser.add_argument("--netns", action="store_true", help="a network for each node, and partitions among the faults")
+    parser.add_argument("--state", type=Path, help="directory for all state, to resume from")
+    parser.add_argument("--netns", action="store_true", help="one network per node, and partitions among the faults")
     parser.add_argument("--brisk", action="store_true", help="no faults whose recovery takes tens of seconds by design")
-    parser.add_argument("--spare", choices=list(FaultTarget), help="no faults of these: one life to see leaks in")
     parser.add_argument(
-        "--torch", action="store_true", help="the quickstart's Llama rather than a program without torch"
+        "--spare", choices=list(FaultTarget), help="no faults of this target: one incarnation to observe leaks"
+    )
+    parser.add_argument(
+        "--torch", action="store_true", help="run the quickstart's Llama instead of a program without torch"
     )
     options = parser.parse_args()
     headline(f"soak: {options.faults} random faults, seed {options.seed}, one run of {NODES} nodes x 1 rank")
@@ -249,10 +251,10 @@ def main() -> int:
 
 
 def _run(state: Path, *, netns: bool, torch: bool) -> RunDir:
-    """The run of this state: found, and taken up again where nobody goes on with it, or started."""
+    """The run of this state: found, and resumed where no controller runs it, or started."""
     for run in api.runs():
         api.restart_controller(run)
-        say(f"going on with {run.run_id}")
+        say(f"resuming {run.run_id}")
         return run
     targets = state / ".holdfast" / "targets"
     targets.mkdir(parents=True)
@@ -270,7 +272,7 @@ def _run(state: Path, *, netns: bool, torch: bool) -> RunDir:
 
 
 def _soak(run: RunDir, kept: Path, faults: int, seed: int, rows: Sequence[FaultRow], every_s: float) -> list[str]:
-    """Give the run its faults, from where it stands; what went wrong."""
+    """Inject the remaining faults into the run; return what went wrong."""
     if api.is_finished(run):
         return []
     try:
@@ -290,7 +292,7 @@ def _soak(run: RunDir, kept: Path, faults: int, seed: int, rows: Sequence[FaultR
 
 
 def _give(watch: Watch, fault: Fault) -> None:
-    """Ask for a fault until it is in the log: there may be no controller at the moment to ask."""
+    """Request a fault until it is in the log: no controller may be running at the moment."""
     before = watch.faults
     while watch.faults == before:
         with contextlib.suppress(HoldfastError):
@@ -303,7 +305,7 @@ def _give(watch: Watch, fault: Fault) -> None:
 
 
 def _end(run: RunDir) -> list[str]:
-    """End the run, and say what is left of it."""
+    """End the run, and return any leftovers."""
     with contextlib.suppress(HoldfastError):
         api.cancel(run, force=True)  # it may have ended already
     for _ in api.follow(run):
@@ -325,7 +327,7 @@ def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[
     say(f"{came.faults} faults in {summary.account.total_s / 60:.1f} min ({kinds})")
     say(f"recoveries {len(every)}, failed recoveries {came.unrecovered + bool(trouble)}, ETTR {ettr}")
     account = summary.account
-    say(f"steps {account.steps}, done again {account.recomputed_steps}, not exactly once {len(came.problems)}")
+    say(f"steps {account.steps}, recomputed {account.recomputed_steps}, not exactly once {len(came.problems)}")
     say("")
     say(
         table(("what failed", "recovered", "p50", "p99", "longest"), [*rows, ("all", str(len(every)), *_spread(every))])

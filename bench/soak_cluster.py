@@ -1,10 +1,11 @@
-"""Soak on the lab: one job of two nodes, killed at given steps in every way a cluster knows; then what became of it.
+"""Soak on the lab: one job of two nodes, killed at given steps in every way a cluster has; then its outcome.
 
 .venv/bin/python -m bench.soak_cluster [--kills N] [--seed N] [--state FOLDER]
 
-The plan is drawn from the seed: which kills, in which order, at which steps. After each the ranks wait at a gate until
-its recovery was seen. At the end state and samples must be those of a run that nothing befell, to the bit, and nothing
-may be left in the cluster after `cancel`. With `--state` it can be interrupted: the same command goes on.
+The plan is drawn from the seed: the kinds of kills, their order and their steps. After each kill the ranks wait at a
+gate until its recovery was seen. At the end, state and samples must be bit-exact with those of a run without faults,
+and nothing may be left in the cluster after `cancel`. With `--state` it can be interrupted: the same command resumes
+it.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ KILLS = 20
 FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 """Of the plan: the first kill's step, steps from a gate to the next kill, and from a kill to the gate after it."""
 BATCH, STEP_S = 16, 0.05
-"""Samples that each rank takes in a step, and how long a step takes."""
+"""Samples that each rank takes in a step, and the duration of a step."""
 RECOVERED_S = 1200.0
-"""Longest that a recovery may take, on a machine that does much else."""
+"""Longest time for a recovery, on a machine with other load."""
 STOP_GRACE_S = 5
-"""What ranks get that are told to end: they wait at a gate, where they cannot save."""
+"""Grace period of ranks that are stopped: they wait at a gate, where they cannot save."""
 NODES = 2
 SHOWN = 25
 
@@ -76,11 +77,11 @@ class Kill:
 
 
 class RunStuck(Exception):
-    """The run does not go on; the message ends in what its log said last."""
+    """The run makes no progress; the message ends with its last log lines."""
 
 
 def plan(seed: int, kills: int) -> tuple[Kill, ...]:
-    """The kills of a seed: every kind comes round before one comes again."""
+    """The kills of a seed: every kind comes once before one repeats."""
     chance, step, drawn = random.Random(seed), FIRST_STEP, list[Kill]()
     kinds = itertools.chain.from_iterable(chance.sample(tuple(KINDS), len(KINDS)) for _ in itertools.count())
     for what in itertools.islice(kinds, kills):
@@ -109,7 +110,7 @@ def _node(site: lab_cluster.LabSite, run: RunDir, kill: Kill) -> None:
 
 def _controller(site: lab_cluster.LabSite, run: RunDir, kill: Kill) -> None:
     del run, kill
-    if there := _pods(site, "controller"):  # it may be away already
+    if there := _pods(site, "controller"):  # it may be gone already
         site.kubectl("delete", "pod", *there, "--grace-period=0", "--force")
 
 
@@ -122,11 +123,11 @@ def _apiserver(site: lab_cluster.LabSite, run: RunDir, kill: Kill) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A way to be killed."""
+    """A kind of kill."""
 
     do: Callable[[lab_cluster.LabSite, RunDir, Kill], None]
     restarts: bool
-    """Whether its ranks start again."""
+    """Whether its ranks restart."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -139,19 +140,19 @@ KINDS: Mapping[str, Kind] = {
 
 
 def main() -> int:
-    """Soak, tell, and say by the exit code whether all went well."""
+    """Soak, print the outcome, and return nonzero unless all went well."""
     parser = argparse.ArgumentParser(prog="bench.soak_cluster", description=__doc__)
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", type=Path, help="folder to keep everything in, and to go on from")
+    parser.add_argument("--state", type=Path, help="directory for all state, to resume from")
     options = parser.parse_args()
     headline(f"soak on the lab: {options.kills} kills, seed {options.seed}, one job of {NODES} nodes x 1 rank")
     kills = plan(options.seed, options.kills)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what is half done is undone, as at Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, as at Ctrl-C
     try:
         return _soak(kills, options.state and options.state.absolute())
     except KeyboardInterrupt:
-        say("\ninterrupted" + ("; the same command goes on" if options.state else ""))
+        say("\ninterrupted" + ("; the same command resumes it" if options.state else ""))
         return ExitCode.CANCELLED
 
 
@@ -174,7 +175,7 @@ def _steps(kills: Sequence[Kill]) -> int:
 
 
 def _started(site: lab_cluster.LabSite, name: str, kills: Sequence[Kill], step_s: float) -> tuple[RunDir, Path]:
-    """The run of this name with its folder: found, or started."""
+    """The run of this name with its directory: found, or started."""
     out = site.folder / name
     if found := [run for run in api.runs() if run.run_id.startswith(name)]:
         api.restart_controller(found[0])
@@ -187,7 +188,7 @@ def _started(site: lab_cluster.LabSite, name: str, kills: Sequence[Kill], step_s
 
 
 def _unfailed(site: lab_cluster.LabSite, kills: Sequence[Kill]) -> Path:
-    """What nothing befell."""
+    """The run without faults."""
     out, cleared = site.folder / "unfailed", site.folder / "cleared"
     if not _ended(out):
         run, out = _started(site, "unfailed", kills, 0.0)
@@ -200,7 +201,7 @@ def _unfailed(site: lab_cluster.LabSite, kills: Sequence[Kill]) -> Path:
 
 
 def _open(out: Path, kills: Iterable[Kill]) -> None:
-    """Let ranks pass the gates that are after kills."""
+    """Open the gates after these kills."""
     for kill in kills:
         (out / f"gate-{kill.gate}").touch()
 
@@ -214,7 +215,7 @@ def _ended(out: Path) -> bool:
 
 
 def _soaked(site: lab_cluster.LabSite, kills: Sequence[Kill]) -> tuple[RunDir, Path]:
-    """The run after all of its kills; one that an interruption has left half done is given again."""
+    """The run after all of its kills; one that an interruption left half done is repeated."""
     run, out = _started(site, "soak", kills, STEP_S)
     done = _done(site)
     _switch_on(site)
@@ -252,7 +253,7 @@ def _step(events: Sequence[AnyEvent]) -> int:
 
 
 def _recovered(kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) -> bool:
-    """Whether the ranks have come to the gate, in a new attempt where the kill makes one, with all there to see it."""
+    """Whether the ranks have reached the gate, in a new attempt where the kill causes one, with every pod present."""
     saved = any(isinstance(event, CheckpointCommitted) and event.step >= kill.gate - 1 for event in (*before, *new))
     attempt = max((event.attempt for event in before if isinstance(event, AttemptStarted)), default=0)
     if KINDS[kill.what].restarts:
@@ -262,7 +263,7 @@ def _recovered(kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) 
         for event in (*before, *new)
     )
     if saved and KINDS[kill.what].restarts:
-        # Ranks that were told to leave have saved right before the gate. The next attempt commits no step until it is
+        # Ranks with a stop order have saved right before the gate. The next attempt commits no step until it is
         # opened; that it waits there is seen by the step of the next kill.
         began = {event.node for event in new if isinstance(event, RanksStarted) and event.attempt >= attempt}
         came = came or len(began) == NODES
@@ -274,7 +275,7 @@ def _recovered(kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) 
 
 
 def _until(run: RunDir, reached: Callable[[Sequence[AnyEvent]], bool]) -> None:
-    """Wait until a run's log shows something."""
+    """Wait until a run's log meets a condition."""
 
     def shown() -> bool:
         events = api.events(run)
@@ -291,7 +292,7 @@ def _story(run: RunDir) -> str:
 
 
 def _pods(site: lab_cluster.LabSite, part: str) -> list[str]:
-    """Names of the pods of a part that are there to stay, in order."""
+    """Names of the permanent pods of a part, in order."""
     found = json.loads(site.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
     there = [pod for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
     return sorted(pod["metadata"]["name"] for pod in there if "deletionTimestamp" not in pod["metadata"])
@@ -301,11 +302,11 @@ def _machine(site: lab_cluster.LabSite, pod: str) -> str:
     return site.kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
 
 
-# What became of it
+# Outcome
 
 
 def _unequal(unfailed: Path, soaked: Path) -> list[str]:
-    """Where the last states differ from those of the run that nothing befell."""
+    """Where the last states differ from those of the run without faults."""
     digests = {
         end.name: [_digest(folder / end.name) for folder in (unfailed, soaked)] for end in unfailed.glob("end-*.pt")
     }
@@ -321,7 +322,7 @@ def _digest(end: Path) -> str:
 
 
 def _unsampled(out: Path, steps: int) -> list[str]:
-    """Samples that were not in exactly one step that was kept: that of the last attempt that took it."""
+    """Samples that were not in exactly one kept step: that of the last attempt that took it."""
     kept: dict[int, tuple[int, list[int]]] = {}
     for path in out.glob("samples-*-*.txt"):
         attempt = int(path.name.split("-")[1])
@@ -347,7 +348,7 @@ def _tell(done: Sequence[Mapping[str, Any]], problems: Sequence[str], wanted: in
         for what in sorted({each["what"] for each in done})
     ]
     say("")
-    say(f"recovered {len(done)}/{wanted}; state {'unlike' if problems else 'equal to the bit'}; nothing left")
+    say(f"recovered {len(done)}/{wanted}; state {'differs' if problems else 'bit-exact'}; nothing left")
     say(table(("killed", "times", "until at the gate, median", "longest"), rows))
     for problem in problems:
         say(f"\nFAILED: {problem}")

@@ -1,11 +1,11 @@
-"""Soak with replicas: one real run that trains through TorchFT, and fault after fault; then what became of its steps.
+"""Soak with replicas: one real run that trains through TorchFT, with random faults; then the outcome of its steps.
 
 .venv/bin/python -m bench.soak_replicas [--faults N] [--seed N] [--every-s MEAN] [--replicas N] [--state FOLDER]
 
-Faults come as in bench.soak, at exponentially distributed times, whatever the run is doing: also while a replica
-catches up, two at once, or all. Only of one replica the fourth without a step of its own between is held back: equal
-failures without progress are a crash loop. With `--state` it can be interrupted: the same command goes on. At the end
-every replica's weights must be the same to the bit, every step committed, and none twice but for those since the last
+Faults come as in bench.soak, at exponentially distributed times, in any state of the run: also while a replica catches
+up, two together, or all. Only the fourth fault of one replica without a committed step in between is delayed: equal
+failures without progress are a crash loop. With `--state` it can be interrupted: the same command resumes it. At the
+end every replica's weights must be bit-exact, every step committed, and none twice except those since the last
 checkpoint where all replicas were lost together.
 """
 
@@ -50,9 +50,9 @@ PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "replica_trainer.py
 FAULTS, EVERY_S = 500, 4.0
 STEP_S = 0.05
 EFFECT_S = 0.5
-"""A fault is said before it takes effect: a step that ends so soon after may have been done without it."""
+"""A fault is logged before it takes effect: a step that ends this soon after may have finished without it."""
 MOST_UNSTEPPED = 3
-"""Faults of one replica without a step of its own between."""
+"""Faults of one replica without a committed step of it in between."""
 
 _KILL, _STOP = FaultAction.KILL, FaultAction.STOP
 ROWS = (
@@ -68,20 +68,20 @@ ROWS = (
 
 @dataclass
 class Watch:
-    """What has been read of a run's log."""
+    """The part of a run's log that has been read."""
 
     run: RunDir
     asked: Counter[str] = field(default_factory=Counter[str])
     unstepped: Counter[int] = field(default_factory=Counter[int])
-    """Faults of each replica since its last committed step; one that waits for its rank to be at work counts too."""
+    """Faults of each replica since its last committed step, including one that waits for its rank to be running."""
     due: dict[float, int] = field(default_factory=dict[float, int])
-    """The replica of each fault that was asked for and has not come yet, by when it was asked for."""
+    """The replica of each requested fault that has not come yet, by request time."""
     befell: dict[int, float] = field(default_factory=dict[int, float])
     """When the latest came."""
     attempts: dict[int, int] = field(default_factory=dict[int, int])
     recoveries: int = 0
     events: list[AnyEvent] = field(default_factory=list[AnyEvent])
-    """All but steps."""
+    """All except steps."""
     finished: RunFinished | None = None
 
     def __post_init__(self) -> None:
@@ -94,7 +94,7 @@ class Watch:
         return self.asked.total()
 
     def read(self) -> None:
-        """Read what is new; raises when the run does not go on."""
+        """Read new events; raise when the run makes no progress."""
         for event in self._reader.read():
             self._take(event)
         if self.finished is None and time.monotonic() - self._moved_at > STUCK_S:
@@ -131,13 +131,13 @@ class Watch:
         return "\n".join(map(event_line, self.events[-SHOWN:]))
 
     def wait(self, until: float, fault: Fault) -> None:
-        """Until a moment (monotonic seconds), and longer while the replica of a fault has had too many."""
+        """Wait until a moment (monotonic seconds), and longer while the replica of a fault has had too many."""
         numbered = fault.row.target.is_numbered
         while time.monotonic() < until or (numbered and self.unstepped[fault.index] >= MOST_UNSTEPPED):
             self._beat()
 
     def settle(self, replicas: int) -> None:
-        """Until every replica has committed a step after all its faults."""
+        """Wait until every replica has committed a step after all its faults."""
         while any(self.unstepped[replica] for replica in range(replicas)):
             self._beat()
 
@@ -153,13 +153,13 @@ class Watch:
 
 
 def main() -> int:
-    """Soak, tell, and say by the exit code whether all went well."""
+    """Soak, print the outcome, and return nonzero unless all went well."""
     parser = argparse.ArgumentParser(prog="bench.soak_replicas", description=__doc__)
     parser.add_argument("--faults", type=int, default=FAULTS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-s", type=float, default=EVERY_S, help="mean seconds between faults")
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--state", type=Path, help="folder to keep everything in, and to go on from")
+    parser.add_argument("--state", type=Path, help="directory for all state, to resume from")
     options = parser.parse_args()
     headline(f"soak: {options.faults} random faults, seed {options.seed}, {options.replicas} replicas of one rank")
     with contextlib.ExitStack() as stack:
@@ -185,10 +185,10 @@ def main() -> int:
 
 
 def _run(state: Path, replicas: int) -> RunDir:
-    """The run of this state: found, and taken up again where nobody goes on with it, or started."""
+    """The run of this state: found, and resumed where no controller runs it, or started."""
     for run in api.runs():
         api.restart_controller(run)
-        say(f"going on with {run.run_id}")
+        say(f"resuming {run.run_id}")
         return run
     overrides = (
         f"recovery={{replicas: {replicas}, max_restarts: 1000000, step_timeout_s: auto}}",
@@ -207,7 +207,7 @@ def _give_all(watch: Watch, faults: int, seed: int, every_s: float, replicas: in
         watch.wait(time.monotonic() + fault.after_s, fault)
         say(f"  {watch.faults + 1:4d}/{faults}  {fault}")
         before = watch.faults
-        while watch.faults == before:  # there may be no controller at the moment to ask
+        while watch.faults == before:  # no controller may be running at the moment
             with contextlib.suppress(HoldfastError):
                 row = fault.row
                 api.inject_fault(watch.run, target=row.target, index=fault.index, action=row.action, for_s=fault.for_s)
@@ -230,8 +230,8 @@ def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> int:
     say(f"recoveries {watch.recoveries}, failed recoveries {len(problems)}")
     ettr = percentage(account.ettr) if account.ettr is not None else "-"
     spread = (f"{percentile(gaps, each):.3f} s" for each in (50, 99, 100)) if gaps else ("-", "-", "-")
-    head = ("steps committed", "done again", "gap p50", "p99", "longest", "ETTR", "replicas equal")
-    equal = "no" if problems else "to the bit"
+    head = ("steps committed", "recomputed", "gap p50", "p99", "longest", "ETTR", "replicas equal")
+    equal = "no" if problems else "bit-exact"
     say(table(head, [(str(len(committed)), str(again), *spread, ettr, equal)]))
     for problem in problems:
         say(f"\nFAILED: {problem}")
@@ -239,13 +239,13 @@ def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> int:
 
 
 def _commits(path: Path) -> list[tuple[int, float]]:
-    """The steps that an attempt committed, and when; a line that its end has cut is none."""
+    """The steps that an attempt committed, and when; an incomplete last line does not count."""
     lines = (told.split() for told in path.read_text().split("\n")[:-1])
     return [(int(step), float(at)) for step, at, *_ in lines]
 
 
 def _counted(lives: Mapping[str, list[tuple[int, float]]]) -> tuple[dict[int, float], int, list[float]]:
-    """When each step was first committed, how many were done again by a replica, and seconds between two of them."""
+    """When each step was first committed, how many a replica recomputed, and seconds between two of them."""
     first: dict[int, float] = {}
     times: defaultdict[tuple[str, int], int] = defaultdict(int)
     for name, steps in lives.items():
@@ -257,7 +257,7 @@ def _counted(lives: Mapping[str, list[tuple[int, float]]]) -> tuple[dict[int, fl
 
 
 def _backwards(lives: Mapping[str, list[tuple[int, float]]]) -> Iterator[str]:
-    """Where an attempt took a step again; it may pass one over, which another replica alone had committed."""
+    """Where an attempt repeated a step; it may skip a step that another replica alone had committed."""
     for name, steps in lives.items():
         for (earlier, _), (later, _) in pairwise(steps):
             if later <= earlier:

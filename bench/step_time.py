@@ -1,8 +1,8 @@
-"""Step time of a DDP loop on Gloo: supervised by holdfast with each step reported, beside the same under torchrun.
+"""Step time of a DDP loop on Gloo: supervised by holdfast with each step reported, compared with torchrun.
 
 .venv/bin/python -m bench.step_time [--quick | --casts N --rounds N] [--block-s S]
 
-All sides are started once and then take turns (bench/interleave.py); a few times over, everything is started anew. A block's
+All sides start once and then take turns (bench/interleave.py); this repeats a few times with new processes. A block's
 figure is the median of the steps that began and ended in it, without its first two.
 """
 
@@ -20,22 +20,22 @@ from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline,
 
 GOAL = 1.005
 STARTS, QUICK_STARTS = 4, 1
-"""How often all sides are started: processes of one program differ by a percent for life, as their memory lies."""
+"""Starts of all sides: processes of one program differ by a percent for their lifetime, by their memory layout."""
 ROUNDS, QUICK_ROUNDS = 10, 3
-"""In each cast."""
+"""Rounds of each start."""
 BLOCK_S = 2.0
-"""Short enough that no side is away as long as torchrun's agents (15 s) or holdfast's (20 s) wait for each other."""
+"""Short enough that no side is frozen as long as torchrun's agents (15 s) or holdfast's (20 s) wait for each other."""
 BARE_HOLDFAST, SESSION_ALONE = "C", "D"
 COMPARED = (OURS, BARE_HOLDFAST, SESSION_ALONE)
 
 
 def main() -> None:
-    """Measure, and print a line a round and tables."""
+    """Measure, and print a line per round and tables."""
     parser = argparse.ArgumentParser(prog="bench.step_time", description=__doc__)
-    parser.add_argument("--casts", type=int, default=STARTS, help="how often all sides are started anew")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each cast")
+    parser.add_argument("--casts", type=int, default=STARTS, help="how often all sides start again")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each start")
     parser.add_argument("--block-s", type=float, default=BLOCK_S)
-    parser.add_argument("--quick", action="store_true", help=f"one cast of {QUICK_ROUNDS} rounds")
+    parser.add_argument("--quick", action="store_true", help=f"one start of {QUICK_ROUNDS} rounds")
     options = parser.parse_args()
     headline("steady: DDP step, Gloo, 2 nodes x 1 rank x 1 thread")
     say("A torchrun, B holdfast with each step reported, C holdfast without session, D torchrun with session alone")
@@ -89,7 +89,7 @@ def _print_tables(casts: list[list[Round]], blocks: dict[str, list[Block]]) -> N
     say(table(("claim", "goal", "measured", "A/A floor", "rounds", "met"), rows))
     say("")
     each_cast = [
-        (f"cast {index}", *(f"{compare(cast, ours=name).ratio.median:.3f}" for name in COMPARED), _floor(cast))
+        (f"start {index}", *(f"{compare(cast, ours=name).ratio.median:.3f}" for name in COMPARED), _floor(cast))
         for index, cast in enumerate(casts, 1)
     ]
     say(table(("median step over A", *COMPARED, PEER_AGAIN), each_cast))

@@ -1,4 +1,4 @@
-"""Meet, all-reduce once, say when: `allreduce.py OUT` writes OUT/rank-R."""
+"""Connects, runs one all-reduce, and writes the time: `allreduce.py OUT` writes OUT/rank-R."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""All-reduce again and again over Gloo, under torchrun; `allreduce_loop.py FOLDER` writes up-RANK and pid-RANK there."""
+"""Repeats an all-reduce over Gloo, under torchrun; `allreduce_loop.py FOLDER` writes up-RANK and pid-RANK there."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""An ordinary DDP loop on CPU: `ddp_loop.py OUT [session]`; with `session` each step is reported through holdfast.train.
+"""An ordinary DDP loop on CPU: `ddp_loop.py OUT [session]`; `session` reports each step through holdfast.train.
 
 Rank 0 appends the end of each step, in Unix seconds, to OUT/steps.
 """

@@ -1,4 +1,4 @@
-"""Say when this rank's first line was reached, and wait: `first_line.py OUT`; OUT/rank-R gets Unix seconds."""
+"""Records when this rank reached its first line, and waits: `first_line.py OUT`; OUT/rank-R gets Unix seconds."""
 
 import time
 

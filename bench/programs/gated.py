@@ -1,8 +1,8 @@
-"""Train a small model on exact data, wait at gates, and stay: `gated.py FOLDER STEPS BATCH STEP_S GATE...`.
+"""Trains a small model on bit-exact data, waits at gates, and stays: `gated.py FOLDER STEPS BATCH STEP_S GATE...`.
 
 Before the step of each gate it waits for FOLDER/gate-STEP. Each rank appends `step first last` of every micro-batch
-that counts to FOLDER/samples-ATTEMPT-RANK.txt before it commits the step; after the last FOLDER/end-RANK.pt has its
-state.
+that counts to FOLDER/samples-ATTEMPT-RANK.txt before it commits the step. After the last step FOLDER/end-RANK.pt has
+its state.
 """
 
 import os

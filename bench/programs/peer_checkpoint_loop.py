@@ -1,7 +1,8 @@
-"""A step beside which state is copied: `peer_checkpoint_loop.py OUT STATE_MIB device|cores`; rank 0 appends each end to OUT/steps.
+"""Steps while state is copied: `peer_checkpoint_loop.py OUT STATE_MIB device|cores`.
 
-For a tenth of a second a device computes the gradients, which costs this process nothing (`device`), or for about as
-long its own core does (`cores`). Then AdamW goes over the whole state: weights, and two tensors of their size for each.
+Rank 0 appends each step's end to OUT/steps. For a tenth of a second a device computes the gradients, which costs this
+process nothing (`device`), or for about as long its own core does (`cores`). Then AdamW updates the whole state:
+weights, and two tensors of their size for each.
 """
 
 import os
@@ -14,9 +15,9 @@ from holdfast.train import Session
 
 WORK_S = 0.1
 TENSOR_MIB = 12
-"""Of state: a million weights and what AdamW keeps of them."""
+"""MiB of state: a million weights and their AdamW state."""
 SIDE, MULTIPLIED = 192, 300
-"""Of the matrices that a core multiplies, and how often."""
+"""Size of the matrices that a core multiplies, and the number of multiplications."""
 
 state_mib, by = int(sys.argv[2]), sys.argv[3]
 torch.set_num_threads(1)

@@ -1,9 +1,9 @@
-"""Print as fast as can be, round after round: `printer.py OUT WRITER LINES ROUNDS`.
+"""Prints as fast as possible, round after round: `printer.py OUT WRITER LINES ROUNDS`.
 
 OUT/took gets the seconds of each round, and the CPU seconds among them.
 
 WRITER is `c` (coreutils' seq, which writes whole buffers) or `python` (a loop of print). Starts when OUT/go exists and
-leaves when OUT/leave does.
+exits when OUT/leave does.
 """
 
 import json
@@ -17,7 +17,7 @@ out, writer, lines, rounds = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), i
 
 
 def wait_for(name: str) -> None:
-    """Until a file of this name is in OUT."""
+    """Wait until OUT contains a file of this name."""
     while not (out / name).exists():
         time.sleep(0.01)
 

@@ -1,8 +1,8 @@
-"""A plain data-parallel loop that checkpoints each step and resumes: `resumable_loop.py OUT [ddp]`; holdfast is not in it.
+"""A plain data-parallel loop, without holdfast, that checkpoints each step and resumes: `resumable_loop.py OUT [ddp]`.
 
-Each rank appends lines `PID WHAT STEP SECONDS` to OUT/rank-R. Gradients are averaged and applied by hand: making a
-DistributedDataParallel or any optimiser of torch.optim imports torch._dynamo (2.7 s on two cores), which would hide
-what is measured, on both sides alike. With `ddp` it uses both, as most scripts do.
+Each rank appends lines `PID WHAT STEP SECONDS` to OUT/rank-R. It averages and applies gradients by hand: creating a
+DistributedDataParallel or any optimiser of torch.optim imports torch._dynamo (2.7 s on two cores), which would hide the
+measured time, on both sides alike. With `ddp` it uses both, as most scripts do.
 """
 
 import time
@@ -28,7 +28,7 @@ log = os.open(out / f"rank-{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
 def note(what: str, step: int, at: float) -> None:
-    """One line in one write, so that a kill leaves no half of it."""
+    """Write one line in one call, so that a kill leaves no half of it."""
     os.write(log, f"{os.getpid()} {what} {step} {at:.6f}\n".encode())
 
 
@@ -72,7 +72,7 @@ while True:
         update()
     else:
         optimizer.step()
-    time.sleep(STEP_S)  # Stands for a step's work; a kill can come anywhere in it.
+    time.sleep(STEP_S)  # Simulates a step's work; a kill can come anywhere in it.
     note("step", step, time.time())
     if rank == 0:
         partial = checkpoint.with_suffix(".new")

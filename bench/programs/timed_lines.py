@@ -1,4 +1,4 @@
-"""Print LINES lines a second, a hundred times a second, each with its time: `timed_lines.py OUT LINES`, until OUT/leave."""
+"""Prints LINES lines per second, in 100 writes, each with its time: `timed_lines.py OUT LINES`, until OUT/leave."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""A loop under TorchFT's own Manager, all of whose times are its defaults: `torchft_loop.py OUT REPLICA STEP_S LIGHTHOUSE`.
+"""A loop under TorchFT's own Manager with its default timeouts: `torchft_loop.py OUT REPLICA STEP_S LIGHTHOUSE`.
 
-The end of each committed step, in Unix seconds, goes to OUT/REPLICA. On SIGUSR1 its main thread goes to sleep for good,
-while TorchFT's own threads go on.
+It appends the end of each committed step, in Unix seconds, to OUT/REPLICA. On SIGUSR1 its main thread sleeps forever,
+while TorchFT's own threads keep running.
 """
 
 import signal
@@ -26,7 +26,7 @@ def sleep(_signal: int, _frame: object) -> None:
 
 
 def take(state: dict[str, Any]) -> None:
-    """Go on from another's weights."""
+    """Resume from another replica's weights."""
     model.load_state_dict(state)
 
 
@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
 store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 manager = Manager(
-    pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),  # the Manager's own default for all that it waits for
+    pg=ProcessGroupGloo(timeout=timedelta(seconds=60)),  # the Manager's default for all its timeouts
     load_state_dict=take,
     state_dict=model.state_dict,
     min_replica_size=1,

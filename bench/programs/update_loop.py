@@ -1,4 +1,4 @@
-"""A DDP loop with a Session, as a job that is updated: `update_loop.py OUT`; each rank appends `PID SECONDS` a step."""
+"""A DDP loop with a Session, as a job to update: `update_loop.py OUT`; each rank appends `PID SECONDS` per step."""
 
 import os
 import sys
@@ -26,4 +26,4 @@ for _step in session.steps(1_000_000):
     optimizer.step()
     session.commit(loss=loss)
     os.write(log, f"{os.getpid()} {time.time():.6f}\n".encode())
-    time.sleep(STEP_S)  # Stands for a step's work.
+    time.sleep(STEP_S)  # Simulates a step's work.

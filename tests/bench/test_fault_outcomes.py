@@ -57,7 +57,7 @@ def test_last_words_of_a_life_may_be_missing_where_the_ranks_did_them() -> None:
 
 def test_step_that_nobody_did_is_lost_and_told_once() -> None:
     (problem,) = problems([*steps(0, 1, 3), *steps(1, 6, 9), step(10, 2)], both(a0=(1, 4), a1=(6, 9), a2=(10, 10)))
-    assert problem == "attempt 1 goes on with step 6, without step 5"
+    assert problem == "attempt 1 continues with step 6, without step 5"
 
 
 def test_step_of_which_one_rank_did_not_live_to_tell_is_done() -> None:
@@ -67,7 +67,7 @@ def test_step_of_which_one_rank_did_not_live_to_tell_is_done() -> None:
 
 def test_step_that_was_rolled_back_and_not_done_again_is_lost() -> None:
     (problem,) = problems([*steps(0, 1, 9), *steps(1, 4, 5), *steps(2, 8, 9)], both(a0=(1, 9), a1=(4, 5), a2=(8, 9)))
-    assert problem == "attempt 2 goes on with step 8, without 2 steps from 6"
+    assert problem == "attempt 2 continues with step 8, without 2 steps from 6"
 
 
 def test_commit_of_a_step_that_nobody_did_is_a_problem() -> None:
