@@ -137,7 +137,9 @@ def test_run_that_is_over_cannot_be_cancelled_or_drilled(run: RunDir) -> None:
     assert api.summary(run).exit_code == 0
 
 
-def test_keeper_that_cannot_start_is_said_and_leaves_no_run(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_supervisor_that_cannot_start_is_reported_and_leaves_no_run(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(HoldfastError) as raised:
         api.start(api.load_job(None, command=["true"]), "local", base=Path("/"))
@@ -146,7 +148,7 @@ def test_keeper_that_cannot_start_is_said_and_leaves_no_run(home: Path, monkeypa
     assert list((home / "runs").iterdir()) == []
 
 
-def test_checkpoints_go_to_the_profiles_storage(home: Path, tmp_path: Path) -> None:
+def test_checkpoints_go_to_the_targets_storage(home: Path, tmp_path: Path) -> None:
     targets = tmp_path / ".holdfast" / "targets"
     targets.mkdir(parents=True)
     (targets / "shared.yaml").write_text("checkpoint_root: /shared\n")

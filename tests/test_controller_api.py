@@ -390,7 +390,7 @@ def test_agent_speaks_for_nobody_else(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_token_of_a_node_asks_for_nothing_and_the_operators_is_no_agent(tmp_path: Path) -> None:
+def test_node_token_sends_no_requests_and_the_users_token_is_no_agent(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         before = read_events(here.log)
         async with here.client(KEYS.node_token(0, 0)) as client:
@@ -448,7 +448,7 @@ def test_connection_that_does_not_go_on_is_cut_off(tmp_path: Path, beginning: by
     play(tmp_path, scene, replace(LIMITS, admission_s=0.5))
 
 
-def test_crowd_of_strangers_makes_way_for_whoever_comes_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_pending_strangers_make_way_for_later_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(here: Site) -> None:
         host, port = here.url.split(":")
         crowd = [await asyncio.open_connection(host, int(port)) for _ in range(50)]
@@ -549,7 +549,7 @@ def test_agent_that_falls_silent_with_its_connection_open_is_taken_to_be_away(tm
     play(tmp_path, scene, node_grace_s=3.0)
 
 
-def test_newcomer_is_told_which_generation_it_is(tmp_path: Path) -> None:
+def test_unassigned_node_receives_its_generation(tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         async with here.client(KEYS.unassigned_node_token(1)) as client:
             known = await client.post("/v1/bootstrap", json={"address": "127.0.0.1"})

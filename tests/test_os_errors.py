@@ -20,7 +20,7 @@ from holdfast.os_errors import (
 
 
 @pytest.mark.parametrize("number", RESOURCE_ERRORS)
-def test_shortage_is_known_by_its_number_its_words_and_as_a_cause(number: int) -> None:
+def test_resource_error_is_recognised_by_number_text_and_cause(number: int) -> None:
     row = RESOURCE_ERRORS[number]
     error = OSError(number, os.strerror(number))
     outer = RuntimeError("writing failed")

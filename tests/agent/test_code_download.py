@@ -150,7 +150,10 @@ def test_controller_that_is_away_is_waited_for(controller: Controller, tmp_path:
 def test_controller_that_comes_back_at_another_port_is_asked_there(
     controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = "import sys; from holdfast.agent import code_download; code_download.RETRY_DELAYS_S = (); sys.exit(code_download.main())"
+    elsewhere = (
+        "import sys; from holdfast.agent import code_download; code_download.RETRY_DELAYS_S = (); "
+        "sys.exit(code_download.main())"
+    )
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nshift 2\nexec {sys.executable} -c '{elsewhere}' \"$@\"\n")
     python.chmod(0o700)

@@ -126,7 +126,7 @@ def play(scene: Callable[[int], Awaitable[None]]) -> None:
     asyncio.run(whole())
 
 
-def test_words_said_before_there_is_a_controller_arrive_when_there_is_one() -> None:
+def test_messages_sent_before_there_is_a_controller_arrive_later() -> None:
     async def scene(port: int) -> None:
         link = connection_to(port)
         assert [link.send(finding_event()), link.send(finding_event())] == [1, 2]
@@ -184,7 +184,7 @@ def test_memory_for_what_waits_for_a_controller_is_bounded(monkeypatch: pytest.M
     play(scene)
 
 
-def test_words_not_acknowledged_are_said_again_in_order_after_a_break() -> None:
+def test_unacknowledged_messages_are_resent_in_order_after_a_break() -> None:
     async def scene(port: int) -> None:
         link = connection_to(port)
         office = FakeController(port)
@@ -248,7 +248,7 @@ def test_orders_are_obeyed_and_unknown_ones_passed_over() -> None:
     play(scene)
 
 
-def test_controller_of_another_run_is_told_nothing_and_asked_again(
+def test_controller_of_another_run_receives_nothing_and_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for run in ("ours", "theirs"):

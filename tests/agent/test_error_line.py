@@ -118,7 +118,7 @@ def test_middle_of_a_long_line_is_not_taken_for_a_line(tmp_path: Path) -> None:
     assert last_error_line(log) == ("", "")
 
 
-def test_long_error_is_cut_and_broken_text_mended(tmp_path: Path) -> None:
+def test_long_error_is_cut_and_broken_text_fixed(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_bytes(b"ValueError: \xff" + b"y" * 1000 + b"\n")
     error, _ = last_error_line(log)

@@ -105,7 +105,7 @@ def told(monkeypatch: pytest.MonkeyPatch, parts: list[float]) -> list[Finding]:
     ("parts", "count"),
     [([0.5, 0.9, 0.91], 0), ([0.5, 0.95, 0.99, 0.93], 1), ([0.95, 0.9, 0.95, 0.88, 0.95], 1), ([0.95, 0.8, 0.95], 2)],
 )
-def test_shortage_is_told_once_until_there_was_relief(
+def test_memory_pressure_is_reported_once_until_relieved(
     monkeypatch: pytest.MonkeyPatch, parts: list[float], count: int
 ) -> None:
     assert len(told(monkeypatch, [*parts, parts[-1]])) == count

@@ -74,7 +74,7 @@ async def node_in(place: ProgramDir) -> AsyncGenerator[PrewarmedNode]:
 
 
 @pytest.mark.slow
-def test_update_is_served_by_what_is_held_and_so_is_the_way_back(place: ProgramDir) -> None:
+def test_update_and_rollback_are_served_by_the_same_zygote(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:
             former, latter = node.command("former"), node.command("latter")
@@ -90,7 +90,7 @@ def test_update_is_served_by_what_is_held_and_so_is_the_way_back(place: ProgramD
     play(scene)
 
 
-def test_update_that_imports_less_is_held_beside_until_it_is_at_work(place: ProgramDir) -> None:
+def test_update_that_imports_less_gets_a_second_zygote_until_it_runs(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:
             former, latter = node.command("former", f"{LARGE}, rich.table"), node.command("latter")
@@ -107,7 +107,7 @@ def test_update_that_imports_less_is_held_beside_until_it_is_at_work(place: Prog
     play(scene)
 
 
-def test_update_that_imports_more_starts_at_once_and_has_all_of_it_held_later(place: ProgramDir) -> None:
+def test_update_that_imports_more_starts_immediately_and_is_prewarmed_later(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:
             former, latter = node.command("former"), node.command("latter", f"{LARGE}, rich.table")

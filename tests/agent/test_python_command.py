@@ -42,7 +42,7 @@ def test_python_command_is_taken_apart(command: str, python: str, kind: str, tex
         ("python -Z train.py", "nothing is known of"),
     ],
 )
-def test_command_that_cannot_be_held_says_why(command: str, why: str) -> None:
+def test_command_that_cannot_be_prewarmed_reports_the_reason(command: str, why: str) -> None:
     found = parse_python_command(command.split())
     assert isinstance(found, str)
     assert why in found

@@ -89,7 +89,7 @@ def received_from(*, connected_before: bool, kept_by_a_child: bool) -> list[Rank
     return in_time
 
 
-def test_last_words_of_a_rank_are_heard_by_an_agent_that_waits_for_a_cpu() -> None:
+def test_last_messages_of_a_rank_reach_an_agent_without_a_cpu() -> None:
     for connected_before in (False, True):
         for kept_by_a_child in (False, True):
             heard = received_from(connected_before=connected_before, kept_by_a_child=kept_by_a_child)

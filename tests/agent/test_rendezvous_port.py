@@ -13,7 +13,7 @@ from holdfast.agent.rendezvous_port import ReservedPort, port_conflict
 ADDRESS = "127.0.0.1"
 
 
-def test_server_can_listen_on_a_held_port_and_is_reached() -> None:
+def test_server_can_listen_on_a_reserved_port_and_is_reached() -> None:
     held = ReservedPort(ADDRESS)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -30,24 +30,24 @@ def test_server_can_listen_on_a_held_port_and_is_reached() -> None:
     assert asyncio.run(meet()) == b"here"
 
 
-def test_server_can_listen_on_every_address_of_a_held_port() -> None:
+def test_server_can_listen_on_every_address_of_a_reserved_port() -> None:
     held = ReservedPort(ADDRESS)
     with socket.create_server(("", held.number)) as server:
         assert server.getsockname()[1] == held.number
 
 
-def test_held_port_refuses_connections_rather_than_keeping_them_waiting() -> None:
+def test_reserved_port_refuses_connections_immediately() -> None:
     held = ReservedPort(ADDRESS)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((ADDRESS, held.number))
 
 
-def test_ports_held_together_are_never_the_same() -> None:
+def test_reserved_ports_are_never_the_same() -> None:
     held = [ReservedPort(ADDRESS) for _ in range(500)]
     assert len({port.number for port in held}) == 500
 
 
-def test_held_port_is_drawn_by_nobody_who_asks_for_any() -> None:
+def test_reserved_port_is_never_given_as_an_ephemeral_port() -> None:
     kept = [ReservedPort(ADDRESS) for _ in range(200)]
     drawn: list[socket.socket] = []
     for reuse in (0, 1):

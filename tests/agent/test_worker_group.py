@@ -305,7 +305,7 @@ def test_code_that_cannot_be_had_is_told_for_each_rank_and_nothing_starts(tmp_pa
     play(tmp_path, sockets, scene)
 
 
-def test_team_that_is_stopped_while_it_waits_for_code_starts_nothing(tmp_path: Path, sockets: Path) -> None:
+def test_worker_group_stopped_while_it_waits_for_code_starts_nothing(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(shell("touch started"), code="digest")
         start = asyncio.ensure_future(group.start())
@@ -362,7 +362,7 @@ def test_signal_that_ends_what_a_shell_script_runs_is_reported_as_its_own(tmp_pa
     play(tmp_path, sockets, scene)
 
 
-def test_stop_without_grace_kills_at_once_and_is_told_as_on_purpose(tmp_path: Path, sockets: Path) -> None:
+def test_stop_without_grace_kills_immediately_and_is_reported_as_intended(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(shell("trap '' TERM; sleep 600 & wait"), ["sleep", "600"])
         await group.start()
@@ -405,7 +405,7 @@ def test_rank_that_ignores_sigterm_is_killed_when_the_first_grace_is_over(tmp_pa
     play(tmp_path, sockets, scene)
 
 
-def test_rank_that_died_by_itself_before_the_kill_reached_it_is_told_so(tmp_path: Path, sockets: Path) -> None:
+def test_rank_that_died_by_itself_before_the_kill_is_reported_so(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(shell("exit 7"))
         await group.start()
@@ -449,7 +449,7 @@ def test_script_in_place_that_was_edited_is_reported_when_an_attempt_starts_it(t
 
 
 @pytest.mark.parametrize(("code", "told"), [(0, ["no-rendezvous"]), (3, [])])
-def test_rank_0_that_ends_well_and_has_met_nobody_is_reported(
+def test_rank_0_that_succeeds_without_meeting_a_peer_is_reported(
     tmp_path: Path, sockets: Path, code: int, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rendezvous_check, "EARLY_SAMPLE_S", 0.001)
@@ -469,7 +469,7 @@ def test_rank_0_that_ends_well_and_has_met_nobody_is_reported(
     play(tmp_path, sockets, scene)
 
 
-def test_daemon_left_behind_is_gone_before_the_attempt_is_told_over(tmp_path: Path, sockets: Path) -> None:
+def test_orphan_daemon_is_gone_before_the_attempt_is_reported_over(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         begun = bench.pipe()
         # A double fork with a session of its own: neither its parent nor its process group leads to the rank.
@@ -584,7 +584,7 @@ def test_ranks_that_wait_for_room_can_be_stopped(tmp_path: Path, sockets: Path, 
 
 
 @pytest.mark.root
-def test_rank_whose_last_words_found_no_room_is_told_so(sockets: Path, small_disk: SmallDisk) -> None:
+def test_rank_whose_last_output_found_no_disk_space_is_reported(sockets: Path, small_disk: SmallDisk) -> None:
     disk = small_disk(256 << 10)
 
     async def scene(bench: WorkerGroupBench) -> None:
@@ -615,7 +615,7 @@ def test_rank_that_writes_to_a_read_only_mount_has_that_as_its_evidence(
     play(tmp_path, sockets, scene)
 
 
-def test_steps_are_told_when_every_rank_of_the_node_has_passed_them(tmp_path: Path, sockets: Path) -> None:
+def test_steps_are_reported_when_every_rank_of_the_node_has_passed_them(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(
             speaker("wait", step(1, checkpoint_s=0.5), step(2)), speaker("wait", step(1, ended=9.0), step(2), step(3))
@@ -636,7 +636,9 @@ def test_steps_are_told_when_every_rank_of_the_node_has_passed_them(tmp_path: Pa
     play(tmp_path, sockets, scene)
 
 
-def test_steps_of_a_rank_that_ends_are_told_before_its_end_and_its_checkpoint(tmp_path: Path, sockets: Path) -> None:
+def test_steps_of_a_rank_that_exits_are_reported_before_its_exit_and_its_checkpoint(
+    tmp_path: Path, sockets: Path
+) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         saved = '{"type":"checkpoint-committed","step":2,"path":"p","took_s":0.1}'
         await bench.group(speaker("end", step(1), step(2), saved)).start()
@@ -852,7 +854,7 @@ def no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_stacks")
-def test_silent_rank_is_told_as_hung_once(tmp_path: Path, sockets: Path) -> None:
+def test_silent_rank_is_reported_as_hung_once(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(speaker("stay", step(4)), deadline_s=0.2)
         await group.start()
@@ -954,7 +956,7 @@ def test_launcher_that_ends_well_while_a_rank_of_it_is_at_work_has_failed(
 
 
 @pytest.mark.usefixtures("no_stacks")
-def test_ranks_that_have_yet_to_speak_are_told_when_they_are_looked_at_and_once(tmp_path: Path, sockets: Path) -> None:
+def test_ranks_without_a_hello_are_reported_once_when_dumped(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         greeting = '{"type":"checkpoint-committed","step":1,"path":"x"}'
         group = bench.group(speaker("stay", greeting), shell("sleep 600"), shell("kill -STOP $$"), deadline_s=600.0)
@@ -998,7 +1000,7 @@ def test_silent_rank_under_a_launcher_is_known_by_its_own_process(tmp_path: Path
     play(tmp_path, sockets, scene)
 
 
-def test_rank_that_goes_on_while_its_stacks_are_taken_is_not_told_as_hung(
+def test_rank_that_resumes_during_its_stack_dump_is_not_reported_as_hung(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
@@ -1019,7 +1021,7 @@ def test_rank_that_goes_on_while_its_stacks_are_taken_is_not_told_as_hung(
     play(tmp_path, sockets, scene)
 
 
-def test_gpus_held_by_others_are_told_before_ranks_are_started_beside_them(
+def test_gpus_in_use_by_others_are_reported_before_ranks_start(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia_smi(tmp_path, monkeypatch, answering(tmp_path, GPUS, APPS))
@@ -1057,7 +1059,7 @@ def test_next_attempt_waits_until_the_memory_of_the_last_is_free(
     play(tmp_path, sockets, scene)
 
 
-def test_gpus_that_ranks_are_not_given_are_nobody_s_business(
+def test_gpus_outside_the_ranks_share_are_ignored(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia_smi(tmp_path, monkeypatch, answering(tmp_path, GPUS, APPS))

@@ -406,7 +406,7 @@ def test_module_that_starts_threads_is_named(place: ProgramDir) -> None:
     play(scene)
 
 
-def test_interpreter_that_cannot_be_held_never_runs_the_program(place: ProgramDir) -> None:
+def test_interpreter_that_cannot_be_prewarmed_never_runs_the_program(place: ProgramDir) -> None:
     wrapper = place.folder / "python"
     wrapper.write_text(f'#!/bin/sh\nunset PYTHONPATH\nexec {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
@@ -421,7 +421,7 @@ def test_interpreter_that_cannot_be_held_never_runs_the_program(place: ProgramDi
     assert not (place.folder / "ran").exists()
 
 
-def test_held_program_that_does_not_fork_is_ended_for_all_who_wait_for_that(
+def test_zygote_that_does_not_fork_is_killed_for_all_waiters(
     place: ProgramDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its descriptor's number is another's then, which can be waited for as any: that of a rank started cold."""
@@ -452,7 +452,7 @@ def test_held_program_that_does_not_fork_is_ended_for_all_who_wait_for_that(
     play(scene)
 
 
-def test_held_program_that_has_died_is_no_way_to_start_a_rank(place: ProgramDir) -> None:
+def test_dead_zygote_starts_no_rank(place: ProgramDir) -> None:
     (place.folder / "program.py").write_text("print('x')")
     wanted = place.command("program.py")
 

@@ -193,7 +193,7 @@ def test_warnings_are_told_with_their_lines_before_anything_starts(cli: Cli) -> 
     assert [(one["code"], one["where"]) for one in told["findings"]] == [("not-used-locally", "--set image")]
 
 
-def test_profiles_beside_the_job_and_in_the_current_folder_are_found(cli: Cli) -> None:
+def test_targets_next_to_the_job_and_in_the_current_folder_are_found(cli: Cli) -> None:
     for folder, name in ((Path("jobs"), "near"), (Path(), "here")):
         (folder / ".holdfast" / "targets").mkdir(parents=True)
         (folder / ".holdfast" / "targets" / f"{name}.yaml").write_text("backend: local\n")
@@ -228,7 +228,7 @@ def test_schema_is_json(cli: Cli) -> None:
     assert "command" in cli("schema").data["properties"]
 
 
-def test_fabrics_and_profiles_are_listed_and_shown(cli: Cli) -> None:
+def test_fabrics_and_targets_are_listed_and_shown(cli: Cli) -> None:
     assert "infiniband" in cli("fabric").out
     assert "NCCL_NET=IB" in cli("fabric", "infiniband").out
     assert [row["name"] for row in cli("fabric", "efa", "-o", "json").data] == ["efa"]

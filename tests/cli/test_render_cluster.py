@@ -63,7 +63,7 @@ def test_what_is_wrong_is_said_with_its_line(cli: Cli, cluster: Path) -> None:
 
 
 @pytest.mark.parametrize(("device", "line"), [("", ""), ("fabric_device: {per_node: 8}\n", ":4")])
-def test_what_the_profile_lacks_is_said_with_its_file(cli: Cli, cluster: Path, device: str, line: str) -> None:
+def test_missing_target_field_is_reported_with_its_file(cli: Cli, cluster: Path, device: str, line: str) -> None:
     path = cluster / ".holdfast" / "targets" / "cluster.yaml"
     path.write_text(f"{path.read_text()}fabric: sriov\n{device}")
     answer = cli("render", "--on", "cluster", "-o", "json")

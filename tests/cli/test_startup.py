@@ -46,7 +46,7 @@ def test_output_that_cannot_take_every_letter_is_no_reason_to_fail() -> None:
         (["holdfast", "run", "--on", ""], 3, ["local"]),
     ],
 )
-def test_shell_is_offered_verbs_runs_and_places(home: Path, words: list[str], index: int, offered: list[str]) -> None:
+def test_shell_completes_verbs_runs_and_targets(home: Path, words: list[str], index: int, offered: list[str]) -> None:
     run = RunDir.create("mine")
     run.job.touch()
     asked = {"_HOLDFAST_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(index)}

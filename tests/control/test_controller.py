@@ -921,7 +921,7 @@ def test_full_disk_with_space_kept_is_said_in_the_log_and_lets_the_run_be_cancel
 
 
 @pytest.mark.root
-def test_word_that_is_held_is_not_acknowledged(small_disk: SmallDisk) -> None:
+def test_pending_message_is_not_acknowledged(small_disk: SmallDisk) -> None:
     async def play() -> None:
         disk = small_disk(256 << 10)
         desk = Desk(disk / "events.jsonl").running()

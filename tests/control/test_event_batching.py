@@ -102,7 +102,7 @@ def test_spans_stand_for_their_numbers(them: list[int]) -> None:
     assert list(from_ranges(to_ranges(them))) == sorted(set(them))
 
 
-def test_small_replica_has_a_line_for_every_word() -> None:
+def test_small_replica_has_a_line_for_every_event() -> None:
     run = Run(nodes=BATCH_ABOVE_NODES)
     assert not any(EventBatcher().offer(run.state, word) for word in (started(0), exited(0), stopped(0)))
 
@@ -121,7 +121,7 @@ def test_every_start_is_one_event_as_soon_as_the_last_node_has_said_it() -> None
     assert crowd.flush(run.state) == []
 
 
-def test_lone_word_stays_as_it_is() -> None:
+def test_single_event_is_not_batched() -> None:
     word = started(3)
     assert gathered(Run(), word) == [word]
 
@@ -146,7 +146,7 @@ def test_part_of_the_ends_leads_where_each_alone_leads() -> None:
     assert alone.phase is ReplicaPhase.RUNNING
 
 
-def test_word_that_may_decide_is_not_kept_back() -> None:
+def test_deciding_event_is_not_batched() -> None:
     run = Run()
     assert not EventBatcher().offer(run.state, exited(0, code=1))
     assert not EventBatcher().offer(run.state, exited(0, stopped=True))
@@ -200,7 +200,7 @@ def test_ranks_that_give_up_waiting_together_are_drawn_together_and_end_the_wait
     assert run.phase is ReplicaPhase.STOPPING
 
 
-def test_word_heard_again_changes_nothing() -> None:
+def test_resent_message_changes_nothing() -> None:
     run = Run()
     events = gathered(run, *(stopped(node) for node in range(NODES - 1)))
     run.feed(*events)

@@ -636,7 +636,7 @@ def test_checkpoint_is_asked_of_everybody() -> None:
     assert Run().running().do(CheckpointRequested(at=5.0)) == [TakeCheckpoint()]
 
 
-def test_split_is_asked_of_everybody() -> None:
+def test_step_profile_is_requested_from_all_ranks() -> None:
     assert Run().running().do(ProfileRequested(at=5.0)) == [ProfileSteps()]
     assert Run().running().do(StackDumpRequested(at=5.0)) == [DumpStacks()]
 

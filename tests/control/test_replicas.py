@@ -70,7 +70,7 @@ def codes(run: Run) -> list[str]:
 
 
 @pytest.mark.parametrize("word", [hung(1, state="T", top_frame=""), hung(1, top_frame="sleep (train.py:3)")])
-def test_replica_that_holds_up_the_others_is_expelled_at_once_and_they_go_on(word: RankHung) -> None:
+def test_replica_that_blocks_the_others_is_evicted_immediately_and_they_continue(word: RankHung) -> None:
     run = training()
     assert stops(run.do(hung(0))) == []
     assert stops(run.do(word)) == [1]
@@ -78,7 +78,7 @@ def test_replica_that_holds_up_the_others_is_expelled_at_once_and_they_go_on(wor
     assert Timer.HANG_VERDICT.key(0) not in run.state.timers
 
 
-def test_replica_that_waits_for_none_of_the_others_is_expelled_once_all_its_ranks_have_spoken() -> None:
+def test_replica_that_waits_for_no_other_is_evicted_once_all_its_ranks_have_reported() -> None:
     run = Run(nodes=4, replicas=2).running()
     run.do(*(step(replica) for replica in range(2)))
     assert stops(run.do(hung(0, rank=0), hung(1, rank=0, top_frame=WITHIN))) == []
@@ -100,7 +100,7 @@ def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_goes_on()
     assert run.phase(0) is ReplicaPhase.RUNNING
 
 
-def test_of_replicas_that_all_wait_the_one_behind_is_expelled() -> None:
+def test_lagging_replica_is_evicted_when_all_replicas_wait() -> None:
     run = training(3)
     assert stops(run.do(hung(0), hung(1, last_step=2), hung(2))) == []
     judge = TimerExpired(at=30.0 + HANG_VERDICT_S, timer=Timer.HANG_VERDICT.key(0))
@@ -117,7 +117,7 @@ def test_replica_that_waits_for_one_on_its_way_back_is_not_hung() -> None:
 
 
 @pytest.mark.parametrize("top_frame", ["sleep (train.py:3)", WITHIN])
-def test_replica_that_hangs_while_another_is_on_its_way_back_is_expelled_after_a_while(top_frame: str) -> None:
+def test_replica_that_hangs_while_another_returns_is_evicted_after_a_while(top_frame: str) -> None:
     run = training(3)
     run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
     assert stops(run.do(hung(0, top_frame=top_frame))) == []
@@ -153,7 +153,7 @@ def test_wait_for_a_replica_that_may_compile_again_has_an_end() -> None:
 @pytest.mark.parametrize(
     ("deadline_s", "times", "more_s"), [(9, 1, NON_STEP_FACTOR * 9), ("auto", AUTO_FACTOR, EARLY_MARGIN_S)]
 )
-def test_replica_that_never_opens_its_session_is_looked_at_and_expelled(
+def test_replica_that_never_opens_its_session_is_dumped_and_evicted(
     deadline_s: float | str, times: float, more_s: float
 ) -> None:
     run = training(step_timeout_s=deadline_s)

@@ -54,7 +54,7 @@ def test_end_of_which_nothing_is_known_is_unexplained() -> None:
     assert (failure.kind, failure.at, failure.rank) == (FailureKind.CAUSE_UNKNOWN, 99.0, None)
 
 
-def test_rank_that_a_launcher_names_is_blamed_for_its_end() -> None:
+def test_rank_that_a_launcher_names_is_the_root_cause() -> None:
     named = RankExited(
         at=11.0, node=1, replica=0, attempt=0, rank=0, reason=ExitReason.SIGNAL, code=9, first_failed_rank=3
     )
@@ -63,7 +63,7 @@ def test_rank_that_a_launcher_names_is_blamed_for_its_end() -> None:
     assert blamed(rank_failures=(exited(0, 11.0),)).log_owner_rank is None
 
 
-def test_rank_that_never_spoke_is_blamed_for_a_hang_before_those_that_wait() -> None:
+def test_rank_without_a_message_is_the_root_cause_of_a_hang_before_waiting_ranks() -> None:
     mute = hung(1, last_step=-1, has_session=False, top_frame="read (nfs.py:1)")
     failure = blamed(hangs=(hung(0, last_step=-1, top_frame="read (x.py:1)"), mute))
     assert (failure.kind, failure.rank, failure.has_session) == (FailureKind.HUNG, 1, False)
@@ -72,25 +72,25 @@ def test_rank_that_never_spoke_is_blamed_for_a_hang_before_those_that_wait() -> 
     assert halted.rank == 2
 
 
-def test_earliest_end_is_blamed_whatever_arrived_first() -> None:
+def test_earliest_exit_is_the_root_cause_whatever_arrived_first() -> None:
     failure = blamed(rank_failures=(exited(1, 12.0), exited(0, 11.0)))
     assert failure is not None
     assert (failure.rank, failure.uptime_s, failure.step) == (0, 10.0, 9)
 
 
-def test_word_of_a_vanished_peer_is_no_cause_while_another_is_known() -> None:
+def test_vanished_peer_error_is_no_cause_while_another_is_known() -> None:
     failure = blamed(rank_failures=(exited(1, 11.0, error=CLOSED), exited(0, 11.5, how=ExitReason.SIGNAL, code=11)))
     assert failure is not None
     assert (failure.kind, failure.rank) == (FailureKind.KILLED, 0)
 
 
-def test_lost_node_is_the_cause_of_its_peers_words() -> None:
+def test_lost_node_is_the_cause_of_its_peers_errors() -> None:
     failure = blamed(rank_failures=(exited(1, 11.0, error=CLOSED),), node_failures=(lost(0, 21.0),))
     assert failure is not None
     assert failure.kind is FailureKind.NODE_LOST
 
 
-def test_word_of_a_vanished_peer_is_the_cause_when_nothing_else_is_known() -> None:
+def test_vanished_peer_error_is_the_cause_when_nothing_else_is_known() -> None:
     failure = blamed(rank_failures=(exited(1, 11.0, error=CLOSED),))
     assert failure is not None
     assert failure.kind is FailureKind.CRASHED
@@ -110,7 +110,7 @@ def test_end_before_a_reported_hang_is_its_cause_though_it_was_learnt_late() -> 
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
 
 
-def test_lost_node_is_the_cause_of_a_hang_beside_it() -> None:
+def test_lost_node_is_the_cause_of_a_concurrent_hang() -> None:
     failure = blamed(hangs=(hung(0),), node_failures=(lost(1, 58.0),))
     assert failure is not None
     assert failure.kind is FailureKind.NODE_LOST
@@ -136,7 +136,7 @@ def test_lost_node_is_the_cause_of_a_hang_beside_it() -> None:
         ("subprocess.TimeoutExpired: Command 'aws s3 cp' timed out after 3 seconds", False),
     ],
 )
-def test_word_of_a_vanished_peer_is_told_from_a_programs_own_connections(error: str, secondary: bool) -> None:
+def test_vanished_peer_error_is_distinguished_from_a_programs_own_connections(error: str, secondary: bool) -> None:
     failure = blamed(rank_failures=(exited(1, 11.0, error=error),))
     assert (failure.is_peer_symptom, failure.is_network_error) == (secondary, not secondary)
     # Whatever speaks of a connection comes after what does not, and before what speaks of a peer.
@@ -172,7 +172,9 @@ def test_rank_that_others_gave_up_waiting_for_is_the_cause_where_it_was_seen_els
     ],
     ids=["it waits too", "its stack could not be taken", "an error of its own", "killed"],
 )
-def test_rank_that_was_looked_at_is_not_blamed_for_another_end(end: RankExited, seen: dict[str, object]) -> None:
+def test_rank_whose_stacks_were_dumped_is_not_the_root_cause_of_another_exit(
+    end: RankExited, seen: dict[str, object]
+) -> None:
     failure = blamed(rank_failures=(end,), hangs=(hung(1, **seen),))
     assert failure.rank == 0
 
@@ -188,7 +190,7 @@ def test_rank_that_was_looked_at_is_not_blamed_for_another_end(end: RankExited, 
     ],
     ids=["stopped by a signal", "a step behind", "not waiting for a peer", "silent for longest", "at its last's end"],
 )
-def test_hang_blames_the_rank_that_holds_up_the_rest(culprit: dict[str, object]) -> None:
+def test_root_cause_of_a_hang_is_the_rank_that_blocks_the_others(culprit: dict[str, object]) -> None:
     waiting = {"top_frame": "all_reduce (distributed_c10d.py:2841)"}
     failure = blamed(hangs=(hung(0, **waiting), hung(1, **{**waiting, **culprit}), hung(2, **waiting)))
     assert failure is not None

@@ -238,7 +238,7 @@ def test_stack_beside_nccls_watchdog_is_likely_for_its_calls_return_early() -> N
     assert (answer.confidence, answer.first_failure and answer.first_failure.rank) == (Confidence.LIKELY, 1)
 
 
-def test_stacks_of_ranks_that_all_wait_or_none_blame_nobody() -> None:
+def test_stacks_of_ranks_that_all_wait_or_none_name_no_root_cause() -> None:
     assert diagnose_chunks([stack(f"rank-{rank}", SUMMING) for rank in (0, 1)]).first_failure is None
     assert diagnose_chunks([stack(f"rank-{rank}", SLEEPING) for rank in (0, 1)]).first_failure is None
 

@@ -141,7 +141,7 @@ def test_zeroed_block_is_one_place_of_damage_with_its_neighbours_whole(tmp_path:
     assert damage.offset <= 1000 < 5096 <= damage.offset + damage.size_bytes
 
 
-def test_line_without_a_seal_is_damaged(tmp_path: Path) -> None:
+def test_line_without_a_crc_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(written(path, CREATED) + b'{"type":"run-finished","at":4.0,"outcome":"succeeded","exit_code":0}\n')
     reader = EventReader(path)
@@ -340,7 +340,7 @@ def test_line_that_another_controller_is_writing_is_not_cut_off(
     assert read_events(log) == [CREATED, GONE]
 
 
-def test_another_log_in_its_place_is_another_controllers(tmp_path: Path) -> None:
+def test_log_with_another_name_belongs_to_another_controller(tmp_path: Path) -> None:
     log = tmp_path / "log"
     first = EventWriter(log)
     first.append([CREATED])

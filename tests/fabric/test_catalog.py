@@ -23,7 +23,7 @@ def test_row_pins_the_network_and_names_its_source(fabric: Fabric) -> None:
     ("job", "target", "name"),
     [("auto", None, "tcp"), ("auto", "roce", "roce"), ("auto", "auto", "tcp"), ("infiniband", "roce", "infiniband")],
 )
-def test_auto_takes_the_profiles_fabric_else_tcp(job: str, target: str | None, name: str) -> None:
+def test_auto_takes_the_targets_fabric_else_tcp(job: str, target: str | None, name: str) -> None:
     assert resolve(job, target).name == name
 
 

@@ -223,7 +223,7 @@ def test_overrides_win_over_the_file_with_the_types_of_yaml() -> None:
     assert job.image is None
 
 
-def test_override_mends_what_the_file_has_wrong() -> None:
+def test_override_fixes_an_error_in_the_file() -> None:
     assert parse_job("command: [a]\nnodes: many", "job.yaml", ["nodes=3"]).nodes.max == 3
 
 

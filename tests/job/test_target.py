@@ -49,7 +49,7 @@ def test_user_folder_without_xdg_is_under_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["locla", "../etc/passwd", "", "a\0b", "x" * 1000])
-def test_unknown_profile_known_ones_listed(tmp_path: Path, name: str) -> None:
+def test_unknown_target_lists_known_ones(tmp_path: Path, name: str) -> None:
     finding = refused(name, tmp_path, ExitCode.NOT_FOUND)
     assert finding.code == "unknown-target"
     assert finding.evidence == ("known targets: local",)
@@ -69,7 +69,7 @@ def test_unknown_profile_known_ones_listed(tmp_path: Path, name: str) -> None:
         ("[", "bad-yaml", ":1"),
     ],
 )
-def test_wrong_profile_said_with_its_line(tmp_path: Path, text: str, code: str, where: str) -> None:
+def test_wrong_target_is_reported_with_its_line(tmp_path: Path, text: str, code: str, where: str) -> None:
     write(tmp_path / ".holdfast" / "targets", "p", text)
     finding = refused("p", tmp_path)
     assert finding.code == code

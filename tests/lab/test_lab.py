@@ -92,7 +92,7 @@ def test_jobset_on_imagined_nodes_ends_as_its_pods_are_told_to(lab: Lab, namespa
     lab.kubectl("delete", "node", "fake-0")  # pods of other tests would be put on it, and never run
 
 
-def test_operator_that_ends_is_started_again_and_does_its_work(lab: Lab, namespace: str) -> None:
+def test_operator_that_exits_is_restarted_and_does_its_work(lab: Lab, namespace: str) -> None:
     before, known = lab.crashes().get("jobset", 0), state.load(lab.folder)
     assert known is not None
     os.kill(known.processes["jobset"].pid, signal.SIGKILL)

@@ -148,7 +148,7 @@ def test_devices_of_the_share_are_all_that_its_ranks_see(kind: str) -> None:
         ("mine", "/shared", "/base/mine"),
     ],
 )
-def test_checkpoints_go_where_the_job_says_else_to_the_profiles_storage(
+def test_checkpoints_go_where_the_job_says_else_to_the_targets_storage(
     checkpoint: str | None, checkpoint_root: str | None, expected: str
 ) -> None:
     (launch,) = launched(checkpoint_root=checkpoint_root, checkpoint={"path": checkpoint})

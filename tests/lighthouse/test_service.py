@@ -88,7 +88,7 @@ def test_attempt_is_known_by_its_store_where_its_name_says_nothing() -> None:
     asyncio.run(check())
 
 
-def test_keeper_starts_the_service_again_at_its_port_and_tells_it_all(tmp_path: Path) -> None:
+def test_supervisor_restarts_the_service_at_its_port_with_its_state(tmp_path: Path) -> None:
     async def check() -> None:
         keeper = LighthouseSupervisor(tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0)
         keeper.publish_liveness({0: "a:1"})

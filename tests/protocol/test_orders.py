@@ -38,7 +38,7 @@ def test_order_gives_each_rank_what_it_was_meant_to_be_given(ranks: tuple[RankLa
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 128, 512, 2048, 100_000])
-def test_words_about_steps_are_no_more_a_second_however_many_nodes_there_are(nodes: int) -> None:
+def test_step_messages_per_second_are_bounded_for_any_number_of_nodes(nodes: int) -> None:
     assert progress_interval_s(nodes) >= MIN_PROGRESS_INTERVAL_S
     assert nodes / progress_interval_s(nodes) <= MAX_PROGRESS_PER_S
 

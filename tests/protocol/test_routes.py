@@ -10,7 +10,7 @@ from holdfast.events import RequestEvent
 from holdfast.protocol import routes
 
 
-def test_whatever_an_operator_can_ask_has_a_path_of_its_own() -> None:
+def test_every_user_request_has_its_own_route() -> None:
     assert routes.REQUEST_ROUTES.keys() == set(get_args(RequestEvent))
     assert len(set(routes.REQUEST_ROUTES.values())) == len(routes.REQUEST_ROUTES)
 

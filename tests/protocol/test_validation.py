@@ -40,7 +40,7 @@ HONEST: list[AgentMessage] = [
 
 
 @pytest.mark.parametrize("word", HONEST, ids=lambda word: type(word).__name__)
-def test_honest_word_passes(word: AgentMessage) -> None:
+def test_valid_message_passes(word: AgentMessage) -> None:
     assert agent_message_decoder.decode(msgspec.json.encode(word)) == word
 
 
@@ -73,7 +73,7 @@ ABSURD: list[tuple[AgentMessage, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("word", "absurd"), ABSURD, ids=[str(absurd)[:50] for _, absurd in ABSURD])
-def test_absurd_word_is_refused_in_few_words(word: AgentMessage, absurd: dict[str, Any]) -> None:
+def test_out_of_range_message_is_refused_briefly(word: AgentMessage, absurd: dict[str, Any]) -> None:
     text = json.dumps(msgspec.to_builtins(word) | absurd).encode()
     with pytest.raises(msgspec.ValidationError, match="out of bounds") as refusal:
         agent_message_decoder.decode(text)

@@ -49,7 +49,7 @@ def test_run_whose_controller_cannot_start_says_so_and_is_ended_by_force(runs: R
     assert leftovers_of(run) == []
 
 
-def test_run_goes_on_after_its_keepers_record_was_damaged_and_kills_nobody_elses_process(runs: Runs) -> None:
+def test_run_continues_after_damage_to_its_supervisors_record_and_kills_no_foreign_process(runs: Runs) -> None:
     watched = runs.steps(10_000, 0.05)
     run = watched.folder
     watched.wait_for(RanksStarted)

@@ -52,7 +52,7 @@ def test_rank_that_sums_where_no_other_does_is_named(runs: Runs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
-def test_rank_still_at_the_end_of_its_step_is_blamed_and_not_one_that_waits_for_it(runs: Runs, rank: int) -> None:
+def test_rank_still_at_the_end_of_its_step_is_the_root_cause_and_not_a_waiting_one(runs: Runs, rank: int) -> None:
     overrides = ("recovery.step_timeout_s=1", "env.OMP_NUM_THREADS=1")
     watched = runs.start(sys.executable, DDP_SESSION, "100000", "0.01", overrides=overrides)
     watched.wait_for(StepCommitted)

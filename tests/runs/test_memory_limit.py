@@ -1,4 +1,4 @@
-"""A node that is held to `resources.memory`: the kernel ends a rank at the limit, the run says so and goes on."""
+"""A node limited to `resources.transfer_memory`: the kernel kills a rank at the limit, the run reports it and resumes."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ def test_rendezvous_port_taken_by_a_stranger_costs_an_attempt_and_no_more(runs: 
     go = [tmp_path / f"go-{rank}" for rank in range(2)]
     for pipe in go:
         os.mkfifo(pipe)
-    wait = f'[ "$HOLDFAST_ATTEMPT" = 0 ] && read line < {tmp_path}/go-$RANK; exec {sys.executable} {TORCH_FREE_TRAINER} 30 0.01'
+    trainer = f"{sys.executable} {TORCH_FREE_TRAINER} 30 0.01"
+    wait = f'[ "$HOLDFAST_ATTEMPT" = 0 ] && read line < {tmp_path}/go-$RANK; exec {trainer}'
     watched = runs.start("sh", "-c", wait)
     first = watched.wait_for(AttemptStarted)
     for _ in range(2):

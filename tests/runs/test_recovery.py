@@ -85,7 +85,7 @@ def test_stopped_rank_is_taken_for_hung_and_named(runs: Runs) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("action", "seen"), [("stop", "stopped by a signal"), ("hang", "is sleeping")])
-def test_rank_that_hangs_before_it_has_said_hello_is_the_one_to_blame(runs: Runs, action: str, seen: str) -> None:
+def test_rank_that_hangs_before_its_hello_is_the_root_cause(runs: Runs, action: str, seen: str) -> None:
     watched = runs.steps(20, fault=f"{action}@1@0@0", overrides=("recovery.step_timeout_s=1",))
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)
@@ -144,7 +144,7 @@ def test_controller_killed_in_the_middle_of_a_recovery_goes_on_with_it(runs: Run
     assert steps_done(watched) == list(range(1, 201))
 
 
-def test_keeper_and_controller_killed_are_replaced_by_attach(runs: Runs) -> None:
+def test_killed_supervisor_and_controller_are_replaced_by_attach(runs: Runs) -> None:
     watched = runs.steps(100, 0.02)
     watched.wait_for(CheckpointCommitted)
     keeper = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]

@@ -37,7 +37,7 @@ def wait_for(process: int) -> None:
     os.close(process)
 
 
-def test_second_keeper_of_a_run_is_refused(runs: Runs) -> None:
+def test_second_supervisor_of_a_run_is_refused(runs: Runs) -> None:
     watched = runs.steps(100, 0.02)
     watched.wait_for(CheckpointCommitted)
     keeper = keeper_of(watched)

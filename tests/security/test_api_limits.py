@@ -13,7 +13,7 @@ from holdfast.security.log_rate_limit import LogRateLimit
 TIGHT = replace(LIMITS, node_bytes_per_s=100.0, node_burst_bytes=1000.0, message_cost_bytes=10)
 
 
-def test_node_may_say_its_burst_at_once_then_waits_for_its_rate() -> None:
+def test_node_may_send_its_burst_then_waits_for_its_rate() -> None:
     bucket = NodeRateLimiter(TIGHT)
     assert [bucket.take(90, 5.0) for _ in range(10)] == [0.0] * 10
     assert bucket.take(90, 5.0) == pytest.approx(1.0)
@@ -28,7 +28,7 @@ def test_rest_fills_no_more_than_the_burst() -> None:
     assert bucket.take(90, 1e6) > 0
 
 
-def test_empty_words_cost_too() -> None:
+def test_empty_messages_cost_too() -> None:
     bucket = NodeRateLimiter(TIGHT)
     assert sum(bucket.take(0, 0.0) > 0 for _ in range(101)) == 1
 

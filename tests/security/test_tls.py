@@ -146,7 +146,7 @@ def test_handshake_that_does_not_go_on_is_cut_off(run: Run, beginning: bytes) ->
     play(run, scene, replace(LIMITS, admission_s=0.5))
 
 
-def test_crowd_that_never_shakes_hands_makes_way(run: Run) -> None:
+def test_connections_without_a_handshake_make_way(run: Run) -> None:
     async def scene(server: AdmissionServer, port: int) -> None:
         crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(50)]
         assert (await ask(port, client_context(run.ca))).endswith(b"here")

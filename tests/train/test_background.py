@@ -61,7 +61,8 @@ def test_thread_ends_with_who_had_it():
 
 def test_process_that_ends_waits_for_what_was_handed_over():
     code = (
-        "import threading; from holdfast.train.checkpoint.background import BackgroundWorker; worker = BackgroundWorker('b');"
+        "import threading; from holdfast.train.checkpoint.background import BackgroundWorker\n"
+        "worker = BackgroundWorker('b');"
         "worker.submit(lambda: (threading.main_thread().join(), print('done')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

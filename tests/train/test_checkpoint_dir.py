@@ -85,7 +85,7 @@ def missing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("hurt", [unsealed, torn, flipped, missing, believed_no_more, renamed, fifo])
-def test_one_that_is_not_what_its_seal_says_is_passed_over_by_name(shelf: CheckpointDir, hurt):
+def test_checkpoint_that_differs_from_its_manifest_is_skipped_by_name(shelf: CheckpointDir, hurt):
     hurt(shelf.path(10))
     path, _, noticed = shelf.latest(world_size=1)
     assert path == shelf.path(9)
@@ -118,7 +118,7 @@ def test_another_number_of_ranks_is_said(shelf: CheckpointDir):
     assert [finding.code for finding in noticed] == ["world-size-changed"]
 
 
-def test_one_that_cannot_be_read_back_is_not_sealed(tmp_path: Path):
+def test_checkpoint_that_cannot_be_read_back_gets_no_manifest(tmp_path: Path):
     shelf = CheckpointDir(tmp_path)
     path = fill(shelf, 1)
     (path / "manifest.json").mkdir()

@@ -226,9 +226,7 @@ def test_folder_that_another_live_run_saves_in_is_refused_before_a_step_is_taken
     assert (finding.code, "run-1" in finding.what, begun) == ("checkpoints-in-use", True, [])
 
 
-def test_run_that_was_replaced_seals_nothing_more_and_ends(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_superseded_run_writes_no_manifest_and_ends(train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOLDFAST_RUN", "run-1")
     monkeypatch.setenv("HOLDFAST_CHECKPOINT_EVERY_STEPS", "1")
 
@@ -242,7 +240,9 @@ def test_run_that_was_replaced_seals_nothing_more_and_ends(
     assert max(sealed(tmp_path), default=1) == 1
 
 
-def test_loop_goes_on_while_one_is_sealed(train: Train, told: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_loop_continues_while_a_checkpoint_is_finalized(
+    train: Train, told: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     from holdfast.train.checkpoint import manifest_file
 
     summed, past = manifest_file.checksums, threading.Event()

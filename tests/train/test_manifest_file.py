@@ -48,7 +48,7 @@ def assert_older_is_resumed_from(folder: Path) -> None:
     shutil.rmtree(folder / "step-00000020.damaged")
 
 
-def test_every_bit_of_a_seal_that_is_flipped_makes_it_damage_and_never_a_later_version(folder: Path):
+def test_every_flipped_bit_of_a_manifest_is_damage_and_never_a_later_version(folder: Path):
     newest = folder / "step-00000020"
     whole = (newest / manifest_file.NAME).read_bytes()
     assert isinstance(manifest_file.read(newest, 20), Manifest)
@@ -169,7 +169,7 @@ def test_seal_of_an_earlier_version_is_refused_and_left_untouched_and_a_damaged_
     assert all(isinstance(manifest_file.decode(whole[:length], 20), str) for length in range(len(whole)))
 
 
-def test_signed_seal_whose_format_was_changed_to_the_earlier_one_is_damage(folder: Path):
+def test_signed_manifest_whose_format_was_changed_to_the_earlier_one_is_damage(folder: Path):
     file = folder / "step-00000020" / manifest_file.NAME
     file.write_bytes(file.read_bytes().replace(b'"format":2', b'"format":1'))
     assert_older_is_resumed_from(folder)

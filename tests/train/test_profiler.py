@@ -92,7 +92,7 @@ def loop(steps: int, **told: object) -> None:
         session.commit(loss=1.0)
 
 
-def test_split_after_a_step_that_the_environment_names_is_printed_where_no_holdfast_runs(capsys):
+def test_step_profile_from_the_environment_is_printed_without_holdfast(capsys):
     loop(9, profile_after_step=2)
     lines = [line for line in capsys.readouterr().out.splitlines() if "profiled" in line]
     assert len(lines) == 1

@@ -308,7 +308,7 @@ def test_what_another_attempt_left_half_brought_is_removed(url: str, tmp_path: P
 @pytest.mark.parametrize(
     ("run", "number", "code"), [("run-1", 1, "attempt-superseded"), ("run-2", 0, "checkpoints-in-use")]
 )
-def test_writer_whose_store_another_has_taken_over_seals_nothing_more(
+def test_writer_whose_store_was_taken_over_writes_no_manifest(
     url: str, tmp_path: Path, run: str, number: int, code: str
 ):
     loop = training()
@@ -367,7 +367,7 @@ def test_tensors_of_the_store_load_with_torch_alone(url: str, tmp_path: Path):
     assert torch.equal(state["model"]["weight"], loop.model.weight)
 
 
-def test_damaged_seal_of_a_nodes_copy_is_said_and_the_stores_copy_is_loaded(url: str, tmp_path: Path):
+def test_damaged_manifest_of_a_local_copy_is_reported_and_the_remote_copy_is_loaded(url: str, tmp_path: Path):
     loop = saved(tiers(tmp_path / "node", url), 1, 2)
     flip_a_bit(files_of(tmp_path / "node", 2) / "manifest.json")
     again = training()
@@ -378,7 +378,7 @@ def test_damaged_seal_of_a_nodes_copy_is_said_and_the_stores_copy_is_loaded(url:
     assert on_node(tmp_path / "node") == ["step-00000001"]
 
 
-def test_damaged_seal_in_the_store_has_the_older_one_loaded(url: str, tmp_path: Path):
+def test_damaged_manifest_in_the_store_loads_the_older_checkpoint(url: str, tmp_path: Path):
     saved(tiers(tmp_path / "node", url), 1, 2)
     store = RemoteTier(url, WriterId())
     path = f"{store._root}/step-00000002.0/manifest.json"

@@ -216,7 +216,7 @@ def test_missing_rank_is_unknown_and_named(job: Job) -> None:
 
 
 @pytest.mark.parametrize("version", versions(), ids=str)
-def test_log_cut_anywhere_never_verifies_and_never_blames(version: Version) -> None:
+def test_log_cut_anywhere_never_verifies_and_names_no_root_cause(version: Version) -> None:
     """Each rank's log ends somewhere before its last connection."""
     job = replace(JOB, version=version, within="IPC")
     for part in range(1, 8):

@@ -59,7 +59,7 @@ def test_one_node_with_another_nccl_is_a_version_mismatch() -> None:
     assert finding.where == "worker-0003"
 
 
-def test_two_versions_on_equally_many_ranks_blame_nobody() -> None:
+def test_two_versions_on_equally_many_ranks_name_no_root_cause() -> None:
     finding = only(read_setup_logs(mixed(JOB, replace(JOB, version=Version.of("2.27.5")))), "version-mismatch")
     assert finding.where == ""
     assert len(finding.evidence) == 2

@@ -81,7 +81,7 @@ def test_two_ranks_that_differ_leave_open_which_is_wrong() -> None:
     assert told(dump(0, entry(1, "all_reduce")), dump(1, entry(1, "broadcast"))) == [("flight-mismatch", None)]
 
 
-def test_rank_held_up_in_another_group_is_not_blamed() -> None:
+def test_rank_that_waits_in_another_group_is_not_the_root_cause() -> None:
     groups = {"0": [0, 1, 2], "tp": [1, 2]}
     waiting = dump(0, entry(5, done=False), groups=groups)
     held_up = dump(1, entry(4), entry(9, group="tp", done=False), groups=groups)

@@ -110,7 +110,7 @@ def test_what_a_place_lacks_is_found(lab: Lab, namespace: str, place, lacking: s
             lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
 
 
-def test_queue_that_kueue_asks_for_and_the_profile_does_not_name_is_found(lab: Lab, namespace: str, place) -> None:
+def test_queue_that_kueue_requires_and_the_target_does_not_name_is_found(lab: Lab, namespace: str, place) -> None:
     there = {**place(""), "queue": None}
     with other_kueue(lab, all_in_queues(namespace)):
         until(there, {"queue-required"})

@@ -27,7 +27,7 @@ def followed(folder: RunDir) -> dict[str, bytes]:
     return found
 
 
-def test_no_link_leads_the_desk_to_the_logs_of_another_run(tmp_path: Path) -> None:
+def test_no_link_leads_exec_commands_to_the_logs_of_another_run(tmp_path: Path) -> None:
     ours, theirs = RunDir(tmp_path / "ours"), RunDir(tmp_path / "theirs")
     for folder in (ours, theirs):
         log = folder.path / "logs" / "attempt-0" / "rank-0.log"

@@ -178,7 +178,7 @@ def test_one_node_needs_neither_gang_nor_fabric() -> None:
     assert found({"nodes": 1}, {**PRODUCTION, "queue": None, "fabric_verified": None}) == {}
 
 
-def test_profile_shown_in_the_page_is_one_for_production() -> None:
+def test_target_shown_in_the_page_is_one_for_production() -> None:
     page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
     target = yaml.safe_load(_shown(page)[0])
     assert target["template"] == "production"

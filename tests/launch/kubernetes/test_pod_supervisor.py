@@ -32,7 +32,7 @@ def answers(port: int) -> bool:
     return False
 
 
-def test_keeper_waits_for_a_lock_answers_probes_and_leaves_the_run_to_its_successor(tmp_path: Path) -> None:
+def test_supervisor_waits_for_a_lock_answers_probes_and_leaves_the_run_to_its_successor(tmp_path: Path) -> None:
     folder, keys, job = RunDir(tmp_path / "run"), tmp_path / "keys", tmp_path / "job.json"
     folder.path.mkdir()
     keys.mkdir()

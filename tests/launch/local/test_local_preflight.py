@@ -113,7 +113,7 @@ def test_folders_that_cannot_be_made_refused(tmp_path: Path, monkeypatch: pytest
     assert codes(tmp_path) == ["unwritable-folder"]
 
 
-def test_storage_of_the_profile_matters_to_jobs_that_name_no_path(tmp_path: Path) -> None:
+def test_storage_of_the_target_matters_to_jobs_that_name_no_path(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path, expected in ((None, ["unwritable-folder"]), ("out", [])):
         job = Job.model_validate({"command": "true", "checkpoint": {"path": path}})
@@ -149,7 +149,9 @@ def test_deepspeed_nodes_that_would_share_gpus_refused(tmp_path: Path) -> None:
         ("2..3", 1, ["too-few-nodes"]),
     ],
 )
-def test_profile_with_few_machines_told(tmp_path: Path, nodes: int | str, capacity: int, expected: list[str]) -> None:
+def test_target_with_few_machines_is_reported(
+    tmp_path: Path, nodes: int | str, capacity: int, expected: list[str]
+) -> None:
     assert codes(tmp_path, nodes=nodes, capacity=capacity) == expected
 
 
