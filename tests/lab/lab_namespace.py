@@ -1,4 +1,4 @@
-"""A namespace of the lab as a test uses it, and what runs in its pods."""
+"""A namespace of the lab for a test, and the pods in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEADLINE_S = 120
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """What the condition gives, once it is true."""
+    """The condition's value, once it is true."""
     deadline = time.monotonic() + DEADLINE_S
     while not (found := condition()):
         assert time.monotonic() < deadline, what
@@ -25,7 +25,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class LabNamespace:
-    """A namespace of the lab, as a test uses it."""
+    """A namespace of the lab for a test."""
 
     def __init__(self, lab: Lab, name: str) -> None:
         self.lab = lab
@@ -57,7 +57,7 @@ class LabNamespace:
         return self.get("pod", name)["status"]
 
     def says(self, text: str, *words: str) -> str:
-        """What `logs` gives, once it holds the text."""
+        """The output of `logs`, once it contains the text."""
 
         def told() -> str | None:
             try:

@@ -1,9 +1,9 @@
-"""A small training program for tests: ranks take their data from a Session and note what it was.
+"""A small training program for tests: ranks take their data from a Session and record it.
 
     python data_reader.py KIND LENGTH BATCH STEP_S
 
 KIND is `numbered` or `stream`: a dataset of LENGTH items, or a stream of them. Each rank appends `step item...` to
-`items-ATTEMPT-RANK.txt` beside the checkpoints, before it commits the step.
+`items-ATTEMPT-RANK.txt` next to the checkpoints, before it commits the step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
     session = Session(model=model, optimizer=optimizer)
-    # Another number of workers in each attempt.
+    # A different number of workers in each attempt.
     workers = 1 + int(os.environ["HOLDFAST_ATTEMPT"]) % 2
     data = Data(
         range(LENGTH) if KIND == "numbered" else Stream(), batch_size=BATCH, micro_batch_size=2, num_workers=workers

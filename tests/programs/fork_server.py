@@ -1,7 +1,8 @@
-"""Runs scripts in children of one process that has imported what they need, which takes far longer than they do.
+"""Runs scripts in children of one process with their imports done, since the imports take far longer than the scripts.
 
-`fork_server.py MODULE,MODULE...` reads a run a line, `{"script": [...], "env": {...}, "ranks": 2, "faults": [...]}`: with
-`ranks` by torchrun's own agent, and else as a bare process; for faults see scripted_faults.py. How each ended is printed.
+`fork_server.py MODULE,MODULE...` reads one run per line, `{"script": [...], "env": {...}, "ranks": 2, "faults":
+[...]}`. With `ranks` it uses torchrun's agent, otherwise a bare process; for faults see scripted_faults.py. It prints
+how each run ended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def tell(words: str) -> None:
-    """A line of its own, in one write: print() makes several, and what other processes say may come between them."""
+    """Print one line in one write: print() makes several, and output of other processes may come between them."""
     sys.stdout.flush()
     os.write(sys.stdout.fileno(), f"\n{words}\n".encode())
 
@@ -52,11 +53,11 @@ def torchrun(ranks: int, given: tuple[Any, ...]) -> str:
         start_method="fork",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
-        shutdown_timeout=300,  # of its own 30 s, a save may take more on a busy machine
+        shutdown_timeout=300,  # its default is 30 s; a save may take more on a busy machine
     )
     try:
         elastic_launch(config, child)(*given)
-    except ChildFailedError:  # of which rank, depends: one that is left may fail before the dead one is noticed
+    except ChildFailedError:  # of either rank: a survivor may fail before the dead one is noticed
         return "failed"
     except SignalException as told:
         return told.sigval.name

@@ -1,4 +1,7 @@
-"""Two ranks without a Session that stand still: rank 0 ends (`hang_without_session.py left`) or waits elsewhere (`apart`)."""
+"""Two ranks without a Session that hang: `hang_without_session.py left|apart`.
+
+Rank 0 exits (`left`) or waits elsewhere (`apart`).
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A rank for tests of launchers: the sum of all ranks, by a library of the launcher's kind, and its environment.
+"""A rank for tests of launchers: the sum of all ranks, by a library for the launcher, and its environment.
 
     python launcher_allreduce.py KIND
 
-KIND is one of the functions below. What a rank has seen goes into HOLDFAST_CHECKPOINT_PATH, as `rank-RANK.json`.
+KIND is one of the functions below. The rank writes its observations to HOLDFAST_CHECKPOINT_PATH, as `rank-RANK.json`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def torch() -> tuple[int, float]:
-    """For torchrun, and every launcher that sets what torchrun sets."""
+    """For torchrun, and every launcher that sets torchrun's variables."""
     import torch
     import torch.distributed as dist
 
@@ -29,7 +29,7 @@ def torch() -> tuple[int, float]:
 
 
 def megatron() -> tuple[int, float]:
-    """As Megatron-LM sets itself up: torchrun's variables, its own arguments, groups of neighbouring ranks."""
+    """Set up like Megatron-LM: torchrun's variables, its own arguments, groups of neighbouring ranks."""
     import torch
     import torch.distributed as dist
 

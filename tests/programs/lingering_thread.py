@@ -1,4 +1,4 @@
-"""Ranks that take a few steps, of which one starts a thread that never ends: `lingering_thread.py RANK well|raise`."""
+"""Ranks that take a few steps, one of which starts a thread that never ends: `lingering_thread.py RANK well|raise`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks that sum together in every step, until one of them does in a group of its own: `mismatched_group.py RANK STEP`."""
+"""Ranks that all-reduce in every step, until one of them uses a different group: `mismatched_group.py RANK STEP`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Leaves a daemon that holds a port and shares no environment, session or parent: `orphan_daemon.py FILE CODE [PORT]`.
 
-It writes the daemon's process and port to FILE once that listens, and exits with CODE. With KILL it kills its agent in
-the first attempt and exits with 0 later. A port that is taken is an error, as it is to any server.
+It writes the daemon's process and port to FILE once the daemon listens, and exits with CODE. With KILL it kills its
+agent in the first attempt and exits with 0 later. A port in use is an error, as for any server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A rank with a way of speaking: `output_patterns.py WAY [WORD]`; whatever it says goes out unbuffered."""
+"""A rank with a pattern of output: `output_patterns.py WAY [WORD]`; all its output is unbuffered."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def say(content: bytes) -> None:
 
 
 def lines(count: str) -> None:
-    """COUNT numbered lines, as fast as can be."""
+    """COUNT numbered lines, as fast as possible."""
     for begin in range(0, int(count), 1000):
         say(b"".join(NUMBERED % number for number in range(begin, min(begin + 1000, int(count)))))
 
 
 def anything(_: str) -> None:
-    """All that a reader may trip over, then a last line without an end."""
+    """Everything that may break a reader, then a last line without an end."""
     say(b"first\n" + b"x" * 10_000_000 + b"\n")
     say(bytes(range(256)) + b"\n")
     say(b"\x1b[31mred\x1b[0m \x1b]0;a title\x07\x1b[2J\x1b[10Aafter\n")
@@ -34,7 +34,7 @@ def anything(_: str) -> None:
 
 
 def bar(until: str) -> None:
-    """A progress bar that goes on until a file exists; the last line says how often it was drawn."""
+    """A progress bar that runs until a file exists; the last line has the number of redraws."""
     drawn = 0
     while not Path(until).exists():
         drawn += 1

@@ -1,7 +1,7 @@
-"""A rank that trains a little and says how it was born: `prewarm_trainer.py OUT STEPS STEP_S`.
+"""A rank that trains a little and records how it was started: `prewarm_trainer.py OUT STEPS STEP_S`.
 
-Each life appends a line to OUT/rank-R: its number, the attempt, how many modules of torch were loaded before its first
-line, what the file itself says, and what its first three steps gave.
+Each incarnation appends a line to OUT/rank-R: its number, the attempt, how many modules of torch were loaded before its
+first line, the file's own text, and the results of its first three steps.
 """
 
 import sys

@@ -1,14 +1,15 @@
 """A small training program of several replicas for tests: `replica_trainer.py STEP_S OUT`.
 
-Its Session keeps the replicas in step through TorchFT. It goes on until a while after the file OUT/enough was made; at
-the end each replica's weights are in OUT/REPLICA.end. When each commit of an attempt was made is in
-OUT/REPLICA.ATTEMPT.commits, with a digest of the weights and the samples. With SLOW_S it takes so many seconds to save
-a checkpoint, and again to end.
+Its Session keeps the replicas in step through TorchFT. It runs until a while after the file OUT/enough was created; at
+the end each replica's weights are in OUT/REPLICA.end. OUT/REPLICA.ATTEMPT.commits has the time of each commit of an
+attempt, with a digest of the weights and the samples. With SLOW_S it takes that many seconds to save a checkpoint, and
+again to end.
 
-DIES names moments at which an attempt of a replica is to be killed, `REPLICA.ATTEMPT:MOMENT` each: `computing` (in its
-first step, before it has made the gradients), `saving` (before a checkpoint has its seal), `giving` (when another is to
-take its state; only the first of those named), `leaving` (before it has handed its state over), and `meeting` (once it
-is to take a step with others, who then connect to it). One that is `starting` does not die: it never opens its Session.
+DIES names moments at which an attempt of a replica is killed, `REPLICA.ATTEMPT:MOMENT` each: `computing` (in its first
+step, before it has made the gradients), `saving` (before a checkpoint has its manifest), `giving` (when another is
+about to take its state; only the first of those named), `leaving` (before it has transferred its state), and `meeting`
+(when it is about to take a step with others, who then connect to it). One that is `starting` does not die: it never
+opens its Session.
 """
 
 from __future__ import annotations
@@ -39,12 +40,13 @@ DIES = {
     if who == f"{REPLICA}.{ATTEMPT}"
 }
 MORE = 20
-"""So many steps are done at least after it is enough, so that every replica knows the last before it is there; that one
-is a multiple of it."""
+"""Minimum of steps after it is enough, so that every replica knows the last one before reaching it; the last
+is a multiple of it.
+"""
 
 
 def is_last(step: int) -> bool:
-    """Whether to end with this step: the first replica to see that it is enough says which it is, for all."""
+    """Whether to end with this step: the first replica that sees the file chooses the last step for all."""
     last = OUT / "last"
     if (OUT / "enough").exists() and not last.exists():
         mine = OUT / f"last-{REPLICA}"
@@ -71,7 +73,7 @@ def die(*_: Any, **__: Any) -> None:
 
 
 def arm(session: Session) -> None:
-    """Have this process die where it is to, of what its Session does."""
+    """Make this process die at its moment in the Session."""
     if "saving" in DIES:
         manifest_file.write = die
     if "meeting" in DIES:
@@ -82,7 +84,7 @@ def arm(session: Session) -> None:
         lend = live_recovery.export_state
 
         def give(training: Any) -> Any:
-            # Before the first step one gives the others what they begin with.
+            # Before the first step one replica sends the others the initial state.
             if session.step > 0:
                 with suppress(FileExistsError):
                     (OUT / "given").touch(exist_ok=False)

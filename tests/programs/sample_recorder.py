@@ -1,8 +1,8 @@
-"""A small training program for tests: ranks take their micro-batches from a Session and note which samples they were.
+"""A small training program for tests: ranks take their micro-batches from a Session and record their samples.
 
     python sample_recorder.py STEPS BATCH STEP_S
 
-Each rank appends `step first last` of every micro-batch that counts to `samples-ATTEMPT-RANK.txt` beside the
+Each rank appends `step first last` of every micro-batch that counts to `samples-ATTEMPT-RANK.txt` next to the
 checkpoints, before it commits the step.
 """
 

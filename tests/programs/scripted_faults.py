@@ -1,12 +1,13 @@
-"""Runs a script to whose ranks something happens after a step: `scripted_faults.py FAULTS SCRIPT [ARGUMENT...]`.
+"""Runs a script and injects faults into its ranks after given steps: `scripted_faults.py FAULTS SCRIPT [ARGUMENT...]`.
 
-FAULTS is a list in JSON of `{"after": STEP, "fault": FAULT, "rank": RANK, "once": FILE}`: of one rank where one is named;
-with a file, which it makes, only while that is not there. What befalls a rank that has just reported the step:
+FAULTS is a JSON list of `{"after": STEP, "fault": FAULT, "rank": RANK, "once": FILE}`. `rank` limits a fault to one
+rank; `once` limits it to the time before FILE exists, which the fault creates. Faults of a rank that has just reported
+the step:
 
-- `dies`: of SIGKILL.
-- `told`: gets SIGTERM.
+- `dies`: the rank gets SIGKILL.
+- `told`: the rank gets SIGTERM.
 - `launcher-told`: the process that started it gets SIGTERM.
-- `waits`: until it is asked for something, by a signal or by its agent.
+- `waits`: it waits for a request, from a signal or its agent.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ LOOK_S = 0.02
 
 
 def install_faults(faults: list[dict[str, Any]]) -> None:
-    """Have all of it befall this process, later; what one rank is asked for, all do after the step that follows."""
+    """Arm all faults in this process; all ranks carry out a request to one rank after the following step."""
     control_group.CONSENSUS_EVERY_S = 0.0
     report = RankCoordinator.report_step
 
-    def fated(self: RankCoordinator, step: int, **given: Any) -> None:
+    def report_and_inject(self: RankCoordinator, step: int, **given: Any) -> None:
         report(self, step, **given)
         for fault in faults:
             if fault["after"] == step and fault.get("rank", self.ranks.rank) == self.ranks.rank and _first(fault):
-                _befall(self, fault["fault"])
+                _inject(self, fault["fault"])
 
-    RankCoordinator.report_step = fated
+    RankCoordinator.report_step = report_and_inject
 
 
 def run(script: str, *arguments: str) -> None:
@@ -57,7 +58,7 @@ def _first(fault: dict[str, Any]) -> bool:
     return first
 
 
-def _befall(liaison: RankCoordinator, fault: str) -> None:
+def _inject(coordinator: RankCoordinator, fault: str) -> None:
     match fault:
         case "dies":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -66,19 +67,19 @@ def _befall(liaison: RankCoordinator, fault: str) -> None:
         case "launcher-told":
             os.kill(os.getppid(), signal.SIGTERM)
         case "waits":
-            _wait(liaison)
+            _wait(coordinator)
         case _:
             raise ValueError(fault)
 
 
-def _wait(liaison: RankCoordinator) -> None:
+def _wait(coordinator: RankCoordinator) -> None:
     deadline = time.monotonic() + ASKED_WITHIN_S
-    link = liaison.fileno()
-    while not (liaison._requested or liaison._terminated):
+    link = coordinator.fileno()
+    while not (coordinator._requested or coordinator._terminated):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"nobody has asked for anything within {ASKED_WITHIN_S:g} s")
+            raise TimeoutError(f"no request within {ASKED_WITHIN_S:g} s")
         select.select([] if link is None else [link], [], [], LOOK_S)
-        liaison._receive()
+        coordinator._receive()
 
 
 if __name__ == "__main__":

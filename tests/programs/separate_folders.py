@@ -1,4 +1,7 @@
-"""Runs a script whose ranks share no folder: `separate_folders.py SCRIPT`, each with its own below HOLDFAST_CHECKPOINT_PATH."""
+"""Runs a script whose ranks share no directory: `separate_folders.py SCRIPT`.
+
+Each rank has a separate directory below HOLDFAST_CHECKPOINT_PATH.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A rank that sums with the others in every step, by Gloo, until one of them sleeps instead: `sleeping_rank.py RANK STEP`.
+"""Ranks that all-reduce in every step, by Gloo, until one sleeps instead: `sleeping_rank.py RANK STEP`.
 
-The others wait for it as long as WAIT_S.
+The others wait for it for WAIT_S.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def dream() -> None:
 def main() -> None:
     dreamer, asleep = map(int, sys.argv[1:])
     dist.init_process_group("gloo")
-    dist.barrier()  # they have met: from here on nobody waits long
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAIT_S))  # no other way after the meeting
+    dist.barrier()  # they have connected: from here on no rank waits long
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAIT_S))  # no other way after the rendezvous
     for step in range(1, 10):
         if (dist.get_rank(), step) == (dreamer, asleep):
             dream()

@@ -2,14 +2,14 @@
 
     python torch_free_trainer.py STEPS STEP_S [FAULT]
 
-Ranks meet at MASTER_ADDR:MASTER_PORT, or under torchrun, which listens there itself, at a port of rank 0's. A step is
-done when every rank has asked rank 0 for it, so one lost rank stops all. Rank 0 checkpoints every fifth step into
-HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for a count from outside. With
-TRAINER_METRICS=N so many more figures go with each step. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of
-raise, exit, segv, stop, hang, allocate, daemonise; without ATTEMPT it comes in every attempt. RANK is a number, or
-`turns`: another rank in each attempt. Step 0 is before the rank says hello.
+Ranks meet at MASTER_ADDR:MASTER_PORT, or under torchrun, which listens there itself, at a port of rank 0. A step is
+done when every rank has requested it from rank 0, so one lost rank stops all. Rank 0 checkpoints every fifth step into
+HOLDFAST_CHECKPOINT_PATH. Each rank appends its steps to `steps-RANK.txt` there, for an independent count. With
+TRAINER_METRICS=N each step reports N more metrics. FAULT is `ACTION@RANK@STEP[@ATTEMPT]` with ACTION one of raise,
+exit, segv, stop, hang, allocate, daemonise; without ATTEMPT it comes in every attempt. RANK is a number, or `turns`:
+another rank in each attempt. Step 0 is before the rank's hello.
 
-One of several replicas steps by itself, with a folder of its own, and says what it is told of the others.
+One of several replicas steps by itself, with a separate directory, and prints what it receives about the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if os.environ["HOLDFAST_REPLICA_COUNT"] != "1":
 MORE = {f"figure{number}": 0.125 for number in range(int(os.environ.get("TRAINER_METRICS", "0")))}
 CHECKPOINT = FOLDER / "step.txt"
 BEFALLEN: list[RankFault] = []
-"""What the agent wants to befall this rank."""
+"""The fault that the agent requests in this rank."""
 
 
 def rendezvous() -> list[socket.socket]:
@@ -67,7 +67,7 @@ def rendezvous() -> list[socket.socket]:
 
 
 def meet(peers: list[socket.socket]) -> None:
-    """Return when every rank has come here; raise when one has gone."""
+    """Return when every rank has reached this point; raise when one has gone."""
     if RANK == 0:
         for peer in peers:
             wait_for(peer)
@@ -109,8 +109,8 @@ def fault(step: int) -> None:
             subprocess.Popen(["sleep", "3600"], start_new_session=True)
 
 
-def befall() -> None:
-    """What a drill asked for, as a Session does it."""
+def inject_fault() -> None:
+    """Inject a requested fault, as a Session does."""
     match BEFALLEN:
         case [RankFault.RAISE]:
             raise ValueError("a drill: an error of the program's own")
@@ -125,7 +125,7 @@ def befall() -> None:
 
 
 def listen(agent: socket.socket) -> None:
-    """Say what the agent tells."""
+    """Print the agent's messages."""
     for line in agent.makefile():
         print(f"told {line}", end="", flush=True)
         if isinstance(request := rank_request_decoder.decode(line), InjectRankFault):
@@ -143,11 +143,11 @@ def main() -> None:
     threading.Thread(target=listen, args=(agent,), daemon=True).start()
     peers = rendezvous()
     for peer in peers:
-        os.dup(peer.fileno())  # never closed: others see a rank go once it is gone, not while its interpreter clears up
+        os.dup(peer.fileno())  # never closed: others see a rank leave when it is gone, not during interpreter shutdown
     started = time.time()
     for step in range(first, STEPS + 1):
         fault(step)
-        befall()
+        inject_fault()
         time.sleep(STEP_S)
         meet(peers)
         ended = time.time()
@@ -158,7 +158,7 @@ def main() -> None:
         started = ended
         if step % 5:
             continue
-        # As with a real checkpoint, no rank goes on from a step that another has not noted.
+        # As with a real checkpoint, no rank resumes from a step that another has not recorded.
         meet(peers)
         if RANK == 0:
             fresh = CHECKPOINT.with_suffix(".new")

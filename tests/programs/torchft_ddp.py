@@ -1,4 +1,4 @@
-"""TorchFT's train_ddp.py in small: a Manager without a Session or init_process_group, which meets at MASTER_PORT.
+"""A small TorchFT train_ddp.py: a Manager without a Session or init_process_group, which meets at MASTER_PORT.
 
 Like that one it sets variables before it imports torch, has a loader with worker processes, and sends its state to a
 new replica over the process group.

@@ -1,7 +1,7 @@
-"""A rank whose every step hangs on all that is handed over: `update_trainer.py OUT STEPS STEP_S [fsdp | hsdp]`.
+"""A rank whose every step depends on all transferred state: `update_trainer.py OUT STEPS STEP_S [fsdp | hsdp]`.
 
-Each step draws random numbers of three kinds, and Adam and a schedule remember the steps before. A line a step goes to
-OUT/rank-R: its number, the loss to the bit, this file's WORD, and the attempt.
+Each step draws random numbers of three kinds, and Adam and a schedule remember the earlier steps. Each step appends a
+line to OUT/rank-R: its number, the bit-exact loss, this file's WORD, and the attempt.
 """
 
 import os

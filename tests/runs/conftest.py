@@ -1,4 +1,4 @@
-"""Real runs of a small program, watched through their event log; whatever is left of one fails its test."""
+"""Real runs of a small program, watched through their event log; anything left of a run fails its test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FAST_FILES = ("test_launch.py",)
 E = TypeVar("E", bound=AnyEvent)
 
 
-@pytest.hookimpl(tryfirst=True)  # what is slow has another deadline and comes last, which tests/conftest.py sees to
+@pytest.hookimpl(tryfirst=True)  # tests/conftest.py gives slow tests another deadline and runs them last
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.name not in FAST_FILES:
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for what no event tells of."""
+    """Wait for something that no event reports."""
     deadline = time.monotonic() + DEADLINE_S
     while not holds():
         assert time.monotonic() < deadline
@@ -51,7 +51,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 @dataclass
 class WatchedRun:
-    """A started run and what its log has said so far."""
+    """A started run and its log so far."""
 
     folder: RunDir
     seen: list[AnyEvent] = field(default_factory=list[AnyEvent])
@@ -60,7 +60,7 @@ class WatchedRun:
         self._events = api.follow(self.folder)
 
     def wait_for(self, kind: type[E], which: Callable[[E], bool] = lambda _: True, within_s: float = DEADLINE_S) -> E:
-        """Read on to the next event of a kind; fails when it does not come."""
+        """Read to the next event of a kind; fail when it does not come."""
         deadline = time.monotonic() + within_s
         for event in self._events:
             if event is not None:
@@ -68,14 +68,14 @@ class WatchedRun:
             if isinstance(event, RunFinished):
                 wait_until(
                     lambda: not self.folder.alive()
-                )  # its keeper clears up after it, for longer on a busy machine
+                )  # its supervisor cleans up after it, for longer on a busy machine
             if isinstance(event, kind) and which(event):
                 return event
             assert time.monotonic() < deadline, f"no {kind.__name__} within {within_s:g} s after {self.seen[-5:]}"
         raise AssertionError(f"the run ended without {kind.__name__}: {self.seen[-5:]}")
 
     def first(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
-        """The first event of a kind, whether it has been seen already or is still to come."""
+        """The first event of a kind, already read or still to come."""
         return next((event for event in self.all(kind) if which(event)), None) or self.wait_for(kind, which)
 
     def wait_for_end(self, within_s: float = DEADLINE_S) -> RunFinished:
@@ -83,7 +83,7 @@ class WatchedRun:
         return self.wait_for(RunFinished, within_s=within_s)
 
     def all(self, kind: type[E]) -> list[E]:
-        """Every event of a kind seen so far."""
+        """Every event of a kind so far."""
         return [event for event in self.seen if isinstance(event, kind)]
 
     def drill(
@@ -111,14 +111,14 @@ class WatchedRun:
 
 
 def steps_done(watched: WatchedRun) -> list[int]:
-    """Step numbers finished by a full set of ranks, from the ranks' own notes."""
+    """Step numbers finished by a full set of ranks, from the ranks' own records."""
     folder = watched.folder.checkpoints
     notes = [{tuple(line.split()[:2]) for line in (folder / f"steps-{rank}.txt").open()} for rank in (0, 1)]
     return sorted({int(step) for _, step in notes[0] & notes[1]})
 
 
 class Runs:
-    """Starts runs and, at the end of the test, sees to it that nothing of them is left."""
+    """Starts runs and cleans up at the end of the test."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -155,13 +155,13 @@ class Runs:
             assert leftovers_of(watched.folder) == []
 
     def kill(self) -> None:
-        """End whatever a test that failed has left, so that it does not disturb the next."""
+        """Kill everything that a failed test has left, so that it does not disturb the next."""
         for watched in self._watched:
             kill_all(partial(processes_of, watched.folder), within_s=10.0)
 
 
 def _cancel(folder: RunDir) -> None:
-    """Cancel a run whose controller may be on its way up, or busy with a machine that is busy."""
+    """Cancel a run whose controller may be starting, or slow on a busy machine."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
@@ -174,13 +174,13 @@ def _cancel(folder: RunDir) -> None:
 
 
 def processes_of(folder: RunDir) -> list[int]:
-    """Every process of a run: its ranks by their mark, those of holdfast by the folder in their words."""
+    """Every process of a run: its ranks by their mark, those of holdfast by the directory in their arguments."""
     own = [pid for pid in all_pids() if f"{folder.path}".encode() in _argv(pid) and pid != os.getpid()]
     return [*own, *by_env(all_pids(), HOLDFAST_RUN=folder.run_id)]
 
 
 def leftovers_of(folder: RunDir) -> list[str]:
-    """What is left of a run beside its folder: processes, ports, sockets, secrets."""
+    """What a run leaves besides its directory: processes, ports, sockets, secrets."""
     processes = processes_of(folder)
     ports = [f"port {port}" for port in _ports(folder) if _listens(port)]
     private = [path for path in (folder.secrets, folder.control_socket) if path.exists()]
@@ -188,7 +188,7 @@ def leftovers_of(folder: RunDir) -> list[str]:
 
 
 def _ports(folder: RunDir) -> set[int]:
-    """Every port that the run was known to use."""
+    """Every port that the run used."""
     events = read_events(folder.events)
     started = {event.master_port for event in events if isinstance(event, AttemptStarted)}
     return {json.loads(folder.controller_record.read_text())["port"], *started}
@@ -208,7 +208,7 @@ def _argv(pid: int) -> bytes:
 
 @pytest.fixture
 def isolated_runs(runs: Runs) -> Runs:
-    """Runs in a place with the target `apart`, where each node has a network of its own."""
+    """Runs on the target `apart`, where each node has a separate network."""
     if reason := netns.unavailable():
         pytest.skip(f"needs network namespaces: {reason}")
     targets = runs.base / ".holdfast" / "targets"
@@ -219,7 +219,7 @@ def isolated_runs(runs: Runs) -> Runs:
 
 @pytest.fixture
 def runs(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
-    # A folder of this test's own, so that what other tests make is not taken for what this one left.
+    # A separate directory, so that other tests' files do not count as leftovers of this one.
     short = tempfile.mkdtemp(prefix="t")
     monkeypatch.setenv("TMPDIR", short)
     tempfile.tempdir = None

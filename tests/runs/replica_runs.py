@@ -1,4 +1,4 @@
-"""Real runs of replicas that train together (tests/programs/replica_trainer.py), and what must be true of one at its end."""
+"""Real runs of replicas that train together (tests/programs/replica_trainer.py), and the checks at their end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHARE = 6
 """Samples of a step, of all replicas together, in the program."""
 
 WARMUP_STEPS = 10
-"""Steps after which it is known how long one takes."""
+"""Steps after which the step time is known."""
 
 REPLICA_TRAINER = Path(__file__).parents[1] / "programs" / "replica_trainer.py"
 
@@ -25,7 +25,7 @@ def start_and_step(
 ) -> WatchedRun:
     """Start replicas of one rank each, and return when all have committed steps together.
 
-    More than one: a deadline that is drawn from a rank's own steps is ten minutes before there are any.
+    Several steps: before there are any, a timeout derived from a rank's own steps is ten minutes.
     """
     watched = start_replicas(runs, replicas, *overrides, target=target)
     for replica in range(replicas):
@@ -53,7 +53,7 @@ def wait_for_step(watched: WatchedRun, replica: int, attempt: int, beyond: int =
 
 
 def finish_identical(runs: Runs, watched: WatchedRun, replicas: int) -> None:
-    """End the training: all replicas came to the same weights, to the bit, and each step and sample counted once."""
+    """End the training: all replicas have bit-exact weights, and each step and sample counted once."""
     (runs.base / "enough").touch()
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (step, weights), *others = (torch.load(runs.base / f"{replica}.end") for replica in range(replicas))
@@ -65,7 +65,7 @@ def finish_identical(runs: Runs, watched: WatchedRun, replicas: int) -> None:
 
 
 def assert_counted_once(runs: Runs, replicas: int) -> None:
-    """No attempt took a step twice or back, and no sample was in a step more than once, or in another's."""
+    """No attempt repeated a step, and no sample was in more than one step."""
     shares: defaultdict[int, list[int]] = defaultdict(list)
     of_step = SHARE // replicas * replicas
     for note in runs.base.glob("*.commits"):

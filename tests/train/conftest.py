@@ -1,4 +1,4 @@
-"""The other end of a rank's socket, as an agent would hold it."""
+"""The agent's end of a rank's socket."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Line:
         return rank_message_decoder.decode(line)
 
     def await_(self, kind: type[M], holds: Callable[[M], bool] = lambda _: True) -> M:
-        """The next message of a kind for which something holds; others are passed over."""
+        """The next message of a kind that meets a condition; others are skipped."""
         while True:
             message = self.next()
             if isinstance(message, kind) and holds(message):
                 return message
 
     def rest(self) -> list[RankToAgent]:
-        """Everything until the rank hangs up."""
+        """Everything until the rank disconnects."""
         return [rank_message_decoder.decode(line) for line in self._lines]
 
     def ask(self, request: RankRequest) -> None:
@@ -85,7 +85,7 @@ def agent(tmp_path: Path) -> Generator[Agent]:
 
 @pytest.fixture(autouse=True)
 def sigterm() -> Generator[None]:
-    """A Session that is left in the middle of its steps has SIGTERM wait for their end: pytest would not hear it."""
+    """A Session that exits during its steps lets SIGTERM wait for their end: pytest would not receive it."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)

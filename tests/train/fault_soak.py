@@ -1,8 +1,8 @@
 """Two ranks on two nodes that train to their end through many faults; torch is imported once for all.
 
-`fault_soak.py FOLDER DISK0 DISK1 [SEED]`: checkpoints go to a folder on each node's disk first, then to FOLDER/store. With
-a seed there are 20 faults, otherwise none. What each rank ends with goes to FOLDER/RANK.pt: its weights, and the
-samples of its committed steps. Each fault that came is printed.
+`fault_soak.py FOLDER DISK0 DISK1 [SEED]`: checkpoints go to a directory on each node's disk first, then to
+FOLDER/store. With a seed there are 20 faults, otherwise none. FOLDER/RANK.pt gets each rank's final weights and the
+samples of its committed steps. Each fault is printed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STEPS = 3 * FAULTS + 4
 
 
 class Fault(NamedTuple):
-    """What befalls one rank, in or after one step."""
+    """A fault of one rank, in or after one step."""
 
     kind: str
     rank: int
@@ -44,7 +44,7 @@ def faults(seed: int) -> list[Fault]:
     chance = random.Random(seed)
     kinds = (["rank", "node", "save", "load", "full"] * FAULTS)[:FAULTS]
     chance.shuffle(kinds)
-    # A load that is to fail comes after a step that is surely there to be loaded.
+    # A failing load comes after a step that can surely be loaded.
     return [Fault(kind, chance.randrange(2), 3 * number + chance.randint(1, 3)) for number, kind in enumerate(kinds)]
 
 
@@ -53,7 +53,7 @@ def die(*_: Any, **__: Any) -> Any:
 
 
 def dying(act: Callable[..., Any], chance: random.Random) -> Callable[..., Any]:
-    """The same, at whose beginning or end the process dies."""
+    """The same function, but the process dies at its beginning or end."""
     return die if chance.random() < 0.5 else lambda *given, **named: die(act(*given, **named))
 
 
@@ -105,13 +105,13 @@ def rank_of(folder: Path, disk: Path, rank: int, attempt: int, fault: Fault | No
             seen.samples += micro.samples
         optimizer.step()
         if mine and step >= fault.step:
-            befall(fault, step, disk, chance)
+            inject(fault, step, disk, chance)
         session.commit()
     torch.save(([each.detach() for each in model.parameters()], seen.samples), folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
-def befall(fault: Fault, step: int, disk: Path, chance: random.Random) -> None:
+def inject(fault: Fault, step: int, disk: Path, chance: random.Random) -> None:
     if fault.kind in ("rank", "node", "load"):  # a load that began at step 0 read nothing
         die()
     if fault.kind == "save" and step == fault.step:
@@ -121,12 +121,12 @@ def befall(fault: Fault, step: int, disk: Path, chance: random.Random) -> None:
         )
     if fault.kind == "full" and step == fault.step:
         fill(disk)
-    if fault.kind == "full" and step == fault.step + EVERY + 1:  # a save was due meanwhile, and could not be
+    if fault.kind == "full" and step == fault.step + EVERY + 1:  # a save was due meanwhile, and failed
         die()
 
 
 def attempt_of(folder: Path, disks: list[Path], attempt: int, fault: Fault | None) -> list[int]:
-    """Both ranks to their end; the one is killed when the other has died, as an agent does it."""
+    """Run both ranks to their end; kill the survivor when one has died, as an agent does."""
     pids = list[int]()
     for rank, disk in enumerate(disks):
         pid = os.fork()

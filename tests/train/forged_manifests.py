@@ -1,4 +1,4 @@
-"""Seals that somebody else has written: valid in themselves, with other content."""
+"""Forged manifests: internally valid, with other content."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from holdfast.train.checkpoint.digested_json import with_digest
 
 
 def rewrite(file: Path, changes: dict[str, Any], *, without: Collection[str] = ()) -> None:
-    """Change fields of a seal, or leave them out, and give it the digest of what it says now."""
+    """Change or drop fields of a manifest, and update its digest."""
     fields = {name: value for name, value in json.loads(file.read_bytes()).items() if name != "digest"}
     kept = {name: value for name, value in (fields | changes).items() if name not in without}
     file.write_bytes(with_digest(json.dumps(kept).encode()))
 
 
 def as_format_1(file: Path) -> None:
-    """Rewrite a seal as earlier versions wrote it, without a digest."""
+    """Rewrite a manifest as earlier versions wrote it, without a digest."""
     fields = {name: value for name, value in json.loads(file.read_bytes()).items() if name != "digest"}
     file.write_bytes(json.dumps(fields | {"format": 1}).encode())

@@ -1,8 +1,8 @@
-"""A small training program for the tests: every kind of random number decides where it ends, and it can kill itself.
+"""A small training program for tests: every kind of random number affects its result, and it can kill itself.
 
 `loop.py STEPS OUT`: the weights go to OUT when it is done. FAULT=rank:step:moment kills that rank at that step:
-`computing` (before the step is committed), `unsealed` (its tensors are written, the seal is not), `unnamed` (sealed,
-but not renamed). RENDEZVOUS names a file to meet at; without one torchrun's variables are used.
+`computing` (before the step is committed), `unsealed` (its tensors are written, the manifest is not), `unnamed` (with
+manifest, but not renamed). RENDEZVOUS names a file to meet at; without one torchrun's variables are used.
 """
 
 from __future__ import annotations

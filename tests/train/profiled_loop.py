@@ -1,7 +1,7 @@
-"""Two ranks of a loop of which one part is heavy on purpose, for each case in turn; torch is imported once for all.
+"""Two ranks of a loop with one deliberately slow part, for each case in turn; torch is imported once for all.
 
-`profiled_loop.py FOLDER CASE ...`: each a way to wrap the model and the heavy part, such as ddp:forward. The ranks of a case
-connect to FOLDER/rank.sock and train until they are told to stop.
+`profiled_loop.py FOLDER CASE ...`: each a way to wrap the model and the slow part, such as ddp:forward. The ranks of a
+case connect to FOLDER/rank.sock and train until they receive a stop request.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ STEPS = 100_000
 
 
 def work() -> None:
-    """Tens of milliseconds; all else that a step does is some."""
+    """Tens of milliseconds; the rest of a step takes a few."""
     with torch.no_grad():
         for _ in range(16):
             SQUARE @ SQUARE
 
 
 class Backward(torch.autograd.Function):
-    """Heavy only on the way back."""
+    """Slow only in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -78,7 +78,7 @@ def wrapped(way: str, model: torch.nn.Module) -> torch.nn.Module:
 
 
 def norms_of(model: torch.nn.Module) -> dict[str, Any]:
-    """What `clip_grad_norm_` returns of shards, the same of the gradients put together, and of this rank's shards."""
+    """`clip_grad_norm_` of shards, of the assembled gradients, and of this rank's shards."""
     shards = [each.grad for each in model.parameters()]
     whole = torch.cat([each.full_tensor().flatten() for each in shards])
     own = torch.cat([each.to_local().flatten() for each in shards])

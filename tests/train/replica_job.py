@@ -1,10 +1,10 @@
-"""Replicas for the tests, of ranks forked from a process that has torch; what one took in each step goes to its file.
+"""Replicas for tests, with ranks forked from a process with torch; each records the samples of its steps in a file.
 
-Faults, each `replica:step:moment`, kill a replica in its first life: `computing` (before it makes the gradients of that
-step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is to take its state, at
-that step or later), `saving` (while it computes the next step, and the files of that step's checkpoint are written) and
-`sealing` (the same, and it only lacks its name). Of several ranks it is the last that is killed. All begin together;
-the last steps are left until those that were killed have come back.
+Faults, each `replica:step:moment`, kill a replica in its first incarnation: `computing` (before it makes the gradients
+of that step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is about to take
+its state, at that step or later), `saving` (while it computes the next step, and the files of that step's checkpoint
+are written) and `sealing` (the same, and only its manifest is missing). Of several ranks the last is killed. All begin
+together; the last steps wait until the killed replicas have returned.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from holdfast.train.checkpoint.writer_fence import WriterFence
 from holdfast.train.ft import live_recovery
 
 GLOBAL = 24
-"""Samples of a step: a share for each of one, two and three replicas."""
+"""Samples of a step: divisible by one, two and three replicas."""
 DEADLINE_S = 200.0
 DYING = {"computing", "agreed", "saving", "sealing"}
-"""At a step of their own, so that it is known when they are to be back."""
+"""Each at a separate step, so that the step of their return is known."""
 
 forks = get_context("forkserver")
 forks.set_forkserver_preload([__name__, "holdfast.train.ft.replica_group"])
@@ -73,18 +73,18 @@ WRAPPERS: dict[str, tuple[Wrapper, bool]] = {
     "ddp that the session is not given": (DistributedDataParallel, False),
     "compiled fsdp": (lambda model: compiled(fully_shard(model, mesh=init_device_mesh("cpu", (2,)))), True),
 }
-"""How the loop wraps the model, and whether the session is given the wrapper or the model inside."""
+"""How the loop wraps the model, and whether the session receives the wrapper or the model inside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What all replicas are told."""
+    """The configuration of all replicas."""
 
     out: Path
     steps: int
     count: int
     ranks: int = 1
-    """Of each replica; more than one share the model out among them (FSDP2) unless it is wrapped otherwise."""
+    """Ranks of each replica; more than one shard the model among them (FSDP2) unless it is wrapped otherwise."""
     wrapped: str = ""
     """A key of `WRAPPERS`."""
     faults: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Job:
     """Whether a step has fewer samples where replicas are missing."""
     checkpoints: bool = False
     tiers: bool = False
-    """Whether each replica saves on a disk of its own first."""
+    """Whether each replica saves on its local disk first."""
     lighthouse: str = ""
 
     @property
@@ -100,7 +100,7 @@ class Job:
         return {each for each in range(self.count) if not self.faults_of(each)}
 
     def faults_of(self, replica: int) -> dict[str, int]:
-        """By moment, the step."""
+        """The step of each moment."""
         each = (fault.split(":") for fault in self.faults)
         return {moment: int(step) for of, step, moment in each if int(of) == replica}
 
@@ -110,7 +110,7 @@ def die() -> None:
 
 
 def wait_for(out: Path, marks: Collection[str]) -> None:
-    """Until others have made these files: the dead leave theirs behind."""
+    """Wait until others have made these files: dead replicas leave theirs behind."""
     deadline = time.monotonic() + DEADLINE_S
     while not all((out / mark).exists() for mark in marks):
         assert time.monotonic() < deadline, marks
@@ -118,7 +118,7 @@ def wait_for(out: Path, marks: Collection[str]) -> None:
 
 
 def die_in_its_save(job: Job, replica: int) -> None:
-    """Have this process die while it saves, where it is to, once it computes the step after."""
+    """Make this process die while it saves, at its fault, once it computes the next step."""
     fault = job.faults_of(replica)
     write, commit = manifest_file.write, WriterFence.commit
     dead = [f"{each}.dead" for each in range(job.count) if job.faults_of(each)]
@@ -155,7 +155,7 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
     if job.tiers:
         os.environ["HOLDFAST_CHECKPOINT_LOCAL"] = str(job.out / f"disk-{replica}")
     fault = job.faults_of(replica) if life == 0 and rank == job.ranks - 1 else {}
-    if life and job.survivors:  # they show that they can do without it
+    if life and job.survivors:  # to test that they work without it
         wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
     with (job.out / f"{replica}.{life}.{rank}.err").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
@@ -167,7 +167,7 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
 
 
 def counted() -> Callable[[], int]:
-    """How often this process has asked the quorum service by now."""
+    """How often this process has called the quorum service so far."""
     ask, calls = Manager.start_quorum, list[None]()
 
     def counting(*given: object, **named: object) -> None:
@@ -179,9 +179,9 @@ def counted() -> Callable[[], int]:
 
 
 def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], asked: Callable[[], int]) -> None:
-    torch.manual_seed(replica * 100 + life)  # weights that differ, so that the session has to make them equal
+    torch.manual_seed(replica * 100 + life)  # different weights, so that the session has to make them equal
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-    model.register_buffer("begun", torch.zeros(()))  # changed as BatchNorm's are: before anybody knows what counts
+    model.register_buffer("begun", torch.zeros(()))  # changed like BatchNorm's buffers: before the commit decision
     if job.ranks > 1 and not job.wrapped:
         model = fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
     wrap, given_wrapper = WRAPPERS[job.wrapped]
@@ -234,17 +234,17 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
 
 
 def lighthouse_of(telling: Connection) -> None:
-    """TorchFT's own, which finds a replica dead after a second without a heartbeat."""
+    """TorchFT's Lighthouse, which declares a replica dead after a second without a heartbeat."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     server = LighthouseServer(
         bind="[::]:0", min_replicas=1, join_timeout_ms=60_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
     )
     telling.send(server.address())
-    telling.poll(None)  # until whoever asked is gone
+    telling.poll(None)  # until the requester is gone
 
 
 def run(job: Job) -> None:
-    """The job from its beginning to its end; a replica that is killed is started again, as holdfast does it."""
+    """The whole job; a killed replica is restarted, as holdfast does it."""
     ours, theirs = forks.Pipe()
     lighthouse = forks.Process(target=lighthouse_of, args=(theirs,), daemon=True)
     lighthouse.start()
@@ -261,7 +261,7 @@ def run(job: Job) -> None:
         for replica in range(job.count):
             start(replica, 0)
         while True:
-            # asked once a round: of one that dies within it the next round knows, for its sentinel wakes the wait
+            # read once a round: the next round sees a death within this one, for its sentinel ends the wait
             codes = {each: each.exitcode for ranks in replicas.values() for each in ranks}
             lost = [key for key, ranks in replicas.items() if any(codes[each] == -signal.SIGKILL for each in ranks)]
             for (replica, life), ranks in replicas.items():

@@ -1,8 +1,7 @@
-"""Ranks that save a model sharded in one way and go on with it sharded in another; torch is imported once for all.
+"""Ranks that save a model with one sharding and resume with another; torch is imported once for all.
 
-`resharding.py FOLDER SAVING LOADING ...`: each a way and a number of ranks, such as fsdp:4. What is saved and what is
-loaded are put together whole, in FOLDER/N-saved.pt and FOLDER/N-loaded.pt for the Nth pair.
-One that is `-` is left out.
+`resharding.py FOLDER SAVING LOADING ...`: each a kind and a number of ranks, such as fsdp:4; `-` leaves one out. The
+saved and the loaded state are assembled in FOLDER/N-saved.pt and FOLDER/N-loaded.pt for the Nth pair.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def rank_of(folder: Path, number: int, verb: str, way: str, rank: int, world_siz
             model(torch.randn(4, 7)).square().mean().backward()
             optimizer.step()
             session.commit()
-        assert len(asked) == 1, f"torch was asked {len(asked)} times for two saves"
+        assert len(asked) == 1, f"get_state_dict ran {len(asked)} times for two saves"
     whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     if rank == 0:
         torch.save((done, *whole), folder / f"{number}-{verb}.pt")

@@ -1,4 +1,4 @@
-"""Turns generated logs into the blocks in which they reach a reader, whole, interleaved or torn."""
+"""Turns generated logs into reader input: whole, interleaved or torn."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from holdfast.findings import Finding
 
 JOB = Job(version=Version.of("2.27.7"), nodes=2, gpus=4, channels=2, nics=2)
 OLD = replace(JOB, version=Version.of("2.18.6"))
-"""The same from before there were lazy connections."""
+"""The same from before lazy connections."""
 Links = dict[tuple[int, int, str, str, str, int | None, int | None, bool], int]
 
 
 def chunks(name: str, data: bytes, size: int = 1 << 22, node: str | None = None) -> Iterator[LogChunk]:
-    """Blocks of whole lines, of about `size` bytes."""
+    """Chunks of whole lines, of about `size` bytes."""
     source, begin, line = LogSource(name=name, node=node), 0, 1
     while begin < len(data):
         end = data.find(b"\n", min(begin + size, len(data)) - 1) + 1 or len(data)
@@ -36,7 +36,7 @@ def by_rank(job: Job, size: int = 1 << 22) -> Iterator[LogChunk]:
 
 
 def interleaved(job: Job, dice: random.Random, before: str = "") -> Iterator[LogChunk]:
-    """All ranks in one file, line by line in any order between them; `before` may name the rank as `{rank}`."""
+    """All ranks in one file, interleaved line by line; `before` may name the rank as `{rank}`."""
     logs = [(before.format(rank=rank).encode(), job.log(rank)) for rank in range(job.ranks)]
     lines: list[bytes] = []
     places = [0] * len(logs)
@@ -50,7 +50,7 @@ def interleaved(job: Job, dice: random.Random, before: str = "") -> Iterator[Log
 
 
 def links_of_members(transport: TransportReport, members: dict[int, tuple[str, int]]) -> Links | None:
-    """The connections of the communicator that has exactly these members, as the generator tells them."""
+    """The connections of the communicator with exactly these members, from the generator."""
     for communicator in transport.communicators:
         processes = {member.rank: transport.processes[member.process] for member in communicator.members}
         if {rank: (process.host, process.pid) for rank, process in processes.items()} == members:
@@ -76,18 +76,18 @@ def chunks_of_lines(*lines: str, name: str = "log") -> Sequence[LogChunk]:
 
 
 def edited(job: Job, edit: Callable[[int, bytes], bytes]) -> Iterator[LogChunk]:
-    """A file for each rank, each line of it as `edit` makes it of the rank and the line."""
+    """A file for each rank, with each line replaced by `edit(rank, line)`."""
     for rank in range(job.ranks):
         yield from chunks(f"rank-{rank}.log", b"".join(edit(rank, line) for line in job.log(rank)))
 
 
 def on_last_node(job: Job, old: bytes, new: bytes) -> Iterator[LogChunk]:
-    """The job's logs, where the last node says something else."""
+    """The job's logs, where the last node's lines differ."""
     return edited(job, lambda rank, line: line.replace(old, new) if rank // job.gpus == job.nodes - 1 else line)
 
 
 def mixed(job: Job, other: Job) -> Iterator[LogChunk]:
-    """The job's logs, but those of its last node are the other job's."""
+    """The job's logs, except those of its last node, which come from the other job."""
     for rank in range(job.ranks):
         own = other if rank // job.gpus == job.nodes - 1 else job
         yield from chunks(f"rank-{rank}.log", b"".join(own.log(rank)))

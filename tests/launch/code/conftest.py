@@ -1,4 +1,4 @@
-"""A project folder to be shipped, and what comes of it."""
+"""A project directory to ship, and the result."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.launch.code.file_list import FileList, list_files
 
 @dataclass
 class Project:
-    """A folder of code."""
+    """A directory of code."""
 
     path: Path
     archives: Path

@@ -1,4 +1,4 @@
-"""The runs whose manifests are kept as golden files, by the file's name."""
+"""The runs whose manifests are golden files, by file name."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MPIRUN: Mapping[str, Any] = {"launch": "mpi", "command": ["mpirun", "python", "t
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What differs from the plain job and place."""
+    """Differences from the plain job and target."""
 
     job: Mapping[str, Any] = field(default_factory=dict[str, Any])
     target: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -101,7 +101,7 @@ CASES: Mapping[str, Case] = {
 
 
 def render_context(case: Case) -> RenderContext:
-    """A case as it is rendered."""
+    """The render input of a case."""
     job = make_job({**JOB, **case.job}, fabrics=NAMES)
     place = Target.model_validate({**TARGET, **case.target})
     fabric = CATALOG["tcp" if job.fabric.name == "auto" else job.fabric.name]

@@ -1,8 +1,8 @@
-"""Kills a run's controllers, each right before one of its effects, when this folder is on PYTHONPATH.
+"""Kills a run's controllers, each right before one of its effects, when this directory is on PYTHONPATH.
 
-HOLDFAST_CRASH_POINTS names a file of numbers, one a line: the first controller ends before that many effects, counted from 0,
-the next one before as many as the second line says; when no line is left, controllers live. An effect is what others
-can see: a file written, renamed or removed, a process started or signalled, bytes sent.
+HOLDFAST_CRASH_POINTS names a file of numbers, one per line. The first controller dies before that many effects, counted
+from 0, the next one before as many as the second line says; when no line remains, controllers live. An effect is
+visible to others: a file written, renamed or removed, a process started or signalled, bytes sent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WRITES = ("fsync", "pwrite", "write")
 
 
 def crash_after(effects: int) -> None:
-    """Have this process killed before one more effect than these."""
+    """Kill this process before one more effect than these."""
     left = iter(range(effects))
 
     def effect() -> None:
@@ -30,7 +30,7 @@ def crash_after(effects: int) -> None:
 
     def writing(call: Callable[..., Any]) -> Callable[..., Any]:
         def write(descriptor: int, *rest: Any) -> Any:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # the beat to the keeper is none
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):  # the heartbeat to the supervisor does not count
                 effect()
             return call(descriptor, *rest)
 

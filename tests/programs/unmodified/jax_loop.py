@@ -1,4 +1,4 @@
-"""The loop of the JAX programs: what it has computed is saved by NumPy."""
+"""The loop of the JAX programs; NumPy saves its results."""
 
 import os
 

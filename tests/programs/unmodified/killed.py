@@ -1,4 +1,4 @@
-"""Kills the process that calls it, once in a run: the only line that programs of the suite have for its sake."""
+"""Kills the calling process, once per run: the only line that the programs contain for the test suite."""
 
 import os
 import signal
@@ -14,5 +14,5 @@ def killed_once(rank: int, epoch: int) -> None:
 
 
 def tell(rank: int, first: int, weights: float) -> None:
-    """What the suite reads: where this process began, and what it has in the end."""
+    """Print what the suite reads: where this process began, and its final values."""
     Path(f"rank-{rank}.txt").write_text(f"{first} {weights:.6f}")

@@ -1,4 +1,4 @@
-"""mpi4py: an average over all ranks, with a pickle of its own."""
+"""mpi4py: an average over all ranks, with its own pickle."""
 
 import os
 import pickle

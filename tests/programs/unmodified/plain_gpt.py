@@ -1,4 +1,4 @@
-"""A loop without checkpoints that finds out by itself whether it is distributed, as nanoGPT does."""
+"""A loop without checkpoints that detects whether it is distributed, as nanoGPT does."""
 
 import os
 

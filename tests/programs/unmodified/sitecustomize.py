@@ -1,4 +1,4 @@
-"""Hides what the frameworks import where it is installed and none of the programs uses: half of their start.
+"""Hides packages that the frameworks import where installed and no program uses: half of their start-up time.
 
 The tests of holdfast's trackers and stores install these; a user of the framework alone does not have them.
 """

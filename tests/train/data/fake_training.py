@@ -1,4 +1,4 @@
-"""Trainings without a model: which samples each committed step took, over worlds of changing size."""
+"""Training runs without a model: the samples of each committed step, over changing world sizes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from holdfast.train.data.sharding import ShardPlan
 
 @dataclass
 class FakeTraining:
-    """Ranks that come and go; what they save is what a checkpoint keeps of them."""
+    """Ranks that come and go; they save what a checkpoint stores of them."""
 
     ranks_of_batch: int
     samples: int = 0
     saved: list[bytes] = field(default_factory=list[bytes])
     taken: list[Any] = field(default_factory=list[Any])
-    """Everything that committed steps took, in the order of the samples."""
+    """All samples of committed steps, in order."""
     findings: list[Finding] = field(default_factory=list[Finding])
 
     def run(self, data: Data, *, world_size: int, steps: int, lost: int = 0) -> None:
-        """An attempt of so many ranks, from the last checkpoint; the last `lost` of its steps are never saved."""
+        """An attempt with this many ranks, from the last checkpoint; the last `lost` of its steps are never saved."""
         ranks = [Prefetcher(self.findings.append) for _ in range(world_size)]
         for rank, supply in enumerate(ranks):
             if self.saved:
