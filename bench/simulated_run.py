@@ -80,7 +80,7 @@ class SimulatedBackend:
 
 def _control() -> None:
     """The controller's process: `holdfast.controller_main` with nodes from the fleet."""
-    folder, agents, clients, keeper, fleet = sys.argv[1], *map(int, sys.argv[2:])
+    folder, agents, clients, supervisor, fleet = sys.argv[1], *map(int, sys.argv[2:])
     backend = SimulatedBackend(fleet=socket.socket(fileno=fleet))
     backend._fleet.setblocking(False)
     asyncio.run(
@@ -88,7 +88,7 @@ def _control() -> None:
             RunDir(Path(folder)),
             socket.socket(fileno=agents),
             socket.socket(fileno=clients),
-            keeper,
+            supervisor,
             make_backend=lambda **_: backend,
         )
     )
@@ -151,7 +151,7 @@ class SimulatedRun:
             threading.Thread(target=self._listen, args=(fleet,), daemon=True).start()
         threading.Thread(target=self._make, daemon=True).start()
         self._reader = EventReader(self.folder.events)
-        self._beat, self._keeper = os.pipe()
+        self._beat, self._supervisor = os.pipe()
         self.began = time.monotonic()
         self.controller = self._start_controller()
         return self
@@ -167,10 +167,10 @@ class SimulatedRun:
         for end in (self._here, self._there, self._agents, self._clients):
             end.close()
         os.close(self._beat)
-        os.close(self._keeper)
+        os.close(self._supervisor)
 
     def _start_controller(self) -> subprocess.Popen[bytes]:
-        handed_down = (self._agents.fileno(), self._clients.fileno(), self._keeper, self._there.fileno())
+        handed_down = (self._agents.fileno(), self._clients.fileno(), self._supervisor, self._there.fileno())
         with self.folder.controller_log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "bench.simulated_run", str(self.path), *map(str, handed_down)],

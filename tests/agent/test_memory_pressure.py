@@ -127,8 +127,10 @@ def group() -> Iterator[Path]:
 
 def test_real_group_that_fills_up_is_read(group: Path) -> None:
     (group / "memory.limit_in_bytes").write_text(str(128 << 20))
-    hoard = "import sys; sys.stdin.readline(); hoard = bytes(range(256)) * (400 << 10); print(1, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", hoard], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    memory_hog = (
+        "import sys; sys.stdin.readline(); hoard = bytes(range(256)) * (400 << 10); print(1, flush=True); input()"
+    )
+    with subprocess.Popen([sys.executable, "-c", memory_hog], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         (group / "cgroup.procs").write_text(str(process.pid))
         before = cgroup_usage(group)
         process.stdin.write(b"\n")

@@ -21,7 +21,7 @@ LARGE = "import numpy, httpx, holdfast.api"
 
 
 class PrewarmedNode:
-    """A node's warmth, and what is started with it."""
+    """A node's prewarm pool, and what it starts."""
 
     def __init__(self, place: ProgramDir) -> None:
         self.place = place

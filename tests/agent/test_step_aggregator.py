@@ -19,15 +19,15 @@ def progress_of(*ranks: dict[str, float]) -> list[bytes]:
 
     async def pass_steps() -> None:
         launches = tuple(RankLaunch(rank=rank, argv=("x",), env={}, cwd="", log="") for rank in range(len(ranks)))
-        march = StepAggregator(
+        aggregator = StepAggregator(
             StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: _keep(sent, said)
         )
         for rank in range(len(ranks)):
-            march.add_rank(rank)
+            aggregator.add_rank(rank)
         for step in range(STEPS):
             for rank, metrics in enumerate(ranks):
-                march.add(rank, RankStep(step=step, started=1.0, ended=2.0, metrics=metrics))
-        march.flush()
+                aggregator.add(rank, RankStep(step=step, started=1.0, ended=2.0, metrics=metrics))
+        aggregator.flush()
 
     asyncio.run(pass_steps())
     return sent
@@ -54,11 +54,11 @@ def test_steps_with_all_the_metrics_they_can_have_fit_into_messages_that_the_con
 def test_memory_for_a_rank_that_runs_ahead_of_the_others_is_bounded() -> None:
     async def run_ahead() -> int:
         launches = tuple(RankLaunch(rank=rank, argv=("x",), env={}, cwd="", log="") for rank in range(2))
-        march = StepAggregator(StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: 0)
+        aggregator = StepAggregator(StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: 0)
         for rank in range(2):
-            march.add_rank(rank)
+            aggregator.add_rank(rank)
         for step in range(30_000):
-            march.add(0, RankStep(step=step, started=1.0, ended=2.0))
-        return len(march._ranks[0].pending)
+            aggregator.add(0, RankStep(step=step, started=1.0, ended=2.0))
+        return len(aggregator._ranks[0].pending)
 
     assert asyncio.run(run_ahead()) == 20_000

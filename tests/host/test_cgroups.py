@@ -87,8 +87,8 @@ def test_process_in_a_real_group_is_ended_at_its_limit_with_its_children() -> No
     where = cgroup_parent()
     assert isinstance(where, CgroupParent)
     group = where.group(f"test-{os.getpid()}")
-    hoard = "import sys, os; sys.stdin.readline(); os.fork(); hoard = b'x' * (256 << 20)"
-    with subprocess.Popen([sys.executable, "-c", hoard], stdin=subprocess.PIPE) as process:
+    memory_hog = "import sys, os; sys.stdin.readline(); os.fork(); hoard = b'x' * (256 << 20)"
+    with subprocess.Popen([sys.executable, "-c", memory_hog], stdin=subprocess.PIPE) as process:
         confine(process.pid, group, 64 << 20, is_v2=where.is_v2)
         assert members(group) == [process.pid]
         process.communicate(b"\n")

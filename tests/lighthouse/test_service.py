@@ -90,23 +90,25 @@ def test_attempt_is_known_by_its_store_where_its_name_says_nothing() -> None:
 
 def test_supervisor_restarts_the_service_at_its_port_with_its_state(tmp_path: Path) -> None:
     async def check() -> None:
-        keeper = LighthouseSupervisor(tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0)
-        keeper.publish_liveness({0: "a:1"})
-        run = asyncio.ensure_future(keeper.run())
-        await asyncio.wait_for(keeper.wait_address(), 120)
-        url, process = keeper.url, keeper._process
+        supervisor = LighthouseSupervisor(
+            tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0
+        )
+        supervisor.publish_liveness({0: "a:1"})
+        run = asyncio.ensure_future(supervisor.run())
+        await asyncio.wait_for(supervisor.wait_address(), 120)
+        url, process = supervisor.url, supervisor._process
         assert process is not None
         record = (tmp_path / "lighthouse.port").stat().st_ino
         process.kill()
-        await until(lambda: keeper._process is not process and keeper._writer is not None)
-        assert keeper.url == url
+        await until(lambda: supervisor._process is not process and supervisor._writer is not None)
+        assert supervisor.url == url
         client = LighthouseClient(addr=url, connect_timeout=PATIENCE)
         quorum = await asyncio.to_thread(client.quorum, "0:x", PATIENCE, "address", "a:1", 3, 1, False)
         assert members(quorum) == [("0:x", 3)]
         run.cancel()
-        await keeper.stop()
-        assert keeper._process is not None
-        assert await asyncio.to_thread(keeper._process.wait, 60) == 0
+        await supervisor.stop()
+        assert supervisor._process is not None
+        assert await asyncio.to_thread(supervisor._process.wait, 60) == 0
         assert json.loads((tmp_path / "lighthouse.port").read_text()) == int(url.rpartition(":")[2])
         assert (tmp_path / "lighthouse.port").stat().st_ino != record, "half of it is there if this process is killed"
 
@@ -117,17 +119,19 @@ def test_service_that_does_not_answer_is_replaced_at_its_port(tmp_path: Path, mo
     monkeypatch.setattr(lighthouse_supervisor, "HEARTBEAT_S", 0.05)
 
     async def check() -> None:
-        keeper = LighthouseSupervisor(tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0)
-        run = asyncio.ensure_future(keeper.run())
-        await asyncio.wait_for(keeper.wait_address(), 120)
-        url, stopped = keeper.url, keeper.pid
+        supervisor = LighthouseSupervisor(
+            tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0
+        )
+        run = asyncio.ensure_future(supervisor.run())
+        await asyncio.wait_for(supervisor.wait_address(), 120)
+        url, stopped = supervisor.url, supervisor.pid
         os.kill(stopped, signal.SIGSTOP)
-        await until(lambda: keeper.pid not in (0, stopped))
-        assert keeper.url == url
+        await until(lambda: supervisor.pid not in (0, stopped))
+        assert supervisor.url == url
         run.cancel()
-        await keeper.stop()
-        assert keeper._process is not None
-        assert await asyncio.to_thread(keeper._process.wait, 60) == 0
+        await supervisor.stop()
+        assert supervisor._process is not None
+        assert await asyncio.to_thread(supervisor._process.wait, 60) == 0
 
     asyncio.run(check())
 
@@ -145,13 +149,15 @@ def test_service_that_was_stopped_before_its_controller_was_replaced_is_replaced
         os.kill(stopped, signal.SIGSTOP)
         run.cancel()
         await asyncio.wait([run])
-        keeper = LighthouseSupervisor(tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0)
-        run = asyncio.ensure_future(keeper.run())
-        await until(lambda: keeper._writer is not None and keeper.pid not in (0, stopped))
-        assert keeper.url == url
+        supervisor = LighthouseSupervisor(
+            tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0
+        )
+        run = asyncio.ensure_future(supervisor.run())
+        await until(lambda: supervisor._writer is not None and supervisor.pid not in (0, stopped))
+        assert supervisor.url == url
         run.cancel()
-        await keeper.stop()
-        for ended in (former, keeper):
+        await supervisor.stop()
+        for ended in (former, supervisor):
             assert ended._process is not None
             await asyncio.to_thread(ended._process.wait, 60)
 

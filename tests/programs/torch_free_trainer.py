@@ -102,9 +102,9 @@ def fault(step: int) -> None:
             while True:
                 time.sleep(3600)
         case "allocate":
-            hoard: list[bytearray] = []
+            memory_hog: list[bytearray] = []
             while True:
-                hoard.append(bytearray(os.urandom(1) * (16 << 20)))
+                memory_hog.append(bytearray(os.urandom(1) * (16 << 20)))
         case "daemonise":
             subprocess.Popen(["sleep", "3600"], start_new_session=True)
 

@@ -105,14 +105,14 @@ def test_log_emptied_while_there_was_no_controller_ends_the_run_with_that_reason
     watched = runs.steps(10_000, 0.05)
     run = watched.folder
     watched.wait_for(StepCommitted)
-    keeper = run.read_controller_record()["supervisor_pid"]
-    os.kill(keeper, signal.SIGSTOP)
+    supervisor = run.read_controller_record()["supervisor_pid"]
+    os.kill(supervisor, signal.SIGSTOP)
     controller = identify(watched.all(ControllerStarted)[-1].pid)
     assert controller is not None
     os.kill(controller.pid, signal.SIGKILL)
     wait_until(lambda: not controller.alive)
     os.truncate(run.events, 0)
-    os.kill(keeper, signal.SIGCONT)
+    os.kill(supervisor, signal.SIGCONT)
     wait_until(lambda: not run.alive())
     ended = api.events(run)[-1]
     assert isinstance(ended, RunFinished)

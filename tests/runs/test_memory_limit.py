@@ -1,4 +1,4 @@
-"""A node limited to `resources.transfer_memory`: the kernel kills a rank at the limit; the run reports it and resumes."""
+"""A node limited to `resources.transfer_memory`: the kernel kills a rank at the limit; the run reports it, resumes."""
 
 from __future__ import annotations
 

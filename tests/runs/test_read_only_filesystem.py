@@ -50,9 +50,9 @@ def mend(folder: Path) -> None:
 
 
 def end_controller(run: RunDir, controller: int) -> None:
-    """Kill keeper and controller, as when their machine goes."""
-    keeper: int = json.loads(run.controller_record.read_text())["supervisor_pid"]
-    for pid in (keeper, controller):
+    """Kill supervisor and controller, as when their machine is lost."""
+    supervisor: int = json.loads(run.controller_record.read_text())["supervisor_pid"]
+    for pid in (supervisor, controller):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not run.alive())
 

@@ -147,8 +147,8 @@ def test_controller_killed_in_the_middle_of_a_recovery_goes_on_with_it(runs: Run
 def test_killed_supervisor_and_controller_are_replaced_by_attach(runs: Runs) -> None:
     watched = runs.steps(100, 0.02)
     watched.wait_for(CheckpointCommitted)
-    keeper = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]
-    kill(keeper)
+    supervisor = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]
+    kill(supervisor)
     kill(watched.all(ControllerStarted)[-1].pid)
     watched_again = WatchedRun(watched.folder)
     assert api.restart_controller(watched.folder)
@@ -161,11 +161,11 @@ def test_agents_without_a_controller_for_too_long_end_their_ranks_and_its_succes
     watched = runs.steps(10_000, overrides=("recovery.controller_grace_s=3",))
     started = [watched.wait_for(RanksStarted) for _ in range(2)]
     agents = [event.pid for event in watched.all(AgentConnected)]
-    keeper = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]
+    supervisor = json.loads(watched.folder.controller_record.read_text())["supervisor_pid"]
     controller = watched.all(ControllerStarted)[-1].pid
     watched.wait_for(CheckpointCommitted)
     waits = [os.pidfd_open(pid) for pid in (*(state.pid for event in started for state in event.ranks), *agents)]
-    os.kill(keeper, signal.SIGKILL)
+    os.kill(supervisor, signal.SIGKILL)
     os.kill(controller, signal.SIGKILL)
     for descriptor in waits:
         assert select.select([descriptor], [], [], 40)[0]

@@ -170,14 +170,14 @@ def test_rank_that_ignores_sigterm_is_named_when_its_grace_is_over(runs: Runs) -
     assert "rank 0 was still there 0.2 s after SIGTERM" in format_summary(api.summary(watched.folder))
 
 
-HOARDER = """
+MEMORY_HOG = """
 import signal, sys
 from pathlib import Path
-group, hoard = Path(sys.argv[1]), []
+group, blocks = Path(sys.argv[1]), []
 def part():
     idle = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())["total_inactive_file"]
     return (int((group / "memory.usage_in_bytes").read_text()) - int(idle)) / (400 << 20)
-while part() < 0.95: hoard.append(bytearray(b"x" * (1 << 20)))
+while part() < 0.95: blocks.append(bytearray(b"x" * (1 << 20)))
 signal.pause()
 """
 
@@ -192,7 +192,7 @@ def test_memory_that_runs_short_is_told_before_anything_is_killed(runs: Runs) ->
         (group / "memory.limit_in_bytes").write_text(str(400 << 20))
         # What is started from here on belongs to the group, so the run and all of its ranks do.
         (group / "cgroup.procs").write_text(str(os.getpid()))
-        watched = runs.start(sys.executable, "-c", HOARDER, str(group), nodes=1)
+        watched = runs.start(sys.executable, "-c", MEMORY_HOG, str(group), nodes=1)
         (own / "cgroup.procs").write_text(str(os.getpid()))
         found = watched.wait_for(FindingRaised, lambda event: event.finding.code == "memory-pressure")
         api.cancel(watched.folder, force=True)

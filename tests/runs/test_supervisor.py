@@ -1,4 +1,4 @@
-"""Controllers that stop, or cannot start for a while: the keeper brings one back, and no rank notices."""
+"""Controllers that stop, or cannot start for a while: the supervisor restarts one, and no rank notices."""
 
 from __future__ import annotations
 

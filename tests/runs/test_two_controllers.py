@@ -27,7 +27,7 @@ from holdfast.events.log import EventReader
 DEADLINE_S = 60.0
 
 
-def keeper_of(watched: WatchedRun) -> int:
+def supervisor_of(watched: WatchedRun) -> int:
     return int(json.loads(watched.folder.controller_record.read_text())["supervisor_pid"])
 
 
@@ -40,13 +40,13 @@ def wait_for(process: int) -> None:
 def test_second_supervisor_of_a_run_is_refused(runs: Runs) -> None:
     watched = runs.steps(100, 0.02)
     watched.wait_for(CheckpointCommitted)
-    keeper = keeper_of(watched)
+    supervisor = supervisor_of(watched)
     accepted = api.accepted(watched.folder)
     with pytest.raises(api.HoldfastError) as refused:
         api.start_supervisor(watched.folder, accepted)
     assert refused.value.findings[0].code == "start-failed"
     assert "the run has a controller already" in "".join(refused.value.findings[0].evidence)
-    assert keeper_of(watched) == keeper
+    assert supervisor_of(watched) == supervisor
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(ControllerStarted)) == 1
 
@@ -55,7 +55,7 @@ def test_second_supervisor_of_a_run_is_refused(runs: Runs) -> None:
 def test_controller_that_wakes_after_it_was_replaced_does_no_harm(runs: Runs) -> None:
     watched = runs.steps(100_000, 0.02, overrides=("recovery.node_grace_s=30",))
     watched.wait_for(CheckpointCommitted)
-    old = [keeper_of(watched), watched.all(ControllerStarted)[-1].pid]
+    old = [supervisor_of(watched), watched.all(ControllerStarted)[-1].pid]
     ends = [os.pidfd_open(pid) for pid in old]
     for pid in old:
         os.kill(pid, signal.SIGSTOP)
@@ -63,7 +63,7 @@ def test_controller_that_wakes_after_it_was_replaced_does_no_harm(runs: Runs) ->
     assert api.restart_controller(watched.folder)
     taken = watched.wait_for(FindingRaised).finding
     watched.wait_for(ControllerStarted)
-    assert keeper_of(watched) != old[0]
+    assert supervisor_of(watched) != old[0]
     assert taken.code == "controller-port-in-use"
     assert "process" in taken.evidence[0]
     watched.wait_for(StepCommitted)

@@ -123,17 +123,17 @@ def die_in_its_save(job: Job, replica: int) -> None:
     write, commit = manifest_file.write, WriterFence.commit
     dead = [f"{each}.dead" for each in range(job.count) if job.faults_of(each)]
 
-    def written(folder: Path, sealed: Manifest) -> None:
-        if fault.get("saving") == sealed.step:
+    def written(folder: Path, manifest: Manifest) -> None:
+        if fault.get("saving") == manifest.step:
             wait_for(job.out, dead)
             die()
-        write(folder, sealed)
+        write(folder, manifest)
 
-    def committed(tenure: WriterFence, final: Path) -> None:
+    def committed(fence: WriterFence, final: Path) -> None:
         if f"{final.name}".endswith(f"-{fault.get('sealing', 0):08d}"):
             wait_for(job.out, dead)
             die()
-        commit(tenure, final)
+        commit(fence, final)
 
     manifest_file.write, WriterFence.commit = written, committed
 

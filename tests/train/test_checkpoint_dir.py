@@ -14,35 +14,35 @@ from holdfast.train.session.control_group import ControlGroup
 ALONE = ControlGroup()
 
 
-def fill(shelf: CheckpointDir, step: int) -> Path:
+def fill(checkpoint_dir: CheckpointDir, step: int) -> Path:
     """What a framework might leave there."""
-    path = shelf.path(step)
+    path = checkpoint_dir.path(step)
     (path / "shards").mkdir(parents=True)
     (path / "weights").write_bytes(bytes([step]) * 10)
     (path / "shards" / "0").write_bytes(b"shard")
     return path
 
 
-def seal(shelf: CheckpointDir, step: int) -> FinalizeResult:
-    shelf.start(step, ALONE, node_s=1.0 * step, began=0.0)
-    sealed = shelf.wait()
-    assert sealed is not None
-    return sealed
+def seal(checkpoint_dir: CheckpointDir, step: int) -> FinalizeResult:
+    checkpoint_dir.start(step, ALONE, node_s=1.0 * step, began=0.0)
+    result = checkpoint_dir.wait()
+    assert result is not None
+    return result
 
 
 @pytest.fixture
-def shelf(tmp_path: Path) -> CheckpointDir:
+def checkpoint_dir(tmp_path: Path) -> CheckpointDir:
     """With two that are sealed."""
-    shelf = CheckpointDir(tmp_path)
+    checkpoint_dir = CheckpointDir(tmp_path)
     for step in (9, 10):
-        fill(shelf, step)
-        assert seal(shelf, step).problem is None
-    return shelf
+        fill(checkpoint_dir, step)
+        assert seal(checkpoint_dir, step).problem is None
+    return checkpoint_dir
 
 
-def test_newest_is_the_one_of_the_latest_step(shelf: CheckpointDir):
-    found = shelf.latest(world_size=1)
-    assert (found.path, found.node_s, found.findings) == (shelf.path(10), 10.0, [])
+def test_newest_is_the_one_of_the_latest_step(checkpoint_dir: CheckpointDir):
+    found = checkpoint_dir.latest(world_size=1)
+    assert (found.path, found.node_s, found.findings) == (checkpoint_dir.path(10), 10.0, [])
 
 
 def test_empty_folder_has_none(tmp_path: Path):
@@ -85,44 +85,46 @@ def missing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("hurt", [unsealed, torn, flipped, missing, believed_no_more, renamed, fifo])
-def test_checkpoint_that_differs_from_its_manifest_is_skipped_by_name(shelf: CheckpointDir, hurt):
-    hurt(shelf.path(10))
-    path, _, noticed = shelf.latest(world_size=1)
-    assert path == shelf.path(9)
-    assert [(finding.code, finding.where) for finding in noticed] == [("checkpoint-skipped", str(shelf.path(10)))]
-    sealed = hurt in (flipped, missing, fifo)
-    assert noticed[0].remedy.startswith("Check the storage" if sealed else "Nothing, if it was cut")
+def test_checkpoint_that_differs_from_its_manifest_is_skipped_by_name(checkpoint_dir: CheckpointDir, hurt):
+    hurt(checkpoint_dir.path(10))
+    path, _, noticed = checkpoint_dir.latest(world_size=1)
+    assert path == checkpoint_dir.path(9)
+    assert [(finding.code, finding.where) for finding in noticed] == [
+        ("checkpoint-skipped", str(checkpoint_dir.path(10)))
+    ]
+    has_manifest = hurt in (flipped, missing, fifo)
+    assert noticed[0].remedy.startswith("Check the storage" if has_manifest else "Nothing, if it was cut")
 
 
-def test_one_of_a_later_version_is_refused_and_left_untouched(shelf: CheckpointDir):
-    later(shelf.path(10))
+def test_one_of_a_later_version_is_refused_and_left_untouched(checkpoint_dir: CheckpointDir):
+    later(checkpoint_dir.path(10))
     with pytest.raises(HoldfastError) as refused:
-        shelf.latest(world_size=1)
+        checkpoint_dir.latest(world_size=1)
     (finding,) = refused.value.findings
-    assert (finding.code, finding.where) == ("checkpoint-from-later-version", str(shelf.path(10)))
+    assert (finding.code, finding.where) == ("checkpoint-from-later-version", str(checkpoint_dir.path(10)))
     assert "upgrade holdfast" in finding.remedy
-    assert shelf.path(10).is_dir()
+    assert checkpoint_dir.path(10).is_dir()
 
 
-def test_one_of_an_earlier_version_is_refused_and_left_untouched(shelf: CheckpointDir):
-    as_format_1(shelf.path(10) / "manifest.json")
+def test_one_of_an_earlier_version_is_refused_and_left_untouched(checkpoint_dir: CheckpointDir):
+    as_format_1(checkpoint_dir.path(10) / "manifest.json")
     with pytest.raises(HoldfastError) as refused:
-        shelf.latest(world_size=1)
+        checkpoint_dir.latest(world_size=1)
     assert refused.value.findings[0].code == "checkpoint-from-earlier-version"
-    assert shelf.path(10).is_dir()
+    assert checkpoint_dir.path(10).is_dir()
 
 
-def test_another_number_of_ranks_is_said(shelf: CheckpointDir):
-    path, _, noticed = shelf.latest(world_size=4)
-    assert path == shelf.path(10)
+def test_another_number_of_ranks_is_said(checkpoint_dir: CheckpointDir):
+    path, _, noticed = checkpoint_dir.latest(world_size=4)
+    assert path == checkpoint_dir.path(10)
     assert [finding.code for finding in noticed] == ["world-size-changed"]
 
 
 def test_checkpoint_that_cannot_be_read_back_gets_no_manifest(tmp_path: Path):
-    shelf = CheckpointDir(tmp_path)
-    path = fill(shelf, 1)
+    checkpoint_dir = CheckpointDir(tmp_path)
+    path = fill(checkpoint_dir, 1)
     (path / "manifest.json").mkdir()
-    problem = seal(shelf, 1).problem
+    problem = seal(checkpoint_dir, 1).problem
     assert problem is not None
     assert problem.code == "checkpoint-manifest-missing"
-    assert shelf.latest(world_size=1).path is None
+    assert checkpoint_dir.latest(world_size=1).path is None

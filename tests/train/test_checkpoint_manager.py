@@ -69,8 +69,8 @@ def checkpoints(
     lasting: bool = True,
 ) -> CheckpointManager:
     ranks = ControlGroup(world_size=world_size)
-    depot = SharedStorage(folder, retention=RetentionPolicy(keep=keep), ranks=ranks, writer=writer)
-    return CheckpointManager(depot, train_state=loop, ranks=ranks, writer=writer, durable=lasting)
+    storage = SharedStorage(folder, retention=RetentionPolicy(keep=keep), ranks=ranks, writer=writer)
+    return CheckpointManager(storage, train_state=loop, ranks=ranks, writer=writer, durable=lasting)
 
 
 def complete(folder: Path) -> list[str]:
@@ -236,10 +236,10 @@ def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
 
 def test_checkpoints_of_every_so_many_steps_stay(tmp_path: Path):
     loop = training()
-    depot = SharedStorage(
+    storage = SharedStorage(
         tmp_path, retention=RetentionPolicy(keep=1, keep_every_steps=10), ranks=ControlGroup(), writer=ALONE
     )
-    kept = CheckpointManager(depot, train_state=loop, ranks=ControlGroup())
+    kept = CheckpointManager(storage, train_state=loop, ranks=ControlGroup())
     for step in (5, 10, 15, 20, 25, 28):
         kept.save(step)
     kept.close()
@@ -249,9 +249,9 @@ def test_checkpoints_of_every_so_many_steps_stay(tmp_path: Path):
 def test_save_is_over_before_older_checkpoints_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     go_on, drop = threading.Event(), WriterFence.drop
 
-    def drop_late(tenure: WriterFence, final: Path) -> None:
+    def drop_late(fence: WriterFence, final: Path) -> None:
         assert go_on.wait(60)
-        drop(tenure, final)
+        drop(fence, final)
 
     monkeypatch.setattr(WriterFence, "drop", drop_late)
     saving = checkpoints(tmp_path, training(), keep=1)
@@ -378,12 +378,12 @@ def test_checkpoint_of_another_model_is_refused_and_left_untouched(trained):
 @pytest.mark.parametrize("later", [{"files": {}}, {"files": ["a", "b"], "step": "two"}])
 def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained, later: dict[str, Any]):
     folder, _ = trained
-    sealed = folder / "step-00000002" / "manifest.json"
-    rewrite(sealed, {"format": 99} | later)
+    manifest = folder / "step-00000002" / "manifest.json"
+    rewrite(manifest, {"format": 99} | later)
     with pytest.raises(HoldfastError) as refused:
         checkpoints(folder, training()).restore()
     assert refused.value.findings[0].code == "checkpoint-from-later-version"
-    assert sealed.exists()
+    assert manifest.exists()
 
 
 def test_checkpoint_of_another_world_size_is_loaded_and_told_as_such(tmp_path: Path):
@@ -398,9 +398,9 @@ def test_rank_that_is_new_draws_no_random_numbers_that_another_rank_draws(tmp_pa
     first = torch.rand(1)
     for rank, draws_the_same in ((0, True), (1, False)):
         torch.manual_seed(2)
-        depot = SharedStorage(tmp_path, retention=RetentionPolicy(keep=3), ranks=ControlGroup(), writer=ALONE)
+        storage = SharedStorage(tmp_path, retention=RetentionPolicy(keep=3), ranks=ControlGroup(), writer=ALONE)
         ranks = ControlGroup(rank=rank, world_size=2)
-        assert CheckpointManager(depot, train_state=training(), ranks=ranks).restore().step == 7
+        assert CheckpointManager(storage, train_state=training(), ranks=ranks).restore().step == 7
         assert torch.equal(torch.rand(1), first) is draws_the_same
 
 

@@ -137,7 +137,7 @@ def told(agent: Agent, train: Train, monkeypatch: pytest.MonkeyPatch) -> Agent:
     return agent
 
 
-def sealed(folder: Path) -> list[int]:
+def finalized_steps(folder: Path) -> list[int]:
     return sorted(
         int(path.parent.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*/manifest.json")
     )
@@ -164,7 +164,7 @@ def test_checkpoint_is_taken_with_the_step_in_hand_and_told(train: Train, told: 
     first, last = asking.line.await_(RankCheckpointCommitted), asking.line.await_(RankCheckpointCommitted)
     assert (first.step, first.path) == (2, str(tmp_path / "saved" / "checkpoint-2"))
     assert last.step == STEPS
-    assert sealed(tmp_path / "saved") == [2, STEPS]
+    assert finalized_steps(tmp_path / "saved") == [2, STEPS]
     asking.line.close()
 
 
@@ -182,7 +182,7 @@ def test_stop_is_met_with_a_checkpoint_and_its_exit_code_and_training_goes_on_ex
     with pytest.raises(SystemExit) as left:
         train(tmp_path / "saved", act=asking if by == "agent" else terminate)
     assert left.value.code == ExitCode.CHECKPOINTED_AND_EXITED
-    assert sealed(tmp_path / "saved") == [3]
+    assert finalized_steps(tmp_path / "saved") == [3]
     assert signal.getsignal(signal.SIGTERM) == before
     begun: list[int] = []
     capsys.readouterr()
@@ -237,7 +237,7 @@ def test_superseded_run_writes_no_manifest_and_ends(train: Train, tmp_path: Path
     with pytest.raises(HoldfastError) as ended:
         train(tmp_path, act=replaced)
     assert ended.value.findings[0].code == "attempt-superseded"
-    assert max(sealed(tmp_path), default=1) == 1
+    assert max(finalized_steps(tmp_path), default=1) == 1
 
 
 def test_loop_continues_while_a_checkpoint_is_finalized(
@@ -357,7 +357,7 @@ def test_state_of_another_optimizer_is_not_loaded(train: Train, tmp_path: Path, 
     with pytest.raises(HoldfastError) as refused:
         train(tmp_path, 4, **other)
     assert refused.value.findings[0].code == "optimizer-changed"
-    assert sealed(tmp_path) == [2]
+    assert finalized_steps(tmp_path) == [2]
 
 
 class Endless(torch.utils.data.IterableDataset[torch.Tensor]):
@@ -391,7 +391,7 @@ def test_checkpoint_is_whole_also_where_lightning_writes_its_own_beside_the_loop
     from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
     train(tmp_path, plugins=[AsyncCheckpointIO()])
-    assert sealed(tmp_path) == [STEPS]
+    assert finalized_steps(tmp_path) == [STEPS]
     begun: list[int] = []
     train(tmp_path, STEPS + 1, begun.append)
     assert begun == [STEPS + 1]

@@ -26,8 +26,8 @@ from holdfast.train.session.control_group import ControlGroup
 def checkpoints(folder: Path) -> tuple[torch.nn.Linear, CheckpointManager]:
     model = torch.nn.Linear(1, 1)
     training = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-    depot = SharedStorage(folder, retention=RetentionPolicy(keep=9), ranks=ControlGroup(), writer=WriterId())
-    return model, CheckpointManager(depot, train_state=training, ranks=ControlGroup())
+    storage = SharedStorage(folder, retention=RetentionPolicy(keep=9), ranks=ControlGroup(), writer=WriterId())
+    return model, CheckpointManager(storage, train_state=training, ranks=ControlGroup())
 
 
 @pytest.fixture
@@ -64,10 +64,10 @@ def test_every_flipped_bit_of_a_manifest_is_damage_and_never_a_later_version(fol
 
 def test_every_byte_of_the_files_of_a_checkpoint_that_is_flipped_is_damage(folder: Path):
     newest = folder / "step-00000020"
-    sealed = manifest_file.read(newest, 20)
-    assert isinstance(sealed, Manifest)
-    assert {*sealed.files} == {path.name for path in newest.iterdir()} - {manifest_file.NAME}
-    for name, expected in sealed.files.items():
+    manifest = manifest_file.read(newest, 20)
+    assert isinstance(manifest, Manifest)
+    assert {*manifest.files} == {path.name for path in newest.iterdir()} - {manifest_file.NAME}
+    for name, expected in manifest.files.items():
         path = newest / name
         assert manifest_file.find_damage(path, expected) is None
         whole = path.read_bytes()

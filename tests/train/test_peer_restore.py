@@ -21,11 +21,11 @@ def lying(
     nodes: int, per_node: int, lost: set[int], steps: dict[int, set[int]], world_size: int
 ) -> list[list[HeldSnapshot]]:
     """What each rank's node has left: its own copies and those it keeps, of each step those of some ranks."""
-    keepers = assign_backups(nodes, per_node, ()).backup_ranks
+    backup_ranks = assign_backups(nodes, per_node, ()).backup_ranks
     parts: list[list[HeldSnapshot]] = [[] for _ in range(nodes * per_node)]
     for step, ranks in steps.items():
         for rank in ranks:
-            for holder in {rank, keepers[rank]}:
+            for holder in {rank, backup_ranks[rank]}:
                 if holder // per_node not in lost:
                     parts[holder].append(HeldSnapshot(rank, origin(step, world_size=world_size)))
     return parts
@@ -44,8 +44,8 @@ def test_whichever_nodes_are_lost_all_ranks_get_one_step_or_none_gets_any(
     under_way = data.draw(st.sets(st.integers(0, world_size - 1)))
     parts = lying(nodes, per_node, lost, {7: set(range(world_size)), 8: under_way}, world_size)
     choice = choose_newest(parts)
-    keepers = assign_backups(nodes, per_node, ()).backup_ranks
-    survives = all(not {rank // per_node, keepers[rank] // per_node} <= lost for rank in range(world_size))
+    backup_ranks = assign_backups(nodes, per_node, ()).backup_ranks
+    survives = all(not {rank // per_node, backup_ranks[rank] // per_node} <= lost for rank in range(world_size))
     assert (choice is not None) == survives
     if choice is not None:
         assert choice.snapshot_id.step == (8 if len(under_way) == world_size else 7)
@@ -89,15 +89,15 @@ def test_copies_lie_on_another_node_outside_of_its_groups_wherever_all_can(
     nodes, groups = layout
     placed = assign_backups(nodes, 1, groups)
     assert sorted(placed.backup_ranks) == list(range(nodes))
-    assert all(keeper != node for node, keeper in enumerate(placed.backup_ranks))
+    assert all(backup != node for node, backup in enumerate(placed.backup_ranks))
     near = [
         {other for group in groups if node in group and len(group) < nodes for other in group} for node in range(nodes)
     ]
-    assert placed.within_group == tuple(node for node, keeper in enumerate(placed.backup_ranks) if keeper in near[node])
+    assert placed.within_group == tuple(node for node, backup in enumerate(placed.backup_ranks) if backup in near[node])
     apart = (
         order
         for order in permutations(range(nodes))
-        if all(keeper != node and keeper not in near[node] for node, keeper in enumerate(order))
+        if all(backup != node and backup not in near[node] for node, backup in enumerate(order))
     )
     assert (placed.within_group == ()) == (next(apart, None) is not None)
 

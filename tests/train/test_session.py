@@ -154,8 +154,8 @@ def test_cadence_that_is_not_auto_is_refused():
 
 
 def test_speed_of_a_device_counts_the_devices_of_all_replicas(agent):
-    liaison = RankCoordinator(RankConfig(rank_socket=agent.path), StepMeter(flops_per_token=1e12))
-    liaison.report_step(1, total=None, metrics={"tokens": 64, "replicas": 2})
+    coordinator = RankCoordinator(RankConfig(rank_socket=agent.path), StepMeter(flops_per_token=1e12))
+    coordinator.report_step(1, total=None, metrics={"tokens": 64, "replicas": 2})
     step = agent.accept().await_(RankStep)
     assert step.metrics["tflops_full"] * (step.ended - step.started) == pytest.approx(32)
 

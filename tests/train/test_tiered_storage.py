@@ -73,14 +73,14 @@ def tiers(local: Path, url: str, *, keep: int = 3, attempt: int = 0, run: str = 
     return TieredStorage(local, RemoteTier(url, writer), retention=RetentionPolicy(keep=keep), ranks=ControlGroup())
 
 
-def checkpoints(depot: TieredStorage, loop: TrainState) -> CheckpointManager:
-    return CheckpointManager(depot, train_state=loop, ranks=ControlGroup())
+def checkpoints(storage: TieredStorage, loop: TrainState) -> CheckpointManager:
+    return CheckpointManager(storage, train_state=loop, ranks=ControlGroup())
 
 
-def saved(depot: TieredStorage, *steps: int, loop: TrainState | None = None) -> TrainState:
+def saved(storage: TieredStorage, *steps: int, loop: TrainState | None = None) -> TrainState:
     """Train and save, and see each step to the store."""
     loop = loop or training()
-    saving = checkpoints(depot, loop)
+    saving = checkpoints(storage, loop)
     saving.restore()
     for step in steps:
         train(loop)
@@ -192,16 +192,16 @@ def test_damaged_checkpoint_in_the_store_is_set_aside_and_the_one_before_loaded(
 def test_save_waits_for_no_store_and_what_was_passed_over_is_brought_at_the_end(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    depot, go_on = tiers(tmp_path / "node", url), threading.Event()
-    bring = depot.remote.upload
+    storage, go_on = tiers(tmp_path / "node", url), threading.Event()
+    bring = storage.remote.upload
 
     def bring_late(step: int, files: list[Path]) -> None:
         assert go_on.wait(60)
         bring(step, files)
 
-    monkeypatch.setattr(depot.remote, "upload", bring_late)
+    monkeypatch.setattr(storage.remote, "upload", bring_late)
     loop = training()
-    saving = checkpoints(depot, loop)
+    saving = checkpoints(storage, loop)
     saving.restore()
     for step in (1, 2, 3, 4):
         train(loop)
@@ -218,10 +218,10 @@ def test_checkpoint_that_only_its_node_has_is_gone_on_from_and_what_came_after_i
     url: str, tmp_path: Path
 ):
     saved(tiers(tmp_path / "node", url), 1)
-    loop, depot = training(), tiers(tmp_path / "node", url, attempt=1)
-    saving = checkpoints(depot, loop)
+    loop, storage = training(), tiers(tmp_path / "node", url, attempt=1)
+    saving = checkpoints(storage, loop)
     saving.restore()
-    depot._start_upload = lambda whole: None  # the process was killed before it was brought
+    storage._start_upload = lambda whole: None  # the process was killed before it was brought
     train(loop)
     saving.save(2)
     again = training()
@@ -233,10 +233,10 @@ def test_checkpoint_that_only_its_node_has_is_gone_on_from_and_what_came_after_i
 
 
 def test_first_checkpoint_that_never_became_whole_is_no_reason_not_to_begin(url: str, tmp_path: Path):
-    loop, depot = training(), tiers(tmp_path / "node", url)
-    saving = checkpoints(depot, loop)
+    loop, storage = training(), tiers(tmp_path / "node", url)
+    saving = checkpoints(storage, loop)
     saving.restore()
-    depot._start_upload = lambda whole: None  # the ranks of the other node were killed before they had theirs
+    storage._start_upload = lambda whole: None  # the ranks of the other node were killed before they had theirs
     saving.save(1)
     (files_of(tmp_path / "node", 1) / "__0_0.distcp").unlink()
     restored = checkpoints(tiers(tmp_path / "node", url, attempt=1), training()).restore()
@@ -251,9 +251,9 @@ def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are
     s3: s3fs.S3FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     url = f"s3://{BUCKET}/run"
-    depot = tiers(tmp_path / "node", url)
-    loop = saved(depot, 1)
-    bring, away = depot.remote.upload, f"{BUCKET}-away"
+    storage = tiers(tmp_path / "node", url)
+    loop = saved(storage, 1)
+    bring, away = storage.remote.upload, f"{BUCKET}-away"
 
     def bring_half(step: int, files: list[Path]) -> None:
         bring(step, files[:1])
@@ -262,8 +262,8 @@ def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are
         s3.rm(BUCKET, recursive=True)
         bring(step, files[1:])
 
-    monkeypatch.setattr(depot.remote, "upload", bring_half)
-    saving = checkpoints(depot, loop)
+    monkeypatch.setattr(storage.remote, "upload", bring_half)
+    saving = checkpoints(storage, loop)
     train(loop)
     saving.save(2)
     problem = saving.close()
@@ -281,8 +281,8 @@ def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are
 
 def test_store_that_cannot_be_written_costs_no_save_on_the_node_and_is_said_with_the_next(tmp_path: Path):
     url = str(tmp_path / "store")
-    depot, loop = tiers(tmp_path / "node", url), training()
-    saving = checkpoints(depot, loop)
+    storage, loop = tiers(tmp_path / "node", url), training()
+    saving = checkpoints(storage, loop)
     saving.restore()
     shutil.rmtree(url)
     Path(url).touch()
@@ -291,7 +291,7 @@ def test_store_that_cannot_be_written_costs_no_save_on_the_node_and_is_said_with
         saving.start_save(step)
         done = saving.wait_saved()
         assert done.problem is None
-        depot._uploading.exception(60)
+        storage._uploading.exception(60)
     assert done.warning.code == "checkpoint-upload-failed"
     assert done.warning.evidence
     assert on_node(tmp_path / "node") == ["step-00000001", "step-00000002"]
@@ -399,10 +399,10 @@ class Failing(MemoryFileSystem):
 def test_seal_that_a_remote_store_fails_to_return_is_no_damage_and_stays(tmp_path: Path):
     url = f"memory://{tmp_path}/store"
     saved(tiers(tmp_path / "node", url), 1, 2)
-    depot = tiers(tmp_path / "other node", url, attempt=1)
-    depot.remote._fs = Failing()
+    storage = tiers(tmp_path / "other node", url, attempt=1)
+    storage.remote._fs = Failing()
     with pytest.raises(HoldfastError) as refused:
-        checkpoints(depot, training()).restore()
+        checkpoints(storage, training()).restore()
     assert refused.value.findings[0].code == "checkpoint-store-unreachable"
     assert in_store(url) == ["step-00000002.0", "step-00000001.0"]
 
@@ -413,8 +413,8 @@ def test_what_is_no_file_in_a_store_that_is_a_folder_has_the_older_one_loaded(tm
     path = tmp_path / "store" / "step-00000002.0" / name
     path.unlink()
     os.mkfifo(path)
-    depot = tiers(tmp_path / "other node", str(tmp_path / "store"), attempt=1)
-    step, noticed, *_ = checkpoints(depot, training()).restore()
+    storage = tiers(tmp_path / "other node", str(tmp_path / "store"), attempt=1)
+    step, noticed, *_ = checkpoints(storage, training()).restore()
     assert (step, [finding.code for finding in noticed]) == (1, ["checkpoint-corrupt"])
 
 
