@@ -26,7 +26,7 @@ def lost(node: int, at: float) -> Failure:
     return Failure(kind=FailureKind.NODE_LOST, at=at, node=node, attempt=0, error="its agent ended")
 
 
-def blamed(**learnt: object) -> Failure:
+def root_cause(**learnt: object) -> Failure:
     return first_failure(ReplicaState(replica=0, attempt=0, started_at=1.0, highest_step=9, **learnt), at=99.0)  # type: ignore[arg-type]
 
 
@@ -50,7 +50,7 @@ def test_end_of_a_rank_fails_its_attempt_unless_good_or_asked_for(end: RankExite
 
 
 def test_end_of_which_nothing_is_known_is_unexplained() -> None:
-    failure = blamed(rank_failures=(exited(0, 1.0, code=0),))
+    failure = root_cause(rank_failures=(exited(0, 1.0, code=0),))
     assert (failure.kind, failure.at, failure.rank) == (FailureKind.CAUSE_UNKNOWN, 99.0, None)
 
 
@@ -58,46 +58,46 @@ def test_rank_that_a_launcher_names_is_the_root_cause() -> None:
     named = RankExited(
         at=11.0, node=1, replica=0, attempt=0, rank=0, reason=ExitReason.SIGNAL, code=9, first_failed_rank=3
     )
-    failure = blamed(rank_failures=(named,))
+    failure = root_cause(rank_failures=(named,))
     assert (failure.rank, failure.node, failure.log_owner_rank) == (3, 1, 0)
-    assert blamed(rank_failures=(exited(0, 11.0),)).log_owner_rank is None
+    assert root_cause(rank_failures=(exited(0, 11.0),)).log_owner_rank is None
 
 
 def test_rank_without_a_message_is_the_root_cause_of_a_hang_before_waiting_ranks() -> None:
     mute = hung(1, last_step=-1, has_session=False, top_frame="read (nfs.py:1)")
-    failure = blamed(hangs=(hung(0, last_step=-1, top_frame="read (x.py:1)"), mute))
+    failure = root_cause(hangs=(hung(0, last_step=-1, top_frame="read (x.py:1)"), mute))
     assert (failure.kind, failure.rank, failure.has_session) == (FailureKind.HUNG, 1, False)
     assert failure.error == "it has not opened its Session"
-    halted = blamed(hangs=(mute, hung(2, last_step=-1, process_state="T")))
+    halted = root_cause(hangs=(mute, hung(2, last_step=-1, process_state="T")))
     assert halted.rank == 2
 
 
 def test_earliest_exit_is_the_root_cause_whatever_arrived_first() -> None:
-    failure = blamed(rank_failures=(exited(1, 12.0), exited(0, 11.0)))
+    failure = root_cause(rank_failures=(exited(1, 12.0), exited(0, 11.0)))
     assert failure is not None
     assert (failure.rank, failure.uptime_s, failure.step) == (0, 10.0, 9)
 
 
 def test_vanished_peer_error_is_no_cause_while_another_is_known() -> None:
-    failure = blamed(rank_failures=(exited(1, 11.0, error=CLOSED), exited(0, 11.5, how=ExitReason.SIGNAL, code=11)))
+    failure = root_cause(rank_failures=(exited(1, 11.0, error=CLOSED), exited(0, 11.5, how=ExitReason.SIGNAL, code=11)))
     assert failure is not None
     assert (failure.kind, failure.rank) == (FailureKind.KILLED, 0)
 
 
 def test_lost_node_is_the_cause_of_its_peers_errors() -> None:
-    failure = blamed(rank_failures=(exited(1, 11.0, error=CLOSED),), node_failures=(lost(0, 21.0),))
+    failure = root_cause(rank_failures=(exited(1, 11.0, error=CLOSED),), node_failures=(lost(0, 21.0),))
     assert failure is not None
     assert failure.kind is FailureKind.NODE_LOST
 
 
 def test_vanished_peer_error_is_the_cause_when_nothing_else_is_known() -> None:
-    failure = blamed(rank_failures=(exited(1, 11.0, error=CLOSED),))
+    failure = root_cause(rank_failures=(exited(1, 11.0, error=CLOSED),))
     assert failure is not None
     assert failure.kind is FailureKind.CRASHED
 
 
 def test_end_after_a_reported_hang_is_its_consequence() -> None:
-    failure = blamed(
+    failure = root_cause(
         hangs=(hung(0),), rank_failures=(exited(1, 50.1, error=CLOSED), exited(2, 50.2, error="RuntimeError: ?"))
     )
     assert failure is not None
@@ -105,13 +105,13 @@ def test_end_after_a_reported_hang_is_its_consequence() -> None:
 
 
 def test_end_before_a_reported_hang_is_its_cause_though_it_was_learnt_late() -> None:
-    failure = blamed(hangs=(hung(0),), rank_failures=(exited(1, 19.0, how=ExitReason.OUT_OF_MEMORY, code=9),))
+    failure = root_cause(hangs=(hung(0),), rank_failures=(exited(1, 19.0, how=ExitReason.OUT_OF_MEMORY, code=9),))
     assert failure is not None
     assert (failure.kind, failure.rank) == (FailureKind.OUT_OF_MEMORY, 1)
 
 
 def test_lost_node_is_the_cause_of_a_concurrent_hang() -> None:
-    failure = blamed(hangs=(hung(0),), node_failures=(lost(1, 58.0),))
+    failure = root_cause(hangs=(hung(0),), node_failures=(lost(1, 58.0),))
     assert failure is not None
     assert failure.kind is FailureKind.NODE_LOST
 
@@ -137,18 +137,18 @@ def test_lost_node_is_the_cause_of_a_concurrent_hang() -> None:
     ],
 )
 def test_vanished_peer_error_is_distinguished_from_a_programs_own_connections(error: str, secondary: bool) -> None:
-    failure = blamed(rank_failures=(exited(1, 11.0, error=error),))
+    failure = root_cause(rank_failures=(exited(1, 11.0, error=error),))
     assert (failure.is_peer_symptom, failure.is_network_error) == (secondary, not secondary)
     # Whatever speaks of a connection comes after what does not, and before what speaks of a peer.
     known = (exited(1, 11.0, error=error), exited(0, 11.5, error="ValueError: ?"))
-    assert blamed(rank_failures=known).rank == 0
-    assert blamed(rank_failures=(*known[:1], exited(2, 11.5, error=CLOSED))).rank == 1
+    assert root_cause(rank_failures=known).rank == 0
+    assert root_cause(rank_failures=(*known[:1], exited(2, 11.5, error=CLOSED))).rank == 1
 
 
 def test_exit_code_75_is_a_programs_own_unless_its_session_left_with_it() -> None:
     own = exited(0, 11.0, code=75)
-    assert blamed(rank_failures=(own,)).kind is FailureKind.CRASHED
-    assert blamed(rank_failures=(replace(own, exited_on_request=True),)).kind is FailureKind.TERMINATED_EXTERNALLY
+    assert root_cause(rank_failures=(own,)).kind is FailureKind.CRASHED
+    assert root_cause(rank_failures=(replace(own, exited_on_request=True),)).kind is FailureKind.TERMINATED_EXTERNALLY
 
 
 GAVE_UP = "RuntimeError: [..] Timed out waiting 2000ms for recv operation to complete"
@@ -157,7 +157,9 @@ IN_A_SUM = {"top_frame": "all_reduce (torch/distributed/distributed_c10d.py:2841
 
 
 def test_rank_that_others_gave_up_waiting_for_is_the_cause_where_it_was_seen_elsewhere() -> None:
-    failure = blamed(rank_failures=(exited(0, 11.0, error=GAVE_UP),), hangs=(hung(2, **IN_A_SUM), hung(1, **ASLEEP)))
+    failure = root_cause(
+        rank_failures=(exited(0, 11.0, error=GAVE_UP),), hangs=(hung(2, **IN_A_SUM), hung(1, **ASLEEP))
+    )
     assert (failure.kind, failure.rank, failure.waiting_rank) == (FailureKind.HUNG, 1, 0)
     assert f"rank 0 gave up waiting: {GAVE_UP}" in failure.evidence
 
@@ -175,7 +177,7 @@ def test_rank_that_others_gave_up_waiting_for_is_the_cause_where_it_was_seen_els
 def test_rank_whose_stacks_were_dumped_is_not_the_root_cause_of_another_exit(
     end: RankExited, seen: dict[str, object]
 ) -> None:
-    failure = blamed(rank_failures=(end,), hangs=(hung(1, **seen),))
+    failure = root_cause(rank_failures=(end,), hangs=(hung(1, **seen),))
     assert failure.rank == 0
 
 
@@ -192,14 +194,14 @@ def test_rank_whose_stacks_were_dumped_is_not_the_root_cause_of_another_exit(
 )
 def test_root_cause_of_a_hang_is_the_rank_that_blocks_the_others(culprit: dict[str, object]) -> None:
     waiting = {"top_frame": "all_reduce (distributed_c10d.py:2841)"}
-    failure = blamed(hangs=(hung(0, **waiting), hung(1, **{**waiting, **culprit}), hung(2, **waiting)))
+    failure = root_cause(hangs=(hung(0, **waiting), hung(1, **{**waiting, **culprit}), hung(2, **waiting)))
     assert failure is not None
     assert failure.rank == 1
     assert failure.error == f"no step after step {culprit.get('last_step', 9)}"
 
 
 def test_of_ranks_at_the_end_of_one_step_the_one_higher_up_there_is_behind() -> None:
-    failure = blamed(hangs=(hung(0, commit_line=232), hung(1, commit_line=224, last_step_at=21.0)))
+    failure = root_cause(hangs=(hung(0, commit_line=232), hung(1, commit_line=224, last_step_at=21.0)))
     assert failure.rank == 1
 
 
@@ -222,4 +224,4 @@ def test_of_ranks_at_the_end_of_one_step_the_one_higher_up_there_is_behind() -> 
 def test_what_a_rank_ran_out_of_is_told_from_an_error_of_its_own(
     how: ExitReason, error: str, kind: FailureKind
 ) -> None:
-    assert blamed(rank_failures=(exited(0, 1.0, how=how, code=1, error=error),)).kind is kind
+    assert root_cause(rank_failures=(exited(0, 1.0, how=how, code=1, error=error),)).kind is kind
