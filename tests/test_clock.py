@@ -50,7 +50,7 @@ def test_slow_correction_is_no_jump() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [5 * HOUR_S, -5 * HOUR_S])
-def test_successor_goes_on_with_the_run_and_tells_what_was_set_meanwhile(jump_s: float) -> None:
+def test_successor_continues_with_the_run_and_tells_what_was_set_meanwhile(jump_s: float) -> None:
     machine = Machine()
     former = machine.clock().sample
     machine.passes(10.0)

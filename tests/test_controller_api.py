@@ -433,7 +433,7 @@ STALLED = [
 
 
 @pytest.mark.parametrize("beginning", STALLED)
-def test_connection_that_does_not_go_on_is_cut_off(tmp_path: Path, beginning: bytes) -> None:
+def test_connection_that_does_not_continue_is_cut_off(tmp_path: Path, beginning: bytes) -> None:
     async def scene(here: Site) -> None:
         host, port = here.url.split(":")
         reader, writer = await asyncio.open_connection(host, int(port))

@@ -12,7 +12,7 @@ from holdfast.run_dir import RunDir
 from lab import Lab
 
 
-def test_soak_that_goes_on_opens_the_gates_of_what_it_has_recovered_from(
+def test_soak_that_continues_opens_the_gates_of_what_it_has_recovered_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = soak_cluster.plan(0, 4)

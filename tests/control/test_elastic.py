@@ -165,7 +165,7 @@ def test_no_rank_starts_while_those_of_a_lost_node_may_live() -> None:
     assert start.nodes == (0, 2, 3)
 
 
-def test_replica_with_too_few_nodes_waits_says_so_and_goes_on_with_enough() -> None:
+def test_replica_with_too_few_nodes_waits_says_so_and_continues_with_enough() -> None:
     run = Run().whole()
     run.lose(0, 1, 2, at=20.0)
     assert run.pass_("min-nodes:0", 80.0) == []

@@ -107,7 +107,7 @@ def damaged(content: list[bytes], *places: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 8])
-def test_run_goes_on_from_any_damage_only_to_where_it_was(tmp_path: Path, width: int) -> None:
+def test_run_continues_from_any_damage_only_to_where_it_was(tmp_path: Path, width: int) -> None:
     outcomes = set[bool]()
     for first in range(len(LINES)):
         takeover = taken(tmp_path / "log", damaged(LINES, *range(first, first + width)))

@@ -344,7 +344,7 @@ def test_one_process_a_node_is_enough_where_the_command_starts_its_own_ranks() -
     assert run.do(exited(0, rank=0), exited(1, rank=4), stopped(0), stopped(1)) == [FinishRun()]
 
 
-def test_run_goes_on_while_one_replica_is_done() -> None:
+def test_run_continues_while_one_replica_is_done() -> None:
     run = Run(nodes=2, replicas=2).running()
     assert run.do(exited(0, rank=0), stopped(0)) == []
     assert (run.phase(0), run.phase(1)) == (ReplicaPhase.DONE, ReplicaPhase.RUNNING)

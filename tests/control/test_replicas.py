@@ -91,7 +91,7 @@ def test_replica_of_which_no_stacks_are_known_gets_its_time() -> None:
     assert stops(training().do(hung(1, top_frame=""))) == []
 
 
-def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_goes_on() -> None:
+def test_replica_that_is_reported_just_after_the_one_that_it_waits_for_continues() -> None:
     run = training()
     assert stops(run.do(hung(1, state="T"))) == [1]
     assert stops(run.do(hung(0, top_frame="Loop.somewhere (train.py:3)"))) == []

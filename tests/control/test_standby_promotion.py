@@ -154,7 +154,7 @@ def test_node_that_cannot_be_had_at_first_is_stood_in_for() -> None:
     assert starts(commands) == [(0, 2)]
 
 
-def test_standby_of_replicas_takes_the_lost_one_s_place_and_the_others_go_on() -> None:
+def test_standby_of_replicas_takes_the_lost_one_s_place_and_the_others_continue() -> None:
     run = training(replicas=2)
     commands = run.do(gone(1))
     assert promotions(run) == [(2, 1)]

@@ -40,7 +40,7 @@ def test_words_heard_twice_commit_nothing_twice() -> None:
     assert numbers(book.add(word(5, 3), 9.0)) == [3]
 
 
-def test_successor_of_a_controller_goes_on_after_what_is_written() -> None:
+def test_successor_of_a_controller_continues_after_what_is_written() -> None:
     book = ledger(committed=2)
     book.add(word(4, 1, 2, 3), 9.0)
     assert numbers(book.add(word(5, 2, 3), 9.0)) == [3]

@@ -29,7 +29,7 @@ def line_of(file: str, form: str) -> str:
     return f"[2026-11-20 10:00:00] n1:811:990 [3] {file}:123 NCCL WARN {said}"
 
 
-def test_every_warning_of_every_version_is_quoted_or_says_that_it_goes_on() -> None:
+def test_every_warning_of_every_version_is_quoted_or_says_that_it_continues() -> None:
     assert len(WARNINGS) > 600
     silent: list[str] = []
     for file, _, _, form in WARNINGS:
@@ -76,7 +76,7 @@ def test_warning_that_nobody_knows_stands_behind_a_cause_and_ends_no_run() -> No
     assert nothing_failed(diagnose_lines(UNHEARD), None).code == ""
 
 
-def test_slow_fabric_of_a_run_that_goes_on_is_said_all_the_same() -> None:
+def test_slow_fabric_of_a_run_that_continues_is_said_all_the_same() -> None:
     answer = diagnose_lines(
         "n1:8:9 [0] NCCL INFO NCCL_IB_HCA set to mlx5_0", "n1:8:9 [0] NCCL INFO Using network Socket"
     )

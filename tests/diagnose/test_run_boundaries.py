@@ -122,7 +122,7 @@ def test_launcher_that_ended_and_begins_again_is_another_run() -> None:
     assert [other.failure_class for other in answer.other_runs] == [FailureClass.OOM_GPU]
 
 
-def test_launcher_that_starts_its_ranks_again_goes_on_with_one_run() -> None:
+def test_launcher_that_starts_its_ranks_again_continues_with_one_run() -> None:
     init = "n1:{pid}:990 [0] NCCL INFO comm 0x5 rank 0 nranks 2 cudaDev 0 busId 1b000 commId 0x{pid} - Init COMPLETE"
     answer = diagnose_lines(
         LAUNCHED.format(at="10:00:00"),
@@ -160,7 +160,7 @@ def test_pod_whose_launcher_begins_again_is_another_run_in_the_files_of_all() ->
     assert [other.failure_class for other in answer.other_runs] == [FailureClass.OOM_HOST]
 
 
-def test_run_that_goes_on_after_one_that_failed_is_said_to_have_shown_no_failure() -> None:
+def test_run_that_continues_after_one_that_failed_is_said_to_have_shown_no_failure() -> None:
     answer = diagnose_lines(LAUNCHED.format(at="10:00:00"), MISSING, *LAST_WORDS, LAUNCHED.format(at="10:30:00"))
     assert answer.failure_class is FailureClass.PROGRAM_ERROR
     assert answer.other_runs == ()

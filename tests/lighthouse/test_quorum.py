@@ -55,7 +55,7 @@ def ids_of(told: QuorumState) -> tuple[str, ...] | str:
 A, B, C = map(member, NAMES)
 
 
-def test_those_of_the_last_quorum_go_on_without_waiting_for_a_joiner() -> None:
+def test_those_of_the_last_quorum_continue_without_waiting_for_a_joiner() -> None:
     assert ids_of(state_of(A, B, alive=("2:c",), previous=quorum("0:a", "1:b"))) == ("0:a", "1:b")
 
 
@@ -75,7 +75,7 @@ def test_member_that_misses_its_heartbeats_is_not_waited_for() -> None:
     assert ids_of(late) == ("0:a", "1:b")
 
 
-def test_half_of_those_that_live_do_not_go_on_alone() -> None:
+def test_half_of_those_that_live_do_not_continue_alone() -> None:
     assert ids_of(state_of(A, alive=("1:b",))) == "1 of 2 replicas that live ask"
 
 

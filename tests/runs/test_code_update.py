@@ -86,7 +86,7 @@ def cut(watched: WatchedRun) -> None:
 
 
 @pytest.mark.parametrize(("target", "words"), [("local", ("fsdp",)), ("shipped", ())], ids=["local-fsdp", "shipped"])
-def test_updated_ranks_go_on_from_the_step_they_are_at_to_the_bit(
+def test_updated_ranks_continue_from_the_step_they_are_at_to_the_bit(
     project: Project, target: str, words: tuple[str, ...]
 ) -> None:
     watched = project.run(100_000, 0.05, *words, target=target)
@@ -141,7 +141,7 @@ def test_code_that_fails_before_or_after_its_first_steps_is_taken_back_and_no_st
     assert all(of_step[step.step] == step.loss for step in steps)
 
 
-def test_update_in_which_a_rank_dies_goes_on_with_the_new_code(project: Project) -> None:
+def test_update_in_which_a_rank_dies_continues_with_the_new_code(project: Project) -> None:
     watched = project.run(100_000)
     watched.wait_for(StepCommitted, lambda event: event.step >= 5)
     watched.drill(FaultTarget.RANK, 1, FaultAction.STOP)

@@ -96,7 +96,7 @@ def test_spare_node_replaces_a_lost_one_without_shrinking(runs: Runs) -> None:
     assert sizes(watched) == [2, 2]
 
 
-def test_run_with_too_few_nodes_waits_says_so_and_goes_on_when_it_can(runs: Runs) -> None:
+def test_run_with_too_few_nodes_waits_says_so_and_continues_when_it_can(runs: Runs) -> None:
     watched = runs.steps(40, overrides=("nodes=2..3", *SHORT))
     lose(watched, 1, at_step=12)
     lose(watched, 2, at_step=30)

@@ -54,7 +54,7 @@ def terminate_agent(watched: WatchedRun) -> None:
     ("tell", "code", "generations"),
     [(terminate_rank, "rank-terminated-externally", {0}), (terminate_agent, "node-preempted", {0, 1})],
 )
-def test_sigterm_has_every_rank_save_and_the_next_attempt_goes_on_from_there(
+def test_sigterm_has_every_rank_save_and_the_next_attempt_continues_from_there(
     runs: Runs, tell: Callable[[WatchedRun], None], code: str, generations: set[int]
 ) -> None:
     watched = start(runs)

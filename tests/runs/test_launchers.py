@@ -67,7 +67,7 @@ def test_accelerate_that_starts_one_process_a_node_has_its_rank(runs: Runs) -> N
 
 
 @pytest.mark.slow
-def test_rank_killed_under_its_launcher_run_goes_on(runs: Runs) -> None:
+def test_rank_killed_under_its_launcher_run_continues(runs: Runs) -> None:
     overrides = ("launch=per-node", "ranks_per_node=2")
     watched = runs.start(beside_python("torchrun"), str(TORCH_FREE_TRAINER), "40", "0.02", overrides=overrides)
     watched.drill(FaultTarget.RANK, 3, FaultAction.KILL, at_step=7)

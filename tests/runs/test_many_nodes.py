@@ -85,7 +85,9 @@ def test_lost_node_of_many_is_replaced_and_everybody_starts_again(fleet: Simulat
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_controller_killed_while_everybody_is_stopped_is_replaced_and_the_restart_goes_on(fleet: SimulatedRun) -> None:
+def test_controller_killed_while_everybody_is_stopped_is_replaced_and_the_restart_continues(
+    fleet: SimulatedRun,
+) -> None:
     fleet.wait_until(everybody_started(0), WITHIN_S)  # type: ignore[arg-type]
     fleet.remove_node(5)
     fleet.replace_controller()

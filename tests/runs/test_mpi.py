@@ -64,7 +64,7 @@ def test_every_rank_of_two_nodes_has_the_environment_and_they_reduce_together(
 
 
 @pytest.mark.parametrize("target", ["local", "apart"])
-def test_rank_killed_under_mpirun_run_goes_on(isolated: Runs, target: str) -> None:
+def test_rank_killed_under_mpirun_run_continues(isolated: Runs, target: str) -> None:
     command = ("mpirun", sys.executable, str(TORCH_FREE_TRAINER), "40", "0.02")
     watched = isolated.start(*command, target=target, overrides=TWO_BY_TWO)
     watched.drill(FaultTarget.RANK, 3, FaultAction.KILL, at_step=7)
@@ -78,7 +78,7 @@ def test_rank_killed_under_mpirun_run_goes_on(isolated: Runs, target: str) -> No
     assert [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("ompi")] == []
 
 
-def test_daemon_of_open_mpi_killed_run_goes_on(runs: Runs) -> None:
+def test_daemon_of_open_mpi_killed_run_continues(runs: Runs) -> None:
     watched = runs.start("mpirun", sys.executable, str(TORCH_FREE_TRAINER), "40", "0.05", overrides=TWO_BY_TWO)
     watched.wait_for(StepCommitted, lambda event: event.step == 7)
     (daemon,) = [pid for pid in by_env(all_pids(), HOLDFAST_RUN=watched.folder.run_id) if named(pid) == "orted"]

@@ -57,7 +57,7 @@ def end_controller(run: RunDir, controller: int) -> None:
     wait_until(lambda: not run.alive())
 
 
-def test_run_waits_is_said_to_and_goes_on_without_a_restart_once_it_can_be_written(
+def test_run_waits_is_said_to_and_continues_without_a_restart_once_it_can_be_written(
     runs: Runs, ext4: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(ext4))

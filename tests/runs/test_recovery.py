@@ -132,7 +132,7 @@ def test_controller_killed_at_many_points_loses_and_doubles_nothing(runs: Runs) 
     assert sorted(event.rank for event in watched.all(RankExited)) == [0, 1]
 
 
-def test_controller_killed_in_the_middle_of_a_recovery_goes_on_with_it(runs: Runs) -> None:
+def test_controller_killed_in_the_middle_of_a_recovery_continues_with_it(runs: Runs) -> None:
     watched = runs.steps(200, 0.02)
     watched.wait_for(StepCommitted, lambda event: event.step == 12)
     controller = watched.all(ControllerStarted)[-1].pid

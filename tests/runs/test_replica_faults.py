@@ -134,7 +134,7 @@ def shipped(runs: Runs, tmp_path: Path) -> Path:
     return Path("program.py")
 
 
-def test_replica_that_dies_in_an_update_goes_on_with_the_new_code_and_from_another(runs: Runs, shipped: Path) -> None:
+def test_replica_that_dies_in_an_update_continues_with_the_new_code_and_from_another(runs: Runs, shipped: Path) -> None:
     watched = start_replicas(
         runs, 2, "env.DIES=1.0:leaving", "checkpoint.every_steps=100000", target="shipped", program=shipped
     )
@@ -171,7 +171,7 @@ def test_flapping_replica_is_backed_off_then_has_another_node(runs: Runs, standb
     assert (promoted, fresh) == (([(2, 1)], [(1, 1)]) if standby else ([], [(1, 1)]))
 
 
-def test_replicas_that_are_too_few_wait_say_so_and_go_on(runs: Runs) -> None:
+def test_replicas_that_are_too_few_wait_say_so_and_continue(runs: Runs) -> None:
     watched = start_and_step(runs, 2, "recovery.min_replicas=2")
     kill(watched, 1)
     few = watched.wait_for(FindingRaised, lambda event: event.finding.code == "replica-quorum-lost")

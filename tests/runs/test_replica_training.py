@@ -71,7 +71,7 @@ def processes_with(words: bytes, folder: Path) -> list[int]:
         (2, FaultTarget.COLLECTIVE, FaultAction.HANG, "rank-hung"),
     ],
 )
-def test_others_go_on_without_a_replica_and_it_catches_up(
+def test_others_continue_without_a_replica_and_it_catches_up(
     runs: Runs, replicas: int, target: FaultTarget, action: FaultAction, code: str
 ) -> None:
     watched = start_and_step(runs, replicas, "recovery.step_timeout_s=auto")
@@ -132,7 +132,7 @@ def test_replicas_that_are_cancelled_leave_after_the_same_step_with_a_checkpoint
     assert {step.replica for step in watched.all(StepCommitted) if step.step == last} == {0, 1}
 
 
-def test_replicas_that_are_too_few_wait_and_go_on(runs: Runs) -> None:
+def test_replicas_that_are_too_few_wait_and_continue(runs: Runs) -> None:
     watched = start_and_step(runs, 2, "recovery.min_replicas=2")
     watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
     wait_for_step(watched, 1, 1)
@@ -157,7 +157,7 @@ def test_replicas_that_meet_now_and_then_are_equal_there_and_one_that_is_lost_be
         assert {step for step in shared if survivor[step] == other[step]} == met
 
 
-def test_replica_whose_node_is_taken_away_leaves_after_its_step_and_the_others_go_on(runs: Runs) -> None:
+def test_replica_whose_node_is_taken_away_leaves_after_its_step_and_the_others_continue(runs: Runs) -> None:
     watched = start_and_step(runs, 2, "checkpoint.every_steps=100000", "recovery.stop_grace_s=120")
     os.kill(next(event.pid for event in watched.all(AgentConnected) if event.node == 0), signal.SIGTERM)
     watched.wait_for(RanksDrained)

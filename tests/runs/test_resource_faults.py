@@ -94,7 +94,7 @@ def on_a_small_disk(runs: Runs, disk: Path, monkeypatch: pytest.MonkeyPatch, ste
 
 @pytest.mark.root
 @pytest.mark.slow
-def test_run_waits_for_room_for_its_log_while_its_ranks_go_on(
+def test_run_waits_for_room_for_its_log_while_its_ranks_continue(
     small_disk: SmallDisk, runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = small_disk(1 << 20)

@@ -52,7 +52,7 @@ def room_for_three(runs: Runs) -> str:
     return "three"
 
 
-def test_run_goes_on_at_full_strength_although_the_lost_node_cannot_be_had_again(
+def test_run_continues_at_full_strength_although_the_lost_node_cannot_be_had_again(
     runs: Runs, room_for_three: str
 ) -> None:
     watched = runs.steps(4000, target=room_for_three, overrides=("recovery.standby=1",))

@@ -84,7 +84,7 @@ def test_controller_that_wakes_after_it_was_replaced_does_no_harm(runs: Runs) ->
     assert "another controller has taken this run over" in watched.folder.controller_log.read_text()
 
 
-def test_run_goes_on_at_another_port_when_its_own_was_taken(runs: Runs) -> None:
+def test_run_continues_at_another_port_when_its_own_was_taken(runs: Runs) -> None:
     watched = runs.steps(100_000, 0.02)
     watched.wait_for(CheckpointCommitted)
     record = json.loads(watched.folder.controller_record.read_text())

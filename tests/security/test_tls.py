@@ -134,7 +134,7 @@ def test_request_in_one_flight_with_the_end_of_the_handshake_is_answered(run: Ru
 
 
 @pytest.mark.parametrize("beginning", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a hello"])
-def test_handshake_that_does_not_go_on_is_cut_off(run: Run, beginning: bytes) -> None:
+def test_handshake_that_does_not_continue_is_cut_off(run: Run, beginning: bytes) -> None:
     async def scene(server: AdmissionServer, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(beginning)

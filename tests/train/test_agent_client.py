@@ -66,7 +66,7 @@ def test_an_agent_that_never_reads_keeps_no_process_from_its_end(agent, monkeypa
 
 
 @pytest.mark.parametrize("use", [lambda c: c.requests(), lambda c: c.send(Hello(rank=0, pid=1))])
-def test_an_agent_that_is_gone_is_told_once_and_training_goes_on(agent, capsys, use):
+def test_an_agent_that_is_gone_is_told_once_and_training_continues(agent, capsys, use):
     channel = AgentClient.connect(agent.path, rank=0)
     agent.accept().close()
     for _ in range(3):
@@ -80,7 +80,7 @@ def test_no_socket_is_said_by_rank_0_only(capsys):
     assert capsys.readouterr().err == "holdfast: no HOLDFAST_RANK_SOCKET: the session runs alone\n"
 
 
-def test_a_socket_nobody_listens_on_is_said_and_training_goes_on(tmp_path: Path, capsys):
+def test_a_socket_nobody_listens_on_is_said_and_training_continues(tmp_path: Path, capsys):
     channel = AgentClient.connect(tmp_path / "missing.sock", rank=1)
     channel.report_finding(Finding(code="x", what="something"))
     assert channel.requests() == []

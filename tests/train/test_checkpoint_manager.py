@@ -100,7 +100,7 @@ def test_restore_of_an_empty_or_missing_folder_starts_at_0(tmp_path: Path):
     assert checkpoints(tmp_path / "none yet", training()).restore()[:2] == (0, [])
 
 
-def test_restored_loop_goes_on_exactly_as_the_saved_one(tmp_path: Path):
+def test_restored_loop_continues_exactly_as_the_saved_one(tmp_path: Path):
     first, second = training(), training()
     train(first)
     checkpoints(tmp_path, first).save(1)
@@ -134,7 +134,7 @@ def test_state_of_the_users_own_that_counts_as_empty_is_saved(tmp_path: Path):
     assert second.extra.count == 7
 
 
-def test_every_generator_goes_on_where_it_stood(tmp_path: Path):
+def test_every_generator_continues_where_it_stood(tmp_path: Path):
     def draw() -> tuple[float, ...]:
         return random.random(), random.gauss(0, 1), *np.random.rand(2), np.random.randn(), torch.randn(1).item()
 

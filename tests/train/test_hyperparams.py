@@ -97,7 +97,7 @@ def warmed(optimizer: Any, end: int = 10) -> SequentialLR:
     return SequentialLR(optimizer, [LinearLR(optimizer, 0.1, total_iters=4), CosineAnnealingLR(optimizer, end)], [4])
 
 
-def test_program_that_says_the_same_goes_on_quietly(resumed):
+def test_program_that_says_the_same_continues_quietly(resumed):
     for given in ({"lr": 0.1, "scheduler": warmed}, {"lr": torch.tensor(0.1), "scheduler": step}, {"lr": 0.1}):
         _, said = resumed(given, given)
         assert said == {}

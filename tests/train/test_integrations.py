@@ -169,7 +169,7 @@ def test_checkpoint_is_taken_with_the_step_in_hand_and_told(train: Train, told: 
 
 
 @pytest.mark.parametrize("by", ["signal", "agent"])
-def test_stop_is_met_with_a_checkpoint_and_its_exit_code_and_training_goes_on_exactly(
+def test_stop_is_met_with_a_checkpoint_and_its_exit_code_and_training_continues_exactly(
     train: Train, told: Agent, tmp_path: Path, by: str, capsys: pytest.CaptureFixture[str]
 ):
     before = signal.getsignal(signal.SIGTERM)

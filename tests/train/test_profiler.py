@@ -107,7 +107,7 @@ def test_profile_that_the_last_step_cuts_short_is_of_the_steps_there_were(agent)
     assert 0 < sum(told(steps[-1]).values()) < steps[-1].ended - steps[2].started
 
 
-def test_profile_beside_another_is_refused_and_training_goes_on(agent):
+def test_profile_beside_another_is_refused_and_training_continues(agent):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         loop(9, rank_socket=agent.path, profile_after_step=2)
     messages = agent.accept().rest()

@@ -99,7 +99,7 @@ def both() -> Generator[Callable[[Callable[[Replica], T]], list[T]]]:
     lighthouse.shutdown()
 
 
-def test_replicas_that_are_all_there_go_on_without_asking(both) -> None:
+def test_replicas_that_are_all_there_continue_without_asking(both) -> None:
     for step in (1, 2, 3):
         assert both(lambda each, step=step: each.group.barrier_if_unchanged(step)) == [True, True]
         assert both(Replica.step) == [True, True]

@@ -94,7 +94,7 @@ def test_a_step_whose_replica_dies_after_it_was_agreed_counts_with_its_samples(t
     assert (4, True) in steps_of(tmp_path, 0, 0)
 
 
-def test_replicas_that_are_all_killed_at_once_go_on_from_their_checkpoint(tmp_path: Path):
+def test_replicas_that_are_all_killed_at_once_continue_from_their_checkpoint(tmp_path: Path):
     job = Job(out=tmp_path, steps=STEPS, count=2, faults=("0:6:computing", "1:6:computing"), checkpoints=True)
     run(job)
     step, counts = steps_of(tmp_path, 0, 1)[0]
@@ -122,7 +122,7 @@ def test_a_replica_that_is_back_saves_in_the_store_that_it_had_before(tmp_path: 
     assert (tmp_path / "kept" / f"step-{STEPS:08d}.1" / manifest_file.NAME).exists()
 
 
-def test_replicas_that_are_all_killed_in_a_save_go_on_from_the_one_before(tmp_path: Path) -> None:
+def test_replicas_that_are_all_killed_in_a_save_continue_from_the_one_before(tmp_path: Path) -> None:
     job = Job(out=tmp_path, steps=STEPS, count=2, faults=("0:4:saving", "1:5:computing"), checkpoints=True)
     run(job)
     assert steps_of(tmp_path, 0, 1)[0] == steps_of(tmp_path, 1, 1)[0] == (3, True)

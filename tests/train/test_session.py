@@ -220,7 +220,7 @@ def test_time_that_the_loop_stood_still_for_a_checkpoint_is_reported_with_the_ne
     assert line.await_(RankStep).checkpoint_s > 0
 
 
-def test_a_second_session_goes_on_after_the_first(tmp_path: Path, capsys):
+def test_a_second_session_continues_after_the_first(tmp_path: Path, capsys):
     first = session(checkpoint_path=tmp_path)
     for _ in first.steps(3):
         first.commit()
@@ -393,7 +393,7 @@ def test_weights_that_are_other_ones_aside_are_not_saved(tmp_path: Path, monkeyp
     assert torch.equal(again.weight, was[2])
 
 
-def test_failed_checkpoint_is_found_and_training_goes_on(agent, tmp_path: Path):
+def test_failed_checkpoint_is_found_and_training_continues(agent, tmp_path: Path):
     folder = tmp_path / "file"
     loop = session(rank_socket=agent.path, checkpoint_path=folder, checkpoint_every_steps=1)
     shutil.rmtree(folder)
@@ -452,7 +452,7 @@ def test_rank_that_is_left_alone_takes_the_samples_of_all_and_says_how_many(agen
     assert agent.accept().await_(RankStep).metrics["global_batch"] == 12
 
 
-def test_samples_go_on_from_a_checkpoint_whatever_the_batch_is_then(tmp_path: Path):
+def test_samples_continue_from_a_checkpoint_whatever_the_batch_is_then(tmp_path: Path):
     assert train(session(checkpoint_path=tmp_path, batch_world_size=2), 1) == [range(4), range(4, 8)]
     assert train(session(checkpoint_path=tmp_path), 3) == [range(8, 12), range(12, 16)]
 
@@ -468,7 +468,7 @@ def test_samples_of_a_checkpoint_that_counts_none_are_those_of_its_steps(tmp_pat
     ("deals", "extra", "evidence"),
     [(True, False, []), (False, False, ["the loop takes"]), (True, True, ["`extra`"]), (False, True, ["the", "`"])],
 )
-def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_go_on_as_it_was(
+def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_continue_as_it_was(
     agent, tmp_path: Path, capsys, deals: bool, extra: bool, evidence: list[str]
 ):
     def loop(**told: Any) -> Session:

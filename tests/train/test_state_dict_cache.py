@@ -329,7 +329,7 @@ def test_numbers_of_the_optimizer_are_those_of_each_save():
     assert loop.times == 1
 
 
-def test_buffer_that_anybody_may_change_is_copied_before_the_loop_goes_on():
+def test_buffer_that_anybody_may_change_is_copied_before_the_loop_continues():
     loop = training()
     train(loop)
     staging = StagingBuffer(loop)

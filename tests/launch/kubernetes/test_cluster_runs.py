@@ -482,7 +482,7 @@ def test_mpijob_reaches_its_nodes_by_ssh_and_goes_to_its_end(site: Site) -> None
     until(lambda: not site.left(), "nothing is left")
 
 
-def test_replicas_meet_in_a_cluster_and_go_on_without_one_that_is_lost(site: Site) -> None:
+def test_replicas_meet_in_a_cluster_and_continue_without_one_that_is_lost(site: Site) -> None:
     out = site.folder.parent / "out"
     out.mkdir()
     shutil.copy(PROGRAMS / "replica_trainer.py", site.folder)

@@ -240,7 +240,7 @@ def test_what_was_heard_last_is_shown_with_its_age_while_the_cluster_is_silent(p
     play(scene)
 
 
-def test_run_whose_namespace_is_being_deleted_is_not_said_to_go_on(play) -> None:
+def test_run_whose_namespace_is_being_deleted_is_not_said_to_continue(play) -> None:
     async def scene(run: RunDir, pods: FakeCluster, asked: asyncio.Event) -> None:
         write_cluster_ref(run, CLUSTER_REF)
         pods.ends = "2026-11-22T20:00:00Z"
@@ -318,7 +318,7 @@ def test_controllers_replicaset_that_somebody_deletes_is_made_again(
     play(scene)
 
 
-def test_log_that_was_had_back_is_shown_once_a_node_knows_who_goes_on_with_it(play) -> None:
+def test_log_that_was_had_back_is_shown_once_a_node_knows_who_continues_with_it(play) -> None:
     async def scene(run: RunDir, pods: FakeCluster, asked: asyncio.Event) -> None:
         async def until(reached: Callable[[], object]) -> None:
             while not reached():  # noqa: ASYNC110 - what a file says

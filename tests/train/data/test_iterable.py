@@ -105,7 +105,7 @@ def test_every_sample_is_in_one_committed_step_whatever_the_world_size(kind: typ
         assert sorted(sample[:2] for sample in taken) == whole(epoch)
 
 
-def test_stream_with_a_state_goes_on_from_it_and_one_without_is_read_from_its_epoch_on_and_that_is_told():
+def test_stream_with_a_state_continues_from_it_and_one_without_is_read_from_its_epoch_on_and_that_is_told():
     for kind, reads, codes in ((Placed, 10, set()), (Plain, 40, {"data-replayed"})):
         training = FakeTraining(ranks_of_batch=1)
         training.run(Data(kind(100), batch_size=10), world_size=1, steps=3)
@@ -127,7 +127,7 @@ def test_state_that_leads_elsewhere_is_not_believed_and_that_is_told():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stream_is_read_ahead_by_one_process_and_goes_on_the_same(workers: int):
+def test_stream_is_read_ahead_by_one_process_and_continues_the_same(workers: int):
     taken: list[Any] = []
     for given_workers, cut in ((0, [6]), (workers, [2, 3, 1])):
         training = FakeTraining(ranks_of_batch=2)
@@ -167,7 +167,7 @@ def test_stream_of_other_content_is_refused(kind: type[Plain]):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("buffer_size", [0, 8])
-def test_stream_of_datasets_goes_on_exactly_also_from_a_shuffle_buffer(tmp_path: Path, buffer_size: int):
+def test_stream_of_datasets_continues_exactly_also_from_a_shuffle_buffer(tmp_path: Path, buffer_size: int):
     from datasets import load_dataset
 
     for part in range(2):

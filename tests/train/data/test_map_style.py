@@ -185,7 +185,7 @@ class Deadly:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_lost_worker_is_named_and_training_goes_on_with_each_sample_once(tmp_path: Path, workers: int):
+def test_lost_worker_is_named_and_training_continues_with_each_sample_once(tmp_path: Path, workers: int):
     file = tmp_path / "deadly"
 
     def data() -> Data:

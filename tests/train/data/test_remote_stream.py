@@ -136,7 +136,7 @@ def text() -> bytes:
     return b"".join(row["text"].encode() + b"\n\n" for part in range(PARTS) for row in rows(part))
 
 
-def test_stream_goes_on_in_its_middle_exactly_and_a_server_that_is_gone_is_named(
+def test_stream_continues_in_its_middle_exactly_and_a_server_that_is_gone_is_named(
     server: Server, kind: str, tmp_path: Path
 ):
     training = FakeTraining(ranks_of_batch=2)
