@@ -1,4 +1,4 @@
-"""What the functions of api.py say of a run whose controller is silent, gone, over, or could not be started."""
+"""Functions of api.py on a run whose controller is silent, gone, finished, or failed to start."""
 
 from __future__ import annotations
 

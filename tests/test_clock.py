@@ -1,4 +1,4 @@
-"""A run's clock goes on whatever is done to the wall clock, and its successor's goes on from there."""
+"""A run's clock is independent of changes to the wall clock, and a successor continues it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real port on loopback: who gets in, what is refused, and that garbage hurts nobody but its sender."""
+"""The real API on loopback: who gets in, what is refused, and that garbage hurts only its sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's log and code, kept by its nodes, are had back from them: nobody's word but the controller's own counts."""
+"""A run's log and code are restored from its nodes; only what the controller signed counts."""
 
 from __future__ import annotations
 

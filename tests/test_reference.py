@@ -1,4 +1,4 @@
-"""The generated reference says all there is."""
+"""The generated reference is complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole agent, in a process of its own, under a controller played by the test over a real WebSocket."""
+"""A whole agent, in a separate process, under a test controller over a real WebSocket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's end of the connection against a real WebSocket server: no word lost, whatever breaks."""
+"""The agent's end of the connection against a real WebSocket server: no message is lost, whatever breaks."""
 
 from __future__ import annotations
 

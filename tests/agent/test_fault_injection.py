@@ -1,4 +1,4 @@
-"""What an agent breaks of its own node: done once, whatever becomes of its controller meanwhile."""
+"""Faults that an agent injects on its node: each once, whatever happens to its controller meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launchers say of the rank that ended first."""
+"""Launchers' reports of the first failed rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Killed for memory, or not: by the word of recorded cgroup trees and of recorded kernel lines."""
+"""OOM kills, detected from recorded cgroup trees and recorded kernel lines."""
 
 from __future__ import annotations
 

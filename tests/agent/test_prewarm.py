@@ -1,4 +1,4 @@
-"""What a node holds for its ranks serves their next start, also with other code, and a rank never waits for it."""
+"""Zygotes of a node serve the next start of its ranks, also with changed code, and a rank never waits for one."""
 
 from __future__ import annotations
 

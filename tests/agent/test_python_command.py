@@ -1,4 +1,4 @@
-"""Which commands are Python programs that can be held."""
+"""Which commands are Python programs that can be prewarmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The agent's end of a rank's socket: what a rank said is heard, however little of a CPU the agent gets."""
+"""The agent's end of a rank's socket: every message arrives, however little CPU the agent gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A held port is nobody else's until the rank it is for listens on it."""
+"""A reserved port is free for no other process until its rank listens on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is taken from py-spy's word on where a rank's main thread stands."""
+"""Parsing py-spy's output for the position of a rank's main thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standby that lacks anything its ranks need says what, and not that it is ready."""
+"""A standby that lacks something its ranks need reports it, and does not report ready."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A rank that is forked from its held program does what it does when it is started cold, to the letter."""
+"""A rank forked from its zygote behaves exactly like one with a cold start."""
 
 from __future__ import annotations
 

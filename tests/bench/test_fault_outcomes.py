@@ -1,4 +1,4 @@
-"""What a soak makes of a log: each kind of lost, doubled or untold step is seen."""
+"""Outcomes of a soak from its log: each kind of lost, repeated or unreported step is found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A soak on the lab that goes on after an interruption."""
+"""A soak on the lab that resumes after an interruption."""
 
 from __future__ import annotations
 

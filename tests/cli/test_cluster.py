@@ -1,4 +1,4 @@
-"""What `status` says of a run that waits, and what `run` says of a cluster that does not take it."""
+"""`status` of a waiting run, and `run` on a cluster that refuses it."""
 
 from __future__ import annotations
 

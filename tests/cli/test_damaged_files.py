@@ -1,4 +1,4 @@
-"""Files in a run's folder that are not what holdfast wrote: every verb answers, at once and without a traceback."""
+"""Damaged files in a run directory: every verb answers immediately and without a traceback."""
 
 from __future__ import annotations
 

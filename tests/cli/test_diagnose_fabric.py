@@ -1,4 +1,4 @@
-"""What `diagnose` says of the fabric, as a person and a machine get it."""
+"""Fabric output of `diagnose`, for people and machines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that fails says why, as its last words, and changes nothing else by it."""
+"""A failed run prints its diagnosis last, and changes nothing else by it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run looks like while it goes on."""
+"""The display of a running run."""
 
 from __future__ import annotations
 

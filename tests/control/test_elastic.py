@@ -1,4 +1,4 @@
-"""How many nodes an attempt has: whom it waits for, without whom it goes on, and how it takes in who returns."""
+"""How many nodes an attempt has: which nodes it waits for, continues without, and takes back."""
 
 from __future__ import annotations
 

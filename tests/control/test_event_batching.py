@@ -1,4 +1,4 @@
-"""Many words as one event: it says what they said, and nothing that may decide is drawn together."""
+"""Batched events: one event has the contents of many, and no deciding event is batched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged log is gone on from only where every decision in it comes out again; else the run ends and says why."""
+"""A damaged log is resumed only if replay yields every decision in it; otherwise the run ends with the reason."""
 
 from __future__ import annotations
 

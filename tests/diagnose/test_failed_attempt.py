@@ -1,4 +1,4 @@
-"""What a run's own log says of how it failed."""
+"""Diagnosis of a failure from the run's own log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ten thousand broken logs: no crash, no class without a line that says so, and always an answer that can be shown."""
+"""Ten thousand broken logs: no crash, no class without a line as evidence, and always a printable answer."""
 
 from __future__ import annotations
 

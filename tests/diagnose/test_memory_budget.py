@@ -1,4 +1,4 @@
-"""What is held of a pile stays within its budget, whichever kinds fill it, and what found no room is said."""
+"""Retained input stays within its budget, whichever kinds fill it, and dropped input is reported."""
 
 from __future__ import annotations
 

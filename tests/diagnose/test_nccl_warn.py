@@ -1,4 +1,4 @@
-"""What NCCL warns of: every warning of every version has a rule, or says itself that nothing fails by it."""
+"""NCCL warnings: every warning of every version has a rule, or states itself that nothing fails by it."""
 
 from __future__ import annotations
 

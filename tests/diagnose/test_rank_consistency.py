@@ -1,4 +1,4 @@
-"""What ranks say together of who they are, who waits for whom, and where an exception was raised."""
+"""Rank numbers, waiting ranks and exception locations, from the logs of all ranks."""
 
 from __future__ import annotations
 

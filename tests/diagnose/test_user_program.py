@@ -1,4 +1,4 @@
-"""What a program, its launcher or a library says before ranks meet: usage errors, outages, files that do not parse."""
+"""Errors of a program, its launcher or a library before rendezvous: usage errors, outages, files that do not parse."""
 
 from __future__ import annotations
 

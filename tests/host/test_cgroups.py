@@ -1,4 +1,4 @@
-"""Where a process can be held to memory of its own: recorded trees of cgroup v2, a real group of v1."""
+"""Where a process can be limited to its own memory: recorded trees of cgroup v2, a real group of v1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private files: whose they are, and that nobody finds half of one."""
+"""Private files: their owner, and that no reader finds half of one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holdfast allows itself is not what ranks get; what cannot be started is told from what failed."""
+"""Limits of holdfast itself differ from those of ranks; a failed start is distinguished from a failed program."""
 
 from __future__ import annotations
 

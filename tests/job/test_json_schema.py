@@ -1,4 +1,4 @@
-"""The published schema says what the models say."""
+"""The published schema matches the models."""
 
 from __future__ import annotations
 

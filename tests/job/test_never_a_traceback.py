@@ -1,4 +1,4 @@
-"""10,000 job files of every kind of nonsense: each is a job, or is refused in words that can be printed and sent."""
+"""10,000 nonsensical job files: each is a job, or is refused with a printable message."""
 
 from __future__ import annotations
 

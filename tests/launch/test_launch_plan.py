@@ -1,4 +1,4 @@
-"""How each launcher is told its node's place, without starting one; the programs themselves are in tests/runs."""
+"""Each launcher's node rank and options, without starting one; tests/runs has the programs themselves."""
 
 from __future__ import annotations
 

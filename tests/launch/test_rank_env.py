@@ -1,4 +1,4 @@
-"""What a rank is given, without starting one: whose word counts, and where checkpoints go."""
+"""A rank's environment, without starting one: precedence, and where checkpoints go."""
 
 from __future__ import annotations
 

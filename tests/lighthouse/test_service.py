@@ -1,4 +1,4 @@
-"""The service, asked by TorchFT's own client: nobody waits for a replica that the controller says is lost."""
+"""The service with TorchFT's own client: no replica waits for one that the controller reports lost."""
 
 from __future__ import annotations
 

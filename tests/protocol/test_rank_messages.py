@@ -1,4 +1,4 @@
-"""What a rank sends its agent: a message that is malformed is told from one of a later version."""
+"""Messages of a rank to its agent: a malformed one is distinguished from one of a later version."""
 
 from __future__ import annotations
 

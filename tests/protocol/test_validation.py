@@ -1,4 +1,4 @@
-"""What decodes and yet cannot be is refused; every honest word passes."""
+"""Decodable but impossible messages are refused; every valid message passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is doing, told from its events."""
+"""A run's status, computed from its events."""
 
 from __future__ import annotations
 

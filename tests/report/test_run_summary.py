@@ -1,4 +1,4 @@
-"""How a run went, in data and in words."""
+"""A run's summary, as data and as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A changed world size is told with its size, its effects and what is left, and corrected by what steps show."""
+"""Reports of a changed world size: its size, effects and remaining nodes, corrected by later steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run starts with the nodes there are, goes on smaller when one is lost for good, and takes it in when it returns."""
+"""A run starts with the available nodes, continues smaller after a permanent loss, and grows when the node returns."""
 
 from __future__ import annotations
 

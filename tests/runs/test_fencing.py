@@ -1,4 +1,4 @@
-"""A lost node that nobody can end, because its machine is out of reach: it ends by itself once it is back."""
+"""An unreachable lost node that cannot be killed exits by itself once it is back."""
 
 from __future__ import annotations
 

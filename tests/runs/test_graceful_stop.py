@@ -1,4 +1,4 @@
-"""A run that is told to save, to stop or to give a node back: what it has is saved first, and no step is done again."""
+"""A run that must save, stop or give a node back saves first, and recomputes no step."""
 
 from __future__ import annotations
 

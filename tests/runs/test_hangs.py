@@ -1,4 +1,4 @@
-"""A rank that keeps the others waiting is found and named, whether or not it says how far it is."""
+"""A rank that keeps the others waiting is found and named, whether or not it reports steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is lost with all it held, storage is unplugged, and the ranks go on from another's memory to the bit."""
+"""A node and the storage are lost, and the ranks resume bit-exact from another node's memory."""
 
 from __future__ import annotations
 

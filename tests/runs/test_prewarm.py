@@ -1,4 +1,4 @@
-"""Ranks that are started again have their imports done, and train to the bit as those that were started cold."""
+"""Restarted ranks have their imports done, and train bit-exact with those of a cold start."""
 
 from __future__ import annotations
 

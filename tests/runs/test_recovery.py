@@ -1,4 +1,4 @@
-"""Whatever dies, the run goes on from its last checkpoint, and nothing of it is left at the end."""
+"""Whatever dies, the run resumes from its last checkpoint, and leaves nothing behind at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of a controller that does not answer: who asked is told so, and it is not done behind their back."""
+"""Requests to a controller that does not answer: the user gets an error, and the request does not run later."""
 
 from __future__ import annotations
 

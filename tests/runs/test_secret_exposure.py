@@ -1,4 +1,4 @@
-"""The token and the job's secrets are seen by nobody who is not to see them."""
+"""The token and the job's secrets are visible to no unauthorised process."""
 
 from __future__ import annotations
 

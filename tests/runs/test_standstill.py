@@ -1,4 +1,4 @@
-"""A live run whose ranks do nothing any more: where each of them stands is said to whoever asks."""
+"""A live run whose ranks are stuck: `status` shows the position of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node may say, and a log be told, over time: with a clock of the test's own."""
+"""Rate limits of a node's messages and of log lines, with a test clock."""
 
 from __future__ import annotations
 

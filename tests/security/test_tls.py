@@ -1,4 +1,4 @@
-"""TLS on real sockets: who is believed, who is not, and that the door keeps nobody waiting for a handshake."""
+"""TLS on real sockets: which peers are trusted, and that no peer waits for another's handshake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica holds of the others: nobody waits for one that is gone, and nobody is listened to who need not be."""
+"""Connections between replicas: no replica waits for one that is gone, or accepts unneeded connections."""
 
 from __future__ import annotations
 

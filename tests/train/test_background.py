@@ -1,4 +1,4 @@
-"""A thread behind the loop does what it is given, in order, and is gone with whoever had it."""
+"""The background thread runs its tasks in order, and ends with its owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program ends that an error of holdfast's own ends: in words, with its code; all others as they always did."""
+"""A program that ends by a holdfast error prints it and exits with its code; all others end as usual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is changed in a program is in force when its training goes on, and is said; what is not goes on as it was."""
+"""Changed settings of a program apply when training resumes, and are reported; unchanged ones continue as before."""
 
 from __future__ import annotations
 

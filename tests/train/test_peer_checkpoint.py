@@ -1,4 +1,4 @@
-"""When a rank's state is copied beside its loop, and when it is not any more."""
+"""When a rank's state is copied during its loop, and when copying stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the random number generators stand is noted as they would say it, and they go on from there."""
+"""States of the random generators are recorded in their own format, and restored."""
 
 from __future__ import annotations
 

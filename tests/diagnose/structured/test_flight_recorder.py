@@ -1,4 +1,4 @@
-"""What flight recorder dumps of several ranks say together."""
+"""Combined flight recorder dumps of several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run without agents, as its objects show it, in the words of its log."""
+"""A run without agents: its objects, as events in its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ranks write, taken from pods whose logs are refused, rotated, broken off, or too many to be followed at once."""
+"""Rank output from pods whose logs are refused, rotated, broken off, or too many to follow together."""
 
 from __future__ import annotations
 

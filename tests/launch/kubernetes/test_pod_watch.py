@@ -1,4 +1,4 @@
-"""A gang of many pods that is suspended at once, seen through a watch by the back end."""
+"""A gang of many pods, all suspended together, seen by the back end through a watch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local nodes as processes: how the end of an agent is told, and that nothing of a node stays behind."""
+"""Local nodes as processes: how the end of an agent is reported, and that nothing of a node is left behind."""
 
 from __future__ import annotations
 
