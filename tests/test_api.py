@@ -27,7 +27,7 @@ ENDED = RunFinished(at=2.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="ever
 
 @pytest.fixture
 def run(home: Path) -> RunDir:
-    """A run that was accepted, and that nobody keeps."""
+    """A run that was accepted, without a supervisor."""
     folder = RunDir.create("lonely")
     job = api.load_job(None, command=["true"])
     folder.job.write_text(

@@ -24,7 +24,7 @@ Bad.Name==2.0+cu1 ; python_full_version < '3.15' \\
 
 
 class Database(ThreadingHTTPServer):
-    """Answers with `status` and `answer`, and keeps what it was asked."""
+    """Answers with `status` and `answer`, and keeps the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)

@@ -48,11 +48,11 @@ DEADLINE_S = 200.0
 GROWTH_BYTES = 64 * 2**20
 """Of the controller in the second round: 13 kB for each input. In the first one it takes the buffers that it keeps."""
 FIRST_SEQ = 2**40
-"""Beyond any number that a word gets by chance: what is not beyond the last one is taken for said before."""
+"""Beyond any number that a message gets by chance: numbers up to the last one count as resent."""
 NONSENSE = b"{"
 """What an agent is cut off for."""
 CLOSE = b"\x88"
-"""A closing frame's first byte; what else the controller says is plain ASCII, but for lengths."""
+"""A closing frame's first byte; all other controller output is plain ASCII, except lengths."""
 NODES = 4
 HOSTILE = NODES - 1
 """The node whose token is stolen."""

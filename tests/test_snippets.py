@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 READERS = {"model", "optimizer", "scheduler", "loss_of", "document"}
-"""What a page leaves to whoever reads it."""
+"""What a page leaves to its reader."""
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(page.read_text())]
 
 

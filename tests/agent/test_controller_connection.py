@@ -114,7 +114,7 @@ async def running(link: ControllerConnection) -> AsyncIterator[None]:
 
 
 def play(scene: Callable[[int], Awaitable[None]]) -> None:
-    """With a port on which nobody listens yet, and which nobody else can take."""
+    """With a port on which no process listens yet, and which no other process can take."""
 
     async def whole() -> None:
         with socket.socket() as held:

@@ -61,7 +61,7 @@ async def drain_slowly(channel: RankServer) -> None:
 
 
 def received_from(*, connected_before: bool, kept_by_a_child: bool) -> list[RankToAgent]:
-    """What is heard of a rank that says hello and a step, and ends at once."""
+    """What arrives from a rank that sends a hello and a step, and exits immediately."""
     listening = RecordingHandler()
     in_time: list[RankToAgent] = []
 

@@ -1,4 +1,4 @@
-"""One attempt's ranks on a node, as real processes: what is said of them, in which order, and what is left."""
+"""One attempt's ranks on a node, as real processes: their reports, in order, and their leftovers."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class WorkerGroupBench:
         return self.all(kind)[count - 1]
 
     def pipe(self) -> Path:
-        """A pipe by which a rank without a channel can say something: whoever reads it waits for the writer."""
+        """A pipe through which a rank without a channel can report; its reader waits for the writer."""
         path = self.folder / "pipe"
         os.mkfifo(path)
         return path
@@ -409,7 +409,7 @@ def test_rank_that_died_by_itself_before_the_kill_is_reported_so(tmp_path: Path,
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(shell("exit 7"))
         await group.start()
-        # It has ended, and nobody has looked: the loop has not run since.
+        # It has exited, and the loop has not run since.
         os.waitid(os.P_PID, group.processes[0].pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - to hold the loop up
         group.stop(0.0)
         exited = await bench.until(RankExited)
@@ -472,7 +472,7 @@ def test_rank_0_that_succeeds_without_meeting_a_peer_is_reported(
 def test_orphan_daemon_is_gone_before_the_attempt_is_reported_over(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         begun = bench.pipe()
-        # A double fork with a session of its own: neither its parent nor its process group leads to the rank.
+        # A double fork with a separate session: neither its parent nor its process group leads to the rank.
         await bench.group(shell(f"(setsid sh -c 'echo $$ > {begun}; exec sleep 600' &) ; cat {begun}")).start()
         await bench.until(RanksStopped)
         daemon = int(bench.log(0).read_text())
@@ -874,7 +874,7 @@ def test_silent_rank_is_reported_as_hung_once(tmp_path: Path, sockets: Path) -> 
 def test_rank_that_hung_up_or_ended_or_has_no_step_left_is_not_taken_for_hung(
     tmp_path: Path, sockets: Path, silent: str
 ) -> None:
-    """When the other rank's silence is told for the second time, the first has been silent for twice the deadline."""
+    """When the other rank's silence is reported twice, the first has been silent for twice the deadline."""
 
     async def scene(bench: WorkerGroupBench) -> None:
         rest = ("stay", step(1), '{"type":"activity-changed","to":"finished"}')

@@ -282,7 +282,7 @@ def test_interrupted_verb_ends_as_cancelled(cli: Cli, monkeypatch: pytest.Monkey
 
 
 def make_run(name: str, *lines: bytes) -> RunDir:
-    """A run that nobody keeps, with this log."""
+    """A run without a supervisor, with this log."""
     run = RunDir.create(name)
     job = api.load_job(None, command=["true"])
     run.job.write_text(RunSpec(job=job, base="/", created_at=1.0, fabric="tcp").model_dump_json(exclude_defaults=True))

@@ -80,7 +80,7 @@ FILES = (
 
 
 def _run(*, over: bool) -> RunDir:
-    """A run that nobody keeps, over or not."""
+    """A run without a supervisor, finished or not."""
     run = RunDir.create("test")
     accepted = RunSpec(job=api.load_job(None, command=["true"]), base="/", created_at=1.0, fabric="tcp")
     for path in (run.node_dir(0, 0), run.attempt_log_dir(0)):

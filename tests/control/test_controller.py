@@ -107,7 +107,7 @@ class Nowhere:
 
 @dataclass
 class Agent:
-    """An agent with its outbox, and one connection at a time; it obeys at once."""
+    """An agent with its outbox, and one connection at a time; it obeys immediately."""
 
     node: int
     generation: int = 0

@@ -96,9 +96,9 @@ class Team:
     ranks: list[Rank]
     stopping: bool = False
     leaving: bool = False
-    """Whether it was asked to leave after a checkpoint."""
+    """Whether it has an order to leave after a checkpoint."""
     deaf: bool = False
-    """Its ranks have no Session, and go on."""
+    """Its ranks have no Session, and continue."""
 
     @property
     def alive(self) -> list[Rank]:
@@ -286,7 +286,7 @@ class World:
         assert {attempt for attempt, _ in self.alive_ranks(start.replica)} <= {start.attempt}
 
     def check_healthy_ones_go_on(self, before: State, event: AnyEvent, commands: tuple[Command, ...]) -> None:
-        """What befalls one replica stops no other: only its own words and losses do, the run's end, or its hang."""
+        """A fault of one replica stops no other: only its own messages and losses do, the run's end, or its hang."""
         if self.state.ending or self.state.training_complete:
             return
         key = event.timer.partition(":") if isinstance(event, TimerExpired) else ("", "", "-1")

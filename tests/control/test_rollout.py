@@ -57,7 +57,7 @@ def had(node: int, problem: Finding | None = None) -> CodeFetched:
 
 
 def leave(node: int, attempt: int = 0, *, replica: int = 0, rank: int | None = None) -> tuple[AnyEvent, ...]:
-    """A node's rank leaves as it was asked to, and nothing is left."""
+    """A node's rank leaves as ordered, and nothing is left."""
     code = ExitCode.CHECKPOINTED_AND_EXITED
     ended = exited(node, code=code, at=12.0, attempt=attempt, replica=replica, rank=rank, left=True)
     return ended, stopped(node, attempt=attempt, port=5000 + node, replica=replica)

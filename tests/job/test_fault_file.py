@@ -1,4 +1,4 @@
-"""Drills that are written in a file: all of them are asked for, or what is wrong is said, with its line."""
+"""Drills in a file: all of them are requested, or the error is reported with its line."""
 
 from __future__ import annotations
 

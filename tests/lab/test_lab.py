@@ -125,7 +125,7 @@ def test_two_labs_live_side_by_side_and_nothing_is_left(lab: Lab, tmp_path: Path
         assert not other.status()["kube-apiserver"]
         other.start("kube-apiserver")
         assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")
-        # One of which something is down goes on as it was.
+        # One with a failed part continues as it was.
         other.kill("kube-apiserver")
         other.up(dies_with_parent=True)
         assert "only-here" in other.kubectl("get", "namespaces", "-o", "name")

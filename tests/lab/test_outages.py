@@ -21,7 +21,7 @@ NOBODY = "https://127.0.0.1:1/"
 
 
 class HeldPod:
-    """A pod `p` that ends when it is let, whatever it is told; what it is told leaves a file."""
+    """A pod `p` that ends only when permitted; each signal it receives leaves a file."""
 
     def __init__(self, space: LabNamespace, folder: Path) -> None:
         self.space = space
@@ -63,7 +63,7 @@ Tried = Callable[[str], None]
 
 
 def _tried(lab: Lab) -> Tried:
-    """Waits until the kubelet has tried, in vain and from now on, something with certain words."""
+    """Waits until the kubelet has tried and failed, from now on, with this text."""
     path = lab.folder / "log" / "kubelet.log"
     begins = path.stat().st_size
     return lambda words: until(lambda: words.encode() in path.read_bytes()[begins:], f"the kubelet tries: {words}")

@@ -111,7 +111,7 @@ def able() -> None:
 
 @pytest.fixture
 def tag() -> Iterator[str]:
-    """A tag nobody else uses at this time; whatever is made with it is removed."""
+    """A tag that is unused at this time; everything made with it is removed."""
     tag = f"t{os.getpid()}"
     yield tag
     netns.remove(tag)

@@ -112,7 +112,7 @@ def ordinary(packages: Path) -> tuple[str, ...]:
 
 @pytest.fixture
 def tag(ordinary: tuple[str, ...]) -> Iterator[str]:
-    """A tag nobody else uses; whatever is left is removed from outside, as that user."""
+    """An unused tag; leftovers are removed from outside, as that user."""
     tag = f"r{os.getpid()}"
     yield tag
     call = "import sys; from holdfast.launch.local import netns; netns.remove(sys.argv[1])"

@@ -30,7 +30,7 @@ def given(
     master_addr: str = "a",
     **job: Any,
 ) -> tuple[dict[str, str], tuple[RankLaunch, ...]]:
-    """What the processes of a node are given alike, and each of its own."""
+    """The common environment of a node's processes, and that of each."""
     fields = {
         "job": {"command": "true", "nodes": 2, **job},
         "base": "/base",

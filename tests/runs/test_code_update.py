@@ -1,4 +1,4 @@
-"""Ranks go on with other code from the step they are at, to the bit; code that fails soon is taken back."""
+"""Ranks continue with new code from their current step, bit-exact; code that fails soon is rolled back."""
 
 from __future__ import annotations
 

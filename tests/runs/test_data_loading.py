@@ -20,7 +20,7 @@ LENGTH, BATCH = 101, 3
 
 
 def trained(watched: WatchedRun, attempt: int) -> None:
-    """Wait until an attempt has gone on from its checkpoint and taken one of its own."""
+    """Wait until an attempt has resumed from its checkpoint and taken a new one."""
     kept = watched.wait_for(CheckpointCommitted, lambda event: event.attempt == attempt, TORCH_S)
     watched.wait_for(StepCommitted, lambda event: event.step > kept.step + 1, TORCH_S)
 

@@ -115,7 +115,7 @@ def test_fixed_run_waits_for_its_node_and_says_why(runs: Runs) -> None:
     watched = runs.steps(40, overrides=SHORT)
     lose(watched, 1, at_step=12)
     watched.wait_for(NodeUnavailable)
-    # Its wait may be over before it is known that the node cannot be had.
+    # Its wait may be over before it is known that the node is unavailable.
     waiting = watched.first(FindingRaised, lambda event: "1 of 2 nodes are there" in event.finding.what)
     assert (waiting.finding.code, waiting.finding.where) == ("too-few-nodes", "node1")
     give_back(watched, 1)
@@ -163,7 +163,7 @@ def test_each_sample_is_in_exactly_one_committed_step_whatever_the_world_size(
     assert [number for step in final.values() for number in sorted(step)] == list(range(sum(map(len, final.values()))))
     sizes_of_steps = {max(attempts): len(attempts[max(attempts)]) for attempts in samples.values()}
     assert sizes_of_steps == {0: whole, 1: small, 2: small, 3: whole}
-    # Ranks with a Session left when they were asked to, so that growing cost no step.
+    # Ranks with a Session left on request, so that scaling up cost no step.
     assert min(step for step, attempts in samples.items() if 3 in attempts) == 1 + max(
         step for step, attempts in samples.items() if 2 in attempts
     )

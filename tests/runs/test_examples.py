@@ -42,7 +42,7 @@ SCRIPTED_FAULTS, FORK_SERVER, SEPARATE_FOLDERS = (
 STEPS = 20
 EVERY = 4
 DIES = 9
-"""A save runs beside the steps that follow, and is over when the next one begins."""
+"""A save runs during the steps that follow, and is over when the next one begins."""
 TRAINED = {"STEPS": str(STEPS), "SAMPLES": "100", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 """Samples for less than seven steps of two ranks."""
 
@@ -66,7 +66,7 @@ class Example:
         return str(ROOT / "examples" / self.name / f"{name}.py")
 
     def same(self, one: Path, other: Path) -> bool:
-        """Whether two runs ended with the same weights, to the last bit."""
+        """Whether two runs ended with bit-exact weights."""
         return (one / self.weights).read_bytes() == (other / self.weights).read_bytes()
 
 
@@ -202,7 +202,7 @@ def test_example_alone_that_is_killed_then_told_to_leave_ends_where_one_left_alo
 def test_example_over_two_ranks_that_is_killed_and_told_by_holdfast_and_torchrun_ends_where_one_left_alone_does(
     forker: ForkServer, runs: Runs, tmp_path: Path
 ) -> None:
-    """None of what it is told costs a step: it is saved, and gone on from."""
+    """No request costs a step: it saves, and resumes."""
     again = tmp_path / "again"
     assert forker.run(tmp_path / "alone", script=forker.example.reference, ranks=2).how == "0"
     hold(forker.example, runs, again)

@@ -1,4 +1,4 @@
-"""One program with a Session, started in three ways: the same figures, and the same weights to the last bit."""
+"""One program with a Session, started in three ways: the same metrics, and bit-exact weights."""
 
 from __future__ import annotations
 

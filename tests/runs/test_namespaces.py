@@ -29,7 +29,7 @@ def test_killed_node_and_controller_are_recovered_in_namespaces(isolated: Runs) 
     watched = isolated.steps(400, 0.02, target="apart")
     watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL, at_step=7)
     watched.wait_for(ControllerStarted, lambda _: len(watched.all(ControllerStarted)) == 2)
-    # No sooner: a node that is killed while no controller hears of it is killed again by the next.
+    # No sooner: a node killed while no controller receives the report is killed again by the next.
     watched.drill(FaultTarget.NODE, 1, FaultAction.KILL)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(ControllerStarted)) == 2

@@ -58,7 +58,7 @@ def test_clocks_that_jump_by_hours_move_no_deadline_and_are_told(runs: Runs, by_
     watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.CLOCK_SKEW, at_step=5, amount=by_s)
     watched.drill(FaultTarget.AGENT, 1, FaultAction.CLOCK_SKEW, at_step=7, amount=by_s)
     jumps = [watched.wait_for(FindingRaised, lambda event: event.finding.code == "clock-jumped") for _ in range(2)]
-    # The controller's successor sees the true wall clock, and goes on with the run's.
+    # The controller's successor sees the true wall clock, and continues the run's.
     watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)
     watched.wait_for(ControllerStarted)
     watched.drill(FaultTarget.RANK, 0, FaultAction.KILL)
@@ -95,7 +95,7 @@ def test_node_out_of_reach_for_thirty_seconds_comes_back_and_nothing_restarts(is
 
 
 def test_agent_whose_controller_was_replaced_behind_a_cut_finds_the_next_one(isolated: Runs) -> None:
-    """Its connection stays half-open: nobody could tell it that the other end is gone."""
+    """Its connection stays half-open: no packet could report that the other end is gone."""
     watched = isolated.steps(100_000, 0.02, target="apart")
     watched.drill(FaultTarget.NODE, 1, FaultAction.PARTITION, at_step=12, for_s=6.0)
     watched.wait_for(FaultInjected)

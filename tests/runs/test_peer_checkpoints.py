@@ -50,7 +50,7 @@ def unplug(store: Path) -> None:
 
 
 def test_lost_node_with_storage_unplugged_costs_the_steps_since_the_last_copy(start: Start, tmp_path: Path) -> None:
-    """Each of a node's two ranks has a shard of its own, which the other node's ranks have as well."""
+    """Each of a node's two ranks has its own shard, which the other node's ranks have as well."""
     store = tmp_path / "store"
     told = ("ranks_per_node=2", f"checkpoint={store}", "checkpoint.every_steps=4", "recovery.peer_checkpoints=1")
     watched = start("broken", 100_000, 0.05, "hsdp", overrides=told)

@@ -53,7 +53,7 @@ def held(watched: WatchedRun) -> list[int]:
 
 
 def warmed(watched: WatchedRun) -> RanksPrewarmed:
-    """Wait until imports are done; they are done beside the ranks, which are preferred."""
+    """Wait until imports are done; they run while the ranks run, which have priority."""
     return watched.wait_for(RanksPrewarmed, within_s=WARM_S)
 
 

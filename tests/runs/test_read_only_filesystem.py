@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 @pytest.fixture
 def ext4(tmp_path: Path) -> Iterator[Path]:
-    """A small ext4 of its own that becomes read-only after an error."""
+    """A small ext4 that becomes read-only after an error."""
     image, folder = tmp_path / "ext4.img", tmp_path / "ext4"
     folder.mkdir()
     subprocess.run(["truncate", "-s", "32M", image], check=True)

@@ -1,4 +1,4 @@
-"""Bad luck of replicas that train together: at the end they are equal to the bit, and each step counted once."""
+"""Faults of replicas that train together: at the end they are bit-exact, and each step counted once."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_replicas_that_are_too_few_are_cancelled_within_their_grace_and_save_wha
 
 @pytest.fixture
 def room_for_two(runs: Runs) -> str:
-    """A place with two nodes, so that one that is lost cannot be had again."""
+    """A target with two nodes, so that a lost one cannot be replaced."""
     targets = runs.base / ".holdfast" / "targets"
     targets.mkdir(parents=True)
     (targets / "two.yaml").write_text("capacity: 2\n")

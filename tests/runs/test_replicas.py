@@ -1,4 +1,4 @@
-"""Of several replicas only the one that fails starts again; what the others do is not touched."""
+"""Of several replicas only the failed one restarts; the others are not affected."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_log_damaged_where_it_matters_ends_the_run_with_the_reason(runs: Runs) -
 
 
 def holds(watched: WatchedRun) -> bool:
-    """Whether the controller cannot write its log: it says so of whatever it is asked."""
+    """Whether the controller cannot write its log: it answers every request with that."""
     try:
         watched.drill(FaultTarget.RANK, 0, FaultAction.KILL, at_step=1_000_000)
     except HoldfastError as error:
@@ -80,7 +80,7 @@ def noted(runs: Runs) -> int:
 
 
 def on_a_small_disk(runs: Runs, disk: Path, monkeypatch: pytest.MonkeyPatch, steps: int = 800) -> WatchedRun:
-    """A run whose folder, but for its checkpoints, is on a disk that has no more room for its log."""
+    """A run whose directory, except its checkpoints, is on a disk without space for its log."""
     monkeypatch.setenv("HOLDFAST_HOME", str(disk))
     overrides = (f"checkpoint.path={runs.base / 'checkpoints'}", "env.TRAINER_METRICS=100")
     watched = runs.steps(steps, 0.005, overrides=overrides)

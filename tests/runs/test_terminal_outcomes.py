@@ -1,4 +1,4 @@
-"""How a run ends when it cannot go on, or is not to: said once, with the right exit code, and nothing left."""
+"""Terminal outcomes of a run: reported once, with the right exit code, and nothing left."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Program:
 
     command: tuple[str, ...]
     resumes: bool = True
-    """Whether it loads a checkpoint of its own; else it begins again."""
+    """Whether it loads its own checkpoint; else it starts over."""
     launch: str = "per-rank"
 
 

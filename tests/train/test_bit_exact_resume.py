@@ -1,4 +1,4 @@
-"""Killed without warning at the worst moments, two ranks end where two that were left alone do, to the last bit."""
+"""Two ranks killed without warning at the worst moments end bit-exact with two that were not."""
 
 from __future__ import annotations
 

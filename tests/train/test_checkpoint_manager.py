@@ -353,7 +353,7 @@ def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later
     changed.set()
     saving.prepare()
     changed.clear()
-    # The copies of what nobody owns are made at once: only those of the optimiser's own can be behind the change.
+    # Copies of what nothing owns are made immediately: only those of the optimiser's own can lag behind the change.
     saving.start_save(1)
     assert copying.wait(60)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Through 20 faults of every kind two ranks come to where two that were left alone do, to the last bit."""
+"""Through 20 faults of every kind two ranks end bit-exact with two that had none."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ Said = dict[str, tuple[str, ...]]
 
 @pytest.fixture
 def resumed(tmp_path: Path, agent) -> Callable[[Settings, Settings], tuple[Program, Said]]:
-    """Has a program go on where another was; returns it with what was said of it."""
+    """Resume another program's training; return it with its findings."""
     folders = (tmp_path / f"saved{number}" for number in count())
 
     def resume(before: Settings, after: Settings) -> tuple[Program, Said]:

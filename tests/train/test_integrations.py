@@ -1,4 +1,4 @@
-"""What the callbacks do when they are asked for something, in real Trainers: the same in that of each framework."""
+"""The callbacks' answers to requests, in real Trainers: the same in each framework."""
 
 from __future__ import annotations
 
@@ -402,7 +402,7 @@ def test_trainer_that_does_not_count_its_ranks_is_refused(tmp_path: Path, monkey
 
     from holdfast.train.integrations.transformers import HoldfastCallback
 
-    # What two ranks on CPUs come to without ddp_backend="gloo"; the Trainer is asked before it meets the other.
+    # The result of two ranks on CPUs without ddp_backend="gloo"; the Trainer is queried before the rendezvous.
     alone = TrainingArguments(output_dir=str(tmp_path), use_cpu=True)
     assert alone.world_size == 1
     monkeypatch.setenv("WORLD_SIZE", "2")

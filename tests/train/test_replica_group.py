@@ -83,7 +83,7 @@ class Replica:
 
 @pytest.fixture
 def both() -> Generator[Callable[[Callable[[Replica], T]], list[T]]]:
-    """Have both do something at once, after their first step together; what each returns."""
+    """Let both do something concurrently, after their first step together; return the result of each."""
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, quorum_tick_ms=10)
     with ThreadPoolExecutor(2) as pool:
         replicas = [*pool.map(Replica, (0, 1), [lighthouse.address()] * 2)]

@@ -1,4 +1,4 @@
-"""Replicas that are killed without warning cost the others no step, and come back to the same weights, to the bit."""
+"""Replicas killed without warning cost the others no step, and return to bit-exact weights."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoin
 
 
 class LostPeers(SingleReplica):
-    """As one that is told to end while it waits for the others, after step 3."""
+    """Like a rank that receives a stop while it waits for the others, after step 3."""
 
     def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
         if progress.step == 3:

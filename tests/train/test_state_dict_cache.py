@@ -38,7 +38,7 @@ class Net(Module):
 
 
 class Asked(TrainState):
-    """Counts how often torch is asked."""
+    """Counts the calls of torch."""
 
     def tensors(self) -> dict[str, Any]:
         object.__setattr__(self, "times", getattr(self, "times", 0) + 1)

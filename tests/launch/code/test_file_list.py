@@ -1,4 +1,4 @@
-"""What of a folder is shipped, what is left out, and what is said of a folder that cannot be."""
+"""Which files of a directory are shipped or left out, and the errors for one that cannot be shipped."""
 
 from __future__ import annotations
 

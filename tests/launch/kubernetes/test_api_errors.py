@@ -1,4 +1,4 @@
-"""Every way in which a cluster does not do what it was asked, before a real API server: one finding, one exit code."""
+"""Every way in which a real API server fails a request: one finding, one exit code."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def jobset(namespace: str, name: str = "llama-000000") -> dict[str, Any]:
 
 
 class FaultyProxy:
-    """Stands before the API server on a port of its own: lets through, keeps silent, or shuts."""
+    """A proxy before the API server on a separate port: forwards, stalls, or closes."""
 
     def __init__(self, server: str) -> None:
         host, _, port = server.removeprefix("https://").partition(":")
@@ -98,7 +98,7 @@ class FaultyProxy:
         self.url = f"https://127.0.0.1:{self._listening.getsockname()[1]}"
         self.silent = False
         self.swallows = False
-        """Whether nothing more goes through, either way, and nobody is told."""
+        """Whether nothing more goes through, either way, without an error."""
         self._open: list[socket.socket] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -140,7 +140,7 @@ def door(lab: Lab) -> Iterator[FaultyProxy]:
     made.silent = True
 
 
-# Nobody to ask, or nobody to ask as
+# No server, or no user
 
 
 def test_no_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,7 +133,7 @@ def until(reached: Callable[[], object], what: str) -> None:
 
 
 def reach(run: RunDir, reached: Callable[[RunStatus], object]) -> None:
-    """Wait until something holds of a run that goes on."""
+    """Wait for a condition on a running run."""
     deadline = time.monotonic() + WITHIN_S
     while not reached(known := api.status(run)):
         assert time.monotonic() < deadline, known
@@ -556,7 +556,7 @@ def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> 
     site.kubectl("delete", "pod", second, "--grace-period=0", "--force")
     steps_on(run, restarts=2)
 
-    # A controller that nobody in the cluster would bring back.
+    # A controller that nothing in the cluster would restart.
     site.kubectl("delete", "replicaset", f"{run.run_id}-controller", "--cascade=foreground")
     until(lambda: _controllers(run) == 3, "a controller of another ReplicaSet")
     steps_on(run, restarts=2)
@@ -599,7 +599,7 @@ def test_controller_that_is_lost_again_and_again_is_back_each_time(site: Site, v
 
 
 def _others(site: Site, lost: str) -> set[str]:
-    """Pods of controllers but for one that was lost."""
+    """Pods of controllers except a lost one."""
     return set(site.pods("controller").values()) - {lost}
 
 

@@ -1,4 +1,4 @@
-"""What the desk in a controller's pod sends of a folder that ranks can write to."""
+"""What exec commands in a controller's pod send of a directory that ranks can write to."""
 
 from __future__ import annotations
 

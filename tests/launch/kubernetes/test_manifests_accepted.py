@@ -136,7 +136,7 @@ def test_operators_tell_each_node_its_number_and_where_to_meet(lab: Lab, namespa
 
 
 def of_controller(lab: Lab, namespace: str, run: str, folder: Path) -> Path:
-    """A kubeconfig for whoever has the account of a run's controller."""
+    """A kubeconfig for the account of a run's controller."""
     await_rights(lab, namespace, f"{run}-controller")
     document = json.loads(lab.kubeconfig.read_text())
     token = lab.kubectl("create", "token", f"{run}-controller", "-n", namespace).strip()

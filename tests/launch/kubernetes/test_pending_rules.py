@@ -325,7 +325,7 @@ AHEAD: Mapping[str, Mapping[str, Any]] = {"quota-in-use": {}, "gang-ahead": {"no
 
 @pytest.fixture
 def refusing(lab: Lab) -> Iterator[str]:
-    """Where a webhook is that refuses whatever it is asked about."""
+    """With a webhook that refuses every request."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -387,7 +387,7 @@ def found(lab: Lab, situation: str, namespace: str) -> None:
 
 @pytest.mark.slow
 def test_lab_shows_each_reason(lab: Lab, refusing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All situations at once, each in a namespace of its own."""
+    """All situations together, each in a separate namespace."""
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     names = {situation: f"pending-{situation}" for situation in SITUATIONS}
     things = [f"apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n" for name in names.values()]

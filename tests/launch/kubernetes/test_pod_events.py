@@ -33,7 +33,7 @@ def accepted() -> RunSpec:
 
 
 def told(accepted: RunSpec, *looks: list[dict[str, Any]]) -> list[AnyEvent]:
-    """What is told of pods that are looked at one time after another."""
+    """Events of pods that are polled one after another."""
     known: list[AnyEvent] = []
     for pods in looks:
         known += pod_events.new_events(tuple(pod_events.pod_commands(pods, Workload.JOBSET)), accepted, known, now=1.0)

@@ -80,7 +80,7 @@ class FakeCluster:
         """Since when the run's object is being deleted, where it is."""
         self.made: list[str] = []
         self.looks = 0
-        """How often it was asked whether the run's object is there."""
+        """How often it checked that the run's object is there."""
         self.blind = False
         """Whether the user may not look at ReplicaSets."""
 
@@ -172,7 +172,7 @@ def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
 
 
 async def takes_one_request(folder: RunDir) -> str:
-    """Be the controller's end for one request: say that it is done, and give back what was asked."""
+    """Be the controller's end for one request: report it done, and return the request."""
     heard: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
