@@ -1,4 +1,4 @@
-"""Live runs whose folder was damaged: what can go on does, and what cannot is named and can be ended."""
+"""Live runs with a damaged directory: they continue where possible; otherwise the damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mirror whose controller's pod comes and goes: desk and sockets are real, the cluster runs pods from here."""
+"""A mirror whose controller pod comes and goes: exec commands and sockets are real, the cluster runs pods from here."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ REQUEST = SubmitRequest(run_dir="/run", prerequisites=(RUNTIME,), owner=OWNER, o
 
 
 class Failing:
-    """One that makes what it is asked to, and then does not say so, or refuses; it may be away for a while then."""
+    """Creates requested objects, and then does not answer, or refuses; it may be away for a while then."""
 
     def __init__(self, kind: str, error: ClusterError, *, away: int, keeps: ClusterError | None = None) -> None:
         self.kind, self.error, self.away, self.keeps = kind, error, away, keeps
