@@ -132,7 +132,7 @@ def test_environment_with_a_bad_number_names_the_variable(value: str):
                 "HOLDFAST_CHECKPOINT_LOCAL": "/n",
                 "HOLDFAST_CHECKPOINT_EVERY": "auto",
             },
-            "checkpoints go to s3://b/r: at the end, as often as loses the least",
+            "checkpoints go to s3://b/r: at the end, at the interval that loses the least time",
         ),
     ],
 )

@@ -1,7 +1,7 @@
-"""What runs inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, `Packed` and `Text`.
+"""Public API inside a rank: `Session` for any PyTorch loop, `Data` for any dataset, `Packed` and `Text`.
 
-Importing this package loads neither torch nor the session; they come with the first use of a name. A program that
-imports it and ends by an error of holdfast's own says so in words (session/excepthook.py).
+Importing this package loads neither torch nor the session; each loads on first use of a name. It also installs the
+excepthook that prints holdfast's errors as findings (session/excepthook.py).
 """
 
 from __future__ import annotations

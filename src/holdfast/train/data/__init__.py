@@ -1,1 +1,1 @@
-"""Exact data: which sample a number stands for, how it is read ahead, and what a checkpoint has to say of it."""
+"""Exactly-once data: shuffling, sharding, prefetching and data state in checkpoints."""

@@ -1,6 +1,6 @@
-"""Owns what a loop says of its data.
+"""`Data`: the public description of a loop's dataset and its batches.
 
-Refuses to own the reading (map_style.py, iterable.py) and how far training is (prefetcher.py, session.py).
+Reading: map_style.py, iterable.py. Position in the training: prefetcher.py, session.py.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from holdfast.train.data.sharding import ShardPlan
 
 
 class Data:
-    """A dataset for `Session.batches`: every sample in exactly one committed step, whatever happens.
+    """A dataset for `Session.batches`: every sample is in exactly one committed step, also across failures.
 
     ::
 
-        data = Data(dataset, batch=8, workers=2)
+        data = Data(dataset, batch_size=8, num_workers=2)
         for step in session.steps(1000):
             for micro in session.batches(data):
                 (loss_of(model, micro.data) * micro.loss_scale).backward()
@@ -42,14 +42,16 @@ class Data:
         pin_memory: bool = False,
         start_sample: int = 0,
     ) -> None:
-        """A rank takes `batch` samples a step where all ranks are there, `micro_batch_size` (default: all) at a time.
+        """A rank takes `batch_size` samples a step when all ranks are present.
 
-        A dataset that finds items by number is taken in an order that `seed` makes anew for each epoch, or as it is; a
-        stream comes in its own order. Epochs follow one another without a gap, within a step where it falls so: nothing
-        is dropped or filled up. Processes that read ahead: `workers`; a stream has one at most.
+        It computes `micro_batch_size` of them at a time (default: all).
 
-        What is drawn at random while a sample is made depends on `seed` and the sample alone, with workers and in
-        streams. `first` is the number of samples that had been taken when this data took the place of other data.
+        `shuffle` reads a map-style dataset in a new order for each epoch, derived from `seed`; a stream keeps its own
+        order. Epochs follow one another without a gap, also within a step: no sample is dropped or padded.
+        `num_workers` processes prefetch; a stream uses at most one.
+
+        Random numbers drawn while a sample is made depend only on `seed` and the sample, also in workers and streams.
+        `start_sample` is the number of samples already trained on when this data replaces other data.
         """
         self.batch_size = batch_size
         self.micro_batch_size = micro_batch_size or batch_size
@@ -80,14 +82,14 @@ class Data:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the dataset has to report of how it was read."""
+        """Findings of the dataset about how it was read."""
         found: object = getattr(self._dataset, "findings", ())
         if not isinstance(found, tuple):
             return ()
         return tuple(each for each in cast("tuple[object, ...]", found) if isinstance(each, Finding))
 
     def identity(self) -> dict[str, object]:
-        """What makes sample number so and so what it is; a training goes on with data of the same only."""
+        """Identifies which sample each number stands for; a run resumes only with data of the same identity."""
         made = getattr(self._dataset, "fingerprint", None)
         dataset = made if isinstance(made, str) else self._name
         if self._order is None:
@@ -101,7 +103,7 @@ class Data:
         }
 
     def read(self, plan: ShardPlan, first: int, resume_point: ResumePoint | None) -> Iterator[Any]:
-        """The data of this rank's micro-batches, from the step on that begins with sample `first`."""
+        """The data of this rank's micro-batches, starting with the step whose first sample is `first`."""
         if self._order is None:
             return read_stream(self._dataset, plan, first - self.start_sample, resume_point, **self._loader_options)
         if self._order.length < plan.global_batch:

@@ -1,4 +1,4 @@
-"""Owns knowing a sample again after a restart, in another process, whatever plain things it is made of."""
+"""Fingerprints that recognise a sample after a restart, in another process, whatever plain types it consists of."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def sample_fingerprint(sample: object) -> str:
-    """The same for samples that are alike; of what is none of Python's, numpy's or torch's only the kind counts."""
+    """Equal for equal samples; of types other than Python's, numpy's and torch's, only the type counts."""
     made = blake2b(digest_size=16)
     _feed(sample, made.update)
     return made.hexdigest()

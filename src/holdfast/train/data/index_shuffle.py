@@ -1,9 +1,9 @@
-"""Owns the order in which an epoch takes the items of a dataset: computed for any place, never stored.
+"""Shuffled order of a dataset's items in an epoch, computed for any index and never stored.
 
-Pure. A Feistel network over pairs of digits (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, their
-generalised-Feistel construction) is a permutation of whatever its round function is; values outside are sent through
-again until they are inside. It is defined by the arithmetic below, on every machine and for every version of numpy,
-and a change of it would change the order of trainings that are under way: `VERSION` is part of what a checkpoint holds.
+A Feistel network over pairs of digits (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002, their
+generalised-Feistel construction) is a permutation for any round function; values outside the range are permuted again
+until they are inside. The arithmetic below defines it on every machine and for every version of numpy. Changing it
+would change the order of runs in progress: checkpoints store `VERSION`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 VERSION = 1
 ROUNDS = 8
-"""From six on, the places of neighbours are as good as independent also for datasets of a handful (tests look)."""
+"""From six rounds on, neighbours are practically independent even in datasets of a handful of items (tests check)."""
 
 MIN_BASE = 8
-"""Of the digits: with fewer values round functions have too few forms for all orders of a handful to be as likely."""
+"""Of the digits: with smaller digits, round functions take too few forms to make all orders of a few items likely."""
 
 Numbers = NDArray[np.uint64]
 
@@ -31,10 +31,10 @@ class IndexShuffle:
         self._seed = np.array([seed % 2**64], dtype=np.uint64)
         self.shuffled = shuffle
         self._base = np.uint64(max(MIN_BASE, isqrt(length - 1) + 1))
-        """Two digits of this base count to `length` and little further: a value is rarely outside."""
+        """Two digits of this base cover `length` and little more, so a value is rarely outside."""
 
     def item_indices(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Which item each sample is: samples are counted from 0 over all epochs, items from 0 to `length`."""
+        """Item index of each sample: samples count from 0 over all epochs, items from 0 to `length`."""
         epochs, places = np.divmod(samples.astype(np.uint64), np.uint64(self.length))
         if self.shuffled:
             places = self._permute(places, _splitmix64(_splitmix64(self._seed) ^ epochs))

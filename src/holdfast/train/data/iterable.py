@@ -1,8 +1,8 @@
-"""Owns reading streams: a sample's number is its place, and every rank reads past the samples of the others.
+"""Reads streams: a sample's number is its position, and every rank skips the samples of other ranks.
 
-So whatever the world size, sample 1000 is the stream's thousandth, and where a stream stands is the same on all ranks.
-About once a second the reader notes a `ResumePoint`, with a digest of the block that follows: a stream that says it can go on
-from its own state is believed only if it is the same again, else it is read from the beginning of the epoch.
+So at any world size sample 1000 is the stream's thousandth, and the stream's position is the same on all ranks. About
+once a second the reader takes a `ResumePoint` with a fingerprint of the next block. After a restart the stream's own
+state is used only if it yields the same block; otherwise the reader replays the epoch from its beginning.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from holdfast.train.data.stream_iterator import StreamIterator
 from holdfast.train.data.workers import WorkerFailure, init_only_worker, reraise_failures
 
 RESUME_POINT_EVERY_S = 1.0
-"""Seconds between two marks: what is read again after a restart costs about as much."""
+"""Seconds between two resume points; a restart reads about this much again."""
 
 BLOCK = 32
-"""Samples that are read at a time, for lending the generators costs 20 µs and sowing them 10. Their digest is what a
-place is known again by: a single one may be the same by chance where a shuffle buffer was filled anew."""
+"""Samples read at a time: swapping the random generators costs 20 µs and seeding them 10 µs. The fingerprint covers a
+whole block, because a single sample may match by chance after a shuffle buffer was refilled."""
 
 
 class ResumePoint(NamedTuple):
-    """A place in a stream that it can be read on from: where a block begins."""
+    """A position from which a stream can resume: the start of a block."""
 
     sample: int
-    """The number of the sample that follows."""
+    """Number of the next sample."""
     epoch: int
     epoch_start: int
-    """The number of the epoch's first sample."""
+    """Number of the epoch's first sample."""
     state: Any
-    """The stream's own; None where it has none."""
+    """The stream's own state; None if it has none."""
     fingerprint: str
-    """Of that block."""
+    """Fingerprint of the next block."""
 
 
 class StreamBatch(NamedTuple):
-    """The data of a micro-batch, and what its reader has to say."""
+    """The data of a micro-batch, with its reader's resume point and findings."""
 
     data: Any
     resume_point: ResumePoint | None
@@ -67,11 +67,11 @@ def read_stream(
     collate: Collate,
     pin_memory: bool,
 ) -> Iterator[StreamBatch]:
-    """The data of this rank's micro-batches from the step on that begins with sample `first`."""
+    """The data of this rank's micro-batches, starting with the step whose first sample is `first`."""
     loader: DataLoader[Any] = DataLoader(
         _StepDataset(stream, plan, first, resume_point, seed, collate),
         batch_size=None,
-        num_workers=min(workers, 1),  # Each would read all of the stream.
+        num_workers=min(workers, 1),  # Each worker would read the whole stream.
         collate_fn=cast("Any", _as_it_is),
         pin_memory=pin_memory,
         worker_init_fn=init_only_worker,
@@ -97,7 +97,7 @@ class _StepDataset(IterableDataset[Any]):
         try:
             yield from self._filled()
         except HoldfastError as error:
-            # Again and again: torch takes 5 s to part from a worker whose stream has ended.
+            # Repeated: torch takes 5 s to stop a worker whose stream has ended.
             yield from repeat(WorkerFailure(error.findings, error.exit_code))
 
     def _filled(self) -> Iterator[StreamBatch]:
@@ -116,14 +116,14 @@ class _StepDataset(IterableDataset[Any]):
 
 
 class StreamReader:
-    """Reads a stream over and over, counting, a block at a time.
+    """Reads a stream epoch after epoch, one block at a time, and counts samples.
 
-    What the stream draws at random begins anew with every block and epoch: it depends on the seed and their first
-    sample alone, and leaves the process's own generators where they stood.
+    Random draws are reseeded at every block and epoch: they depend only on the seed and the first sample, and leave
+    the process's own generators unchanged.
     """
 
     def __init__(self, stream: Any, *, seed: int, min_length: int) -> None:
-        """`least` is what an epoch must have, or a step would take a sample twice."""
+        """`min_length` is the minimum length of an epoch; in a shorter one a step would take a sample twice."""
         self._stream, self._seed, self._min_length = stream, seed, min_length
         self._unread = StreamIterator.state_of(stream)
         self._resume_point: ResumePoint | None = None
@@ -132,7 +132,7 @@ class StreamReader:
         self._open(0, epoch=0, epoch_start=0)
 
     def _open(self, sample: int, *, epoch: int, epoch_start: int, state: Any = None) -> None:
-        """Let the sample that is read next be this one, which begins a block."""
+        """Position the stream so that `sample`, the start of a block, is read next."""
         self._read_to, self._epoch, self._epoch_start, self._epoch_ended = sample, epoch, epoch_start, False
         with isolated_rng():
             seed_for_sample(self._seed, sample)
@@ -145,17 +145,17 @@ class StreamReader:
         return self._ahead.popleft()
 
     def skip_to(self, sample: int) -> None:
-        """Read past the samples before this one."""
+        """Skip the samples before this one."""
         while self._read_to - len(self._ahead) < sample:
             self.next_sample()
 
     def take_resume_point(self) -> ResumePoint | None:
-        """The last place that was noted since the last call; it lies before the next sample."""
+        """The latest resume point taken since the last call; it precedes the next sample."""
         resume_point, self._resume_point = self._resume_point, None
         return resume_point
 
     def resume(self, sample: int, resume_point: ResumePoint | None) -> tuple[Finding, ...]:
-        """Go to a sample, from a mark before or at it where there is one; returns what is to be said of that."""
+        """Move to a sample, from an earlier resume point if there is one; returns findings about it."""
         findings: list[Finding] = []
         began = time.monotonic()
         if resume_point is not None and resume_point.state is not None:
@@ -167,14 +167,14 @@ class StreamReader:
         if resume_point is not None:
             self._replay(resume_point)
         else:
-            self._read_block()  # so that a place is noted before the first step ends
+            self._read_block()  # so that there is a resume point before the first step ends
         self.skip_to(sample)
         if passed := sample - (0 if resume_point is None else resume_point.epoch_start):
             findings.append(_skipped(passed, time.monotonic() - began))
         return tuple(findings)
 
     def _seek(self, resume_point: ResumePoint) -> str:
-        """Let the stream go on from its own state; returns why that cannot be believed."""
+        """Restore the stream's own state; returns the reason if the result is not the same stream."""
         try:
             self._ahead.clear()
             self._open(
@@ -186,11 +186,11 @@ class StreamReader:
             return "" if self._next_fingerprint() == resume_point.fingerprint else "the samples that follow are others"
         except HoldfastError:
             raise
-        except Exception as error:  # The stream is the user's, and can be read from the beginning all the same.
+        except Exception as error:  # The stream is user code, and can still be read from the beginning.
             return f"{type(error).__name__}: {error}"
 
     def _replay(self, resume_point: ResumePoint) -> None:
-        """Read on from the beginning of the mark's epoch."""
+        """Replay the epoch of the resume point from its beginning."""
         if hasattr(self._stream, "load_state_dict"):
             self._stream.load_state_dict(self._unread)
         self._ahead.clear()
@@ -206,13 +206,13 @@ class StreamReader:
             )
 
     def _next_fingerprint(self) -> str:
-        """The digest of the block that begins here."""
+        """The fingerprint of the block that begins here."""
         if not self._ahead:
             self._read_block()
         return sample_fingerprint(list(self._ahead))
 
     def _read_block(self) -> None:
-        """Read a block, and note the place before it where it is time to."""
+        """Read a block, and take a resume point before it when one is due."""
         place = None
         if time.monotonic() - self._marked_at >= RESUME_POINT_EVERY_S:
             place = ResumePoint(self._read_to, self._epoch, self._epoch_start, self._iterator.state(), "")
@@ -230,7 +230,7 @@ class StreamReader:
             self._resume_point, self._marked_at = place._replace(fingerprint=self._next_fingerprint()), time.monotonic()
 
     def _begin_epoch(self) -> None:
-        """Begin the next epoch: not before it is read, for a stream need not know where it stands until then."""
+        """Begin the next epoch, but only when it is read: until then a stream may not know its position."""
         length = self._read_to - self._epoch_start
         if length < self._min_length:
             raise dataset_too_small(self._min_length, length, type(self._stream).__name__)
@@ -238,7 +238,7 @@ class StreamReader:
 
 
 def dataset_too_small(global_batch: int, length: int, where: str) -> HoldfastError:
-    """Why a dataset cannot be trained on: a step would take a sample twice."""
+    """Error for a dataset too small for a step: the step would take a sample twice."""
     if length == 0:
         return failure(
             "data-empty",
@@ -260,7 +260,7 @@ def _not_bit_exact(why: str) -> Finding:
     return Finding(
         code="data-state-not-bit-exact",
         severity=Severity.WARNING,
-        what="the stream does not go on exactly from its own state, so it is read from the beginning of the epoch",
+        what="the stream does not resume exactly from its own state; it is read from the beginning of the epoch",
         evidence=(why,),
         remedy="none needed; datasets' `shuffle(buffer_size=...)` does not keep what its buffer held, for one",
     )
@@ -270,7 +270,7 @@ def _skipped(count: int, took_s: float) -> Finding:
     return Finding(
         code="data-replayed",
         severity=Severity.INFO,
-        what=f"{count} samples of the stream were read and passed over to go on where the checkpoint was taken",
+        what=f"{count} samples of the stream were read and skipped to resume where the checkpoint was taken",
         evidence=(f"{took_s:.1f} s",),
-        remedy="a stream with state_dict and load_state_dict goes on at once",
+        remedy="a stream with state_dict and load_state_dict resumes without reading them again",
     )

@@ -1,6 +1,6 @@
-"""Owns reading datasets whose items are found by number: the items of the samples to come, fetched ahead by workers.
+"""Reads map-style datasets: workers prefetch the items of the next samples.
 
-Refuses to own which samples a rank gets (sharding.py), and in which order an epoch takes the items (index_shuffle.py).
+Which samples a rank gets: sharding.py. The order of an epoch's items: index_shuffle.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from holdfast.train.data.sharding import ShardPlan
 from holdfast.train.data.workers import WorkerFailure, init_worker, reraise_failures
 
 LOOKAHEAD_SAMPLES = 256
-"""Samples whose items are found in the order at a time: 0.5 µs each, where one alone would take 100."""
+"""Samples whose item indices are computed at a time: 0.5 µs each, against 100 µs for a single one."""
 
 Collate = Callable[[list[Any]], Any]
 
@@ -36,7 +36,7 @@ def read_map_style(
     collate: Collate,
     pin_memory: bool,
 ) -> Iterator[Any]:
-    """The data of this rank's micro-batches, collated, from the step on that begins with sample `first`."""
+    """The collated data of this rank's micro-batches, starting with the step whose first sample is `first`."""
     loader: DataLoader[Any] = DataLoader(
         cast("Any", _WorkerDataset(dataset, seed if workers else None)),
         batch_sampler=_IndexSampler(order, plan, first),
@@ -44,7 +44,7 @@ def read_map_style(
         collate_fn=_CollateOrFail(collate),
         pin_memory=pin_memory,
         worker_init_fn=init_worker,
-        # Workers are seeded from it: a restart must not draw from the loop's own.
+        # Seeds the workers: a restart must not draw from the loop's own generator.
         generator=torch.Generator(),
     )
     return reraise_failures(loader)
@@ -52,7 +52,7 @@ def read_map_style(
 
 @dataclass(frozen=True)
 class _IndexSampler:
-    """The samples of each micro-batch to come, each with its item."""
+    """Yields the samples of each coming micro-batch, each with its item index."""
 
     order: IndexShuffle
     plan: ShardPlan
@@ -73,11 +73,11 @@ class _IndexSampler:
 
 @dataclass(frozen=True)
 class _WorkerDataset:
-    """The dataset as workers see it."""
+    """The dataset as workers access it."""
 
     dataset: Any
     seed: int | None
-    """None in the rank's own process, whose generators are the loop's and in the checkpoint."""
+    """None in the rank's own process, whose generators belong to the loop and are in the checkpoint."""
 
     def __getitems__(self, wanted: list[tuple[int, int]]) -> list[Any] | WorkerFailure:
         try:

@@ -1,7 +1,7 @@
-"""Owns packing: documents of any length, one after the other, cut into windows of one length, exactly also in between.
+"""Sequence packing: concatenates documents of any length and cuts windows of one length, with exact resume.
 
-Where it stands is the documents' own state and the tokens that are left of those it has read; documents that are found
-by number need only that number.
+Its state is the documents' own state and the remaining tokens of documents already read; map-style documents need only
+an index as state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.train.data.tokenizers import Tokens, make_tokenizer
 
 
 class Packed:
-    """Windows of `length` tokens out of documents: a stream for `Data`, whose items are int64 of [length]."""
+    """Windows of `length` tokens from documents: a stream for `Data`, whose items are int64 of [length]."""
 
     def __init__(
         self,
@@ -33,9 +33,9 @@ class Packed:
     ) -> None:
         """Pack a dataset or a stream of documents, such as one of `datasets`.
 
-        A document is text or a sequence of tokens, or a row with one of them in `column`. Text becomes bytes, or the
-        tokens of a tokenizer of transformers', given itself or by its name. Documents that are found by number come in
-        an order that `seed` makes anew for each epoch. What is left at an epoch's end, less than a window, is dropped.
+        A document is text, a sequence of tokens, or a row with either in `column`. Text becomes bytes, or tokens of
+        `tokenizer`: a transformers tokenizer or its name. Map-style documents are read in a new order for each epoch,
+        derived from `seed`. Tokens at an epoch's end that do not fill a window are dropped.
         """
         self._documents, self._length, self._column = documents, length, column
         self._tokenizer = make_tokenizer(tokenizer)
@@ -51,25 +51,25 @@ class Packed:
         self.fingerprint = f"{name}, windows of {length}, {self._tokenizer.name}{order}"
 
     def set_epoch(self, epoch: int) -> None:
-        """Of which epoch the next pass is, from 0."""
+        """Set the epoch of the next pass, from 0."""
         self._epoch = epoch
 
     def state_dict(self) -> dict[str, Any] | None:
-        """Where the pass stands; None where the documents cannot tell."""
+        """Position of the pass; None if the documents have no state."""
         if self._iterator is None:
             return {"documents": self._unread, "leftover": self._leftover} if self._unread is not None else None
         state = self._iterator.state()
         return None if state is None else {"documents": state, "leftover": self._leftover.copy()}
 
     def load_state_dict(self, state: dict[str, Any] | None, /) -> None:
-        """Let the next pass begin there."""
+        """Start the next pass at this position."""
         self._resume_state = state
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         begin, self._resume_state = self._resume_state, None
         self._leftover = np.array([], dtype=np.int64) if begin is None else begin["leftover"]
         self._iterator = StreamIterator(self._source, epoch=self._epoch, state=begin and begin["documents"])
-        yield from self._windows()  # of what an interrupted pass had read: no document may follow
+        yield from self._windows()  # from the leftover of an interrupted pass: there may be no further document
         for document in self._iterator:
             self._leftover = np.concatenate([self._leftover, *self._tokens(document)])
             yield from self._windows()
@@ -88,7 +88,7 @@ class Packed:
 
 
 class _MapStyleDocuments:
-    """Documents that are found by number, as a stream that knows where it stands."""
+    """Map-style documents as a stream with state."""
 
     def __init__(self, documents: Any, *, seed: int, shuffle: bool) -> None:
         self._documents = documents

@@ -1,4 +1,4 @@
-"""Owns where a session's loop stands in its data: the data it reads ahead, and what checkpoints know of it."""
+"""Prefetches a session's data and keeps the data state that checkpoints save."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ ReportFinding = Callable[[Finding], None]
 
 
 class Prefetcher:
-    """Gives each micro-batch its data; what it has to save is the same on all ranks, whatever their number."""
+    """Loads the data of each micro-batch; its saved state is the same on all ranks, at any world size."""
 
     def __init__(self, report: ReportFinding) -> None:
         self._report = report
         self._data: Data | None = None
         self._ahead: Iterator[tuple[MicroBatch, Any]] = iter(())
         self._identity: Mapping[str, object] = {}
-        """Of the data that the newest step took, or that the checkpoint was taken of; nothing is known without."""
+        """Identity of the data of the newest step or of the checkpoint; empty before either."""
         self._global_batch = 0
         self._resumed = False
         self._resume_point: ResumePoint | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What the data is, and a place in it to read on from."""
+        """The data's identity, and a point to resume reading from."""
         resume_point = None if self._resume_point is None else tuple(self._resume_point)
         return {"identity": dict(self._identity), "global_batch": self._global_batch, "resume_point": resume_point}
 
     def load_state_dict(self, state: dict[str, Any], /) -> None:
-        """Keep it until the loop says what its data is."""
+        """Keep the state until the loop passes its data."""
         resume_point = state["resume_point"]
         self._identity, self._global_batch = state["identity"], state["global_batch"]
         self._resume_point = None if resume_point is None else ResumePoint(*resume_point)
         self._resumed = True
 
     def begin_step(self, global_batch: int, first: int) -> None:
-        """A step of so many samples begins with sample `first`; says so if the checkpoint knew another number."""
+        """Begin a step at sample `first`; reports a global batch that differs from the checkpoint's."""
         if self._resumed and self._global_batch not in {0, global_batch}:
             self._report(_global_batch_changed(self._global_batch, global_batch, first))
         self._global_batch, self._resumed = global_batch, False
 
     def load(self, part: MicroBatch, data: Data, plan: ShardPlan, first: int) -> Batch:
-        """The micro-batch `part` of the step that begins with sample `first`, with its data."""
+        """The micro-batch `part`, with its data, of the step whose first sample is `first`."""
         following, made = next(self._ahead) if data is self._data else (None, None)
-        if following != part:  # In the first step, and where a loop left a step before its end.
+        if following != part:  # In the first step, and after a loop left a step early.
             self._open(data, plan, first)
             made = next(made for following, made in self._ahead if following == part)
         if isinstance(made, StreamBatch):
@@ -64,7 +64,7 @@ class Prefetcher:
         self._ahead = zip(plan.steps_from(first), data.read(plan, first, self._resume_point), strict=False)
 
     def _switch_to(self, data: Data, first: int) -> None:
-        """Take this data from here on, if it goes on with what was taken so far or begins here."""
+        """Read this data from here on, if it continues the data so far or begins here."""
         identity = data.identity()
         if data.start_sample > first:
             raise failure(
@@ -82,7 +82,7 @@ class Prefetcher:
                 exit_code=ExitCode.CANNOT_RUN_HERE,
                 where=", ".join(changed),
                 evidence=tuple(f"{name}: was {self._identity[name]}, is {identity.get(name)}" for name in changed),
-                remedy=f"give the data as it was, or let other data begin here on purpose: Data(..., start_sample={first})",
+                remedy=f"pass the data of before, or start other data here on purpose: Data(..., start_sample={first})",
             )
         if changed:
             self._resume_point = None

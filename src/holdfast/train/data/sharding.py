@@ -1,6 +1,6 @@
-"""Owns how the samples of a step are dealt to the ranks there are: each to one of them, however many they are.
+"""Shards the samples of a step over the ranks present: each sample goes to exactly one rank, at any world size.
 
-Pure. Refuses to own what a sample is (its number is all there is of it here) and how far training is (session.py).
+Pure: knows samples only by number.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from holdfast.train.session.control_group import ControlGroup
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatch:
-    """What a rank computes at once: a part of its share of a step's samples."""
+    """The part of a rank's samples that it computes in one forward and backward pass."""
 
     samples: range
-    """Their numbers, counted from 0 over all of the training; a data source says what each is."""
+    """Sample numbers, counted from 0 over the whole training; the data source maps them to samples."""
     loss_scale: float
-    """What the mean loss over these samples is to be multiplied by; 1 where all ranks are there.
+    """Factor on the mean loss over these samples; 1 if all ranks are present.
 
-    Then the gradients' mean over ranks is that over all of the step's samples, however many ranks there are.
+    It makes the gradient mean over ranks equal the mean over all samples of the step, at any world size.
     """
     is_last: bool
-    """Whether it is the rank's last of the step."""
+    """Whether it is the rank's last micro-batch of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(MicroBatch):
-    """A micro-batch with what its samples are."""
+    """A micro-batch with its data."""
 
     data: Any
     """The samples, collated as torch's DataLoader does it."""
@@ -38,7 +38,7 @@ class Batch(MicroBatch):
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """How the steps to come are dealt to one rank for as long as the world keeps its size."""
+    """How coming steps are sharded to one rank while the world size stays the same."""
 
     global_batch: int
     """Samples of a step."""
@@ -47,20 +47,20 @@ class ShardPlan:
     world_size: int
 
     def step(self, first: int) -> tuple[MicroBatch, ...]:
-        """This rank's part of the step that begins with this sample."""
+        """This rank's micro-batches of the step whose first sample is `first`."""
         ranks = ControlGroup(rank=self.rank, world_size=self.world_size)
         return shard_step(range(first, first + self.global_batch), self.micro_batch_size, ranks)
 
     def steps_from(self, first: int) -> Iterator[MicroBatch]:
-        """This rank's part of that step and of all that follow."""
+        """This rank's micro-batches of that step and all later steps."""
         return (part for begin in count(first, self.global_batch) for part in self.step(begin))
 
 
 def shard_step(samples: range, micro_batch_size: int, ranks: ControlGroup) -> tuple[MicroBatch, ...]:
-    """A rank's part of a step's samples, at most `micro_batch_size` of them at a time.
+    """A rank's part of a step's samples, in micro-batches of at most `micro_batch_size`.
 
-    Every rank gets as many micro-batches as every other, for collectives inside the model; one that runs out of samples
-    computes its first again, with a weight of 0. Needs a sample for each rank.
+    Every rank gets the same number of micro-batches, for collectives inside the model; a rank that runs out of
+    samples computes its first again with a loss scale of 0. Needs at least one sample per rank.
     """
     share = _split(samples, ranks.rank, ranks.world_size)
     most = -(-len(samples) // ranks.world_size)
@@ -75,7 +75,7 @@ def shard_step(samples: range, micro_batch_size: int, ranks: ControlGroup) -> tu
 
 
 def _split(whole: range, index: int, count: int) -> range:
-    """One of `count` parts of nearly equal length, one after the other; the first are the longer ones."""
+    """One of `count` consecutive parts of nearly equal length; the first parts are the longer ones."""
     shortest, longer = divmod(len(whole), count)
     start, end = (number * shortest + min(number, longer) for number in (index, index + 1))
     return whole[start:end]

@@ -1,8 +1,8 @@
-"""Owns one pass over a stream, of whatever kind it is: how it is begun anew for an epoch, and begun in the middle.
+"""One pass over any kind of stream: starts an epoch, or resumes in the middle of one.
 
-A stream is anything that can be iterated over. `set_epoch`, `state_dict` and `load_state_dict` are used where it has
-them, as datasets' and torchdata's streams do, on the stream itself or on its iterators. That what a stream is read from
-is cut off is told apart from what goes wrong with what was read.
+A stream is any iterable. `set_epoch`, `state_dict` and `load_state_dict` are used where the stream or its iterators
+have them, as in datasets and torchdata. Errors of the stream's source are distinguished from errors of the program that
+processes it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Owner
 
 NETWORK_PACKAGES = frozenset({"aiohttp", "httpx", "httpcore", "huggingface_hub", "botocore"})
-"""Packages whose errors are about the network, though not all are OSErrors."""
+"""Packages whose errors concern the network, though not all are OSErrors."""
 
 
 class StreamIterator:
-    """Where a pass over a stream stands."""
+    """Position of a pass over a stream."""
 
     def __init__(self, stream: Any, *, epoch: int, state: Any = None) -> None:
-        """Begin epoch `epoch` (from 0), or go on in it where `state` was taken."""
+        """Begin epoch `epoch` (from 0), or resume in it from `state`."""
         self._stream = stream
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
@@ -45,17 +45,17 @@ class StreamIterator:
             raise
 
     def state(self) -> Any:
-        """Where it stands, for another Cursor to go on from; None of a stream that cannot tell."""
+        """Position from which another StreamIterator can resume; None if the stream has no state."""
         return self.state_of(self._stream) or self.state_of(self._items)
 
     @staticmethod
     def state_of(stream: Any) -> Any:
-        """Where it says it stands; None of one that cannot tell."""
+        """The stream's own state; None if it has none."""
         return copy.deepcopy(stream.state_dict()) if hasattr(stream, "state_dict") else None
 
 
 def _is_read_error(error: Exception) -> bool:
-    """Whether it is of what a stream is read from; else it is a program's, which needs its traceback."""
+    """Whether the error comes from the stream's source; otherwise it is the program's and needs its traceback."""
     return (
         isinstance(error, OSError | EOFError | zlib.error) or type(error).__module__.split(".")[0] in NETWORK_PACKAGES
     )
@@ -75,7 +75,7 @@ def _unreadable(where: str, error: BaseException) -> HoldfastError:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what led to it, the last first."""
+    """An error and its causes, latest first."""
     while error is not None:
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

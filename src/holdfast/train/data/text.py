@@ -1,6 +1,6 @@
-"""Owns the built-in text: files of the user's, or real English that is on every machine with nothing to download.
+"""Built-in text dataset: the user's files, or English text that is on every machine without a download.
 
-Refuses to own text that is too much for a disk, or comes as a stream (data/packed.py).
+Text too large for a disk, or text that is a stream: data/packed.py.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from holdfast.train.data.tokenizers import Tokenizer, Tokens, make_tokenizer
 from holdfast.train.session.agent_client import log_line
 
 BYTE_VOCABULARY = 256
-"""Of text without a tokenizer: every byte is a token."""
+"""Without a tokenizer, every byte is a token."""
 
 
 class Text:
-    """Windows of text: a dataset for `Data`, whose item is `length` tokens, int64.
+    """Windows of text: a dataset for `Data` whose items are `length` tokens, int64.
 
-    What an item is depends on nothing but the files and the constructor's arguments.
+    An item depends only on the files and the constructor's arguments.
     """
 
     def __init__(
@@ -42,15 +42,15 @@ class Text:
     ) -> None:
         """Read files and folders, or Python's own documentation (0.5 MB of text).
 
-        A file is text, `.json` or `.jsonl`, each also with `.gz` or `.zst`, or `.parquet`; rows have it in `column`.
-        Tokens are bytes, or those of a tokenizer of transformers', given itself or by its name. They are kept in the
-        folder `cache` (default: the user's own) as long as the files keep their size and time. Documents follow one
-        another; what is left at the end and is shorter than a window is dropped. `seed` is for the order of `tokens`
-        alone.
+        A file is text, `.json`, `.jsonl` (each also with `.gz` or `.zst`) or `.parquet`; rows have the text in
+        `column`. Tokens are bytes, or those of `tokenizer`: a transformers tokenizer or its name. The folder `cache`
+        (default: the user's cache folder) keeps them while the files keep their size and modification time. Documents
+        are concatenated; tokens at the end that do not fill a window are dropped. `seed` only affects the order of
+        `tokens`.
         """
         made = make_tokenizer(tokenizer)
         self.findings: tuple[Finding, ...] = ()
-        """What a Session is to report of the cache; said on stderr as well, since a loop may read without `Data`."""
+        """Findings about the cache, for a Session to report; also printed on stderr, for loops without `Data`."""
         if paths:
             found = text_files.expand_paths(paths)
             said = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
@@ -83,7 +83,7 @@ class Text:
         return torch.from_numpy(self._windows[item].astype(np.int64))
 
     def tokens(self, samples: range) -> torch.Tensor:
-        """The tokens of these samples, counted from 0, each window once an epoch: int64 of [len(samples), length]."""
+        """Tokens of these samples, counted from 0, each window once per epoch: int64 of [len(samples), length]."""
         items = self._order.item_indices(np.arange(samples.start, samples.stop))
         return torch.from_numpy(self._windows[items].astype(np.int64))
 

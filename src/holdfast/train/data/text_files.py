@@ -1,7 +1,4 @@
-"""Owns reading documents out of files: text, JSON lines and Parquet, as they are or compressed with gzip or zstd.
-
-Refuses to own what becomes of their text (tokenizers.py).
-"""
+"""Reads documents from files: text, JSON lines and Parquet, uncompressed or compressed with gzip or zstd."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Owner
 
 CHUNK_BYTES = 2**20
-"""About as much of a text file is read at a time, up to the end of a line."""
+"""Approximate size of one read from a text file, extended to the end of a line."""
 
 
 class DocumentChunk(NamedTuple):
@@ -27,11 +24,11 @@ class DocumentChunk(NamedTuple):
 
     text: str | bytes
     last: bool
-    """Whether the document ends with it."""
+    """Whether it is the document's last part."""
 
 
 def expand_paths(paths: Sequence[Path | str]) -> list[Path]:
-    """The files that are meant, those of a folder by their names; ones that are not there are refused."""
+    """Expand folders to their files, by name; raises for missing paths."""
     found: list[Path] = []
     for path in map(Path, paths):
         if not path.exists():
@@ -41,7 +38,7 @@ def expand_paths(paths: Sequence[Path | str]) -> list[Path]:
 
 
 def read_documents(paths: Sequence[Path], column: str) -> Iterator[DocumentChunk]:
-    """The documents of files, one after the other: a text file is one, a row of the others is one, in `column`."""
+    """The documents of the files, in order: a text file is one; in other formats each row is one, in `column`."""
     for path in paths:
         try:
             yield from _reader(path)(path, column)
@@ -65,7 +62,7 @@ def _zstd(path: Path) -> IO[bytes]:
 
 
 class _ZstdReader(io.RawIOBase):
-    """A file that was compressed with zstd; zstandard's own readers take one that was cut short for a whole one."""
+    """A file compressed with zstd; zstandard's own readers accept a truncated file as complete."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb")
@@ -122,14 +119,14 @@ def _json_lines(path: Path, column: str) -> Iterator[DocumentChunk]:
 def _parsed(line: bytes, where: str) -> Any:
     try:
         return json.loads(line)
-    except json.JSONDecodeError as error:  # which counts lines, and has been given one
+    except json.JSONDecodeError as error:  # its line number is 1: it was given one line
         raise _unreadable(where, f"{error.msg} at its character {error.pos + 1}") from error
     except ValueError as error:
         raise _unreadable(where, str(error)) from error
 
 
 def _json(path: Path, column: str) -> Iterator[DocumentChunk]:
-    """Lines, as most files of that name have them, C4's among them; or one array of all rows."""
+    """Rows of JSON lines, as in most files of that name, C4's among them, or of one array."""
     with _open(path) as file:
         array = file.read(1) == b"["
     if not array:
@@ -171,7 +168,7 @@ def _row(row: Any, column: str, where: str) -> DocumentChunk:
 
 
 def text_column(row: Any, column: str, where: str) -> str | bytes:
-    """The text of a row of a table, or of a document that is nothing but its text."""
+    """The text of a table's row, or of a document that is plain text."""
     text = cast("dict[str, Any]", row).get(column) if isinstance(row, dict) else row
     if isinstance(text, str | bytes):
         return text

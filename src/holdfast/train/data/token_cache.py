@@ -1,8 +1,8 @@
-"""Owns the cache of tokens on a node's disk: made once by whichever rank comes first, then mapped into memory by all.
+"""Token cache on a node's disk: the first rank builds it, then all ranks map it into memory.
 
-Every rank checks all of it before it trains on it, so that damage is known before the first step: a cache that was cut
-short or damaged since is made anew, with a finding. To check block after block as they are first read would cost a
-start nothing, but damage would be found in the middle of a step, when some ranks have trained on the same file.
+Every rank verifies the whole cache before training, so that damage is found before the first step; a truncated or
+damaged cache is rebuilt, with a finding. Verifying each block on first read would cost nothing at start, but would find
+damage in the middle of a step, after some ranks have trained on the same file.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from holdfast.train.data.tokenizers import Tokens
 
 FORMAT = 2
 BLOCK_BYTES = 64 << 20
-"""Of the file, with a checksum each."""
+"""Bytes of the file covered by one checksum."""
 READ_BYTES = 1 << 18
-"""Little enough to stay in a core's own cache between being read and being summed."""
+"""Small enough to stay in a core's cache between the read and the checksum."""
 READERS = min(4, len(os.sched_getaffinity(0)))
-"""Threads that check a file: each sums 4 GB/s here, and reads 3 GB/s from the page cache."""
+"""Threads that verify a file: each sums 4 GB/s here, and reads 3 GB/s from the page cache."""
 
 
 class CacheEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a file of tokens."""
+    """Metadata of a token file."""
 
     count: int
     tokens_digest: str
-    """Of all its tokens."""
+    """Digest of all its tokens."""
     block_bytes: int
     crc32: list[int]
-    """Of each block."""
+    """CRC-32 of each block."""
 
 
 class CachedTokens(NamedTuple):
-    """Tokens, and what is to be said of them."""
+    """Tokens, and findings about their cache."""
 
     tokens: Tokens
     digest: str
@@ -55,12 +55,12 @@ class CachedTokens(NamedTuple):
 
 
 def default_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where tokens are kept unless the script says so: as other caches of the user."""
+    """Default folder of the token cache, under the user's cache folder."""
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast" / "text"
 
 
 def load_or_build(folder: Path, key: str, dtype: type[np.generic], parts: Iterable[Tokens]) -> CachedTokens:
-    """The tokens kept under a key; `parts` is asked for them where nothing is kept, or it is damaged."""
+    """The cached tokens of `key`; tokenises `parts` if the cache is missing or damaged."""
     name = blake2b(f"{FORMAT} {np.dtype(dtype).name} {key}".encode(), digest_size=16).hexdigest()
     findings: tuple[Finding, ...] = ()
     try:
@@ -69,10 +69,10 @@ def load_or_build(folder: Path, key: str, dtype: type[np.generic], parts: Iterab
             fcntl.flock(lock, fcntl.LOCK_SH)  # ranks of one node check at the same time
             kept = _load(folder / name, dtype)
             if not isinstance(kept, CacheEntry):
-                # NFS emulates flock by byte-range locks: two ranks that upgrade a shared one wait for each other.
+                # NFS emulates flock by byte-range locks: two ranks that upgrade a shared lock deadlock.
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                kept = _load(folder / name, dtype)  # another rank may have made it meanwhile
+                kept = _load(folder / name, dtype)  # another rank may have built it meanwhile
             if not isinstance(kept, CacheEntry):
                 findings = (_damaged(folder / name, kept),) if kept else ()
                 kept = _write(folder / name, parts)
@@ -92,7 +92,7 @@ def load_or_build(folder: Path, key: str, dtype: type[np.generic], parts: Iterab
 
 
 def _load(path: Path, dtype: type[np.generic]) -> CacheEntry | str | None:
-    """What is kept there, if it is as it was written; else the damage to it, or None where nothing is."""
+    """The entry at `path` if it is intact; otherwise a description of the damage, or None if there is no entry."""
     known, tokens = path.with_suffix(".json"), path.with_suffix(".tokens")
     try:
         with open_regular(known) as file:
@@ -127,7 +127,7 @@ def _damage(path: Path, error: OSError) -> str:
 
 
 def _block_checksums(path: Path, size: int, block_bytes: int) -> list[int] | str:
-    """The checksums of a file's blocks, or that it is of another size."""
+    """The checksums of a file's blocks, or a message that its size differs."""
     with open_regular(path) as file:
         if (there := os.fstat(file.fileno()).st_size) != size:
             return f"{there:,} bytes and not {size:,}"

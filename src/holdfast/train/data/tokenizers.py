@@ -1,4 +1,4 @@
-"""Owns making tokens of text: its bytes, or what a tokenizer says."""
+"""Converts text to tokens: bytes, or the tokens of a tokenizer."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ Tokens = NDArray[Any]
 
 
 class Tokenizer(Protocol):
-    """Makes tokens of text."""
+    """Converts text to tokens."""
 
     @property
     def name(self) -> str:
-        """The same for two that make the same tokens."""
+        """Equal for tokenizers that produce the same tokens."""
         ...
 
     @property
     def dtype(self) -> type[np.unsignedinteger[Any]]: ...
 
     def tokens(self, text: str | bytes) -> Tokens:
-        """Those of a piece of text."""
+        """The tokens of a piece of text."""
         ...
 
     def separator(self) -> Tokens:
-        """Those between two documents."""
+        """The tokens between two documents."""
         ...
 
 
 class ByteTokenizer:
-    """Every byte is a token; documents are parted by an empty line."""
+    """Every byte is a token; an empty line separates documents."""
 
     name = "bytes"
     dtype = np.uint8
@@ -46,7 +46,7 @@ class ByteTokenizer:
 
 
 class HfTokenizer:
-    """A tokenizer of transformers'; documents are parted by its end-of-sequence token, where it has one."""
+    """A transformers tokenizer; its end-of-sequence token, if any, separates documents."""
 
     dtype = np.uint32
 
@@ -67,7 +67,7 @@ class HfTokenizer:
 
 
 def make_tokenizer(given: Any) -> Tokenizer:
-    """The tokenizer that is meant: None is bytes, a string what transformers finds by it, else one of theirs."""
+    """The tokenizer for an argument: None is bytes, a string is a transformers name, else a transformers tokenizer."""
     if given is None:
         return ByteTokenizer()
     if isinstance(given, str):

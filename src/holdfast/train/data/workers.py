@@ -1,4 +1,4 @@
-"""Owns the processes that read data ahead: how they live and die with their rank, and how their errors reach it."""
+"""Data worker processes: their lifetime is tied to their rank, and their errors reach it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ PR_SET_PDEATHSIG = 1
 
 
 def init_worker(_number: int) -> None:
-    """Begin as a worker: out of reach of signals that are meant for the rank, and gone as soon as the rank is.
+    """Initialise a worker: signals to the rank's process group do not reach it, and it dies with the rank.
 
-    A rank that gets SIGTERM finishes its step and saves; torch would fail it for the worker that got it as well.
+    A rank that gets SIGTERM finishes its step and saves; torch would fail it if its worker got SIGTERM as well.
     """
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def init_only_worker(number: int) -> None:
-    """Begin as the one reader of a stream, which must give the same as it would in the rank's own process.
+    """Initialise the only reader of a stream so that it yields the same as in the rank's own process.
 
-    A stream that finds itself in a worker may take its share of the shards, or, as those of `datasets` do, shuffle
-    otherwise. Torch has no public way to tell it that it is alone.
+    A stream in a worker may read only its share of the shards or, as `datasets` does, shuffle differently. Torch
+    has no public way to mark a worker as the only one.
     """
     init_worker(number)
     worker._worker_info = None  # pyright: ignore[reportPrivateUsage] - see above
@@ -38,14 +38,14 @@ def init_only_worker(number: int) -> None:
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Sent in place of data: torch hands on only exceptions that are made of one string."""
+    """Sent in place of data: torch only forwards exceptions that are constructed from one string."""
 
     findings: tuple[Finding, ...]
     exit_code: ExitCode
 
 
 def reraise_failures(loader: Iterable[Any]) -> Iterator[Any]:
-    """What workers make, or the error that one of them came upon."""
+    """Yield the workers' items, or raise the error that a worker met."""
     try:
         for one in loader:
             if isinstance(one, WorkerFailure):

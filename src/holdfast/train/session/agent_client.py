@@ -1,7 +1,7 @@
-"""Owns the rank's end of its agent's Unix socket: what is sent never waits, what was asked is picked up when polled.
+"""Non-blocking Unix-socket client that connects a rank to its agent.
 
-Refuses to own what the messages mean (protocol/rank_messages.py says what they are, rank_coordinator.py what is done about them), and to
-let an agent that is slow, gone or confused stop training: it is told once on stderr, and the session goes on alone.
+An agent that is slow, gone or incompatible never stops training: the client logs it once on stderr and the session
+runs alone. Messages: protocol/rank_messages.py; reactions: rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from holdfast.protocol.clipping import clip_finding
 from holdfast.protocol.rank_messages import AgentToRank, FindingReported, RankMessage, encode, rank_request_decoder
 
 CONNECT_TIMEOUT_S = 5.0
-"""An agent listens before it starts its ranks, so that even this is generous."""
+"""Generous: the agent listens before it starts its ranks."""
 BACKLOG_BYTES = 1 << 20
-"""About 7,000 steps may wait for an agent that is stopped or busy; what comes after is dropped, newest first."""
+"""Holds about 7,000 steps for a stopped or busy agent; later messages are dropped."""
 READ_BYTES = 1 << 16
 FLUSH_TIMEOUT_S = 2.0
-"""An agent that reads at all has a whole backlog in a fraction of this; one that is stopped keeps no process longer."""
+"""A running agent reads the whole backlog in a fraction of this; a stopped agent delays exit by no more."""
 
 
 class AgentClient:
-    """A line to the agent, or to nobody; nothing waits but `finish`, and nothing raises because of the agent."""
+    """Connection to the agent, or a no-op without one; only `finish` blocks, and agent errors never raise."""
 
     def __init__(self, link: socket.socket | None) -> None:
         self._link = link
@@ -42,7 +42,7 @@ class AgentClient:
 
     @classmethod
     def connect(cls, path: Path | None, *, rank: int) -> AgentClient:
-        """Connect to the agent at `path`; without one rank 0 says for all ranks that the session runs alone."""
+        """Connect to the agent at `path`; without a path, rank 0 logs that the session runs alone."""
         if path is None:
             if rank == 0:
                 log_line("no HOLDFAST_RANK_SOCKET: the session runs alone")
@@ -59,11 +59,11 @@ class AgentClient:
         return cls(link)
 
     def fileno(self) -> int | None:
-        """Readable where the agent may have said something; None without one."""
+        """File descriptor that becomes readable when the agent sends; None without an agent."""
         return self._link.fileno() if self._link is not None else None
 
     def send(self, message: RankMessage) -> None:
-        """Hand a message to the kernel, or keep it for the next call when the agent is slow to read."""
+        """Write a message to the socket, or buffer it until the next call if the agent is slow to read."""
         if self._link is None:
             return
         line = encode(message) + b"\n"
@@ -75,7 +75,7 @@ class AgentClient:
         self._send_pending()
 
     def flush(self) -> None:
-        """Wait, for two seconds at most, until the kernel has all that was sent: the process is about to end."""
+        """Wait up to 2 s until the kernel has accepted every message; called before the process exits."""
         if self._link is None:
             return
         writable, until = select.poll(), time.monotonic() + FLUSH_TIMEOUT_S
@@ -84,9 +84,9 @@ class AgentClient:
             writable.poll(left_s * 1000)
 
     def report_finding(self, finding: Finding, *, fatal: bool = False) -> None:
-        """Tell the agent, and whoever reads the rank's log, what the session noticed.
+        """Send a finding to the agent and print it in the rank's log.
 
-        What `ends` the program is its last words (excepthook.py), and is said there.
+        The excepthook prints a `fatal` finding (excepthook.py), so this method does not.
         """
         finding = clip_finding(finding)
         if not fatal:
@@ -94,7 +94,7 @@ class AgentClient:
         self.send(FindingReported(finding=finding))
 
     def requests(self) -> list[AgentToRank]:
-        """What the agent asked since the last call, oldest first; kinds this version does not know are passed over."""
+        """Requests received since the last call, oldest first; unknown kinds are skipped."""
         self._receive()
         if not self._incoming:
             return []
@@ -107,7 +107,7 @@ class AgentClient:
         return requests
 
     def _send_pending(self) -> bool:
-        """Give the kernel what it takes now; whether anything is left for an agent that is still there."""
+        """Write what the kernel accepts now; returns whether data remains for a connected agent."""
         if self._link is None:
             return False
         try:
@@ -121,7 +121,7 @@ class AgentClient:
         return bool(self._outgoing)
 
     def _receive(self) -> None:
-        # To ask first takes a third of the time that recv takes to say, by raising, that nothing has come.
+        # Polling first takes a third of the time of a recv that raises because no data has come.
         while self._link is not None and self._readable.poll(0):
             try:
                 received = self._link.recv(READ_BYTES)
@@ -150,6 +150,6 @@ def _one_line(finding: Finding) -> str:
 
 
 def log_line(text: str) -> None:
-    """One line for whoever reads the rank's stderr."""
+    """Print one line on the rank's stderr."""
     sys.stderr.write(f"holdfast: {text}\n")
     sys.stderr.flush()

@@ -1,7 +1,7 @@
-"""Owns how the ranks of one replica speak among themselves and come to act as one at the same step.
+"""Control-plane process group of one replica, and its consensus on what to do after a step.
 
-Every rank can be asked for something (a request of its agent's, a SIGTERM, rank 0's clock), at moments that differ;
-a checkpoint or a stop is only possible when all ranks do it after the same step.
+Ranks receive requests (from the agent, SIGTERM, rank 0's clock) at different moments; a checkpoint or a stop is only
+possible when all ranks do it after the same step.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from holdfast.train.metrics.profiler import unrecorded
 T = TypeVar("T")
 
 CONSENSUS_EVERY_S = 0.25
-"""Seconds between two agreements where steps are shorter than that; else there is one at every step."""
+"""Minimum seconds between two consensus rounds; with longer steps there is one round per step."""
 
 MAX_SKIPPED_STEPS = 1000
 
 BACKGROUND_TIMEOUT_S = 2 * 3600.0
-"""Longest that one rank's second thread waits for another's: the slowest write of a checkpoint, and more."""
+"""Timeout for collectives between background threads: longer than the slowest checkpoint write."""
 
 
 class StepAction(IntFlag):
-    """What should happen at the end of a step; what any rank wishes all of them do."""
+    """Action at the end of a step; an action that any rank requests is taken by all ranks."""
 
     NOTHING = 0
     PROFILE = 1
-    """Profile the steps that follow."""
+    """Profile the next steps."""
     CHECKPOINT = 2
     STOP = 4
-    """Checkpoint, then leave."""
+    """Checkpoint, then exit."""
     TRANSFER_STATE = 8
-    """Leave the state to the processes that take these ranks' places, then leave."""
+    """Transfer the state to the processes that replace these ranks, then exit."""
     PEER_CHECKPOINT = 16
     """Copy the state to another node's memory."""
     STOP_TOGETHER = 32
-    """Stop, after a step that all replicas agree on."""
+    """Stop after a step that all replicas agree on."""
 
 
 NOTHING = StepAction.NOTHING
-"""Nearly every step's. Python 3.11 takes ten times as long to find it through its class."""
+"""The result of nearly every step. Python 3.11 takes ten times as long to look it up through its class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ControlGroup:
-    """The ranks that step together, and which of them this is."""
+    """The ranks that step together, and this rank's index among them."""
 
     rank: int = 0
     world_size: int = 1
     group: dist.ProcessGroup | None = None
-    """A Gloo group of the session's own, so that its words never queue behind gradients or wait for a GPU.
+    """A separate Gloo group, so that its messages never queue behind gradients or wait for a GPU.
 
     None for a single rank.
     """
 
     @classmethod
     def join(cls, *, announced: int) -> ControlGroup:
-        """Meet the other ranks, which all call this; `announced` is the WORLD_SIZE that this rank was started with."""
+        """Create the group on every rank; `announced` is the WORLD_SIZE that this rank was started with."""
         if not (dist.is_available() and dist.is_initialized()):
             if announced == 1:
                 return cls()
@@ -83,7 +83,7 @@ class ControlGroup:
         return cls(rank=dist.get_rank(), world_size=dist.get_world_size(), group=group)
 
     def background_group(self) -> ControlGroup:
-        """The same ranks with a group of their own, for a second thread of each: collectives of two would mix."""
+        """A second group of the same ranks, for background threads: one group would mix collectives of two threads."""
         if self.group is None:
             return self
         group = cast(
@@ -92,7 +92,7 @@ class ControlGroup:
         return replace(self, group=group)
 
     def all(self, holds: bool) -> bool:
-        """Whether something holds on every rank."""
+        """Whether the condition holds on every rank."""
         if self.group is None:
             return holds
         held = torch.tensor([holds], dtype=torch.uint8)
@@ -100,7 +100,7 @@ class ControlGroup:
         return bool(held.item())
 
     def broadcast(self, value: T) -> T:
-        """What rank 0 passed in, on every rank."""
+        """Return rank 0's value on every rank."""
         if self.group is None:
             return value
         held = [value]
@@ -108,7 +108,7 @@ class ControlGroup:
         return held[0]
 
     def run_on_first(self, act: Callable[[], T]) -> T:
-        """Have rank 0 do something: what it returns, or the HoldfastError that it raises, on every rank."""
+        """Run `act` on rank 0; every rank returns its result or raises its HoldfastError."""
         done: tuple[list[T], tuple[Finding, ...], ExitCode] = ([], (), ExitCode.OK)
         if self.rank == 0:
             try:
@@ -121,7 +121,7 @@ class ControlGroup:
         return returned[0]
 
     def gather(self, value: T) -> list[T]:
-        """What every rank passed in, by rank, on rank 0; nothing on the others."""
+        """Return every rank's value, by rank, on rank 0; an empty list on the others."""
         if self.group is None:
             return [value]
         held = [value] * self.world_size if self.rank == 0 else []
@@ -129,48 +129,49 @@ class ControlGroup:
         return held
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], None]:
-        """Send a tensor of the host's to one rank, which receives it; what is returned waits until that is done."""
+        """Send a host tensor to one rank; the returned function waits until the send is complete."""
         work = dist.isend(tensor, to, self.group) if tensor.numel() else None
         return lambda: None if work is None else work.wait()  # pyright: ignore[reportReturnType]
 
     def receive(self, tensor: torch.Tensor, source: int) -> None:
-        """Wait for a tensor that one rank sends, of the same size; an empty one is neither sent nor awaited."""
+        """Receive a tensor of the same size from one rank; empty tensors are neither sent nor awaited."""
         if tensor.numel():
             dist.recv(tensor, source, self.group)
 
     def first_not_none(self, value: T | None) -> T | None:
-        """What the first rank that has something passed in, on every rank; None where none has."""
+        """Return the value of the lowest rank that has one, on every rank; None if no rank has one."""
         return self.broadcast(next((each for each in self.gather(value) if each is not None), None))
 
 
 _FINAL = StepAction.STOP | StepAction.TRANSFER_STATE
-"""After these nobody is left to agree."""
+"""After these no rank is left for another round."""
 
 
 class ActionConsensus:
-    """Turns the wishes of single ranks into one action that all ranks take after the same step.
+    """Turns requests of single ranks into one action that all ranks take after the same step.
 
-    About every `CONSENSUS_EVERY_S` the wishes are folded by an all-reduce that travels while the next step computes, so that a
-    wish takes effect at the boundary after. Waiting for it at once would cost a round through all ranks (1 ms against
-    0.04 ms here: two ranks, Gloo, one machine of two cores), and doing it at every step would cost quick steps some
-    per cent. How many steps to let pass is agreed in the same all-reduce, for every rank must skip the same ones. A
-    key in the TCPStore is no cheaper to ask for, and cannot promise that no rank has passed the step already.
+    About every `CONSENSUS_EVERY_S` an all-reduce combines the requests while the next step computes; an action takes
+    effect at the step boundary after that. A blocking all-reduce would cost 1 ms instead of 0.04 ms (two ranks, Gloo,
+    one machine of two cores); one per step would cost short steps some per cent. The same all-reduce agrees on how
+    many steps to skip, because every rank must skip the same ones. Reading a key in the TCPStore is no cheaper, and
+    cannot guarantee that no rank has already passed the step.
     """
 
     def __init__(self, ranks: ControlGroup) -> None:
         self._group = ranks.group
         self._reduced = torch.zeros(1 + len(StepAction), dtype=torch.int32)
-        """Minus the smallest number of steps that any rank would let pass, and for each wish whether one has it."""
+        """Minus the smallest number of steps that any rank would skip, then one flag per requested action."""
         self._in_flight: dist.Work | None = None
         self._pending = NOTHING
         self._skip_steps = 1
-        """Boundaries until the next proposal."""
+        """Step boundaries until the next proposal."""
         self._boundary_at = time.monotonic()
 
     def next_action(self, requested: StepAction, *, scheduled: StepAction) -> StepAction:
-        """Give this rank's wish and what is `scheduled` at this boundary on all ranks anyhow; returns what all do now.
+        """Propose this rank's request and return the action that all ranks take now.
 
-        A wish that this boundary fulfils is not passed on: asked of several ranks, a checkpoint is still taken once.
+        `scheduled` is known to all ranks at this boundary. It drops the requests that it fulfils: a checkpoint that
+        several ranks request is taken once.
         """
         if self._group is None:
             return requested | scheduled if scheduled else requested
@@ -185,7 +186,7 @@ class ActionConsensus:
         return agreed
 
     def _take_result(self) -> StepAction:
-        """What was agreed, at the boundary after it was proposed."""
+        """The agreed action, at the boundary after its proposal."""
         if self._in_flight is None:
             return NOTHING
         self._in_flight.wait()

@@ -1,7 +1,6 @@
-"""Owns the last words of a program that an error of holdfast's own ends: what is wrong, what to do, and its exit code.
+"""Excepthook that prints a holdfast error as a finding with its remedy, and sets its exit code.
 
-Not a traceback through holdfast and torch, of which the reader can change nothing. Refuses to own all other errors:
-they end as they always did.
+It prints no traceback: the user can change nothing in holdfast or torch. All other errors keep the default handling.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from holdfast.findings import OWNER_TEXT, Finding, Owner
 
 
 def install() -> None:
-    """Have the process end so from here on."""
+    """Install the excepthook in this process."""
     before = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if not isinstance(error, HoldfastError):
             before(kind, error, trace)
             return
-        # Torch, in a process group, keeps what a hook writes to sys.stderr for later, and then loses it.
+        # In a process group, torch buffers what a hook writes to sys.stderr, and then loses it.
         stderr = sys.__stderr__ or sys.stderr
         stderr.write("".join(f"{line}\n" for finding in error.findings for line in finding_lines(finding)))
         stderr.flush()
@@ -32,7 +31,7 @@ def install() -> None:
 
 
 def finding_lines(finding: Finding) -> Iterator[str]:
-    """A finding in lines."""
+    """Format a finding as lines."""
     yield f"holdfast: {finding.severity} [{finding.code}]: {finding.what}"
     if finding.where:
         yield f"  where: {finding.where}"

@@ -1,8 +1,7 @@
-"""Owns the end of a process whose place another takes: its program ends as any does, Python is not taken apart.
+"""Exits a process quickly when a successor waits for its resources, skipping Python's teardown.
 
-Python clears module after module and frees object after object before a process ends, with torch for the better part
-of a second, in which whoever comes next waits. The kernel does the same at once. Refuses to own when to end, and every
-end after which nobody waits: those take their time.
+Python clears every module and frees every object before a process ends; with torch that takes most of a second. The
+kernel frees the memory immediately. Exits that no process waits for take the normal path.
 """
 
 from __future__ import annotations
@@ -20,25 +19,25 @@ from holdfast.errors import ExitCode
 
 
 def enable() -> None:
-    """Have the process end as `CHECKPOINTED_AND_EXITED` once the program, its threads and what it gave to atexit have run.
+    """Exit with `CHECKPOINTED_AND_EXITED` after the program, its threads and its atexit handlers have run.
 
-    What only an object's `__del__` does as the interpreter goes is not done; open files are flushed.
+    Open files are flushed; `__del__` methods that would run at interpreter shutdown are skipped.
     """
     atexit.register(_end)
 
 
 def _end() -> None:
-    """The last that was registered is the first to run, so the others are run from here."""
+    """The handler registered last runs first, so it runs the other handlers itself."""
     atexit.unregister(_end)
-    with contextlib.suppress(Exception):  # printed already
+    with contextlib.suppress(Exception):  # already printed
         atexit._run_exitfuncs()
-    if not hasattr(sys, "last_value"):  # a program that failed on its way out has its own exit code
+    if not hasattr(sys, "last_value"):  # a program that failed while exiting keeps its exit code
         flush_open_files()
         os._exit(ExitCode.CHECKPOINTED_AND_EXITED)
 
 
 def flush_open_files() -> None:
-    """Have every open file write what it holds back."""
+    """Flush every open file."""
     for each in gc.get_objects():
         if _is_file(cast(type[object], type(each))):
             with contextlib.suppress(Exception):

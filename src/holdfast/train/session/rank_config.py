@@ -1,4 +1,4 @@
-"""Owns every environment variable that the session reads; nothing else in `train` looks at the environment."""
+"""All environment variables that the session reads; nothing else in `train` reads the environment."""
 
 from __future__ import annotations
 
@@ -16,89 +16,89 @@ Number = TypeVar("Number", int, float)
 
 
 class SyncMethod(StrEnum):
-    """What replicas that step alone do when they meet."""
+    """How replicas that step alone synchronise."""
 
     LOCAL_SGD = "local_sgd"
-    """Their parameters become the mean of all."""
+    """Average the parameters of all replicas."""
     DILOCO = "diloco"
-    """What they have changed since they met, in the mean, is a gradient for an outer optimiser."""
+    """Average the parameter changes since the last sync; an outer optimiser takes them as a gradient."""
 
 
 USE_ANOTHER_FOLDER = "name another folder (`checkpoint.path` in the job, else HOLDFAST_CHECKPOINT_PATH)"
-"""What to do where a folder will not do."""
+"""Remedy for an unusable folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OuterSyncConfig:
-    """How replicas that do not take every step together are kept together."""
+    """Periodic synchronisation of replicas that do not take every step together."""
 
     method: SyncMethod
     every: int
-    """Steps from one meeting to the next."""
+    """Steps between two syncs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankConfig:
-    """What a rank was told when it was started; the defaults are those of a bare `python train.py`."""
+    """A rank's configuration; the defaults are those of a bare `python train.py`."""
 
     rank: int = 0
     """`RANK`, as torchrun and holdfast set it, else `OMPI_COMM_WORLD_RANK`, as mpirun does."""
     world_size: int = 1
     """`WORLD_SIZE`."""
     batch_world_size: int = 0
-    """`HOLDFAST_BATCH_WORLD_SIZE`: ranks that the global batch is made for; none means those that take a step."""
+    """`HOLDFAST_BATCH_WORLD_SIZE`: ranks that the global batch is defined for; default: all that step."""
     learning_rate_factor: float = 1.0
-    """`HOLDFAST_LEARNING_RATE_FACTOR`: what the learning rate is multiplied by, where the global batch is scaled."""
+    """`HOLDFAST_LEARNING_RATE_FACTOR`: factor on the learning rate where the global batch is scaled."""
     rank_socket: Path | None = None
-    """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; none means that the session runs alone."""
+    """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; without it the session runs alone."""
     transfer_memory: Path | None = None
-    """`HOLDFAST_TRANSFER_MEMORY`: memory of the node, as a file, that outlives this process; none means nobody holds it."""
+    """`HOLDFAST_TRANSFER_MEMORY`: file in node memory that outlives this process; unset: state transfer is off."""
     peer_checkpoints: int | Literal["auto"] = 0
-    """`HOLDFAST_PEER_CHECKPOINTS`: copy the state to another node's memory each time this many steps are finished.
+    """`HOLDFAST_PEER_CHECKPOINTS`: copy the state to another node's memory every this many steps.
 
-    `auto` is as often as copies get there; 0 means never.
+    `auto`: as often as copies complete; 0: never.
     """
     peer_memory: tuple[Path, ...] = ()
-    """`HOLDFAST_PEER_MEMORY`: four pieces of such memory, with colons: two for this rank's copies, two for a peer's."""
+    """`HOLDFAST_PEER_MEMORY`: four such files, separated by colons: two for this rank's copies, two for a peer's."""
     checkpoint_path: Path | str | None = None
-    """`HOLDFAST_CHECKPOINT_PATH`: folder, or URL, of checkpoints, reached by every rank; none means none are taken."""
+    """`HOLDFAST_CHECKPOINT_PATH`: checkpoint folder or URL that every rank reaches; unset: no checkpoints."""
     checkpoint_local: Path | None = None
-    """`HOLDFAST_CHECKPOINT_LOCAL`: folder of the node's own, where they are saved before they are brought there."""
+    """`HOLDFAST_CHECKPOINT_LOCAL`: node-local folder; checkpoints are saved there, then uploaded to the path."""
     checkpoint_durable: bool = True
     """`HOLDFAST_CHECKPOINT_DURABLE` is not 0: checkpoints outlive the node, on Kubernetes by a volume or a URL."""
     checkpoint_every_steps: int | None = None
-    """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: take one each time this many steps are finished."""
+    """`HOLDFAST_CHECKPOINT_EVERY_STEPS`: checkpoint every this many steps."""
     checkpoint_every_s: float | None = None
-    """`HOLDFAST_CHECKPOINT_EVERY_S`: take one when this many seconds have passed since the last."""
+    """`HOLDFAST_CHECKPOINT_EVERY_S`: checkpoint when this many seconds have passed since the last."""
     checkpoint_auto: bool = False
-    """`HOLDFAST_CHECKPOINT_EVERY` is `auto`: take one as often as loses the least."""
+    """`HOLDFAST_CHECKPOINT_EVERY` is `auto`: choose the interval that loses the least time."""
     nodes: int = 1
     """`GROUP_WORLD_SIZE`, as torchrun and holdfast set it."""
     run: str = ""
-    """`HOLDFAST_RUN`: the run this is a rank of."""
+    """`HOLDFAST_RUN`: the run that this rank belongs to."""
     replica: int = 0
     """`HOLDFAST_REPLICA`."""
     replica_count: int = 1
-    """`HOLDFAST_REPLICA_COUNT`: with more than one, each step goes on without those that are lost."""
+    """`HOLDFAST_REPLICA_COUNT`: with more than one, steps continue without lost replicas."""
     min_replicas: int = 1
-    """`HOLDFAST_MIN_REPLICAS`: with fewer of them there is no step."""
+    """`HOLDFAST_MIN_REPLICAS`: with fewer replicas no step is taken."""
     outer_sync: OuterSyncConfig | None = None
-    """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone, and meet each time that many steps are done."""
+    """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone and synchronise every 16 steps."""
     lighthouse: str = ""
-    """`TORCHFT_LIGHTHOUSE`: address of the quorum service, where there are several replicas."""
+    """`TORCHFT_LIGHTHOUSE`: address of the quorum service, with several replicas."""
     master_addr: str = ""
-    """`MASTER_ADDR`: where this replica's rank 0 is reached."""
+    """`MASTER_ADDR`: address of this replica's rank 0."""
     attempt: int = 0
-    """`HOLDFAST_ATTEMPT`: how often the ranks have been started before; a later one takes the checkpoints over."""
+    """`HOLDFAST_ATTEMPT`: earlier starts of these ranks; the latest attempt takes over the checkpoint folder."""
     checkpoint_keep: int = 3
-    """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest are kept."""
+    """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest checkpoints to keep."""
     checkpoint_keep_every_steps: int | None = None
-    """`HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS`: those of steps that are a multiple of this are kept for good."""
+    """`HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS`: keep checkpoints at multiples of this step forever."""
 
     profile_after_step: int | None = None
-    """`HOLDFAST_PROFILE_AFTER_STEP`: measure where the time of the steps after this one goes."""
+    """`HOLDFAST_PROFILE_AFTER_STEP`: profile the steps after this one."""
     report_to: tuple[str, ...] = ()
-    """`HOLDFAST_REPORT_TO`: trackers that are told of each step, with commas: tensorboard, wandb, mlflow."""
+    """`HOLDFAST_REPORT_TO`: trackers that receive each step, separated by commas: tensorboard, wandb, mlflow."""
 
     @property
     def checkpoint_folder(self) -> Path | None:
@@ -108,7 +108,7 @@ class RankConfig:
 
     @property
     def checkpoint_summary(self) -> str:
-        """Where they go and when, for whoever starts a program that nobody else tells of it."""
+        """Where and when checkpoints are taken, logged where no agent reports it."""
         if self.checkpoint_path is None:
             return "no checkpoint is taken: HOLDFAST_CHECKPOINT_PATH is not set"
         times = ["at the end"]
@@ -117,17 +117,17 @@ class RankConfig:
         if self.checkpoint_every_s is not None:
             times.append(f"every {self.checkpoint_every_s:g} s")
         if self.checkpoint_auto:
-            times.append("as often as loses the least")
+            times.append("at the interval that loses the least time")
         path = self.checkpoint_path
         return f"checkpoints go to {path.absolute() if isinstance(path, Path) else path}: {', '.join(times)}"
 
     @property
     def writer(self) -> WriterId:
-        """Who saves checkpoints here."""
+        """This rank as a writer of checkpoints."""
         return WriterId(run=self.run, replica=self.replica, attempt=self.attempt)
 
     def shared_folder(self) -> Path | None:
-        """The folder of a framework's own checkpoints, which are saved where all ranks reach them."""
+        """The folder of a framework's own checkpoints, which all ranks must reach."""
         if self.checkpoint_local is None:
             return self.checkpoint_folder
         raise failure(
@@ -139,12 +139,12 @@ class RankConfig:
         )
 
     def refuse_replicas(self) -> None:
-        """Raise where there are several, which a framework's loop would train apart from one another."""
+        """Raise if there are several replicas: a framework's loop would train each of them separately."""
         if self.replica_count > 1:
             raise failure(
                 "trainer-replicas-unsupported",
-                f"each of the {self.replica_count} replicas would train a model of its own: nothing in a Trainer's "
-                "loop brings them together",
+                f"each of the {self.replica_count} replicas would train a separate model: nothing in a Trainer's "
+                "loop synchronises them",
                 exit_code=ExitCode.USAGE,
                 where="recovery.replicas",
                 remedy="leave it out of the job: then all ranks restart from the last checkpoint; a Session can have "

@@ -1,7 +1,7 @@
-"""Owns a rank's word with those who watch it: each step is reported, and what anybody wishes all ranks do alike.
+"""Reports a rank's steps to the agent and makes all ranks act alike on requests.
 
-The same for every loop: that of a `Session`, and those that a framework owns. Refuses to own what a checkpoint is and
-how it is taken (session.py, or the framework), the agreement between ranks (control_group.py) and the wire (agent_client.py).
+Serves both `Session` loops and loops that a framework owns. Taking checkpoints: session.py or the framework;
+consensus between ranks: control_group.py; the wire: agent_client.py.
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ from holdfast.train.session.control_group import NOTHING, ActionConsensus, Contr
 from holdfast.train.session.rank_config import RankConfig
 
 EXIT_DRAIN_S = 0.05
-"""Seconds a process waits when it exits, with Python's lock let go. A Gloo thread that is about to drop the tensors of
-the last collective needs that lock; one that is still waiting for it when the interpreter ends aborts the process
-(pytorch pull request 179291), and a run that had finished would have failed."""
+"""Seconds a process waits at exit with the GIL released. A Gloo thread that is about to free the tensors of the last
+collective needs the GIL; if it still waits for the GIL when the interpreter ends, it aborts the process
+(pytorch pull request 179291), and a finished run fails."""
 
 STOP_WAIT_S, STATE_TRANSFER_S = 1.0, 30.0
-"""Seconds that a rank which is to leave goes on waiting for other replicas: they may only be slow to come, and it would
-leave after a step that it takes with them. Where it leaves for other code they start again meanwhile."""
+"""Seconds that a rank asked to exit still waits for other replicas: slow ones may arrive, and it exits after the step
+that it takes with them. STATE_TRANSFER_S applies when it exits for new code: the other replicas restart meanwhile."""
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class RankCoordinator:
-    """Tells the agent of steps and checkpoints, and the loop what it is to do at the end of a step."""
+    """Reports steps and checkpoints to the agent, and returns what the loop must do after each step."""
 
     def __init__(self, config: RankConfig, meter: StepMeter | None = None) -> None:
-        """Made by every rank, after init_process_group; without a meter nothing is known of the model."""
+        """Called by every rank after init_process_group; without a meter, no model metrics are reported."""
         self._agent_client = AgentClient.connect(config.rank_socket, rank=config.rank)
         self._agent_address = config.rank_socket, config.rank
         self._clock = Clock()
@@ -78,9 +78,9 @@ class RankCoordinator:
         self._nan_guard = NonFiniteGuard(self.ranks.rank, config.replica)
         self._dropped = DroppedMetrics(f"rank {self.ranks.rank}{replica_suffix(config.replica)}")
         self._skipped_saves = 0
-        """Checkpoints in a row, up to now."""
+        """Checkpoints skipped in a row so far."""
         self._save_requested = False
-        """Whether somebody has asked for a checkpoint, and waits for word of it."""
+        """Whether a user requested a checkpoint and waits for the result."""
         self._metrics_sink = MetricsSink(config) if self.ranks.rank == 0 else None
         self._auto_interval = (
             YoungInterval(nodes=config.nodes, failures=config.attempt) if config.checkpoint_auto else None
@@ -88,29 +88,29 @@ class RankCoordinator:
         self._every_steps = config.checkpoint_every_steps
         self._every_s = self._auto_interval.every_s if self._auto_interval else config.checkpoint_every_s
         self.peer_checkpoint_every: int | Literal["auto"] = 0
-        """Steps between copies of the state to other nodes' memory, which whoever asks for wishes makes; 0: never."""
+        """Steps between peer checkpoints, which the caller of `next_action` takes; 0: never."""
         self.peer_checkpoint_due: Callable[[], bool] = lambda: False
-        """Whether one may begin, where nobody counts steps."""
+        """Whether a peer checkpoint may begin, with `auto`."""
         self.transfers_state = False
-        """Whether whoever asks for wishes can leave the state to the next processes; a stop serves where it cannot."""
+        """Whether the caller of `next_action` can transfer state to the next processes; if not, it stops instead."""
         self._requested = NOTHING
         self._lost_replicas: set[int] = set()
         self._activity = Activity.STEPPING
         self._terminated = False
         self._stopping_together = False
-        """Whether this rank was asked to stop with all others, so that SIGTERM says nothing more."""
+        """Whether the agent asked this rank to stop with all others; SIGTERM then adds nothing."""
         self._synchronous = config.replica_count > 1 and config.outer_sync is None
         self.stop_together = False
-        """Whether all replicas were asked to stop, and agree on the step after which they do."""
+        """Whether all replicas must stop, after a step that they agree on."""
         self._previous_sigterm: Handler = None
         self._sigterm_deferred = False
-        """Whether SIGTERM is ours."""
+        """Whether the coordinator handles SIGTERM."""
         self._saved_at = time.monotonic()
         self._step_ended_at = self._clock()
         self._stalled_s = 0.0
 
     def start(self) -> None:
-        """What came before was getting ready; from here on time is the steps', and SIGTERM waits for their end."""
+        """Start timing steps; the time before was setup. From here SIGTERM waits for the end of a step."""
         self.defer_sigterm()
         atexit.register(time.sleep, EXIT_DRAIN_S)
         shutdown.watch(*self._agent_address)
@@ -119,20 +119,20 @@ class RankCoordinator:
         self._step_ended_at = self._clock()
 
     def defer_sigterm(self) -> None:
-        """Have SIGTERM wait for the end of a step, until `rest`."""
+        """Defer SIGTERM to the end of a step, until `finish_steps`."""
         if not self._sigterm_deferred:
             self._sigterm_deferred = True
             self._previous_sigterm = _install_sigterm(self._note_sigterm)
 
     def finish_steps(self) -> None:
-        """No step follows: SIGTERM means again what it did."""
+        """Restore the previous SIGTERM handler: no step follows."""
         self.set_activity(Activity.FINISHED)
         if self._sigterm_deferred:
             self._sigterm_deferred = False
             _install_sigterm(self._previous_sigterm)
 
     def report_step(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> None:
-        """Say that a step is finished; a metric that is None is left out, and a tensor on a GPU is waited for.
+        """Report a finished step; skips metrics that are None and waits for tensors on a GPU.
 
         A metric that no event can hold is dropped with a finding; the step and its other metrics are reported.
         """
@@ -147,7 +147,7 @@ class RankCoordinator:
         finite = {**measured, **spent, **given}
         if not all(map(math.isfinite, finite.values())):
             finite = {name: value for name, value in finite.items() if math.isfinite(value)}
-        # JSON has no NaN or infinity; a metric that is one is left out, and so is one too many.
+        # JSON has no NaN or infinity: such metrics are left out, and so are metrics over the limit.
         sent, crowded = limit_metric_count({name: value for name, value in finite.items() if name not in DERIVED})
         self._activity = Activity.STEPPING
         self._agent_client.send(
@@ -165,15 +165,15 @@ class RankCoordinator:
                 raise HoldfastError((finding,), ExitCode.CANNOT_RUN_HERE)
 
     def set_activity(self, to: Activity) -> None:
-        """Say what follows, before it does: a checkpoint has another deadline than a step. Nothing follows the rest."""
+        """Report the next activity before it starts: a checkpoint has another deadline than a step."""
         if to is not self._activity and self._activity is not Activity.FINISHED:
             self._activity = to
             self._agent_client.send(ActivityChanged(to=to))
 
     def next_action(self, step: int, *, total: int | None, stop: bool = False) -> StepAction:
-        """What all ranks are to do after this step; every rank asks, once. After the last of all it is STOP.
+        """The action that all ranks take after this step; every rank calls it once. After the last step it is STOP.
 
-        So it is where all replicas are `parting` after this step.
+        It is also STOP after the step at which all replicas stop together.
         """
         scheduled = self._scheduled_action(step, total) | (StepAction.STOP if stop else NOTHING)
         agreed = self._consensus.next_action(self._own_action(), scheduled=scheduled)
@@ -191,36 +191,36 @@ class RankCoordinator:
 
     @property
     def node_s(self) -> float:
-        """Seconds of training so far, of all nodes together; 0 where nobody asks for them."""
+        """Seconds of training so far, summed over nodes; 0 if not recorded."""
         return self._auto_interval.node_s if self._auto_interval else 0.0
 
     def restore_node_s(self, node_s: float) -> None:
-        """The run has trained so long before this attempt."""
+        """Set the node seconds that the run trained before this attempt."""
         if self._auto_interval is not None:
             self._auto_interval.restore_node_s(node_s)
 
     def log_resumed(self, step: int, where: str) -> None:
-        """Say where training goes on, once for all ranks."""
+        """Log where training resumes, once for all ranks."""
         if self.ranks.rank == 0:
             log_line(f"resumed after step {step} from {where}")
 
     def report_finding(self, finding: Finding, *, fatal: bool = False) -> None:
-        """Say what was noticed, or what `ends` the program, once for all ranks, of which every one calls this."""
+        """Report a finding, or the `fatal` one that ends the program, once for all ranks; every rank calls this."""
         if self.ranks.rank == 0:
             self._agent_client.report_finding(finding, fatal=fatal)
 
     def save_started(self) -> None:
-        """A checkpoint is begun: the seconds until the next count from here."""
+        """Record the start of a checkpoint: the interval to the next counts from here."""
         self._saved_at = time.monotonic()
 
     def add_stall(self, seconds: float) -> None:
-        """The loop stood still for a checkpoint; it is reported with the step in hand."""
+        """Add seconds that the loop waited for a checkpoint; reported with the current step."""
         self._stalled_s += seconds
         if self._auto_interval is not None:
             self._auto_interval.add_stall(seconds)
 
     def checkpoint_committed(self, step: int, path: Path | str, *, took_s: float) -> None:
-        """A checkpoint is complete, so long after it was begun."""
+        """Report that a checkpoint is complete, `took_s` after its start."""
         if self.ranks.rank == 0:
             self._agent_client.send(RankCheckpointCommitted(step=step, path=str(path), took_s=took_s))
         if self._auto_interval is not None and (chosen := self._auto_interval.on_saved(took_s=took_s)):
@@ -229,7 +229,7 @@ class RankCoordinator:
             self._every_s = self._auto_interval.every_s
 
     def all_finite(self) -> bool:
-        """Whether what all ranks have is worth a checkpoint: their losses are numbers; every rank asks."""
+        """Whether the losses of all ranks are finite, so that a checkpoint is worth taking; every rank calls it."""
         sound = self.ranks.all(self._nan_guard.is_finite)
         awaited, self._save_requested = self._save_requested, False
         if sound:
@@ -242,30 +242,30 @@ class RankCoordinator:
         return False
 
     def _report_skipped_saves(self) -> None:
-        """A row of checkpoints that were not taken is over, or training is."""
+        """Report a series of skipped checkpoints, at its end or at the end of training."""
         count, self._skipped_saves = self._skipped_saves, 0
         if count > 1:
             self.report_finding(skipped(count))
 
     def fileno(self) -> int | None:
-        """Readable where the agent may have said something; None without one."""
+        """File descriptor that becomes readable when the agent sends; None without an agent."""
         return self._agent_client.fileno()
 
     def take_lost_replicas(self) -> frozenset[int]:
-        """Other replicas that were said to be lost since the last call."""
+        """Other replicas reported lost since the last call."""
         self._receive()
         lost, self._lost_replicas = frozenset(self._lost_replicas), set()
         return lost
 
     def wait_limit_s(self) -> float:
-        """Seconds for which other replicas may still be waited for, since no step comes to an end without them."""
+        """Seconds that this rank may still wait for other replicas; no step ends without them."""
         self._receive()
         if self._terminated or self._requested & (StepAction.STOP | StepAction.STOP_TOGETHER):
             return STOP_WAIT_S
         return STATE_TRANSFER_S if StepAction.TRANSFER_STATE in self._requested else math.inf
 
     def close(self) -> None:
-        """All that was to be done is done."""
+        """Close the connection to the agent: nothing is left to report."""
         self.finish_steps()
         self._report_skipped_saves()
         self._profiler.stop()
@@ -274,7 +274,7 @@ class RankCoordinator:
             self._report_findings(self._metrics_sink.take_findings())
 
     def exit_early(self, step: int) -> NoReturn:
-        """End the process after this step, since somebody asked for it: SystemExit(75), for steps are left to do."""
+        """End the process after this step on request: SystemExit(75), because steps remain."""
         self.close()
         self._agent_client.send(ExitingOnRequest())
         if self.ranks.rank == 0:
@@ -286,12 +286,12 @@ class RankCoordinator:
             self._agent_client.report_finding(finding)
 
     def _reportable(self, dropped: Mapping[str, str]) -> dict[str, str]:
-        """Those of dropped metrics that this rank is to report: rank 0 all of them, others those that they count in."""
+        """Dropped metrics that this rank reports: rank 0 all of them, other ranks those aggregated over ranks."""
         mine = self.ranks.rank == 0
         return {name: why for name, why in dropped.items() if mine or reduction_of(name) is not Reduction.FIRST}
 
     def _scheduled_action(self, step: int, total: int | None) -> StepAction:
-        """What every rank knows by counting; the last step of all is a stop: nobody is left to agree afterwards."""
+        """Actions that every rank derives from the step; the last step is a stop: no consensus round follows."""
         if step == total:
             return StepAction.STOP
         action = StepAction.PROFILE if step == self._profile_after else NOTHING
@@ -306,7 +306,7 @@ class RankCoordinator:
         return action
 
     def _receive(self) -> None:
-        """Take note of what the agent has said since the last time."""
+        """Process the agent's messages since the last call."""
         for request in self._agent_client.requests():
             match request:
                 case TakeCheckpointNow():
@@ -327,13 +327,13 @@ class RankCoordinator:
                     pass
 
     def _own_action(self) -> StepAction:
-        """What this rank was asked for; the seconds are counted by rank 0 alone."""
-        terminated = self._terminated  # read first: who is to part with all others hears of it before the signal
+        """Actions requested of this rank; only rank 0 counts the seconds."""
+        terminated = self._terminated  # read before the messages: a request to stop together comes before its signal
         self._receive()
         action, self._requested = self._requested, NOTHING
         if terminated and not self._stopping_together:
             action |= StepAction.STOP
-        if action and self._profiler.running:  # another rank was asked before
+        if action and self._profiler.running:  # another rank received the request before
             action &= ~StepAction.PROFILE
         if self.peer_checkpoint_every == "auto" and self.ranks.rank == 0 and self.peer_checkpoint_due():
             action |= StepAction.PEER_CHECKPOINT
@@ -350,7 +350,7 @@ def _flush_client(client: weakref.ref[AgentClient]) -> None:
 
 
 def _install_sigterm(handler: Handler) -> Handler:
-    """Install a handler and return the one before; nothing changes outside the main thread, which alone may do so."""
+    """Install a handler and return the previous one; does nothing outside the main thread, where Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
         return None
     return signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)

@@ -1,7 +1,7 @@
-"""Owns a rank's life from first step to last: what was finished is reported, saved when due, and left when asked.
+"""Connects a user's training loop to the run: reports finished steps, saves when due, exits when requested.
 
-Works alike under holdfast, under torchrun and in a bare `python train.py`. Refuses to own the loop (the user's), the
-files (manager.py), and what the watchers are told and ask for (rank_coordinator.py).
+Works alike under holdfast, under torchrun and in a bare `python train.py`. Checkpoint files: checkpoint/manager.py;
+messages and requests: rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -76,22 +76,22 @@ class Session:
     ) -> None:
         """Resume from the newest complete checkpoint, if there is one; called by every rank, after init_process_group.
 
-        `extra` is anything of the user's with a state_dict, kept per rank. `environment` replaces what the process
-        was told through its variables.
+        `extra` is any other object with a state_dict, saved per rank. `config` replaces the configuration from the
+        environment variables.
 
-        MFU needs the FLOPs of a token: those of `flops_per_token` (a plain number counts attention in full), else what
-        the model's transformers config comes to, for sequences of `sequence_length` tokens; without that, of as many
-        as a step has for each of its samples.
+        MFU uses the FLOPs of a token: `flops_per_token` if given (a plain number counts attention in full), else the
+        model's transformers config, for sequences of `sequence_length` tokens. Without a `sequence_length`, the session
+        uses the tokens of a step divided by its samples.
 
-        `report_to` names trackers that are told of each step as well: "tensorboard", "wandb", "mlflow".
+        `report_to` names trackers that also receive each step: "tensorboard", "wandb", "mlflow".
         """
         settings = config or RankConfig.from_env()
         if report_to is not None:
             settings = replace(settings, report_to=tuple(report_to))
         self.step = 0
-        """Optimiser steps finished so far, those before a restart included."""
+        """Optimiser steps finished so far, including those before a restart."""
         self._samples: int | None = None
-        """Samples that those steps took; not known of a loop that never asked for micro-batches."""
+        """Samples of those steps; None if the loop never used micro-batches."""
         meter = StepMeter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
         self._coordinator = RankCoordinator(settings, meter)
         ranks = self._coordinator.ranks
@@ -99,7 +99,7 @@ class Session:
             log_line(settings.checkpoint_summary)
         self._prefetcher = Prefetcher(self._coordinator.report_finding)
         self._extra, self._saved_world_size = extra, 0
-        """Ranks that took the checkpoint, where it was another number and nobody has said yet what follows."""
+        """World size of the checkpoint, if it differs and the change is not reported yet."""
         train_state = TrainState(
             model=model,
             optimizer=optimizer,
@@ -139,14 +139,14 @@ class Session:
         self._batch_world_size = settings.batch_world_size
         self._lr_scaler = LearningRateScaler(optimizer, settings.learning_rate_factor)
         self.global_batch = 0
-        """Samples that all ranks take in the step in hand; 0 until it has asked for micro-batches."""
+        """Samples of all ranks in the current step; 0 until the step requests micro-batches."""
         self._total_steps: int | None = None
         self._step_discarded = False
-        """Whether the step in hand was ended and does not count."""
+        """Whether the current step was discarded."""
         self._coordinator.start()
 
     def steps(self, total: int) -> Iterator[int]:
-        """The numbers, from 1, of the steps still to be done; each is `commit`ted before the next is taken."""
+        """The numbers, from 1, of the remaining steps; `commit` each before taking the next."""
         self._total_steps = total
         self._coordinator.defer_sigterm()
         try:
@@ -173,9 +173,9 @@ class Session:
 
     @contextmanager
     def untimed(self) -> Generator[None]:
-        """What is no step, such as an evaluation between two: `recovery.step_timeout_s` is not for it.
+        """Suspends step timing during work such as an evaluation: `recovery.step_timeout_s` does not apply.
 
-        It may change weights and put them back: no checkpoint is being copied from them.
+        The work may change weights and restore them: no checkpoint copy reads them meanwhile.
         """
         self._coordinator.set_activity(Activity.BETWEEN_STEPS)
         if self._checkpoints is not None:
@@ -188,21 +188,22 @@ class Session:
             self._coordinator.set_activity(Activity.STEPPING)
 
     def batches(self, data: Data) -> Iterator[Batch]:
-        """This rank's micro-batches of the step in hand with their data, read ahead; see `micro_batches`."""
+        """This rank's micro-batches of the current step with their data, prefetched; see `micro_batches`."""
         first, plan = self._begin_step(data.batch_size, data.micro_batch_size)
         parts = self._shards(first, plan)
         yield from self.timed(self._prefetcher.load(part, data, plan, first) for part in parts)
 
     def micro_batches(self, batch_size: int, *, micro_batch_size: int | None = None) -> Iterator[MicroBatch]:
-        """This rank's samples of the step in hand, `batch` of them where all ranks are there; `micro_batch_size` at a time.
+        """This rank's samples of the current step, in micro-batches of at most `micro_batch_size`.
 
-        With fewer ranks each has more micro-batches (`recovery.global_batch: keep`), or the step has fewer samples
-        (`scale`). Each sample is in exactly one committed step. DDP exchanges gradients with the last of them only.
+        `batch_size` is per rank when all ranks are present. With fewer ranks, each has more micro-batches
+        (`recovery.global_batch: keep`), or the step has fewer samples (`scale`). Each sample is in exactly one
+        committed step. DDP exchanges gradients only with the last micro-batch.
         """
         yield from self._shards(*self._begin_step(batch_size, micro_batch_size or batch_size))
 
     def _begin_step(self, batch_size: int, micro_batch_size: int) -> tuple[int, ShardPlan]:
-        """The first sample of the step in hand, and how its samples are dealt."""
+        """The first sample of the current step, and the plan that shards its samples."""
         ranks, replicas = self._coordinator.ranks, self._replicas
         world_size = ranks.world_size * replicas.count
         self.global_batch = batch_size * (self._batch_world_size or world_size)
@@ -222,18 +223,18 @@ class Session:
             yield part
 
     def timed(self, source: Iterable[Item]) -> Iterator[Item]:
-        """The same items, such as the batches of a loader; the time until each is there is reported as data wait."""
+        """Yield the same items, such as a loader's batches; the wait for each is reported as data wait."""
         return self._coordinator.meter.timed(source)
 
     def commit(
         self, *, loss: SupportsFloat | None = None, tokens: SupportsFloat | None = None, **metrics: SupportsFloat
     ) -> None:
-        """Say that an optimiser step is finished; saves when one is due, and leaves when asked to.
+        """Report an optimiser step as finished; saves if a checkpoint is due, and exits on request.
 
-        Leaving is SystemExit(75), `ExitCode.CHECKPOINTED_AND_EXITED`: steps are left to do, so it is no success.
+        It exits with SystemExit(75), `ExitCode.CHECKPOINTED_AND_EXITED`: steps remain, so it is no success.
 
-        `loss` is this rank's own, `tokens` are those of all ranks, of all replicas, in this step, and of other metrics
-        rank 0's count. A tensor on a GPU is waited for. A step has 128 metrics at most.
+        `loss` is this rank's; `tokens` counts all ranks of all replicas in this step; other metrics are taken from
+        rank 0. It waits for tensors on a GPU. A step has at most 128 metrics.
         """
         samples, self.global_batch = self.global_batch, 0
         try:
@@ -274,7 +275,7 @@ class Session:
             self._coordinator.exit_early(self.step)
 
     def _transfer_state(self, checkpoints: CheckpointManager) -> StepAction:
-        """Leave the state to the processes that take these ranks' places, and leave; or return what else serves."""
+        """Transfer the state to the processes that replace these ranks and exit, or return the fallback action."""
         self._report_save(checkpoints.wait_saved(), required=False)
         if self._peer_checkpointer is not None:
             self._peer_checkpointer.wait_finished()
@@ -286,11 +287,11 @@ class Session:
         return StepAction.STOP
 
     def _save(self, checkpoints: CheckpointManager, action: StepAction) -> None:
-        """Tell of the save under way once it has ended, and begin the next when it is due.
+        """Report the previous save once it has ended, and begin the next when it is due.
 
-        One at a time: a save that is due waits for the one before, on all ranks alike, and so does a stop for its own.
+        One save runs at a time: on all ranks, a due save waits for the previous one, and a stop waits for its own.
         """
-        if self._replicas.replica_index > 0:  # The first of them saves for all: they are equal, and soon meet again.
+        if self._replicas.replica_index > 0:  # The first replica saves for all: they are equal, or soon synchronise.
             if StepAction.CHECKPOINT in action:
                 self._coordinator.save_started()
             self._report_save(checkpoints.poll(), required=False)
@@ -308,7 +309,7 @@ class Session:
             self._report_problem(checkpoints.close(), required=True)
 
     def _save_and_exit(self, progress: TrainingProgress) -> NoReturn:
-        """Save what there is and leave, without the others: any of them may be the only one that has it."""
+        """Save this rank's state and exit, without a consensus: it may be the only rank that has the state."""
         if self._checkpoints is not None and progress.step > 0:
             self._coordinator.set_activity(Activity.BETWEEN_STEPS)
             self._report_save(self._checkpoints.wait_saved(), required=False)
@@ -319,7 +320,7 @@ class Session:
         self._coordinator.exit_early(progress.step)
 
     def _peer_checkpoint(self, checkpoints: CheckpointManager, copies: PeerCheckpointer, action: StepAction) -> None:
-        """Copy the state to another node's memory when that is due; a copy that is due waits for the one before."""
+        """Copy the state to another node's memory when due; a due copy waits for the previous one."""
         if action & StepAction.STOP:
             copies.wait_finished()
         elif not action & StepAction.PEER_CHECKPOINT:
@@ -341,7 +342,7 @@ class Session:
         self._report_problem(saved.problem if refused else not_saved(saved.problem, last=required), required=required)
 
     def _report_problem(self, problem: Finding | None, *, required: bool) -> None:
-        """Say what went wrong; it ends the loop where it must not be, or the place is another's."""
+        """Report a save's problem; raise if the save was required or another attempt owns the folder."""
         if problem is None:
             return
         fatal = required or problem.code in REFUSALS
@@ -350,7 +351,7 @@ class Session:
             raise to_error(problem)
 
     def _resume(self) -> TrainingProgress:
-        """Go on from the newest checkpoint, if there is one."""
+        """Resume from the newest checkpoint, if there is one."""
         if self._checkpoints is None:
             return TrainingProgress(self.step, self._samples)
         self.step, findings, self._samples, node_s, where, saved_world_size = self._checkpoints.restore()
@@ -366,7 +367,7 @@ class Session:
         return TrainingProgress(self.step, self._samples)
 
     def _report_world_change(self) -> None:
-        """Say what does not go on as it was: model, optimiser and the session's own data do."""
+        """Report what a new world size changes; model, optimiser and the session's own data are unaffected."""
         rows = (
             (self._samples is None, "the loop takes its samples itself: see how many a step has, and which come next"),
             (self._extra is not None, "`extra` is kept for each rank: one that is new has rank 0's"),
@@ -379,7 +380,7 @@ class Session:
 
 
 def _make_storage(config: RankConfig, path: Path | str, ranks: ControlGroup) -> CheckpointStorage:
-    """The depot that a rank was told of."""
+    """The checkpoint storage that the config names."""
     retention = RetentionPolicy(keep=config.checkpoint_keep, keep_every_steps=config.checkpoint_keep_every_steps)
     if config.checkpoint_local is None:
         return SharedStorage(Path(path), retention=retention, ranks=ranks, writer=config.writer)
@@ -390,7 +391,7 @@ def _make_storage(config: RankConfig, path: Path | str, ranks: ControlGroup) -> 
 def _make_peer_checkpointer(
     config: RankConfig, train_state: TrainState, ranks: ControlGroup
 ) -> PeerCheckpointer | None:
-    """The copies that a rank was told to make; several replicas are copies of one another."""
+    """The peer checkpointer that the config asks for; several replicas already back up each other."""
     if not config.peer_checkpoints or not config.peer_memory or config.replica_count > 1:
         return None
     return PeerCheckpointer(
@@ -402,7 +403,7 @@ def _world_size_changed(was: int, now: int, evidence: tuple[str, ...]) -> Findin
     return Finding(
         code="world-size-changed",
         severity=Severity.WARNING,
-        what=f"the checkpoint was taken by {was} ranks, {now} go on with it, and not all goes on as it was",
+        what=f"the checkpoint was taken by {was} ranks and {now} resume from it; not all state carries over",
         evidence=evidence,
         remedy="`Session.batches` and `micro_batches` deal samples to whatever ranks there are",
     )

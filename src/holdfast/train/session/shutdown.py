@@ -1,4 +1,4 @@
-"""Tells the agent that a rank's program has ended while threads keep its process alive.
+"""Reports to the agent that a rank's program has ended while threads keep its process alive.
 
 Python waits for every thread that is not a daemon before it runs exit handlers and exits.
 """
@@ -22,22 +22,22 @@ SHOWN = 8
 
 
 def watch(path: Path | None, rank: int) -> None:
-    """Send `ProgramEnded` once the main thread has nothing more to do, if other threads still run then."""
-    # Python has no public way to be called before it waits for threads; concurrent.futures uses the same.
+    """Send `ProgramEnded` when the main thread ends while other threads still run."""
+    # Python has no public hook before it waits for threads; concurrent.futures uses the same private one.
     register: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
     if path is None or register is None:
         return
-    with contextlib.suppress(RuntimeError):  # the interpreter shuts down already
+    with contextlib.suppress(RuntimeError):  # the interpreter is already shutting down
         register(_send, path, rank, os.getpid())
 
 
 def _send(path: Path, rank: int, pid: int) -> None:
     threads = tuple(_threads())
-    if not threads or os.getpid() != pid:  # a forked worker has this handler as well
+    if not threads or os.getpid() != pid:  # a forked worker inherits this handler
         return
     failed = getattr(sys, "last_value", None) is not None
     message = ProgramEnded(rank=rank, failed=failed, threads=threads[:SHOWN])
-    # A connection of its own: that of the Session has ended with it.
+    # A separate connection: the Session has closed its own.
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as link:
         link.settimeout(SEND_S)
         link.connect(str(path))
@@ -45,7 +45,7 @@ def _send(path: Path, rank: int, pid: int) -> None:
 
 
 def _threads() -> Iterator[str]:
-    """The threads that Python waits for, each with the innermost line it is at."""
+    """The threads that Python waits for, each with its innermost line."""
     frames = sys._current_frames()
     for thread in threading.enumerate():
         if thread.daemon or thread is threading.main_thread():
@@ -58,7 +58,7 @@ def _threads() -> Iterator[str]:
 
 
 def _is_idle(thread: threading.Thread, frame: FrameType | None) -> bool:
-    """Whether a thread of a pool has no work: it ends as soon as Python tells it to, which comes next."""
+    """Whether a pool thread has no work: Python ends it next."""
     queue = getattr(pools, "_threads_queues", {}).get(thread)
     if queue is None or not queue.empty():
         return False
