@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, where it is stored, and what makes one valid."""
+"""Checkpoints: what they contain, where they are stored, and what makes one valid."""

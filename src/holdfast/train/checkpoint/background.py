@@ -1,7 +1,7 @@
-"""Owns a thread that works behind the loop, which hands it things to do in the least time.
+"""Single background worker thread whose `submit` costs the loop as little time as possible.
 
-To wake it takes a queue of C's and a lock: a third of what an executor takes to submit, in a loop whose steps have put
-other things into the processor's caches (docs/benchmarks.md). Refuses to own what is done.
+A wake-up takes a queue implemented in C and a lock: a third of the time of an executor's submit, in a loop whose steps
+have evicted it from the processor's caches (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Task(Generic[T]):
-    """Something that was handed over."""
+    """A submitted call."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -29,16 +29,16 @@ class Task(Generic[T]):
     def run(self) -> None:
         try:
             self._value = self._call()
-        except BaseException as error:  # it is for who asks what came of it
+        except BaseException as error:  # `result` raises it
             self._error = error
-        del self._call  # and all that it held
+        del self._call  # and everything it references
         self._running.release()
 
     def done(self) -> bool:
         return not self._running.locked()
 
     def result(self) -> T:
-        """What came of it, waited for; raises what it raised."""
+        """Wait for the result of the call; raises its exception."""
         with self._running:
             if self._error is not None:
                 raise self._error
@@ -46,7 +46,7 @@ class Task(Generic[T]):
 
 
 class BackgroundWorker:
-    """A thread that does what it is given, one after the other; the process waits for the last of it when it ends."""
+    """A thread that runs submitted calls in order; at exit the process waits for the last one."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,7 +54,7 @@ class BackgroundWorker:
         self._started = False
 
     def submit(self, call: Callable[[], T]) -> Task[T]:
-        """Have it done behind the loop."""
+        """Run the call in the background."""
         task = Task(call)
         self._queue.put(task)
         if not self._started:
@@ -62,24 +62,24 @@ class BackgroundWorker:
         return task
 
     def drain(self) -> None:
-        """Wait until all that was handed over is done."""
+        """Wait until all submitted calls are done."""
         if self._started:
             self.submit(int).result()
 
     def _start(self) -> None:
         self._started = True
-        # Python waits for threads before it asks anybody to end them; for a daemon it does not.
+        # Python waits for non-daemon threads before it runs exit handlers; for daemons it does not.
         threading.Thread(target=_work, args=(self._queue,), name=self._name, daemon=True).start()
         weakref.finalize(self, self._queue.put, None).atexit = False
         _STARTED.add(self)
         atexit.unregister(_drain_all)
-        atexit.register(_drain_all)  # before what was registered until now
+        atexit.register(_drain_all)  # runs before handlers registered earlier
 
 
 def _work(given: queue.SimpleQueue[Task[Any] | None]) -> None:
     while (task := given.get()) is not None:
         task.run()
-        del task  # while it waits for the next
+        del task  # frees it while waiting for the next
 
 
 _STARTED: weakref.WeakSet[BackgroundWorker] = weakref.WeakSet()

@@ -1,7 +1,7 @@
-"""Owns tensors in files, as torch.distributed.checkpoint lays them out; each file is checked while it is read.
+"""Reads and writes tensor files in the format of torch.distributed.checkpoint, verifying checksums while reading.
 
-Any program can load them with torch.distributed.checkpoint alone. Refuses to own what they are of (train_state.py), and
-the seal, which says what the files must be (manifest_file.py).
+Any program can load the files with torch.distributed.checkpoint alone. What the tensors are: train_state.py; the
+expected checksums: manifest_file.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-# The ignores: torch says PathLike without saying of what.
+# The ignores: torch annotates PathLike without a type argument.
 from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
@@ -30,35 +30,35 @@ from holdfast.train.checkpoint.regular_file import open_regular
 from holdfast.train.session.control_group import ControlGroup
 
 INDEX = ".metadata"
-"""The file, one for all ranks, that says where each tensor lies."""
+"""The index file, shared by all ranks, with the location of each tensor."""
 READERS = min(4, len(os.sched_getaffinity(0)))
-"""Threads that read a rank's tensors: one does 3 GB/s here."""
+"""Threads that read a rank's tensors: one reads 3 GB/s here."""
 
 
 class DamagedFile(Exception):
-    """A file is not what it was sealed as; travels from the rank that found it to all."""
+    """A file does not match the manifest; the rank that found it sends this to all ranks."""
 
 
 class StoreUnreachable(Exception):
-    """The place that has the files does not answer; travels in the same way."""
+    """The storage that has the files does not answer; sent to all ranks likewise."""
 
 
 class ReadSource(Protocol):
-    """Where files are read from."""
+    """Storage that files are read from."""
 
     folder: Path
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have these files in the folder; raises Lost where they cannot be asked for."""
+        """Make these files available in the folder; raises StoreUnreachable."""
         ...
 
     def find_damage(self, name: str, expected: FileChecksum) -> str | None:
-        """Why a file must not be believed."""
+        """Describe the damage to a file; None if it matches `expected`."""
         ...
 
 
 def write(tensors: dict[str, Any], folder: Path, ranks: ControlGroup) -> list[Path]:
-    """Write this rank's part of a checkpoint, not yet seen to disk; returns its files. All ranks call it together."""
+    """Write this rank's part of a checkpoint, without fsync; returns its files. A collective call."""
     with _allow_single_process():
         writer = FileSystemWriter(folder, sync_files=False)
         save(tensors, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None)
@@ -68,14 +68,14 @@ def write(tensors: dict[str, Any], folder: Path, ranks: ControlGroup) -> list[Pa
 def read(
     tensors: dict[str, Any], source: ReadSource, expected: Mapping[str, FileChecksum], ranks: ControlGroup, *, also: str
 ) -> str | None:
-    """Read into tensors that may be sharded otherwise than those that were saved. All ranks call it together.
+    """Read into tensors whose sharding may differ from the saved one. A collective call.
 
-    Every file that this rank reads, and `also`, is checked against what it was sealed as. Returns the damage of any
-    rank's files, on every rank; then what was read is worth nothing. Raises CheckpointException where these tensors are
-    not those that were saved, and Lost.
+    Every file that this rank reads, and `also`, is checked against the manifest. If any rank's files are damaged,
+    every rank returns the damage, and the tensors read must not be used. Raises CheckpointException if these tensors
+    are not the saved ones, and StoreUnreachable.
     """
     checked = _VerifiedSource(source, expected)
-    # The index is unpickled, so it is checked before.
+    # The index is unpickled, so it is checked first.
     found = ranks.first_not_none(checked.check_first((INDEX, also)))
     if isinstance(found, StoreUnreachable):
         raise found
@@ -96,14 +96,14 @@ def read(
 
 
 class _VerifiedSource:
-    """A place whose files are held against their seal."""
+    """A source whose files are checked against the manifest."""
 
     def __init__(self, source: ReadSource, expected: Mapping[str, FileChecksum]) -> None:
         self.source = source
         self._expected = expected
 
     def check_first(self, names: Collection[str]) -> DamagedFile | StoreUnreachable | None:
-        """What stands against these files, before anything is read."""
+        """Check these files before anything is read; returns the problem, if any."""
         try:
             self.fetch(names)
         except StoreUnreachable as error:
@@ -115,10 +115,10 @@ class _VerifiedSource:
         self.source.fetch(name for name in names if name in self._expected)
 
     def irregular(self, names: Iterable[str]) -> str | None:
-        """Which of these is no regular file, and what it is."""
+        """The first of these that is not a regular file, and what it is."""
         for name in names:
             try:
-                with suppress(FileNotFoundError):  # `damage` says so, with what it was sealed as
+                with suppress(FileNotFoundError):  # `find_damage` reports it
                     open_regular(self.source.folder / name).close()
             except UnexpectedFile as error:
                 return f"{name}: {error}"
@@ -130,10 +130,10 @@ class _VerifiedSource:
 
 
 class _VerifyingReader(FileSystemReader):
-    """Reads with several threads, beside others that check the same files: they find each other's pages in memory.
+    """Reads with several threads while others verify the same files, so that they share the page cache.
 
-    What it can it reads to where it belongs. Torch has each tensor read to memory of its own and copied from there,
-    which takes three times as much of a processor: most of it is the kernel's, handing that memory out.
+    Reads straight into the target tensor where possible. Torch reads each tensor into a new buffer and copies it,
+    which takes three times the CPU time: most of it is the kernel allocating that buffer.
     """
 
     def __init__(self, checked: _VerifiedSource) -> None:
@@ -141,10 +141,10 @@ class _VerifyingReader(FileSystemReader):
         self._checked = checked
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
-        """Damage goes before what went wrong in reading, which it may explain."""
+        """Report damage rather than the read error that it may explain."""
         names = {self.storage_data[item.storage_index].relative_path for item in plan.items}
         self._checked.fetch(names)
-        if (irregular := self._checked.irregular(names)) is not None:  # to read it might take for ever
+        if (irregular := self._checked.irregular(names)) is not None:  # reading it might block forever
             raise DamagedFile(irregular)
         shares = [dataclasses.replace(plan, items=plan.items[first::READERS]) for first in range(READERS)]
         with ThreadPoolExecutor(READERS + len(names)) as pool:
@@ -164,12 +164,12 @@ class _VerifyingReader(FileSystemReader):
         super().read_data(dataclasses.replace(share, items=others), planner)
 
     def _read_in_place(self, item: ReadItem, planner: LoadPlanner) -> bool:
-        """Whether it could be: not what is no tensor, lies on a GPU, or in another order or type than in the file."""
+        """Whether it was read in place: not for non-tensors, GPU tensors, or a layout or dtype unlike the file's."""
         saved = self.storage_data[item.storage_index]
         if item.type is not LoadItemType.TENSOR or saved.transform_descriptors:
             return False
         with open(self._checked.source.folder / saved.relative_path, "rb") as file:
-            # To "meta" nothing is read but what the tensor is, and where in the file its bytes begin.
+            # With "meta" only the tensor's metadata and the offset of its bytes in the file are read.
             whole = torch.load(self._slice_file(file, saved), map_location="meta", weights_only=True)
             begin: int = whole.untyped_storage()._checkpoint_offset
             part = whole
@@ -188,13 +188,13 @@ class _VerifyingReader(FileSystemReader):
 
 
 def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:
-    """What must be equal for the bytes of one to be those of the other."""
+    """What must be equal for two tensors to have interchangeable bytes."""
     return tensor.dtype, tensor.shape, tensor.stride()
 
 
 @contextmanager
 def _allow_single_process() -> Generator[None]:
-    """Keep torch from warning that without a process group it takes this process for the only one: it is."""
+    """Suppress torch's warning that it assumes a single process because there is no process group."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield

@@ -1,6 +1,6 @@
-"""Owns that what is noted between two steps can be put into bytes later, as it was then, whatever the loop does next.
+"""Captures state between two steps so that it can be pickled later, unaffected by what the loop does next.
 
-Refuses to own what is noted (train_state.py), and who writes the bytes, and when (manager.py).
+What is captured: train_state.py. When the bytes are written: manager.py.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NoReturn, cast
 import torch
 
 MAX_COPIED_VALUES = 1000
-"""That are copied one by one; more of them are in bytes sooner than copied."""
+"""Values copied one by one; more values are pickled faster than copied."""
 IMMUTABLE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 def defer_pickle(fresh: Callable[[], Mapping[str, Any]], shared: Mapping[str, Any]) -> Callable[[], bytes]:
-    """What gives the bytes of both as they are now.
+    """Return a function that pickles both mappings with their current values.
 
-    What `fresh` gives is the same whenever it is called; of `shared` somebody else may change what it holds.
+    `fresh` returns the same on every call; other code may mutate the values of `shared`.
 
-    What a copy is sure to be equal to is copied. Whatever has ways of its own to be pickled is pickled at once.
+    Values whose copy is certainly equal are copied. Values with custom pickling are pickled immediately.
     """
     if not shared:
         return lambda: _to_bytes({**fresh()})
@@ -41,11 +41,11 @@ def defer_pickle(fresh: Callable[[], Mapping[str, Any]], shared: Mapping[str, An
 
 
 class _NotPlainError(Exception):
-    """It is not made of Python's own values alone."""
+    """The value does not consist of built-in Python values alone."""
 
 
 class _PlainPickler(pickle.Pickler):
-    """Copies what is made of Python's own values alone: in C, and most states are."""
+    """Copies state of built-in Python values in C; most state is of that kind."""
 
     @classmethod
     def pickled(cls, tree: object) -> bytes:
@@ -64,7 +64,7 @@ def _to_bytes(noted: dict[str, Any]) -> bytes:
 
 
 def _copies_exactly(tree: object) -> bool:
-    """Whether it is made of nothing but Python's own values and plain tensors on the host, and of not too many."""
+    """Whether it consists only of built-in values and plain host tensors, and of few enough of them."""
     left, seen = [tree], 0
     while left:
         value = left.pop()
@@ -83,7 +83,7 @@ def _copies_exactly(tree: object) -> bool:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether it is a tensor that is nothing but its bytes; one on a GPU would take as much again there."""
+    """Whether a tensor is defined by its bytes alone; a GPU tensor's copy would take the same GPU memory again."""
     return (
         type(value) is torch.Tensor
         and value.device.type == "cpu"

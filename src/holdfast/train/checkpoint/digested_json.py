@@ -1,4 +1,4 @@
-"""JSON objects whose last field is a digest of all that stands before it: one flipped bit is always found."""
+"""JSON objects whose last field is a digest of everything before it: any single flipped bit is detected."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from hashlib import blake2b
 
 
 def with_digest(plain: bytes) -> bytes:
-    """A JSON object with the digest as its last field."""
+    """Append the digest to a JSON object as its last field."""
     body = plain.removesuffix(b"}")
     return body + _field(body)
 
 
 def digest_mismatch(content: bytes) -> str | None:
-    """How the digest at the end differs from that of the content; None where it does not."""
+    """How the stored digest differs from the content's; None if they are equal."""
     body, found = content[:-_FIELD_BYTES], content[-_FIELD_BYTES:]
     expected = _field(body)
     return None if found == expected else f"ends with {found!r}, and its content requires {expected!r}"

@@ -1,9 +1,8 @@
-"""Owns that a training goes on with what its program says now, where that is not what the checkpoint was of.
+"""Makes the program's hyper-parameters override those of the checkpoint it resumes from.
 
-Torch's optimisers and schedulers load the settings of old, and say nothing. Here a setting that was changed is in force
-from the step on that a training is resumed at, and a schedule stands where it would stand had it always been so; what
-was not changed goes on from where it was, as schedules and loops moved it. Refuses to own what a change is
-(hyperparams.py).
+Torch's optimisers and schedulers silently load the old settings. Here a changed setting applies from the first resumed
+step, and a changed schedule is fast-forwarded as if it had always been so. Unchanged settings continue with the values
+that schedules and loops gave them. What counts as a change: hyperparams.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from holdfast.train.checkpoint.train_state import Stateful, TrainState
 
 
 class HyperparamOverrides:
-    """What a program says of a training; made before anything is loaded into it."""
+    """A program's hyper-parameters, captured before anything is loaded into it."""
 
     def __init__(self, train_state: TrainState) -> None:
         self._train_state = train_state
@@ -37,7 +36,7 @@ class HyperparamOverrides:
             for group in train_state.optimizer.param_groups
         ]
         self._parameters: list[set[str]] = []
-        """Of each group, by name."""
+        """Parameter names of each group."""
         scheduler = train_state.scheduler
         dtypes = {str(each.dtype).removeprefix("torch.") for each in train_state.model.parameters()}
         self.hyperparams = Hyperparams(
@@ -50,7 +49,7 @@ class HyperparamOverrides:
         )
 
     def prepare_load(self, state: dict[str, Any], was: Hyperparams | None) -> str | None:
-        """Leave out of what is to be read what the checkpoint doesn't have; returns why it is another optimiser's."""
+        """Remove from `state` what the checkpoint lacks; returns why the optimisers do not match, if so."""
         groups = state["optimizer"]["param_groups"]
         self._parameters = [set(group["params"]) for group in groups]
         if was is None:
@@ -63,7 +62,7 @@ class HyperparamOverrides:
         return None
 
     def group_mismatch(self, state: dict[str, Any]) -> str | None:
-        """Why what was read is of other groups of parameters; None where it is not."""
+        """Why the state has other parameter groups; None if they match."""
         for number, (group, mine) in enumerate(zip(state["optimizer"]["param_groups"], self._parameters, strict=True)):
             if other := sorted(mine.symmetric_difference(group["params"])):
                 more = f" and {len(other) - 1} more" if len(other) > 1 else ""
@@ -75,9 +74,9 @@ class HyperparamOverrides:
     def load(
         self, state: dict[str, Any], own: Path | BinaryIO, was: Hyperparams | None, *, random: bool = True
     ) -> list[HyperparamChange]:
-        """Go on from what was read, with what the program says; returns what that changes.
+        """Load the state, apply the program's settings, and return the changes.
 
-        With the random numbers of `own`, or with those there are.
+        Restores the random state of `own` if `random`, else keeps the current one.
         """
         now, scheduler = self.hyperparams, self._train_state.scheduler
         changed = [] if was is None else diff(was, now)
@@ -96,9 +95,9 @@ class HyperparamOverrides:
     def override(
         self, groups: list[dict[str, Any]], stood: dict[str, Any] | None, was: Hyperparams
     ) -> tuple[list[HyperparamChange], dict[str, Any] | None]:
-        """Put what the program says into what a framework is about to load: the optimiser's groups, and a schedule.
+        """Apply the program's settings to the optimiser groups and schedule that a framework is about to load.
 
-        Returns what that changes, and the schedule to be loaded instead.
+        Returns the changes, and the schedule to load instead.
         """
         changed, scheduler = diff(was, self.hyperparams), self._train_state.scheduler
         rescheduled = schedule_changed(was, self.hyperparams)
@@ -112,18 +111,18 @@ class HyperparamOverrides:
 
     def _override_groups(self, groups: list[dict[str, Any]], was: Hyperparams, *, entirely: bool) -> None:
         for group, options, old, new in zip(groups, self._options, was.groups, self.hyperparams.groups, strict=True):
-            moved = {"lr"} if "initial_lr" in old else set[str]()  # by a schedule that goes on
+            moved = {"lr"} if "initial_lr" in old else set[str]()  # by a schedule that continues
             changed = {name for name in new.keys() - moved if name not in old or old[name] != new[name]}
             group.update({name: copy.deepcopy(options[name]) for name in (options if entirely else changed)})
 
 
 def _fast_forward(scheduler: Stateful, stood: dict[str, Any]) -> list[HyperparamChange]:
-    """Have a fresh schedule stand as far on as another stood; returns what is to be said where it cannot.
+    """Advance a fresh schedule to the step of the loaded one; returns a change to report if it cannot.
 
-    Stepped there, since not every schedule can tell its rates in the middle.
+    It steps the schedule, since not every schedule can compute its rates in the middle.
     """
     steps = next((each["last_epoch"] for each in (stood, *stood.get("_schedulers", ())) if "last_epoch" in each), None)
-    # ReduceLROnPlateau goes by what it was told, not by steps.
+    # ReduceLROnPlateau depends on the metrics it received, not on steps.
     if steps is None or not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         return [HyperparamChange("place in the schedule", steps, 0)]
     with warnings.catch_warnings():

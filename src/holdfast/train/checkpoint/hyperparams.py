@@ -1,7 +1,7 @@
-"""Owns what a program sets of a training beside model and data, and how that differs from what a checkpoint was of.
+"""Hyper-parameter snapshot of a program, and its difference from a checkpoint's.
 
-It is noted before anything is loaded, so that what schedules and loops change on the way is no difference, and kept in
-the seal. Pure. Refuses to own how a difference is put into force (hyperparam_overrides.py).
+Taken before anything is loaded, so that changes made by schedules and loops do not count, and stored in the manifest.
+Applying a difference: hyperparam_overrides.py.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from holdfast.findings import Finding, Severity
 from holdfast.train.session.rank_config import USE_ANOTHER_FOLDER
 
 Settings = dict[str, Any]
-"""By name; values as JSON has them."""
+"""Values by name, as JSON types."""
 
 COUNTERS = frozenset({"base_lrs", "last_epoch"})
-"""Of schedulers: what is no setting, or one of the optimiser's; so are names that begin with an underscore."""
+"""Scheduler fields that are no setting, or the optimiser's; names that begin with an underscore are excluded too."""
 NESTED = frozenset({"_schedulers", "_milestones"})
-"""Of schedulers that are made of others."""
+"""Fields of schedulers composed of others."""
 
 
 class Hyperparams(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program said, before its first step."""
+    """A program's settings before its first step."""
 
     optimizer: str
-    """Its class."""
+    """Class name of the optimiser."""
     groups: list[Settings]
-    """Each group of parameters' options."""
+    """Options of each parameter group."""
     scheduler: str | None = None
     schedule: Settings = {}
     precision: str = ""
-    """Of the parameters, as the program keeps them."""
+    """Data type of the program's parameters."""
     sequence_length: int | None = None
     batch: int | None = None
-    """Samples of a rank in a step, where a framework takes them."""
+    """Samples per rank and step, if a framework defines them."""
 
 
 class HyperparamChange(NamedTuple):
-    """A setting that is another one now."""
+    """A setting whose value changed."""
 
     name: str
     was: object
@@ -53,9 +53,9 @@ class HyperparamChange(NamedTuple):
 
 
 def to_json(value: Any) -> Any:
-    """A setting as JSON has it, and the same again when it has been read from there."""
+    """A setting as a JSON value that survives a round trip."""
     if hasattr(value, "item") and getattr(value, "numel", lambda: 1)() == 1:
-        value = value.item()  # a learning rate may be a tensor, and any number one of numpy's
+        value = value.item()  # a learning rate may be a tensor, and any number a numpy scalar
     match value:
         case None | bool() | int() | str():
             return value
@@ -70,7 +70,7 @@ def to_json(value: Any) -> Any:
 
 
 def schedule_settings(state: Mapping[str, Any]) -> Settings:
-    """The settings among what a scheduler of torch's would save."""
+    """The settings in the state dict of a torch scheduler."""
     found: Settings = {}
     for name, value in state.items():
         if name in NESTED:
@@ -85,7 +85,7 @@ def schedule_settings(state: Mapping[str, Any]) -> Settings:
 
 
 def optimizer_mismatch(was: Hyperparams, now: Hyperparams) -> str | None:
-    """Why the state of one optimiser means nothing to the other; None where it may."""
+    """Why one optimiser cannot load the other's state; None if it can."""
     if was.optimizer != now.optimizer:
         return f"optimiser: was {was.optimizer}, is {now.optimizer}"
     if len(was.groups) != len(now.groups):
@@ -94,7 +94,7 @@ def optimizer_mismatch(was: Hyperparams, now: Hyperparams) -> str | None:
 
 
 def optimizer_changed(step: int, where: str, why: str) -> HoldfastError:
-    """The optimiser is not the one whose state the checkpoint holds."""
+    """Error for an optimiser that does not match the checkpoint's state."""
     return failure(
         "optimizer-changed",
         f"the checkpoint of step {step} is of another optimiser, or of other groups of parameters",
@@ -107,9 +107,9 @@ def optimizer_changed(step: int, where: str, why: str) -> HoldfastError:
 
 
 def diff(was: Hyperparams, now: Hyperparams) -> list[HyperparamChange]:
-    """What is set otherwise, of two with the same number of groups."""
+    """Settings that differ, of two snapshots with the same number of groups."""
     before, after = [_rates(group) for group in was.groups], [_rates(group) for group in now.groups]
-    # A name that only one has is a scheduler's, or came with another version of torch.
+    # A name in only one of them belongs to a scheduler, or to another version of torch.
     shared = [name for name in after[0] if all(name in group for group in (*after, *before))]
     found = [change for name in shared for change in _diff_groups(name, before, after)]
     for name in ("scheduler", "precision", "sequence_length", "batch"):
@@ -123,7 +123,7 @@ def diff(was: Hyperparams, now: Hyperparams) -> list[HyperparamChange]:
 
 
 def hyperparameters_changed(step: int, where: str, found: Sequence[HyperparamChange]) -> Finding:
-    """What to say of them."""
+    """Finding that lists the changed settings."""
     return Finding(
         code="hyperparameters-changed",
         severity=Severity.WARNING,
@@ -131,24 +131,24 @@ def hyperparameters_changed(step: int, where: str, found: Sequence[HyperparamCha
         f"step {step} has them: what the program says is in force from step {step + 1} on",
         where=where,
         evidence=tuple(map(str, found)),
-        remedy="nothing, if you meant it; to go on as before, set them back in the program and start it again",
+        remedy="nothing, if intended; to continue as before, set them back in the program and start it again",
     )
 
 
 def schedule_changed(was: Hyperparams, now: Hyperparams) -> bool:
-    """Whether the learning rate would be another one, had the program always said what it says now."""
+    """Whether the learning rate schedule differs from the checkpoint's."""
     rates = [_rates(group)["lr"] for group in was.groups], [_rates(group)["lr"] for group in now.groups]
     return was.scheduler != now.scheduler or rates[0] != rates[1] or bool(_diff_shared(was.schedule, now.schedule))
 
 
 def _rates(group: Settings) -> Settings:
-    """A group's settings: where a scheduler moves the learning rate, the one that it began with is the setting."""
+    """A group's settings; where a scheduler moves the learning rate, its initial value is the setting."""
     rate = group.get("initial_lr", group.get("lr"))
     return {"lr": rate} | {name: value for name, value in group.items() if name not in {"lr", "initial_lr"}}
 
 
 def _diff_groups(name: str, before: Sequence[Settings], after: Sequence[Settings]) -> list[HyperparamChange]:
-    """One change where it is the same in all groups."""
+    """Differences between groups; one change if it is the same in all groups."""
     pairs = [(was.get(name), now.get(name)) for was, now in zip(before, after, strict=True)]
     if all(pair == pairs[0] for pair in pairs):
         return _diff_value(name, *pairs[0])

@@ -1,8 +1,8 @@
-"""Owns how often to save where the job leaves it open: as often as loses the least, by Young's formula.
+"""Automatic checkpoint interval by Young's formula, which minimises the expected time lost.
 
-With C seconds that a save costs the loop and M seconds between failures, saving every sqrt(2 C M) seconds makes the
-time spent on saves equal to the work that failures undo (J. W. Young, CACM 17 (9), 1974). J. T. Daly's further terms
-(FGCS 22 (3), 2006) matter where C is near M, which a stall is not. Refuses to own when a save begins (rank_coordinator.py).
+With C seconds that a save stalls the loop and M seconds between failures, saving every sqrt(2 C M) seconds makes the
+time spent on saves equal to the work lost to failures (J. W. Young, CACM 17 (9), 1974). J. T. Daly's further terms
+(FGCS 22 (3), 2006) matter only where C is near M; a stall is far shorter.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from holdfast.failure_rates import DAY_S, DEFAULT_RATE
 from holdfast.findings import Finding, Severity
 
 FIRST_INTERVAL_S = 60.0
-"""Until the first save, which tells what one costs."""
+"""Used until the first save shows its cost."""
 REPORT_RATIO = 1.25
-"""By how much an interval changes before it is worth a word."""
+"""Minimum ratio of change in the interval that is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailureHistory:
-    """What a run has seen so far."""
+    """A run's failures so far."""
 
     nodes: int
-    """That it has now."""
+    """Current number of nodes."""
     failures: int
     """Attempts that have ended."""
     node_s: float
-    """Seconds of training, of all nodes together."""
+    """Seconds of training, summed over nodes."""
 
 
 def mtbf_s(past: FailureHistory) -> float:
-    """Seconds between failures of the whole run: the prior counts as one failure, the run's own as what they are."""
+    """Mean seconds between failures of the whole run; the prior counts as one failure, in addition to the run's own."""
     prior_node_s = 1000 / DEFAULT_RATE.per_1000_node_days * DAY_S
     return (prior_node_s + past.node_s) / (1 + past.failures) / past.nodes
 
 
 def young_interval_s(past: FailureHistory, *, cost_s: float, took_s: float) -> float:
-    """Seconds between the beginnings of two saves that stall the loop `cost_s` and are complete after `took_s`."""
+    """Seconds between the starts of two saves that stall the loop `cost_s` and complete after `took_s`."""
     return max(math.sqrt(2 * cost_s * mtbf_s(past)), took_s)
 
 
 class YoungInterval:
-    """The interval of one run, chosen anew after each save; every rank has one, and rank 0's counts."""
+    """One run's interval, updated after each save; every rank has one, and rank 0's is used."""
 
     def __init__(self, *, nodes: int, failures: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.every_s = FIRST_INTERVAL_S
@@ -59,19 +59,19 @@ class YoungInterval:
 
     @property
     def node_s(self) -> float:
-        """Seconds of training so far, of all nodes together."""
+        """Seconds of training so far, summed over nodes."""
         return self._earlier_node_s + self._nodes * (self._clock() - self._since)
 
     def restore_node_s(self, node_s: float) -> None:
-        """The run has trained so long before this attempt."""
+        """Set the node seconds that the run trained before this attempt."""
         self._earlier_node_s = node_s
 
     def add_stall(self, seconds: float) -> None:
-        """The loop stood still for a checkpoint."""
+        """Add seconds that the loop waited for a checkpoint."""
         self._cost_s += seconds
 
     def on_saved(self, *, took_s: float) -> Finding | None:
-        """Choose, now that one more is complete; says what where it differs from what was said."""
+        """Update the interval after a complete save; returns a finding if it differs from the last one reported."""
         past = FailureHistory(nodes=self._nodes, failures=self._failures, node_s=self.node_s)
         cost_s, self._cost_s = self._cost_s, 0.0
         self.every_s = young_interval_s(past, cost_s=cost_s, took_s=took_s)

@@ -1,11 +1,11 @@
-"""Owns what of a run's checkpoints lies on a node's own disk, in a folder for each rank: nothing is agreed on a node.
+"""Node-local tier of a run's checkpoints, with one folder per rank: ranks of a node need no coordination.
 
 LOCAL/CRC OF THE STORE'S URL/
     rank-00003/
-        writing/           what this rank is writing
-        step-00000042/     its files, and the seal of all; complete once every rank has renamed its own
-        reading/           files of a checkpoint that is being loaded: links to this node's, and fetched ones
-    rank-00003.1/          the same of replica 1
+        writing/           files that this rank is writing
+        step-00000042/     its files, and the manifest of all; complete once every rank has renamed its own
+        reading/           files of a checkpoint being loaded: links to this node's files, and downloaded ones
+    rank-00003.1/          the same for replica 1
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ class LocalTier:
     """The disk as one rank uses it: it writes to its own folder, and reads from those of all ranks of its node."""
 
     def __init__(self, local: Path, url: str, rank: int, replica: int = 0) -> None:
-        """Ranks of several replicas may share a node, and all of them load when all begin."""
+        """Ranks of several replicas may share a node, and all of them load at the start."""
         self._node_folder = local / f"{zlib.crc32(url.encode()):08x}"
         self._rank_folder = self._node_folder / (f"rank-{rank:05d}.{replica}" if replica else f"rank-{rank:05d}")
 
     def partial(self, step: int) -> Path:
-        """Where this rank writes its part."""
+        """Folder where this rank writes its part."""
         return self._rank_folder / "writing" / f"step-{step:08d}"
 
     def folder(self, step: int) -> Path:
-        """Where its part is once it is complete."""
+        """Folder of this rank's complete part."""
         return self._rank_folder / f"step-{step:08d}"
 
     def steps(self) -> list[int]:
-        """Those of which this rank has its part, oldest first."""
+        """Steps of which this rank has its part, oldest first."""
         return list_steps(self._rank_folder)
 
     def commit(self, whole: Manifest) -> None:
@@ -51,21 +51,21 @@ class LocalTier:
         manifest_file.sync_folder(self._rank_folder)
 
     def clear(self) -> None:
-        """Remove what was left half done."""
+        """Remove incomplete files."""
         for left in ("writing", "reading"):
             shutil.rmtree(self._rank_folder / left, ignore_errors=True)
 
     def keep_only(self, steps: set[int]) -> None:
-        """Remove what this node has of others that are older than the newest of these: all ranks keep the same.
+        """Remove this node's other checkpoints older than the newest of these: all ranks keep the same.
 
-        Also what ranks have left that are on other nodes now.
+        This includes files of ranks that have moved to other nodes.
         """
         for folder in self._node_folder.glob("rank-*"):
             for old in filter(lambda each: each not in steps and each < max(steps, default=0), list_steps(folder)):
                 shutil.rmtree(folder / f"step-{old:08d}", ignore_errors=True)
 
     def checkpoints(self) -> list[tuple[Manifest, set[str]]]:
-        """Checkpoints of which this node has files, and which."""
+        """Checkpoints with files on this node, and the names of these files."""
         found: dict[bytes, tuple[Manifest, set[str]]] = {}
         for step, folder in self._step_folders():
             manifest = manifest_file.read(folder, step)
@@ -75,18 +75,18 @@ class LocalTier:
         return list(found.values())
 
     def damaged_manifests(self) -> dict[int, str]:
-        """Steps of which this node has a folder with a seal that cannot be believed, and why."""
+        """Steps for which this node has a folder with a damaged manifest, and the damage."""
         read = ((step, folder, manifest_file.read(folder, step)) for step, folder in self._step_folders())
         return {step: f"{folder}: {found}" for step, folder, found in read if _is_damaged(folder, found)}
 
     def remove_damaged(self, step: int) -> None:
-        """Remove this node's folders of a step with such a seal."""
+        """Remove this node's folders of a step whose manifest is damaged."""
         for at, folder in self._step_folders():
             if at == step and _is_damaged(folder, manifest_file.read(folder, step)):
                 shutil.rmtree(folder, ignore_errors=True)
 
     def _step_folders(self) -> Iterator[tuple[int, Path]]:
-        """Folders of a final name, of all ranks of this node."""
+        """Committed folders of all ranks of this node."""
         for folder in self._node_folder.glob("rank-*/step-*"):
             if match := STEP_FOLDER.fullmatch(folder.name):
                 yield int(match[1]), folder
@@ -102,13 +102,13 @@ class LocalTier:
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove_after(self, step: int) -> None:
-        """Remove what came after a step; all ranks of the node may do so at once."""
+        """Remove the checkpoints after a step; all ranks of the node may do so concurrently."""
         for folder in self._node_folder.glob("rank-*"):
             for later in filter(lambda each: each > step, list_steps(folder)):
                 shutil.rmtree(folder / f"step-{later:08d}", ignore_errors=True)
 
     def new_read_folder(self, name: str) -> Path:
-        """A new folder to have files in."""
+        """Create a folder to download files to."""
         folder = self._rank_folder / "reading" / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -116,7 +116,7 @@ class LocalTier:
 
 
 def _has_file(file: Path, expected: FileChecksum) -> bool:
-    """Whether there is a file of that size; what is in it is checked when it is read."""
+    """Whether a file of that size exists; its content is checked when it is read."""
     try:
         found = file.stat()
     except OSError:
@@ -125,7 +125,7 @@ def _has_file(file: Path, expected: FileChecksum) -> bool:
 
 
 def _is_damaged(folder: Path, found: Manifest | str) -> bool:
-    """Whether what was read of a folder's seal is damage: none is there while a folder is being removed."""
+    """Whether the manifest read from a folder is damaged; a missing one in a folder being removed is not."""
     if isinstance(found, Manifest):
         return False
     try:

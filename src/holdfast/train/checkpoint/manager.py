@@ -1,10 +1,9 @@
-"""Owns a checkpoint's life: copied between two steps, written beside the next ones, sealed at once, checked when read.
+"""Checkpoint lifecycle: copies state between two steps, writes it in the background, commits it, verifies it on load.
 
-A checkpoint is a folder `step-00000042`: tensors as torch.distributed.checkpoint lays them out (each rank its share),
-`rank-00000.pt` per rank (random numbers, scheduler, the user's own state), and the seal, which names the format, the
-step, and every file's size and checksum. It is written elsewhere and renamed once everything is on disk, so a folder
-of the final name is complete whenever the writer died. Refuses to own when one is taken (session.py), and who may
-commit one (writer_fence.py).
+A checkpoint is a folder `step-00000042`: tensors in the format of torch.distributed.checkpoint (each rank its shard),
+`rank-00000.pt` per rank (random state, scheduler, the user's own state), and the manifest with the format, the step,
+and every file's size and checksum. It is written elsewhere and renamed once everything is on disk, so a folder with the
+final name is complete no matter when the writer died. When to take one: session.py; who may commit: writer_fence.py.
 """
 
 from __future__ import annotations
@@ -52,39 +51,39 @@ from holdfast.train.session.rank_config import USE_ANOTHER_FOLDER
 
 
 class Restored(NamedTuple):
-    """What came of looking for a checkpoint."""
+    """Result of a restore."""
 
     step: int
-    """0 where there is none."""
+    """0 if there is no checkpoint."""
     findings: list[Finding]
-    """What is to be said of it; on rank 0."""
+    """Findings to report, on rank 0."""
     samples: int | None = None
-    """Samples that its steps took, where that is known."""
+    """Samples of its steps, if known."""
     node_s: float = 0.0
-    """Seconds that its steps took, of all nodes together."""
+    """Seconds of training, summed over nodes."""
     where: str = ""
-    """What it was read from."""
+    """Where it was read from."""
     saved_world_size: int = 0
-    """How many ranks took it."""
+    """World size that saved it."""
 
 
 class Saved(NamedTuple):
-    """What came of a save, the same on all ranks."""
+    """Result of a save, the same on all ranks."""
 
     step: int
     path: str
     took_s: float
-    """From the copy until it was complete, or had failed."""
+    """From the copy until it was complete or had failed."""
     problem: Finding | None = None
     """Why it failed."""
     warning: Finding | None = None
-    """What went wrong since the save before, behind the loop."""
+    """Background failure since the previous save."""
 
 
 class CheckpointManager:
-    """The checkpoints of one run on their depot; all ranks make the same calls after a step.
+    """The checkpoints of one run in its storage; all ranks make the same calls after a step.
 
-    At most one save is under way: `finish` comes before the next `begin`.
+    At most one save runs at a time: `wait_saved` comes before the next `start_save`.
     """
 
     def __init__(
@@ -98,9 +97,8 @@ class CheckpointManager:
         peer_checkpointer: PeerCheckpointer | None = None,
         durable: bool = True,
     ) -> None:
-        """`memory` is where this rank's state is handed over to the process that takes its place; `copies` are those
-        that nodes have of one another's, which are gone on from before anything that is stored. `lasting` is whether
-        the depot outlives the nodes.
+        """`transfer_memory` receives this rank's state for the process that replaces it. `peer_checkpointer` holds peer
+        checkpoints, which are restored in preference to stored ones. `durable`: whether the storage outlives the nodes.
         """
         self._storage = storage
         self._durable = durable
@@ -116,9 +114,9 @@ class CheckpointManager:
         """For the thread that writes."""
         self._worker = BackgroundWorker("holdfast-checkpoint")
         self._pruner = ThreadPoolExecutor(1, thread_name_prefix="holdfast-tidy")
-        """Beside the one that writes, in which the next save's copies are made."""
+        """Separate from the writer thread, which also copies the next save."""
         self._taken_over = False
-        """Whether the depot is this attempt's: one that took its state from a peer has not looked there yet."""
+        """Whether this attempt owns the storage; an attempt restored from a peer has not taken it over yet."""
         self._prepared = False
         self._saving: Task[Saved] | None = None
         self._pruning: Future[None] | None = None
@@ -129,18 +127,18 @@ class CheckpointManager:
         return waited_s
 
     def wait_copied(self) -> None:
-        """Wait until what is saved is copied, so that anybody may change it."""
+        """Wait until the state is copied and may change."""
         self._staging.wait_copied()
 
     def prepare(self) -> None:
-        """Get ready for the first save, beside the loop: called after a step, when the optimiser has its state."""
+        """Prepare the first save in the background; called after a step, when the optimiser has its state."""
         if not self._prepared:
             self._prepared = True
             state = self._train_state.tensors()
             self._worker.submit(lambda: self._staging.prepare(state))
 
     def start_save(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> None:
-        """Copy what is to be saved, and have it written and sealed beside the steps that follow."""
+        """Copy the state, then write and commit it in the background."""
         manifest = self.new_manifest(step, samples, node_s)
         self._prepared = True
         began, own = time.monotonic(), self._train_state.per_rank_state()
@@ -155,23 +153,23 @@ class CheckpointManager:
         self._saving = self._worker.submit(lambda: self._save(manifest, staged, own, began))
 
     def poll(self) -> Saved | None:
-        """What came of the save under way; None while it is not known, and where there is none. Each is told once."""
+        """The result of the current save; None while it runs or without one. Each result is returned once."""
         return self.wait_saved() if self._saving is not None and self._saving.done() else None
 
     def wait_saved(self) -> Saved | None:
-        """The same, waited for."""
+        """Wait for the result of the current save."""
         saving, self._saving = self._saving, None
         return saving.result() if saving is not None else None
 
     def close(self) -> Finding | None:
-        """Wait for all that goes on behind the loop; returns why the newest checkpoint is not where it should be."""
-        self._worker.drain()  # after that the last save has asked for its tidying
+        """Wait for all background work; returns why the newest checkpoint is not in its final storage."""
+        self._worker.drain()  # the last save submits its pruning before this returns
         if self._pruning is not None:
             wait([self._pruning])
         return self._storage.close()
 
     def save(self, step: int, samples: int | None = None) -> str:
-        """Save one: complete, for every rank, when this returns; a failure is raised on all of them alike."""
+        """Save a checkpoint and wait until it is complete on every rank; a failure raises on all ranks."""
         self.start_save(step, samples)
         saved = self.wait_saved()
         assert saved is not None
@@ -180,13 +178,13 @@ class CheckpointManager:
         return saved.path
 
     def transfer_state(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> Finding | None:
-        """Leave the state, as it is, for the processes that take these ranks' places; returns why it is not there."""
+        """Transfer the state to the processes that replace these ranks; returns why it failed."""
         manifest = self.new_manifest(step, samples, node_s)
         return self._ranks.first_not_none(self._write_snapshot(manifest))
 
     def _write_snapshot(self, manifest: Manifest) -> Finding | None:
         if self._transfer_memory is None:
-            return transfer_failed(self._who, "it was told of no memory to leave its state in")
+            return transfer_failed(self._who, "it has no memory configured to transfer its state to")
         try:
             state, own = self._train_state.tensors(), self._train_state.per_rank_state()
             memory_snapshot.write(self._transfer_memory, self._writer, self._ranks.rank, manifest, state, own())
@@ -195,7 +193,7 @@ class CheckpointManager:
         return None
 
     def new_manifest(self, step: int, samples: int | None = None, node_s: float = 0.0) -> Manifest:
-        """What is said of a state as it is now, its files apart."""
+        """A manifest for the current state, without its files."""
         return Manifest(
             step=step,
             world_size=self._ranks.world_size,
@@ -206,9 +204,9 @@ class CheckpointManager:
         )
 
     def restore(self) -> Restored:
-        """Go on from what lies in memory, or load the newest complete checkpoint where that is newer.
+        """Resume from memory, or from the newest complete checkpoint if that is newer.
 
-        Checkpoints that are not what their seal says are set aside.
+        Quarantines checkpoints that do not match their manifest.
         """
         peer_restore = (
             PeerRestore(self._peer_checkpointer.memories, self._ranks) if self._peer_checkpointer is not None else None
@@ -220,7 +218,7 @@ class CheckpointManager:
                 peer_restore.close()
 
     def _restore(self, snapshot: MemorySnapshot | None, findings: list[Finding]) -> Restored:
-        """`remembered` is this rank's state in memory."""
+        """`snapshot` is this rank's state in memory."""
         try:
             checkpoints = self._take_over()
         except HoldfastError as error:
@@ -249,7 +247,7 @@ class CheckpointManager:
             findings.append(checkpoint.quarantine(str(loaded)))
             if not isinstance(manifest, Incomplete):
                 bad.append(findings[-1])
-        if bad:  # The model may hold what was read of them: nothing can begin with it.
+        if bad:  # The model may contain damaged data: training cannot start from it.
             raise _no_good_checkpoint(self._storage.where, bad, durable=self._durable)
         if not self._durable and self._writer.attempt > 0:
             findings.append(_lost_with_pod(self._storage.where))
@@ -268,7 +266,7 @@ class CheckpointManager:
             self._peer_checkpointer.on_resumed(step, snapshot_id)
 
     def _find_snapshot(self, peer_restore: PeerRestore | None) -> tuple[MemorySnapshot | None, list[Finding]]:
-        """This rank's state of the newest step that all ranks have in memory, and what is to be said of it."""
+        """This rank's state of the newest step that all ranks have in memory, and findings about it."""
         snapshot, findings = self._find_transferred()
         if peer_restore is None or (snapshot is not None and snapshot.manifest.step >= peer_restore.newest_step):
             return snapshot, findings
@@ -276,7 +274,7 @@ class CheckpointManager:
         return recalled or snapshot, findings + said
 
     def _find_transferred(self) -> tuple[MemorySnapshot | None, list[Finding]]:
-        """What was handed over, where that is whole and the same on all ranks; and what is to be said of it."""
+        """The transferred state, if it is intact and the same on all ranks; and findings about it."""
         if self._transfer_memory is None:
             return None, []
         snapshot = MemorySnapshot.find_for_rank(self._transfer_memory, rank=self._ranks.rank)
@@ -286,7 +284,7 @@ class CheckpointManager:
         return snapshot if good else None, [finding] if finding else []
 
     def _restore_snapshot(self, snapshot: MemorySnapshot, findings: list[Finding]) -> Restored:
-        """Go on from memory: the same as from a checkpoint."""
+        """Restore from memory as from a checkpoint."""
         manifest, state = snapshot.manifest, self._train_state.tensors()
         if (why := self._hyperparams.prepare_load(state, manifest.hyperparams)) is not None:
             raise optimizer_changed(manifest.step, MEMORY, why)
@@ -303,12 +301,12 @@ class CheckpointManager:
         return Restored(manifest.step, findings, manifest.samples, manifest.node_s, MEMORY)
 
     def _load(self, checkpoint: CheckpointRef, manifest: Manifest) -> list[HyperparamChange] | str:
-        """Put the loop where it was; returns what the program changes, or on all ranks the damage that any found."""
+        """Restore the loop's state; returns the overridden hyper-parameters or, on all ranks, any rank's damage."""
         manifest_file.refuse_other_format(manifest, checkpoint.where)
         state, was = self._train_state.tensors(), manifest.hyperparams
         if (why := self._hyperparams.prepare_load(state, was)) is not None:
             raise optimizer_changed(manifest.step, checkpoint.where, why)
-        # One beyond those takes rank 0's part, and its own random numbers: else two would draw the same.
+        # A rank beyond those loads rank 0's part but keeps its own random state: two ranks must not draw the same.
         known = self._ranks.rank < manifest.world_size
         own = _rank_file(self._ranks.rank if known else 0)
         try:
@@ -327,7 +325,7 @@ class CheckpointManager:
     def _save(
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
     ) -> Saved:
-        """The writer's part of a save; every rank's thread takes it."""
+        """The background part of a save; runs in every rank's worker thread."""
         partial = self._storage.partial(manifest.step)
         try:
             settled = self._copy_problem(staged, partial)
@@ -336,7 +334,7 @@ class CheckpointManager:
             problem = self._background_group.first_not_none(settled)
             if problem is None and not isinstance(staged, Finding):
                 problem = self._storage.commit(manifest, self._write(staged, own, partial), self._background_group)
-        except RuntimeError as error:  # Gloo's, when another rank is gone
+        except RuntimeError as error:  # from Gloo, when another rank is gone
             problem = save_failed(partial, self._ranks.rank, error)
         took_s = time.monotonic() - began
         if problem is None:
@@ -344,10 +342,10 @@ class CheckpointManager:
         return Saved(manifest.step, self._storage.name(manifest.step), took_s, problem, self._storage.take_finding())
 
     def _prune(self) -> None:
-        """Drop what is too old, now that another is complete; only the next one to be written waits for that."""
+        """Remove expired checkpoints after a commit; only the next write waits for this."""
         try:
             self._pruning = self._pruner.submit(self._storage.prune)
-        except RuntimeError:  # the interpreter is ending, and starts nothing more
+        except RuntimeError:  # the interpreter is shutting down and starts no more threads
             self._storage.prune()
 
     def _copy_problem(self, staged: dict[str, Any] | Finding, partial: Path) -> Finding | None:
@@ -361,7 +359,7 @@ class CheckpointManager:
             return save_failed(partial, self._ranks.rank, error)
 
     def _write(self, staged: dict[str, Any], own: Callable[[], bytes], partial: Path) -> WrittenFiles:
-        """Write this rank's part and see it to disk; returns its files' sums, or what went wrong."""
+        """Write and fsync this rank's part; returns its files' checksums, or the failure."""
         try:
             files = dcp_io.write(staged, partial, self._background_group)
             file = partial / _rank_file(self._ranks.rank)
@@ -403,7 +401,7 @@ _USE_A_VOLUME = "write `volume: {claim: NAME}` in the target, or a URL such as s
 
 
 def _no_good_checkpoint(where: str, bad: list[Finding], *, durable: bool) -> HoldfastError:
-    """Of the checkpoints that there are none can be resumed from."""
+    """Error for checkpoints of which none can be resumed from."""
     evidence = tuple(f"{finding.where}: {line}" for finding in bad for line in finding.evidence)
     if durable:
         return failure(
@@ -427,7 +425,7 @@ def _no_good_checkpoint(where: str, bad: list[Finding], *, durable: bool) -> Hol
 
 
 def _lost_with_pod(where: str) -> Finding:
-    """Either nothing was saved before this attempt, or it was lost."""
+    """Finding for an empty folder: nothing was saved before this attempt, or it was lost."""
     return Finding(
         code="checkpoints-lost-with-pod",
         severity=Severity.WARNING,

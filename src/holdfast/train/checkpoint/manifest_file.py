@@ -1,7 +1,7 @@
-"""Owns the seal of a checkpoint: the file that says what its folder must hold, and the check that it does.
+"""Checkpoint manifest: lists the files of a folder with their checksums, and serves as its commit marker.
 
-From format 2 on the seal ends with a digest of all that stands before it: so that a damaged one is never taken for one
-that another version wrote. Refuses to own what the files mean (manager.py does).
+From format 2 on it ends with a digest of everything before it, so that a damaged manifest is never mistaken for one of
+another version.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from holdfast.train.checkpoint.regular_file import open_regular
 from holdfast.train.session.rank_config import USE_ANOTHER_FOLDER
 
 FORMAT = 2
-"""Of the folder as a whole; raised when an older holdfast could not read it."""
+"""Version of the whole folder; increases when an older holdfast could not read it."""
 NAME = "manifest.json"
 MAX_BYTES = 64 << 20
-"""Of a seal; it has about 80 for each file, and two files for each rank."""
+"""Of a manifest, which takes about 80 bytes per file, with two files per rank."""
 READ_BYTES = 1 << 18
-"""Little enough to stay in a core's own cache between being read and being summed."""
+"""Small enough to stay in a core's cache between the read and the checksum."""
 
 
 class FileChecksum(msgspec.Struct, frozen=True):
-    """What a file must be found to be."""
+    """Expected size and checksum of a file."""
 
     size: int
     crc32: int
-    """Finds torn and flipped bytes at 4 GB/s here, where SHA-256 does 1; it is no defence against people."""
+    """Detects torn and flipped bytes at 4 GB/s here, where SHA-256 reaches 1 GB/s; no defence against tampering."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Written last: its presence under the final name says that the checkpoint is complete."""
+    """Written last: its presence under the final name marks the checkpoint as complete."""
 
     format: int = FORMAT
     step: int
     world_size: int
     samples: int | None = None
-    """Samples that the steps so far have taken; none where the training does not tell."""
+    """Samples of all steps so far; None if unknown."""
     node_s: float = 0.0
-    """Seconds of training so far, of all nodes together."""
+    """Seconds of training so far, summed over nodes."""
     hyperparams: Hyperparams | None = None
-    """What the program had set; none where it was not noted."""
+    """The program's settings; None if not recorded."""
     files: dict[str, FileChecksum]
 
 
 class _Version(msgspec.Struct, frozen=True):
-    """What every version of a seal says, now and later."""
+    """Fields that every version of the manifest has, now and later."""
 
     format: int
 
 
 def checksums(files: Iterable[Path]) -> dict[str, FileChecksum]:
-    """See these files to disk; returns what they are, by name. The disk works while the sums are made."""
+    """Sync these files to disk and return their checksums by name; summing overlaps with the sync."""
     files = list(files)
     with ThreadPoolExecutor(max(1, 2 * len(files))) as pool:
         synced = [pool.submit(_sync, file) for file in files]
@@ -71,7 +71,7 @@ def checksums(files: Iterable[Path]) -> dict[str, FileChecksum]:
 
 
 def write(folder: Path, manifest: Manifest) -> None:
-    """Seal a folder whose files are on disk already; the seal, too, is on disk when this returns."""
+    """Write and sync the manifest of a folder whose files are already on disk."""
     with (folder / NAME).open("wb") as file:
         file.write(encode(manifest))
         file.flush()
@@ -80,7 +80,7 @@ def write(folder: Path, manifest: Manifest) -> None:
 
 
 def read(folder: Path, step: int) -> Manifest | str:
-    """The seal of a folder that is named after this step, of whatever format, or the damage to it."""
+    """The manifest in the folder of this step, of any format, or a description of the damage."""
     try:
         with open_regular(folder / NAME) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
@@ -92,12 +92,12 @@ def read(folder: Path, step: int) -> Manifest | str:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """A seal as its file holds it: a JSON object whose last field is the digest of what stands before."""
+    """A manifest as bytes: a JSON object whose last field is the digest of everything before it."""
     return with_digest(msgspec.json.encode(manifest))
 
 
 def decode(content: bytes, step: int) -> Manifest | str:
-    """What the seal's file of a checkpoint of this step holds, or the damage to it."""
+    """Parse the manifest of a checkpoint of this step, or describe the damage."""
     if (why := digest_mismatch(content)) is not None:
         return _decode_format_1(content, step) or f"{NAME}: {why}"
     try:
@@ -110,7 +110,7 @@ def decode(content: bytes, step: int) -> Manifest | str:
 
 
 def refuse_other_format(manifest: Manifest, where: str) -> None:
-    """Raise where only another version can read it: to resume from an older one would undo steps unasked."""
+    """Raise if only another version can read it: resuming from an older checkpoint would silently undo steps."""
     if manifest.format > FORMAT:
         raise failure(
             "checkpoint-from-later-version",
@@ -130,7 +130,7 @@ def refuse_other_format(manifest: Manifest, where: str) -> None:
 
 
 def _decode_format_1(content: bytes, step: int) -> Manifest | None:
-    """One of format 1, which had no digest: only a whole one without any, so that a damaged later one is none."""
+    """Parse format 1, which had no digest; a digest in it means a damaged later format."""
     if has_digest(content):
         return None
     try:
@@ -141,7 +141,7 @@ def _decode_format_1(content: bytes, step: int) -> Manifest | None:
 
 
 def _decode_later_format(content: bytes, step: int) -> Manifest | None:
-    """One that says that it is, whatever else it says: it may say all of it otherwise."""
+    """Parse a later format by its version field alone: the other fields may have changed."""
     try:
         version = msgspec.json.decode(content, type=_Version)
     except msgspec.DecodeError:
@@ -150,7 +150,7 @@ def _decode_later_format(content: bytes, step: int) -> Manifest | None:
 
 
 def find_damage(file: Path, expected: FileChecksum) -> str | None:
-    """How a file differs from what it was sealed as; None where it does not."""
+    """How a file differs from its manifest entry; None if it matches."""
     try:
         size, found = _checksum_if_size(file, expected.size)
     except FileNotFoundError:
@@ -163,7 +163,7 @@ def find_damage(file: Path, expected: FileChecksum) -> str | None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on disk."""
+    """Fsync a folder, so that its file names are on disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -181,13 +181,13 @@ def _shown(file: FileChecksum) -> str:
 
 
 def _checksum(path: Path) -> FileChecksum:
-    # Read and not mapped into memory: where storage fails, an error can be caught and SIGBUS cannot.
+    # Read, not mapped: if storage fails, a read raises an error that can be caught, and a mapping raises SIGBUS.
     with open_regular(path) as file:
         return _checksum_of(file)
 
 
 def _checksum_if_size(path: Path, size: int) -> tuple[int, FileChecksum | None]:
-    """A file's size, and its sum if the size is this one."""
+    """A file's size, and its checksum if it has the expected size."""
     with open_regular(path) as file:
         there = os.fstat(file.fileno()).st_size
         return there, _checksum_of(file) if there == size else None

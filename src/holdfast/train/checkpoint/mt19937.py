@@ -1,8 +1,8 @@
-"""Owns how the generators of Python and numpy lie in memory: Mersenne Twisters of 624 words each.
+"""Memory layout of Python's and numpy's generators: Mersenne Twisters (MT19937) of 624 words each.
 
-Asked where it stands, each makes 624 numbers of its words, one by one. Here the words are copied as they lie, and the
-numbers made later, by whoever wants them. That goes past what is documented, so it is only done where it is seen first
-that the memory says what the generator says. Refuses to own when they are noted (rng.py).
+Their own state functions build 624 Python numbers one by one. This module copies the words as raw memory and builds the
+numbers later, on demand. The layout is undocumented, so it is used only after a check that the memory matches the state
+that the generator reports. When states are captured: rng.py.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from types import ModuleType
 from typing import Any, cast
 
 Capture = Callable[[], Callable[[], Any]]
-"""Notes where a generator stands; what it returns gives that in the generator's own form, whenever it is called."""
+"""Captures a generator's state; the returned function converts it to the generator's own form at any later time."""
 _PYTHONS, _NUMPYS = struct.Struct("=i624I"), struct.Struct("=624Ii")
 """The words, and how many of them are used up."""
 _PAIR = struct.Struct("=i4xd")
-"""Of numpy's: whether one is left of two normal numbers, which are made together, and that one."""
+"""Numpy's flag for a cached second normal number (they are generated in pairs), and that number."""
 
 
 def python_capture() -> Capture | None:
-    """What notes where the functions of `random` stand; None where memory cannot be trusted to say it."""
+    """Capture function for the `random` module; None if its memory layout is not as expected."""
     generator: Any = getattr(random, "_inst", None)
     begin, end = object.__basicsize__, _random.Random.__basicsize__
-    another = type(generator) is not random.Random  # whose memory would be laid out otherwise
+    another = type(generator) is not random.Random  # with another memory layout
     if another or not _is_cpython() or end - begin < _PYTHONS.size:
         return None
     memory, inst = _memory(id(generator) + begin, _PYTHONS), cast("Any", generator)
@@ -46,7 +46,7 @@ def _python_state(memory: bytes, left: float | None) -> tuple[Any, ...]:
 
 
 def numpy_capture(module: ModuleType) -> Capture | None:
-    """The same of the functions of `numpy.random`, which is the module."""
+    """Capture function for `numpy.random`, which is `module`."""
     said: Any = module.mtrand._rand
     generator: Any = said._bit_generator
     if not _is_cpython() or type(generator) is not module.MT19937 or (pair_at := _pair_at(module)) is None:
@@ -76,7 +76,7 @@ def _numpy_state(memory: bytes, pair: bytes) -> dict[str, Any]:
 
 
 def _pair_at(module: ModuleType) -> int | None:
-    """How far into a RandomState of numpy's the pair lies: found in one of which it is known."""
+    """Offset of the cached pair in a numpy RandomState, found in an instance with a known pair."""
     probe = module.RandomState(0)
     probe.standard_normal()
     known = _PAIR.pack(1, probe.get_state(legacy=False)["gauss"])

@@ -1,4 +1,4 @@
-"""Owns what a tree of state, as torch gives it, has of tensors, in what order, and how these lie in one memory."""
+"""Tensors of a state tree as torch returns it: their order and their layout in one buffer."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch.distributed.tensor import DTensor
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, DTensor)
-"""Tensors whose bytes are all there is of them; those of other kinds are copied as their makers do it."""
+"""Tensor types fully defined by their bytes; other types are copied by their own methods."""
 
 ALIGN_BYTES = 64
 
 COPY_THREADS = min(4, len(os.sched_getaffinity(0)))
-"""Threads that copy or sum up on the host: one copies 7 GB/s here, two do 12."""
+"""Threads that copy or sum on the host: one copies 7 GB/s here, two copy 12 GB/s."""
 
 
 def is_plain(value: object) -> TypeGuard[torch.Tensor]:
-    """Whether a leaf of a tree is a tensor of these kinds, and of no kind made of them."""
+    """Whether a leaf is a tensor of exactly one of these types, subclasses excluded."""
     return type(value) in PLAIN_TYPES
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, without a gradient."""
-    # Not `to_local`, which makes a parameter of a parameter's, and something for autograd.
+    """This rank's shard, detached."""
+    # Not `to_local`, which returns a parameter for a parameter, and an autograd node.
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
@@ -42,7 +42,7 @@ def iter_tensors(tree: object) -> Iterator[torch.Tensor]:
 
 
 def offsets(sources: Sequence[torch.Tensor], first_byte: int) -> list[int]:
-    """Where each of these lies, one behind the other from `first_byte` on, and where all end."""
+    """Offset of each tensor, laid out consecutively from `first_byte`, and the end offset."""
     found = [first_byte]
     for source in sources:
         found.append(found[-1] + -(-source.nbytes // ALIGN_BYTES) * ALIGN_BYTES)

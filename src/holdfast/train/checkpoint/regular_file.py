@@ -1,4 +1,4 @@
-"""Opens files of checkpoints and caches, and tells one that is lost or spoilt from one that cannot be opened now."""
+"""Opens checkpoint and cache files, and distinguishes missing or damaged files from temporary failures to open."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 from holdfast.host.files import UnexpectedFile, regular_opener
 
 DAMAGE_ERRNOS = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EIO, errno.EBADMSG, errno.EUCLEAN})
-"""What a file that was lost or spoilt is refused with; the last two are file systems' own checksums."""
+"""Errors for missing or damaged files; the last two come from checksums of file systems."""
 
 
 def is_damage(error: OSError) -> bool:
-    """Whether this says that a file is lost or spoilt; else it may be whole, and cannot be opened now."""
+    """Whether the error means a missing or damaged file; otherwise it may be intact but cannot be opened now."""
     return isinstance(error, UnexpectedFile) or error.errno in DAMAGE_ERRNOS
 
 
 def open_regular(path: Path) -> FileIO:
-    """Open a file for reading, without a buffer; a link to one will do. Raises OSError, at once."""
+    """Open a regular file, or a link to one, for unbuffered reading; raises OSError without blocking."""
     return FileIO(str(path), "r", opener=regular_opener)

@@ -1,11 +1,11 @@
-"""Owns the tier of checkpoints that all nodes reach: a folder or a bucket, by its fsspec URL.
+"""Remote tier of checkpoints that all nodes reach: a folder or a bucket, by its fsspec URL.
 
 STORE/
-    writer-0.json          who commits there, for replica 0: the one that wrote it last
-    step-00000042.3/       what attempt 3 brought; its seal comes last, and without one it is no checkpoint
+    writer-0.json          the writer that may commit, for replica 0: the last one to write this file
+    step-00000042.3/       files uploaded by attempt 3; the manifest comes last, and commits the checkpoint
 
-Object stores rename nothing and lock nothing. So each attempt writes under names of its own, and looks who the writer
-is before it seals. Refuses to own what is brought, and when (tiered_storage.py).
+Object stores have no rename and no lock. So each attempt writes under its own names, and checks that it is still the
+writer before it commits. What is uploaded, and when: tiered_storage.py.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ _FOLDER = re.compile(r"step-(\d{8,})\.(\d+)")
 
 
 class WriterToken(WriterId, frozen=True, kw_only=True):
-    """Who commits: an attempt, as one process is it."""
+    """The process of an attempt that may commit."""
 
     token: str
 
 
 class RemoteTier:
-    """A folder of checkpoints behind a URL such as `s3://bucket/run`; a plain path is one too.
+    """A folder of checkpoints behind a URL such as `s3://bucket/run`, or at a plain path.
 
-    Methods raise whatever the store's client does.
+    Methods raise whatever the store's client raises.
     """
 
     def __init__(self, url: str, writer: WriterId) -> None:
@@ -53,7 +53,7 @@ class RemoteTier:
             run=writer.run, replica=writer.replica, attempt=writer.attempt, token=uuid.uuid4().hex
         )
         try:
-            # The ignore: fsspec says of what it returns only that it is a tuple.
+            # The ignore: fsspec annotates its return value only as a tuple.
             found: tuple[Any, str] = fsspec.core.url_to_fs(url)  # pyright: ignore[reportUnknownVariableType]
         except (ImportError, ValueError) as error:
             raise failure(
@@ -62,7 +62,7 @@ class RemoteTier:
                 exit_code=ExitCode.CANNOT_RUN_HERE,
                 where=url,
                 evidence=(str(error),),
-                remedy="install the one that fsspec names (s3fs for s3://, gcsfs for gs://), or use a plain path",
+                remedy="install the package that fsspec names (s3fs for s3://, gcsfs for gs://), or use a plain path",
             ) from None
         within, self._root = found
         if isinstance(within, DirFileSystem):
@@ -71,15 +71,15 @@ class RemoteTier:
         self._local = isinstance(self._fs, LocalFileSystem)
 
     def folder(self, step: int) -> str:
-        """The name of what this attempt brings of a step."""
+        """Folder name for this attempt's upload of a step."""
         return f"step-{step:08d}.{self._writer.attempt}"
 
     def name(self, step: int) -> str:
-        """The URL of that."""
+        """URL of that folder."""
         return f"{self.url.rstrip('/')}/{self.folder(step)}"
 
     def take_over(self) -> None:
-        """From here on nobody else seals anything; raises HoldfastError when a later attempt of this run has it."""
+        """Become the only writer that may commit; raises HoldfastError if a later attempt of this run is the writer."""
         holder = self._current_writer()
         if holder is not None and self._writer.precedes(holder):
             raise superseded(self._writer, holder, self._at(self._writer_file()))
@@ -93,7 +93,7 @@ class RemoteTier:
             self._fs.rm(self._at(left), recursive=True)
 
     def list_complete(self) -> list[tuple[int, str]]:
-        """Steps and folders of what is complete, newest first."""
+        """Steps and folders of complete checkpoints, newest first."""
         self._fs.invalidate_cache()
         named = (
             _FOLDER.fullmatch(path.split("/")[-2]) for path in self._fs.glob(self._at("step-*", manifest_file.NAME))
@@ -102,7 +102,7 @@ class RemoteTier:
         return [(step, folder) for step, _, folder in sorted(found, reverse=True)]
 
     def read_manifest(self, folder: str) -> Manifest | str:
-        """The seal of a checkpoint, or the damage to it."""
+        """The manifest of a checkpoint, or the damage to it."""
         step = int(folder.removeprefix("step-").partition(".")[0])
         try:
             self._refuse_irregular(self._at(folder, manifest_file.NAME))
@@ -110,7 +110,7 @@ class RemoteTier:
         except FileNotFoundError:
             return f"{manifest_file.NAME}: there is none"
         except OSError as error:
-            # Clients of remote stores also raise EIO for answers that they do not know, such as 502.
+            # Clients of remote stores also raise EIO for unknown responses, such as 502.
             if not (self._local and is_damage(error)):
                 raise
             return f"{manifest_file.NAME}: {error}"
@@ -122,7 +122,7 @@ class RemoteTier:
             self._write_into(self.folder(step), lambda file=file, there=there: self._fs.put_file(str(file), there))
 
     def commit(self, manifest: Manifest, retention: RetentionPolicy) -> None:
-        """Seal what all ranks have brought, and drop what is too old; raises HoldfastError where another is writer."""
+        """Write the manifest after all uploads, and drop expired checkpoints; raises HoldfastError if superseded."""
         holder = self._current_writer()
         if holder is not None and holder.token != self._writer.token:
             refusal = (
@@ -138,20 +138,20 @@ class RemoteTier:
                 self.drop(folder)
 
     def drop(self, folder: str) -> None:
-        """Remove a checkpoint: its seal first, so that it is never seen in part."""
+        """Remove a checkpoint, its manifest first, so that a partial one is never visible."""
         with suppress(FileNotFoundError):
             self._fs.rm_file(self._at(folder, manifest_file.NAME))
         with suppress(FileNotFoundError):
             self._fs.rm(self._at(folder), recursive=True)
 
     def quarantine(self, folder: str) -> str:
-        """Have a damaged one counted no more, by its seal's name; returns where it is."""
+        """Hide a damaged checkpoint by renaming its manifest; returns the new location."""
         with suppress(FileNotFoundError):
             self._fs.mv(self._at(folder, manifest_file.NAME), self._at(folder, QUARANTINED))
         return f"{self.url.rstrip('/')}/{folder}"
 
     def download(self, folder: str, name: str, into: Path) -> None:
-        """Copy one file here; there is nothing of that name until it is whole, and nothing where the store has none."""
+        """Download one file; `into` has it only once it is complete, and not if the store lacks it."""
         fresh = into / f"{name}.new"
         with suppress(FileNotFoundError, UnexpectedFile):
             self._refuse_irregular(self._at(folder, name))
@@ -159,16 +159,16 @@ class RemoteTier:
             fresh.rename(into / name)
 
     def _refuse_irregular(self, path: str) -> None:
-        """Raise OSError where a store that is a folder has a FIFO, a device or a loop of links for a file."""
+        """Raise OSError if a file of a folder store is a FIFO, a device or a loop of links."""
         if self._local:
             open_regular(Path(path)).close()
 
     def _write_into(self, folder: str, write: Callable[[], object]) -> None:
-        """Write into a folder, which is made where the store wants it to be there before."""
+        """Write into a folder; creates it first if the store requires that."""
         try:
             write()
         except FileNotFoundError:
-            # Objects need no folder, and asked for one some clients would make the bucket of a mistyped name.
+            # Objects need no folder, and some clients would create the bucket of a mistyped name.
             bucket = self._root.partition("/")[0]
             if bucket and not self._fs.exists(bucket):
                 raise

@@ -1,4 +1,4 @@
-"""Owns which complete checkpoints are kept. Pure."""
+"""Which complete checkpoints to keep."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class RetentionPolicy:
-    """The newest so many, and for good those whose step is a multiple of a number."""
+    """Keeps the newest `keep`, and permanently those whose step is a multiple of a number."""
 
     keep: int = 3
     keep_every_steps: int | None = None
 
     def expired(self, steps: Collection[int]) -> list[int]:
-        """Of these steps those whose checkpoints go, oldest first."""
+        """The steps whose checkpoints expire, oldest first."""
         old = sorted(steps)[: -self.keep]
         return [step for step in old if not (self.keep_every_steps and step % self.keep_every_steps == 0)]

@@ -1,4 +1,4 @@
-"""Owns the random number generators that a loop may draw from: python's, numpy's, torch's and the current GPU's."""
+"""State of the random number generators that a loop may use: Python's, numpy's, torch's and the current GPU's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from holdfast.train.checkpoint.mt19937 import Capture
 
 
 class RandomState(TypedDict):
-    """Where every generator stands; numpy's and the GPU's only if this process has them."""
+    """State of every generator; numpy's and the GPU's only if this process has them."""
 
     python: tuple[Any, ...]
     numpy: dict[str, Any] | None
@@ -24,7 +24,7 @@ class RandomState(TypedDict):
 
 
 def capture() -> Callable[[], RandomState]:
-    """Note where every generator stands now; what is returned gives that, whenever it is called."""
+    """Capture the current state of every generator; the returned function yields it at any later time."""
     python = _python()()
     numpy = _numpy()() if "numpy.random" in sys.modules else None
     ours = torch.get_rng_state()
@@ -33,7 +33,7 @@ def capture() -> Callable[[], RandomState]:
 
 
 def restore(state: RandomState) -> None:
-    """Put every generator back where it stood; a GPU's is left alone where there is none."""
+    """Restore every generator; skips the GPU's if there is no GPU."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
     if state["numpy"] is not None:

@@ -1,9 +1,9 @@
-"""Owns a buffer on the host that what is to be saved is copied into: made once, used again for every save.
+"""Host staging buffer for saves, allocated once and reused.
 
-The copies run beside the next forward and backward pass, for nothing but the optimiser changes what it owns: its step
-waits until they are done. They run in the thread that writes, so that the loop wakes only one. Whatever somebody else
-might change is copied before `begin` returns. Refuses to own what is written of it (manager.py), when (session.py),
-and whether a tree of before is still right (state_dict_cache.py).
+Copies overlap the next forward and backward pass: only the optimiser changes these tensors, and its step waits until
+the copies are done. They run in the writer thread, so that the loop wakes one thread only. Tensors that other code may
+change are copied before `start_copy` returns. When: session.py. Writing: manager.py. Reuse of the tree:
+state_dict_cache.py.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.metrics.profiler import waiting_for_checkpoint
 
 SHARED_BYTES = 1 << 20
-"""What is less is copied sooner than another thread is woken."""
+"""Smaller sizes are copied faster than another thread wakes up."""
 _version, _form = attrgetter("_version"), attrgetter("shape", "dtype", "is_cuda")
 
 
 class _CopySource(NamedTuple):
-    """A tree of the state, and for each of its tensors what is to be copied there."""
+    """A state tree, and the source tensor for each of its tensors."""
 
     tree: dict[str, Any]
     held: list[torch.Tensor]
     sources: list[torch.Tensor]
-    """This rank's parts of what is held."""
+    """This rank's shards of the live tensors."""
     owned: list[bool]
-    """Whether nobody but the optimiser changes it."""
+    """Whether only the optimiser changes it."""
 
 
 class _PendingCopies(NamedTuple):
-    """What is copied beside the steps; by a stream of its own, where it is in a GPU's memory."""
+    """Copies that overlap training steps; GPU memory is copied on a separate stream."""
 
     sources: list[torch.Tensor]
     staged: list[torch.Tensor]
     watched: list[torch.Tensor]
-    """What the sources are parts of: a change is counted there."""
+    """Base tensors of the sources, whose version counters detect changes."""
     versions: list[int]
-    """How often each had been changed when the copy was asked for."""
+    """Version of each when the copy was requested."""
 
     def changed(self) -> bool:
         return [*map(_version, self.watched)] != self.versions
 
 
 class StagingBuffer:
-    """What `begin` returns stays as it is until the next `begin`; it must have been written by then."""
+    """The tree from `start_copy` stays unchanged until the next `start_copy`; write it before then."""
 
     def __init__(
         self, train_state: TrainState, *, allocate: Callable[[int], mmap.mmap] | None = None, first_byte: int = 0
     ) -> None:
-        """`room` gives so many bytes of memory where they are not to be this process's own; tensors lie one behind the
-        other in it from `first_byte` on.
+        """`allocate` returns a buffer of so many bytes, if it must not be private memory; tensors are laid out in it
+        consecutively from `first_byte`.
         """
         self._train_state = train_state
         self._allocate = allocate or _private_buffer
@@ -77,9 +77,9 @@ class StagingBuffer:
         self._allocating = threading.Lock()
         self._lock = threading.Lock()
         self._copying: _PendingCopies | None = None
-        """Guarded by the lock: the writer and the optimiser's step both look at them when they are done."""
+        """Guarded by the lock: the writer and the optimiser's step both check whether the copies are done."""
         self._copied = threading.Event()
-        """Set once all that is in the host's memory is."""
+        """Set once everything is in host memory."""
         self._event: torch.Event | None = None
         self._intact = self._overlap = True
         self.stalled_s = 0.0
@@ -88,9 +88,9 @@ class StagingBuffer:
         train_state.optimizer.register_step_pre_hook(hook)
 
     def start_copy(self) -> dict[str, Any]:
-        """The state's tree, as torch gives it, with its tensors on the host; complete once `settle` has returned.
+        """Return the state tree with its tensors on the host; complete once `finish_copy` returns.
 
-        Whoever calls it sees to it that another thread calls `settle` soon: the optimiser's next step waits for that.
+        The caller must have another thread call `finish_copy` soon: the optimiser's next step waits for it.
         """
         tree, watched, sources, owned = self._cached_source() or self._new_source()
         self._intact = True
@@ -107,7 +107,7 @@ class StagingBuffer:
         return tree
 
     def _cached_source(self) -> _CopySource | None:
-        """The same tree as before."""
+        """The cached tree."""
         held = self._cached.current_sources() if self._cached else None
         if self._cached is None or held is None:
             return None
@@ -119,7 +119,7 @@ class StagingBuffer:
         )
 
     def _new_source(self) -> _CopySource:
-        """A new one."""
+        """A tree newly built by torch."""
         given = self._train_state.tensors()
         held = [*iter_tensors(given)]
         sources = [*map(local_part, held)]
@@ -131,14 +131,14 @@ class StagingBuffer:
         return _CopySource(tree, held, sources, [each.data_ptr() in owned for each in sources])
 
     def prepare(self, tree: dict[str, Any]) -> None:
-        """Have the buffer before the first save: the kernel takes seconds to hand out some GiB."""
+        """Allocate the buffer before the first save: the kernel takes seconds to map some GiB."""
         with self._allocating:
             self._allocate_buffer([local_part(tensor) for tensor in iter_tensors(tree)])
 
     def finish_copy(self) -> bool:
-        """Copy; False where what the copies were made of was changed meanwhile, by another than the optimiser.
+        """Copy; False if code other than the optimiser changed the sources meanwhile.
 
-        From then on everything is copied at once.
+        From then on everything is copied immediately.
         """
         try:
             if self._copying is not None:
@@ -154,7 +154,7 @@ class StagingBuffer:
         self.wait_copied()
 
     def wait_copied(self) -> None:
-        """Wait until nothing is copied any more: from then on anybody may change what was."""
+        """Wait until no copy is running, so that the sources may change."""
         if self._copying is None:
             return
         began = time.monotonic()
@@ -178,7 +178,7 @@ class StagingBuffer:
             event.synchronize()
 
     def _copy_from_host(self, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
-        """With all threads, this one among them, where there is enough for more than one."""
+        """Copy with all threads, this one included, if there is enough for more than one."""
         pairs = [each for each in zip(sources, staged, strict=True) if not each[0].is_cuda]
         copiers = COPY_THREADS if sum(each.nbytes for each, _ in pairs) >= SHARED_BYTES else 1
         others = [self._pool.submit(_copy, pairs[first::copiers]) for first in range(1, copiers)]
@@ -190,13 +190,13 @@ class StagingBuffer:
             each.result()
 
     def _owned(self) -> set[int]:
-        """Where the tensors lie that only the optimiser's step changes: its parameters and its state."""
+        """Addresses of the tensors that only the optimiser's step changes: its parameters and its state."""
         parameters = [tensor for group in self._train_state.optimizer.param_groups for tensor in group["params"]]
         state = [value for values in self._train_state.optimizer.state.values() for value in values.values()]
         return {local_part(each).data_ptr() for each in (*parameters, *state) if isinstance(each, torch.Tensor)}
 
     def _allocate_buffer(self, sources: Sequence[torch.Tensor]) -> None:
-        """Have the buffer, where what is to be saved is not laid out as it was the last time."""
+        """Allocate the buffer if the state's layout differs from the last save's."""
         layout = _layout(sources)
         if layout == self._layout:
             return
@@ -206,17 +206,17 @@ class StagingBuffer:
         *begins, end = offsets(sources, self._first_byte)
         room = self._allocate(max(end, 1))
         whole = torch.frombuffer(room, dtype=torch.uint8)
-        whole.zero_()  # has the kernel hand the pages out now
+        whole.zero_()  # makes the kernel allocate the pages now
         if any(source.is_cuda for source in sources):
             _cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
             self._pinned = whole
-        # Each has a storage of its own within the buffer: of one that shares a storage torch would write a copy.
+        # Each view has its own storage within the buffer: torch would clone a tensor that shares a storage.
         self._staged = [_view_at(room, start, source) for start, source in zip(begins, sources, strict=True)]
         self._layout = layout
 
 
 def torn_copy(what: str, who: str, *, code: str) -> Finding:
-    """What there is to say where `settle` has returned False."""
+    """Finding for `finish_copy` returning False."""
     return Finding(
         code=code,
         severity=Severity.WARNING,
@@ -244,7 +244,7 @@ def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
 
 
 def _copy_from_gpu(sources: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> torch.Event | None:
-    """Have what is there copied by a stream of its own; returns what tells when that is done."""
+    """Start copies from the GPU on a separate stream; returns the event that marks their end."""
     pairs = [each for each in zip(sources, staged, strict=True) if each[0].is_cuda]
     if not pairs:
         return None
@@ -267,7 +267,7 @@ def _view_at(room: mmap.mmap, start: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _mirror(tree: object, staged: Iterator[torch.Tensor]) -> object:
-    """The tree with staged tensors in place of its own, in the order of `tensors`, and copies of all else."""
+    """The tree with staged tensors in place of the original ones, in the order of `iter_tensors`, and copies of all else."""
     if isinstance(tree, dict):
         tree = cast("dict[object, object]", tree)
         return {key: _mirror(value, staged) for key, value in tree.items()}

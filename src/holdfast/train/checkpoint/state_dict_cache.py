@@ -1,10 +1,9 @@
-"""Owns the proof that the tree of a state which torch once gave is still right, so that torch need not be asked again.
+"""Caches the layout of torch's state dict and checks that it is still valid, which avoids a new `get_state_dict`.
 
-Torch takes some 10 µs a tensor to find out how each is called. That depends on nothing but what modules and optimiser
-hold under which names, which of it is one and the same, how it is sharded, and of what classes the modules are: the
-signature. While that stays as it was, each place in the tree belongs to whatever lies now where its tensor lay then. Of
-anything unusual (hooks, modules or optimisers that make their state themselves, tensors of other kinds) nothing is
-kept. Refuses to own what is copied into the tree (staging.py).
+Torch takes some 10 µs per tensor to compute its name. Names depend only on what modules and optimiser hold under which
+attributes, on aliases, on sharding, and on the modules' classes: together, the signature. While the signature is
+unchanged, each slot of the tree belongs to the tensor now found where the original was. State with hooks, custom state
+methods or unusual tensor types is not cached. Copying into the tree: staging.py.
 """
 
 from __future__ import annotations
@@ -34,56 +33,56 @@ _STATE_METHODS = (
     "named_modules",
 )
 _MODIFIERS = "_fqn_modifiers"
-"""None of torch's own modules has it."""
+"""Attribute for custom parameter names; none of torch's own modules has it."""
 _OVERRIDES = frozenset((*_STATE_METHODS, _MODIFIERS))
-"""What decides how a module's state is made and called."""
+"""Overrides that change a module's state dict or its names."""
 _state_methods_of = attrgetter(*_STATE_METHODS)
 _TORCH_METHODS = _state_methods_of(Module)
 _FSDP_RESHARD_HOOK = (
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
     "FSDPParamGroup._register_state_dict_hooks.<locals>.to_sharded_hook",
 )
-"""What FSDP2 does before torch gives a module's state: parameters that are gathered become their shards again. Gathered
-ones are of another kind, or sharded otherwise, so that they are never taken for those of the tree."""
+"""FSDP2's hook that reshards parameters before torch returns a module's state. Gathered parameters have another type or
+sharding, so they are never mistaken for those of the tree."""
 _END, _NUMBER = object(), object()
-"""In a signature: a part ends; what was named last is no tensor."""
+"""Markers in a signature: end of a part; the value just named is not a tensor."""
 
 
 class _Uncacheable(Exception):
-    """Torch is to be asked."""
+    """The state dict must come from torch."""
 
 
 @dataclass(kw_only=True)
 class _StateWalk:
-    """What modules and optimiser hold now."""
+    """Current contents of modules and optimiser."""
 
     signature: list[object]
     held: list[torch.Tensor]
-    """In the order of the walk; what is held in two places stands there twice."""
+    """In the order of the walk; a tensor held in two places occurs twice."""
     first_owned: int
-    """From here on the optimiser has it."""
+    """Index of the first tensor of the optimiser."""
     numbers: list[object]
-    """What the optimiser has for its parameters that is no tensor, in order."""
+    """The optimiser's non-tensor state of its parameters, in order."""
     groups: list[dict[str, object]]
-    """Its groups without their parameters; copies."""
+    """Copies of its groups, without parameters."""
 
 
 @dataclass(kw_only=True)
 class CachedStateDict:
-    """A tree, and where what belongs into it is found."""
+    """A state tree, and where to find the source of each of its values."""
 
     train_state: TrainState
     tree: dict[str, Any]
     signature: list[object]
     source_indices: list[int]
-    """For each of the tree's tensors: where in the walk its source is."""
+    """For each of the tree's tensors: the index of its source in the walk."""
     owned: list[bool]
-    """For each of them: whether nobody but the optimiser changes its source."""
+    """For each of them: whether only the optimiser changes its source."""
     slots: list[tuple[dict[str, object], str]]
-    """Where the tree has the numbers."""
+    """Slots of the numbers in the tree."""
 
     def current_sources(self) -> list[torch.Tensor] | None:
-        """What the tree's tensors are to be copied from, all else in it being as it is now; None: ask torch again."""
+        """Current sources of the tree's tensors, after updating its other values; None: call torch again."""
         try:
             walk = _walk_state(self.train_state)
         except _Uncacheable:
@@ -100,7 +99,7 @@ class CachedStateDict:
 
 
 def cache_state_dict(train_state: TrainState, given: dict[str, Any], tree: dict[str, Any]) -> CachedStateDict | None:
-    """Keep this tree, made after what torch has just given; None where it cannot be."""
+    """Cache this tree, built from what torch has just returned; None if it cannot be cached."""
     try:
         walk = _walk_state(train_state)
         places = _source_indices(given, walk)
@@ -127,7 +126,7 @@ def cache_state_dict(train_state: TrainState, given: dict[str, Any], tree: dict[
 
 
 def _source_indices(given: dict[str, Any], walk: _StateWalk) -> list[int]:
-    """Where in the walk the source of each tensor is that torch gave: what lies in the same memory in the same way."""
+    """Index in the walk of each tensor's source: the tensor with the same memory and layout."""
     found: dict[object, int] = {}
     for place, each in enumerate(walk.held):
         known = walk.held[found.setdefault(_storage_key(each), place)]
@@ -155,7 +154,7 @@ def _walk_state(train_state: TrainState) -> _StateWalk:
         raise _Uncacheable
     if DTensor in kinds:
         signature += [each._spec if type(each) is DTensor else None for each in held]
-    # Which are one and the same: each by the number of the first of them.
+    # Aliases: each tensor is numbered by its first occurrence.
     first: dict[int, int] = {}
     signature += [first.setdefault(id(each), len(first)) for each in held]
     return _StateWalk(
@@ -169,7 +168,7 @@ def _walk_state(train_state: TrainState) -> _StateWalk:
 
 def _walk_modules(model: Module, signature: list[object], held: list[torch.Tensor]) -> None:
     modules, classes = [model], set[type[Module]]()
-    for module in modules:  # of which there are more while it goes on
+    for module in modules:  # the loop appends to the list
         if type(module) not in classes:
             _require_default_methods(type(module))
             classes.add(type(module))
@@ -206,9 +205,9 @@ def _walk_optimizer(
     optimizer: Optimizer, signature: list[object], held: list[torch.Tensor]
 ) -> tuple[list[object], list[dict[str, object]]]:
     own = vars(optimizer)
-    state, groups = own.get("state"), own.get("param_groups")  # another that is wrapped has them as properties
+    state, groups = own.get("state"), own.get("param_groups")  # a wrapper of another optimiser has them as properties
     if (
-        not state  # torch would make it
+        not state  # torch would create the state
         or groups is None
         or "state_dict" in own
         or type(optimizer).state_dict is not Optimizer.state_dict
@@ -237,7 +236,7 @@ def _walk_optimizer(
 
 
 def _frozen_copy(value: object) -> object:
-    """What nobody can change any more; raises _Unusual where that would take looking into it."""
+    """An immutable equivalent; raises _Uncacheable for values that would need inspection."""
     kind = type(value)
     if kind in IMMUTABLE_TYPES:
         return value

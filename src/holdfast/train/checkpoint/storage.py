@@ -1,7 +1,6 @@
-"""Owns where checkpoints are kept, as their life needs it (manager.py): a folder that all ranks reach, for a start.
+"""Checkpoint storage: its interface, and the backend for a folder that all ranks reach.
 
-The other depot is that of two tiers (tiered_storage.py). All ranks make the same calls. Refuses to own what a checkpoint holds
-(train_state.py), and when one is taken (session.py).
+The other backend has two tiers (tiered_storage.py). All ranks make the same calls.
 """
 
 from __future__ import annotations
@@ -36,40 +35,40 @@ NEXT = "and the next is tried when it is due"
 LAST = "but this was the last: what none of them holds is done again at the next start"
 
 WrittenFiles = dict[str, FileChecksum] | Finding
-"""A rank's files as they were written, or why they were not."""
+"""A rank's files as written, or why writing failed."""
 
 
 class Incomplete(str):
-    """Says what is left of a checkpoint that was never whole, or went with a node before the store had it."""
+    """Describes a checkpoint that was never complete, or was lost with a node before its upload."""
 
 
 class CheckpointRef(Protocol):
-    """A checkpoint at one place; `damage` and `have` are a rank's own, the rest is called by all."""
+    """A checkpoint in one location; `find_damage` and `fetch` are local to a rank, all other calls are collective."""
 
     step: int
     where: str
     folder: Path
-    """Where its files can be read, once `have` has been asked for them."""
+    """Folder where its files can be read after `fetch`."""
 
     def manifest(self) -> Manifest | str:
-        """What it must be, or why that cannot be told: the same on all ranks."""
+        """Its manifest, or why it cannot be read: the same on all ranks."""
         ...
 
     def fetch(self, names: Iterable[str]) -> None:
-        """Have these files in `folder`; raises Lost where their place does not answer."""
+        """Make these files available in `folder`; raises StoreUnreachable."""
         ...
 
     def find_damage(self, name: str, expected: FileChecksum) -> str | None:
-        """How a file differs from what it was sealed as."""
+        """How a file differs from the manifest; None if it matches."""
         ...
 
     def quarantine(self, damage: str) -> Finding:
-        """Have it out of the way, so that nobody comes upon it again; says so."""
+        """Move the checkpoint out of the way, so that no start tries it again; returns the finding."""
         ...
 
 
 class CheckpointStorage(Protocol):
-    """A place for the checkpoints of one run."""
+    """Storage for the checkpoints of one run."""
 
     where: str
 
@@ -80,32 +79,32 @@ class CheckpointStorage(Protocol):
         ...
 
     def take_over(self) -> list[CheckpointRef]:
-        """Have other attempts commit no more; returns what is there, newest first, and of one step the nearest."""
+        """Fence other attempts; returns the checkpoints, newest first and, for one step, the nearest first."""
         ...
 
     def on_resumed(self, step: int) -> None:
-        """Training goes on after this step."""
+        """Training resumes after this step."""
         ...
 
     def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
-        """Make a checkpoint complete; `written` is this rank's part. Called by each rank's second thread."""
+        """Make a checkpoint complete; `written` is this rank's part. Called by each rank's background thread."""
         ...
 
     def prune(self) -> None:
-        """Drop what is too old, after a commit; called by each rank's second thread."""
+        """Remove expired checkpoints after a commit; called by each rank's background thread."""
         ...
 
     def take_finding(self) -> Finding | None:
-        """What went wrong behind the saves since the last call; the same on all ranks."""
+        """Background failure since the last call; the same on all ranks."""
         ...
 
     def close(self) -> Finding | None:
-        """Wait for what goes on behind the saves; returns why the newest checkpoint is not where it should be."""
+        """Wait for background work; returns why the newest checkpoint is not in its final storage."""
         ...
 
 
 class SharedStorage:
-    """A folder that all ranks reach: the only copy."""
+    """A folder that all ranks reach, with the only copy."""
 
     def __init__(self, folder: Path, *, retention: RetentionPolicy, ranks: ControlGroup, writer: WriterId) -> None:
         self.folder = folder
@@ -129,7 +128,7 @@ class SharedStorage:
         ]
 
     def _take_over(self) -> list[int]:
-        with suppress(OSError):  # where nothing can be written, nobody commits; the first save will say so
+        with suppress(OSError):  # in a read-only folder no attempt commits; the first save reports it
             self._fence.take_over()
         check_readable(self.folder)
         return list_steps(self.folder)[::-1]
@@ -142,7 +141,7 @@ class SharedStorage:
         return group.broadcast(self._commit(manifest, parts) if parts else None)
 
     def _commit(self, manifest: Manifest, parts: Iterable[WrittenFiles]) -> Finding | None:
-        """In one rename; what was written of one that failed is removed: a full disk needs the room for the next."""
+        """Commit by one rename; after a failure, remove the partial files: a full disk needs the space."""
         partial = self.partial(manifest.step)
         whole = merge_files(manifest, parts)
         try:
@@ -159,7 +158,7 @@ class SharedStorage:
 
     def prune(self) -> None:
         if self._ranks.rank == 0:
-            with suppress(OSError):  # it is tried again after the next
+            with suppress(OSError):  # retried after the next commit
                 for step in self._retention.expired(list_steps(self.folder)):
                     self._fence.drop(self.path(step))
 
@@ -190,7 +189,7 @@ class _SharedCheckpoint:
         return manifest_file.read(self.folder, self.step)
 
     def fetch(self, names: Iterable[str]) -> None:
-        """That a file cannot be opened, as for want of descriptors or rights, is no damage to it."""
+        """A file that cannot be opened, as for missing descriptors or permissions, is not damaged."""
         for name in names:
             try:
                 open_regular(self.folder / name).close()
@@ -202,23 +201,23 @@ class _SharedCheckpoint:
         return manifest_file.find_damage(self.folder / name, expected)
 
     def quarantine(self, damage: str) -> Finding:
-        group = self.folder.with_name(f"{self.folder.name}.damaged")
+        quarantined = self.folder.with_name(f"{self.folder.name}.damaged")
         if self._ranks.rank == 0:
-            with suppress(OSError):  # a folder that cannot be written: the loaded one, older, is as good
-                shutil.rmtree(group, ignore_errors=True)
-                self.folder.rename(group)
-        return damaged_finding(self.folder.name, str(group), damage)
+            with suppress(OSError):  # in a read-only folder it stays; an older one is loaded anyway
+                shutil.rmtree(quarantined, ignore_errors=True)
+                self.folder.rename(quarantined)
+        return damaged_finding(self.folder.name, str(quarantined), damage)
 
 
 def check_readable(folder: Path) -> None:
-    """Raise HoldfastError where a folder is there and cannot be read: to `glob` it is an empty one."""
+    """Raise HoldfastError if the folder exists but cannot be read: `glob` would treat it as empty."""
     try:
         with suppress(FileNotFoundError):
             os.listdir(folder)
     except OSError as error:
         raise failure(
             "checkpoint-store-unreachable",
-            "the folder of checkpoints cannot be read, so nobody knows where training stood",
+            "the checkpoint folder cannot be read, so the step to resume from is unknown",
             exit_code=ExitCode.STORAGE_FAILED,
             where=str(folder),
             evidence=(f"{type(error).__name__}: {error}",),
@@ -228,13 +227,13 @@ def check_readable(folder: Path) -> None:
 
 
 def list_steps(folder: Path) -> list[int]:
-    """Of the folders of a final name, oldest first."""
+    """Steps of the committed folders, oldest first."""
     named = (STEP_FOLDER.fullmatch(path.name) for path in folder.glob("step-*"))
     return sorted(int(match[1]) for match in named if match)
 
 
 def merge_files(manifest: Manifest, parts: Iterable[WrittenFiles]) -> Manifest | Finding:
-    """The seal of what all ranks have written, or why one has not."""
+    """The manifest of the files of all ranks, or why one rank failed."""
     files: dict[str, FileChecksum] = {}
     for part in parts:
         if isinstance(part, Finding):
@@ -244,7 +243,7 @@ def merge_files(manifest: Manifest, parts: Iterable[WrittenFiles]) -> Manifest |
 
 
 def damaged_finding(name: str, where: str, damage: str) -> Finding:
-    """A checkpoint is not what was written, and lies there now."""
+    """Finding for a checkpoint that does not match its manifest; `where` is where it is now."""
     return Finding(
         code="checkpoint-corrupt",
         severity=Severity.WARNING,
@@ -257,7 +256,7 @@ def damaged_finding(name: str, where: str, damage: str) -> Finding:
 
 
 def save_failed(partial: Path, rank: int, error: BaseException) -> Finding:
-    """Why a checkpoint could not be written; torch may not say that the disk is full, so the disk is looked at."""
+    """Why a checkpoint could not be written; torch may hide that the disk is full, so free space is checked."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (error, _) = next(iter(error.failures.items()))
     row = resource_error_of(error) or resource_error_of(probe_disk(partial)) or resource_error_in(str(error))
@@ -286,13 +285,13 @@ def _remedy(error: BaseException) -> str:
 
 
 def not_saved(problem: Finding, *, last: bool) -> Finding:
-    """Why there is no checkpoint, with what comes of that; `last` is one that no other follows."""
+    """Why there is no checkpoint, and the consequence; `last`: no later save follows."""
     follows = LAST if last else NEXT
     return msgspec.structs.replace(problem, remedy=f"{problem.remedy} {UNTOUCHED}, {follows}.")
 
 
 def store_unreachable(where: str, *evidence: str) -> HoldfastError:
-    """The store cannot be asked what it has, and without it nobody knows where training stood."""
+    """The store cannot be read, so the step to resume from is unknown."""
     return failure(
         "checkpoint-store-unreachable",
         "the store of checkpoints does not answer",

@@ -1,7 +1,7 @@
-"""Owns a checkpoint of two tiers as it is found at a start: on the nodes, near, or in the store.
+"""Reads a checkpoint of two tiers at a start: from the nodes' disks, or from the store.
 
-It is loaded from the nearest copy, file by file: this node's where it has the file, else the store's. One that only
-nodes have is brought to the store before, where a rank lacks some of it. Refuses to own how it came there (tiered_storage.py).
+Each file comes from the nearest copy: this node's if it has the file, else the store's. A checkpoint that only nodes
+have is uploaded to the store first, if a rank lacks some of its files. Uploads: tiered_storage.py.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from holdfast.train.checkpoint.storage import Incomplete, damaged_finding, store
 from holdfast.train.session.control_group import ControlGroup
 
 Upload = Callable[[Manifest, Collection[Path], ControlGroup], Finding | None]
-"""Has files brought to the store, by all ranks together, and sealed there; returns what went wrong."""
+"""Uploads files to the store and commits them, as a collective call; returns the failure."""
 
 
 class FileLocations(NamedTuple):
-    """A checkpoint as the ranks' nodes have it between them."""
+    """Which ranks' nodes have which files of a checkpoint."""
 
     sealed: Manifest
     holders: dict[str, int]
-    """For each of its files a rank whose node has it."""
+    """For each of its files, a rank whose node has it."""
     everywhere: bool
-    """Whether each rank's node has all of them."""
+    """Whether each rank's node has all files."""
 
 
 class RemoteCheckpoint:
@@ -50,7 +50,7 @@ class RemoteCheckpoint:
         if self._ranks.rank == 0:
             try:
                 found = self._store.read_manifest(self._name)
-            except Exception as error:  # a client of any store: it raises what it likes
+            except Exception as error:  # any store client: it may raise anything
                 found = StoreUnreachable(f"{type(error).__name__}: {error}")
         found = self._ranks.broadcast(found)
         if isinstance(found, StoreUnreachable):
@@ -61,7 +61,7 @@ class RemoteCheckpoint:
         for name in names:
             try:
                 self._store.download(self._name, name, self.folder)
-            except Exception as error:  # a client of any store: it raises what it likes
+            except Exception as error:  # any store client: it may raise anything
                 raise StoreUnreachable(f"{name}: {type(error).__name__}: {error}") from None
 
     def find_damage(self, name: str, expected: FileChecksum) -> str | None:
@@ -70,13 +70,13 @@ class RemoteCheckpoint:
     def quarantine(self, damage: str) -> Finding:
         where = ""
         if self._ranks.rank == 0:
-            with suppress(Exception):  # where nothing can be renamed it stays, and is passed over again
+            with suppress(Exception):  # in a read-only store it stays, and is skipped again
                 where = self._store.quarantine(self._name)
         return damaged_finding(self._name, where, damage)
 
 
 class LocalFirstCheckpoint:
-    """A checkpoint that nodes have, or had a part of."""
+    """A checkpoint that nodes have, or of which they had a part."""
 
     def __init__(
         self,
@@ -98,11 +98,9 @@ class LocalFirstCheckpoint:
         self._remote = remote
 
     def manifest(self) -> Manifest | str:
-        """Where some node lacks some file, and the store does too, the store gets it first."""
+        """Its manifest; if a node lacks a file that the store lacks too, the nodes upload it first."""
         held = self._locations
-        if (
-            self._remote is not None or held.everywhere or held.sealed.format != manifest_file.FORMAT
-        ):  # which is refused
+        if self._remote is not None or held.everywhere or held.sealed.format != manifest_file.FORMAT:  # refused later
             return held.sealed
         gone = held.sealed.files.keys() - held.holders.keys()
         if gone:
@@ -137,7 +135,7 @@ class LocalFirstCheckpoint:
 
 
 class DamagedLocalCheckpoint:
-    """A checkpoint in folders of nodes whose seals are damaged; other nodes, or the store, may have it whole."""
+    """A checkpoint in node folders with damaged manifests; other nodes or the store may have it intact."""
 
     def __init__(self, disk: LocalTier, step: int, damage: str) -> None:
         self.step = step
@@ -174,7 +172,7 @@ def _local_incomplete(step: int, where: str, damage: str) -> Finding:
 
 
 def merge_locations(parts: Iterable[list[tuple[Manifest, set[str]]]]) -> list[FileLocations]:
-    """What all ranks' nodes have between them, from what each has, by rank."""
+    """Combine what each rank's node has, by rank, into one location table per checkpoint."""
     parts = list(parts)
     found: dict[bytes, tuple[Manifest, list[set[str]]]] = {}
     for rank, part in enumerate(parts):

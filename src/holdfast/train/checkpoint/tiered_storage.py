@@ -1,7 +1,7 @@
-"""Owns checkpoints in two tiers: saved on the nodes' own disks, brought to a store that all of them reach afterwards.
+"""Two-tier checkpoint storage: saves to the nodes' own disks, then uploads to a store that all nodes reach.
 
-A save never waits for the store: while one checkpoint is on its way the next ones stay on the nodes. Refuses to own how
-they lie on a disk (local_tier.py) and in the store (remote_tier.py), and from which of both they are loaded (tiered_read.py).
+A save never waits for the store: during an upload, later checkpoints stay on the nodes. On disk: local_tier.py; in the
+store: remote_tier.py; loading: tiered_read.py.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from holdfast.train.checkpoint.tiered_read import (
 from holdfast.train.session.control_group import ControlGroup
 
 LOCAL_RETENTION = RetentionPolicy(keep=1)
-"""On the nodes, beside the one that was last given to the store's thread."""
+"""On the nodes, in addition to the one last submitted for upload."""
 
 
 class TieredStorage:
-    """The nodes' own disks before a store."""
+    """The nodes' own disks in front of a store."""
 
     def __init__(
         self, local: Path, remote: RemoteTier, *, retention: RetentionPolicy, ranks: ControlGroup, replica: int = 0
@@ -42,14 +42,14 @@ class TieredStorage:
         self._retention = retention
         self._ranks = ranks
         self._upload_group = ranks.background_group()
-        """For the thread that brings checkpoints to the store."""
+        """For the upload thread."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-checkpoint-store")
         self._uploading: Future[Finding | None] | None = None
         self._newest: Manifest | None = None
-        """Committed by this attempt."""
+        """Newest checkpoint that this attempt committed."""
         self._finding: Finding | None = None
         self._uploaded_step: int | None = None
-        """The step of the one that was last given to the thread."""
+        """Step of the checkpoint last submitted for upload."""
 
     def name(self, step: int) -> str:
         return self.remote.name(step)
@@ -71,11 +71,11 @@ class TieredStorage:
             for held in on_nodes
         ]
         bad = [DamagedLocalCheckpoint(disk, step, damage) for step, damage in spoilt.items()]
-        # Of one step the nodes' comes first: sorting keeps the order of equals.
+        # For one step the nodes' copy comes first: the sort is stable.
         return sorted([*bad, *near, *stored], key=lambda copy: copy.step, reverse=True)
 
     def on_resumed(self, step: int) -> None:
-        """What came after is of another course of training now; nobody saves before all ranks are here."""
+        """Remove later checkpoints, which belong to an abandoned history; no rank saves before all are here."""
         self._local.remove_after(step)
         self._local.clear()
         self._ranks.all(True)
@@ -113,7 +113,7 @@ class TieredStorage:
         return findings
 
     def close(self) -> Finding | None:
-        """What an older one came to does not count any more."""
+        """Failures of older uploads no longer count."""
         problem = self._wait_uploaded()
         if self._newest is not None and self._uploaded_step != self._newest.step:
             self._start_upload(self._newest)
@@ -121,24 +121,24 @@ class TieredStorage:
         return problem
 
     def _wait_uploaded(self) -> Finding | None:
-        """Wait for what is on its way to the store."""
+        """Wait for the current upload."""
         bringing, self._uploading = self._uploading, None
         return bringing.result() if bringing is not None else None
 
     def _start_upload(self, whole: Manifest) -> None:
-        """Have the second copy made, beside the loop and the saves."""
+        """Start the upload in the background."""
         self._uploaded_step = whole.step
         files = [self._local.folder(whole.step) / name for name in self._own_files(whole)]
         self._uploading = self._thread.submit(self.upload, whole, files, self._upload_group)
 
     def upload(self, whole: Manifest, files: Collection[Path], ranks: ControlGroup) -> Finding | None:
-        """Each rank brings some files, and once all have come rank 0 seals them; returns what went wrong on any."""
+        """Each rank uploads some files, then rank 0 commits; returns the failure of any rank."""
         try:
             problem = ranks.first_not_none(self._try(whole.step, lambda: self.remote.upload(whole.step, files)))
             if problem is None:
                 problem = self._commit_remote(whole) if ranks.rank == 0 else None
                 problem = ranks.broadcast(problem)
-        except RuntimeError as error:  # Gloo's, when another rank is gone
+        except RuntimeError as error:  # from Gloo, when another rank is gone
             problem = self._upload_failed(whole.step, error)
         return problem
 
@@ -150,7 +150,7 @@ class TieredStorage:
             act()
         except HoldfastError as error:
             return error.findings[0]
-        except Exception as error:  # a client of any store: it raises what it likes
+        except Exception as error:  # any store client: it may raise anything
             return self._upload_failed(step, error)
         return None
 
@@ -162,7 +162,7 @@ class TieredStorage:
             where=self.where,
             evidence=(f"rank {self._ranks.rank}: {type(error).__name__}: {error}",),
             remedy="see whether the store answers, has room and lets this user write; the older checkpoints there are "
-            "untouched. Until a later one is brought only the nodes have it, and a start goes on from there",
+            "untouched. Until a later one is uploaded only the nodes have it, and a start resumes from there",
             owner=Owner.CLUSTER,
         )
 
@@ -170,7 +170,7 @@ class TieredStorage:
         return [name for name in whole.files if (self._local.folder(whole.step) / name).exists()]
 
     def _list_remote(self) -> list[tuple[int, str]]:
-        """Steps and folders in the store, taken over by rank 0; raises on all ranks where it does not answer."""
+        """Steps and folders in the store, after rank 0 took it over; raises on all ranks if it does not answer."""
         found: list[tuple[int, str]] | HoldfastError = []
         if self._ranks.rank == 0:
             try:
@@ -178,7 +178,7 @@ class TieredStorage:
                 found = self.remote.list_complete()
             except HoldfastError as error:
                 found = error
-            except Exception as error:  # a client of any store: it raises what it likes
+            except Exception as error:  # any store client: it may raise anything
                 found = store_unreachable(self.where, f"{type(error).__name__}: {error}")
         found = self._ranks.broadcast(found)
         if isinstance(found, HoldfastError):

@@ -1,6 +1,6 @@
-"""Owns what of a training loop is saved: the tensors that all ranks share out, and each rank's own part.
+"""State of a training loop to save: tensors sharded over all ranks, and each rank's own part.
 
-Refuses to own where it goes (dcp_io.py, manager.py).
+Storage: dcp_io.py, manager.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 
 import torch
 
-# It takes 0.1 s to import once an optimiser has brought in torch._dynamo (2.6 s), as every one does when it is made.
+# Importing it takes 0.1 s after an optimiser has imported torch._dynamo (2.6 s), as every optimiser does.
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -23,7 +23,7 @@ from holdfast.train.checkpoint.deferred_pickle import defer_pickle
 
 
 class Stateful(Protocol):
-    """What a scheduler, a sampler, or anything of the user's offers in order to be saved with the model."""
+    """Interface of a scheduler, a sampler, or any user object that is saved with the model."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -31,27 +31,27 @@ class Stateful(Protocol):
 
 
 class _PerRankState(TypedDict):
-    """One rank's own part: what is not the model's or the optimiser's."""
+    """One rank's own part: everything except model and optimiser."""
 
     random: rng.RandomState
     scheduler: dict[str, Any] | None
     extra: dict[str, Any] | None
     data: NotRequired[dict[str, Any] | None]
-    """Absent from checkpoints of before there was data."""
+    """Absent from checkpoints older than data state."""
 
 
 class PostStepState(TypedDict):
-    """What a loop changes after its optimiser's step."""
+    """State that a loop changes after its optimiser's step."""
 
     scheduler: dict[str, Any] | None
     extra: dict[str, Any] | None
     groups: list[dict[str, Any]]
-    """The optimiser's, without their parameters: learning rates and the like."""
+    """The optimiser's groups without their parameters: learning rates and the like."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """Everything of a training loop's that a checkpoint holds, beside the step and the random numbers."""
+    """All state of a training loop that a checkpoint holds, except the step and the random state."""
 
     model: Module
     optimizer: Optimizer
@@ -59,15 +59,15 @@ class TrainState:
     extra: Stateful | None = None
     data: Stateful | None = None
     sequence_length: int | None = None
-    """Tokens, where the program says so; it is not saved, but a change is told."""
+    """Tokens per sequence, if the program sets it; not saved, but a change is reported."""
 
     def tensors(self) -> dict[str, Any]:
-        """The model's and the optimiser's state as it lies in their own memory, by names that no sharding changes."""
+        """Live state of model and optimiser, by names that do not depend on sharding."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def load_tensors(self, tensors: dict[str, Any]) -> None:
-        """Go on from such a state."""
+        """Load such a state."""
         set_state_dict(
             self.model,
             self.optimizer,
@@ -76,18 +76,18 @@ class TrainState:
         )
 
     def per_rank_state(self) -> Callable[[], bytes]:
-        """What gives this rank's own part, as it is now, whenever it is called."""
+        """Return a function that yields this rank's own part with its current values, at any later time."""
         random = rng.capture()
         parts = (("scheduler", self.scheduler), ("extra", self.extra), ("data", self.data))
         shared = {name: part.state_dict() for name, part in parts if part is not None}
         return defer_pickle(lambda: {"scheduler": None, "extra": None, "data": None, "random": random()}, shared)
 
     def load_per_rank_state(self, file: Path | BinaryIO, *, random: bool = True) -> dict[str, Any] | None:
-        """Go on from such a part, in a file; with its random numbers, or with those there are.
+        """Load such a part from a file; `random`: with its random state, else the current one.
 
-        Returns where the schedule stood, which is for hyperparam_overrides.py to take.
+        Returns the schedule's state, for hyperparam_overrides.py to load.
         """
-        # Unpickled in full, since the user's own state may be anything: the folder is as trusted as the code.
+        # Unpickled in full, since the user's state may be anything: the folder is as trusted as the code.
         own: _PerRankState = torch.load(file, weights_only=False)
         if self.extra is not None and own["extra"] is not None:
             self.extra.load_state_dict(own["extra"])
@@ -98,7 +98,7 @@ class TrainState:
         return own["scheduler"]
 
     def post_step_state(self) -> PostStepState:
-        """A copy of what is changed after the optimiser's step, for `load_post_step_state`."""
+        """A copy of the state changed after the optimiser's step, for `load_post_step_state`."""
         given = PostStepState(
             scheduler=None if self.scheduler is None else self.scheduler.state_dict(),
             extra=None if self.extra is None else self.extra.state_dict(),
@@ -107,7 +107,7 @@ class TrainState:
         return copy.deepcopy(given)
 
     def load_post_step_state(self, state: PostStepState) -> None:
-        """Have it as it was then."""
+        """Restore that copy."""
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         if self.extra is not None and state["extra"] is not None:

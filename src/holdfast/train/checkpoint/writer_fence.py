@@ -1,13 +1,13 @@
-"""Owns who may commit into a folder of checkpoints: of one replica's attempts, the one that took it over last.
+"""Fences writers of a checkpoint folder: of one replica's attempts, only the last to take it over may commit.
 
 FOLDER/
-    writer-0.json          who that is, for replica 0
-    lock-0                 locked by the one process that commits, as long as it lives: another run's is refused
-    writing-0-3/           what attempt 3 of replica 0 is writing; a checkpoint leaves it, complete, by one rename
+    writer-0.json          the current writer, for replica 0
+    lock-0                 locked by the committing process while it lives, against other runs
+    writing-0-3/           files that attempt 3 of replica 0 is writing; one rename commits a checkpoint
 
-An attempt takes over by putting its name down and then taking away what others were writing. After that an earlier
-one, cut off from its controller but alive, can finish nothing it had begun, for that is gone, and nothing new, for it
-reads the name before it commits. Refuses to own what is written (manager.py).
+An attempt takes over by writing its name and then renaming and removing the partial files of others. An earlier
+attempt that is partitioned but alive can finish nothing that it began, since that is gone, and start nothing new, since
+it reads the name before it commits.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ MAX_BYTES = 1 << 16
 """Of the file that names the writer."""
 SUPERSEDED = "attempt-superseded"
 REFUSALS = frozenset({SUPERSEDED, "checkpoints-in-use"})
-"""Codes of what ends a rank: the folder is another's."""
+"""Finding codes that end a rank, because another writer owns the folder."""
 
 
 class WriterId(msgspec.Struct, frozen=True, kw_only=True):
-    """One attempt; the defaults are those of a process that nobody counts."""
+    """One attempt; the defaults suit a process without attempt numbers."""
 
     run: str = ""
     replica: int = 0
     attempt: int = 0
 
     def precedes(self, other: WriterId) -> bool:
-        """Whether it is an earlier attempt of the same; those of different runs are in no order."""
+        """Whether it is an earlier attempt of the same run; different runs have no order."""
         return (self.run, self.replica) == (other.run, other.replica) and self.attempt < other.attempt
 
 
 class WriterFence:
-    """One attempt's right to commit; its rank 0 alone takes it and uses it."""
+    """One attempt's right to commit; only its rank 0 takes and uses it."""
 
     def __init__(self, folder: Path, writer: WriterId) -> None:
         self.folder = folder
@@ -56,30 +56,30 @@ class WriterFence:
         self._lock: BinaryIO | None = None
 
     def partial(self, final: Path) -> Path:
-        """Where to write what will be committed under this name."""
+        """Path for writing what will be committed as `final`."""
         return self._writing_dir / final.name
 
     def take_over(self) -> None:
-        """From here on no other attempt commits; raises HoldfastError when a later one holds the folder."""
+        """Become the only attempt that may commit; raises HoldfastError if a later one has taken over."""
         self._refuse_successor()
         self._lock_folder()
         try:
             self._publish_writer()
         finally:
-            self._discard_partial()  # also where the disk is too full for a name: what dead writers left may be what fills it
+            self._discard_partial()  # also after ENOSPC: partial files of dead writers may fill the disk
 
     def _lock_folder(self) -> None:
-        """Lock the folder against other runs; raises HoldfastError when one has it.
+        """Lock the folder against other runs; raises HoldfastError if one has locked it.
 
-        A dead process holds nothing. An earlier attempt of the same run may be alive and beyond reach: it does not
-        matter, and the lock is tried again at each commit. Where the file system has no locks, nobody is refused.
+        A dead process holds no lock. An earlier attempt of the same run may be alive but unreachable: then the lock is
+        not required, and is tried again at each commit. On file systems without locks this refuses no run.
         """
         if self._lock is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        held = open_lock(self.folder / f"lock-{self._writer.replica}")  # who may only read the folder cannot lock it
+        held = open_lock(self.folder / f"lock-{self._writer.replica}")  # fails in a read-only folder
         try:
-            # By process, so that a child that a loader forked does not hold it on.
+            # A lock per process, so that a child forked by a data loader does not keep it.
             fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             held.close()
@@ -110,16 +110,16 @@ class WriterFence:
         fresh.rename(self._writer_file)
 
     def _discard_partial(self) -> None:
-        for desk in self.folder.glob(f"writing-{self._writer.replica}-*"):
-            # Renamed first, and at once: what is being removed can be renamed by its writer until its turn comes.
-            ended = desk.with_name(f"ended-{desk.name}")
+        for writing in self.folder.glob(f"writing-{self._writer.replica}-*"):
+            # Rename first: its writer could still commit a folder that is being removed.
+            ended = writing.with_name(f"ended-{writing.name}")
             shutil.rmtree(ended, ignore_errors=True)
-            desk.rename(ended)
+            writing.rename(ended)
         for ended in self.folder.glob(f"ended-writing-{self._writer.replica}-*"):
             shutil.rmtree(ended, ignore_errors=True)
 
     def commit(self, final: Path) -> None:
-        """Make what was written for this name complete; raises HoldfastError when another attempt has taken over."""
+        """Commit what was written for this name; raises HoldfastError if another attempt has taken over."""
         self.check()
         partial = self.partial(final)
         try:
@@ -130,17 +130,17 @@ class WriterFence:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-            # A replica that was lost right after had saved the step, which another did again: both are as good.
+            # A lost replica had already saved this step, and another repeats it: both checkpoints are equal.
             shutil.rmtree(partial, ignore_errors=True)
 
     def check(self) -> None:
-        """Raise HoldfastError when another attempt has taken over, or another run has the folder."""
+        """Raise HoldfastError if another attempt has taken over, or another run has the folder."""
         self.check_still_mounted()
         self._lock_folder()
         self._refuse_successor()
 
     def check_still_mounted(self) -> None:
-        """Raise OSError, once, when the folder that was taken over was removed since, or its disk unmounted."""
+        """Raise OSError, once, if the folder was removed or its disk unmounted since the takeover."""
         if self._lock_lost():
             self._lock_folder()
             self._refuse_successor()
@@ -149,10 +149,10 @@ class WriterFence:
             raise FileNotFoundError(errno.ENOENT, what, str(self.folder))
 
     def _lock_lost(self) -> bool:
-        """Whether the lock that is held is not in the folder any more; then it is let go."""
+        """Whether the locked file is no longer in the folder; if so, release the lock."""
         if self._lock is None:
             return False
-        try:  # Not by the file's number, which some network file systems make up anew.
+        try:  # Not by inode number: some network file systems change it.
             there = os.stat(self._lock.name).st_dev == os.fstat(self._lock.fileno()).st_dev
         except FileNotFoundError:
             there = False
@@ -162,27 +162,27 @@ class WriterFence:
         return not there
 
     def drop(self, final: Path) -> None:
-        """Remove a complete checkpoint: never to be seen in part under its name."""
+        """Remove a complete checkpoint by a rename first, so that a partial one is never visible under its name."""
         self._writing_dir.mkdir(exist_ok=True)
         shutil.rmtree(final.rename(self.partial(final).with_suffix(".old")), ignore_errors=True)
 
     def _refuse_successor(self) -> None:
-        """Raise when a later attempt of this run has put its name down."""
+        """Raise if a later attempt of this run has written its name."""
         holder = self._current_writer()
         if holder is not None and self._writer.precedes(holder):
             raise superseded(self._writer, holder, str(self._writer_file))
 
 
 def to_error(problem: Finding) -> HoldfastError:
-    """What a save that failed is where it must not: whatever it was among others, it ends the loop."""
+    """The error for a failed save that must end the loop, whatever severity it had."""
     ended = msgspec.structs.replace(problem, severity=Severity.ERROR)
     return HoldfastError((ended,), ExitCode.NOT_PERMITTED if problem.code in REFUSALS else ExitCode.STORAGE_FAILED)
 
 
 def superseded(writer: WriterId, holder: WriterId, where: str) -> HoldfastError:
-    """A later attempt of the same run has taken over."""
+    """Error: a later attempt of the same run has taken over."""
     finding = Finding(
-        code="attempt-superseded",  # SUPERSEDED, in words: the list of codes is read from calls
+        code="attempt-superseded",  # SUPERSEDED as a literal: the list of codes is extracted from calls
         what=f"attempt {holder.attempt} has taken over, so attempt {writer.attempt} commits nothing more",
         where=where,
         remedy="Nothing: this attempt's node was given up while it was out of reach. Its ranks end.",
@@ -192,7 +192,7 @@ def superseded(writer: WriterId, holder: WriterId, where: str) -> HoldfastError:
 
 
 def in_use(holder: WriterId | None, where: str, found_by: str = "") -> HoldfastError:
-    """Another run, that of `holder` where one has signed, has the place; `found_by` is how to find its process."""
+    """Error: another run, that of `holder` if known, uses the folder; `found_by` tells how to find its process."""
     run = holder.run if holder else ""
     who = f"the run {run}" if run else "a process that belongs to no run of holdfast's"
     end = f"end it with `holdfast cancel {run}`" if run else f"end it{found_by and f' ({found_by})'}"
