@@ -267,7 +267,7 @@ def _view_at(room: mmap.mmap, start: int, like: torch.Tensor) -> torch.Tensor:
 
 
 def _mirror(tree: object, staged: Iterator[torch.Tensor]) -> object:
-    """The tree with staged tensors in place of the original ones, in the order of `iter_tensors`, and copies of all else."""
+    """The tree with its tensors replaced by staged ones, in the order of `iter_tensors`, and copies of all else."""
     if isinstance(tree, dict):
         tree = cast("dict[object, object]", tree)
         return {key: _mirror(value, staged) for key, value in tree.items()}

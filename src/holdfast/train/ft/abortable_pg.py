@@ -1,7 +1,6 @@
-"""Owns what a replica holds of the others: the group in which it reaches them, and the way a state goes between them.
+"""Abortable process groups and state transport between replicas, based on TorchFT's.
 
-Both are TorchFT's, and differ from it in that no replica waits in them for one that is gone. Refuses to own who takes
-part, and when (replica_group.py).
+Unlike TorchFT's, they never make a replica wait for one that is gone. Who takes part, and when: replica_group.py.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from torchft.checkpointing import HTTPTransport
 from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, create_store_client
 
 TIMEOUT = timedelta(minutes=10)
-"""Longest that a rank waits for others in a step, where nobody tells it that they are gone."""
+"""Timeout of a step's collectives, for losses that no message reports."""
 
 
 class _AbortableCall:
-    """What is waited for in a thread, which is left alone where it is given up: neither Gloo nor HTTP can be told."""
+    """A blocking call in a thread that can be abandoned: neither Gloo nor HTTP can be interrupted."""
 
     def __init__(self) -> None:
         self._awaited = Future[Any]()
@@ -39,10 +38,10 @@ class _AbortableCall:
         try:
             return awaited.result()
         finally:
-            self._awaited = Future[Any]()  # a group is closed by nobody's holding it any more
+            self._awaited = Future[Any]()  # a group closes when its last reference is dropped
 
     def abort(self, error: Exception) -> None:
-        with suppress(InvalidStateError):  # there is nothing to be given up
+        with suppress(InvalidStateError):  # there is no call to abort
             self._awaited.set_exception(error)
 
 
@@ -53,16 +52,16 @@ def _resolve(awaited: Future[Any], work: Callable[[], Any]) -> None:
         with suppress(InvalidStateError):
             awaited.set_exception(error)
     else:
-        with suppress(InvalidStateError):  # what nobody waits for is closed with it
+        with suppress(InvalidStateError):  # an abandoned result is dropped, which closes it
             awaited.set_result(result)
 
 
 class _AbortableGroup:
-    """A process group that knows which replicas are in it, and can be left at once."""
+    """A process group that knows its replicas and can be aborted immediately."""
 
     members: frozenset[int] = frozenset()
     connecting_since = 0.0
-    """Monotonic seconds at which they began to connect."""
+    """Monotonic seconds at which the replicas began to connect."""
     _pg: Any
 
     def __init__(self, *, timeout: timedelta) -> None:
@@ -78,27 +77,27 @@ class _AbortableGroup:
         cast("Any", super()).configure(*given, **named)
 
     def abandon(self) -> None:
-        """Close its connections: a replica that is no neighbour of the lost one learns of it so.
+        """Close the group's connections, so that replicas not adjacent to the lost one detect the loss.
 
-        TorchFT keeps them until the next quorum, and such a replica waits out the group's timeout. In a thread, since
-        Gloo cannot be stopped: its end waits for what still travels, to or from a peer that may hang.
+        TorchFT keeps them until the next quorum, so that such a replica waits for the group's timeout. Runs in a
+        thread, since Gloo cannot be interrupted: closing it waits for transfers to or from a peer that may hang.
         """
         held, self._pg = [self._pg], None
         Thread(target=_abort_group, args=(held,), daemon=True).start()
 
 
 def _abort_group(held: list[Any]) -> None:
-    """Close a group, which nobody else holds any more: whoever lets go of it last waits as well."""
+    """Close a group that has no other reference: the thread that drops the last reference waits as well."""
     group = held.pop()
     if group is not None:
         group.abort()
 
 
 class AbortableGloo(_AbortableGroup, ProcessGroupGloo):
-    """That of CPUs."""
+    """Gloo group for CPUs."""
 
     def connect(self, *given: Any, **_: Any) -> None:
-        """As TorchFT does it, but for a replica that dies meanwhile, for which Gloo waits as long as for anything."""
+        """Connect as TorchFT does, but abortable: Gloo waits for a replica that dies meanwhile until its timeout."""
         self.abort(errored=False)
         store, _, rank, world_size = given[:4]
 
@@ -108,7 +107,7 @@ class AbortableGloo(_AbortableGroup, ProcessGroupGloo):
         self._pg = self.connecting.run(connected)
 
     def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        """Make it without what torch 2.15 warns of: TorchFT numbers what is sent, which torch does now."""
+        """Create it without torch 2.15's warning: TorchFT numbers operations, which torch now does itself."""
         group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")
         gloo = dist.ProcessGroupGloo(store, rank, world_size, TIMEOUT)
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -118,16 +117,16 @@ class AbortableGloo(_AbortableGroup, ProcessGroupGloo):
 
 
 class AbortableNccl(_AbortableGroup, ProcessGroupNCCL):
-    """That of GPUs."""
+    """NCCL group for GPUs."""
 
 
 class StateTransport(HTTPTransport[Any]):
-    """Gives a rank's state to one that catches up, at an address of this machine that the other can reach."""
+    """Serves a rank's state to a lagging rank, at an address of this machine that the other can reach."""
 
     def __init__(self, address: str) -> None:
         super().__init__(timeout=TIMEOUT, num_chunks=0)
         wide = cast("Any", self)._server
-        # Python's server would write a line for each that catches up into the rank's log.
+        # Python's server would log a line per transfer into the rank's log.
         wide.RequestHandlerClass.log_message = _silent
         self._server = _StateServer(address, wide.RequestHandlerClass)
         wide.server_close()
@@ -135,20 +134,20 @@ class StateTransport(HTTPTransport[Any]):
         self.receiving = _AbortableCall()
 
     def _serve(self) -> None:
-        """Nothing at the server that TorchFT has made, which would listen on every address of this machine."""
+        """Disables TorchFT's own server, which would listen on every address of this machine."""
 
     def recv_checkpoint(self, *given: Any, **named: Any) -> Any:
         take: Callable[..., Any] = super().recv_checkpoint
         return self.receiving.run(partial(take, *given, **named))
 
     def address(self) -> str:
-        """TorchFT's own has the machine's name in it, which nobody else knows in a Kubernetes pod."""
+        """TorchFT's address uses the machine's name, which other Kubernetes pods cannot resolve."""
         host, port = cast("Any", self)._server.socket.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/checkpoint/"
 
 
 class _StateServer(ThreadingHTTPServer):
-    """Serves at one address, of either family."""
+    """Serves at one address, IPv4 or IPv6."""
 
     request_queue_size = 1024
 
@@ -157,12 +156,12 @@ class _StateServer(ThreadingHTTPServer):
         super().__init__((address, 0), handler)
 
     def server_bind(self) -> None:
-        """As TCPServer does it: HTTPServer asks a name server for this machine's name, and may wait for it."""
+        """Binds as TCPServer does: HTTPServer looks up this machine's name in DNS, and may block."""
         TCPServer.server_bind(self)
 
 
 def make_store(address: str) -> dist.TCPStore:
-    """A store that listens at one address of this machine; by itself it would at every one."""
+    """A TCPStore that listens at one address of this machine; by default it would listen at all."""
     with socket.create_server((address, 0), family=_family(address)) as ear:
         port = ear.getsockname()[1]
         return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=ear.detach())

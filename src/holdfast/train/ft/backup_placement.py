@@ -1,8 +1,8 @@
-"""Owns which rank's node keeps a copy of a rank's state: another node, one that shares no parallel group where it can.
+"""Assigns each node a backup node for peer checkpoints, outside of its parallel groups where possible.
 
-Pure. A node keeps what one other has, rank for rank, so that no memory has to hold more than another's. What fails
-together is often what works together (ByteRobust gives up whole groups at once), so a node's copy lies outside of all
-groups of its ranks, as far as groups leave a node outside.
+Each node backs up exactly one other, rank for rank, so that all nodes need the same memory. Nodes that work together
+often fail together (ByteRobust evicts whole groups at a time), so a node's backup is outside all groups of its ranks,
+if any node is.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import NamedTuple
 
 
 class BackupPlacement(NamedTuple):
-    """Where copies go; ranks of a node have numbers in a row, as many on each."""
+    """Backup assignment; a node's ranks have consecutive numbers, the same count on each node."""
 
     backup_ranks: tuple[int, ...]
-    """For each rank the one on whose node its copy lies; itself where there is one node."""
+    """For each rank, the rank whose node holds its peer checkpoint; itself if there is one node."""
     within_group: tuple[int, ...]
-    """Nodes whose copy lies on one that a rank of theirs shares a group with."""
+    """Nodes whose backup shares a parallel group with them."""
 
     def primary_of(self, rank: int) -> int:
-        """The rank whose copy lies on this one's node."""
+        """The rank whose peer checkpoint is on this rank's node."""
         return self.backup_ranks.index(rank)
 
 
 def assign_backups(nodes: int, per_node: int, groups: Iterable[frozenset[int]]) -> BackupPlacement:
-    """Have each node's copies on another. `groups` are of ranks; one that has all of them tells nothing."""
+    """Assign each node's backup to another node. `groups` contain ranks; a group of all ranks is ignored."""
     if nodes == 1:
         return BackupPlacement(tuple(range(per_node)), ())
     near: list[set[int]] = [set() for _ in range(nodes)]
@@ -44,9 +44,9 @@ def assign_backups(nodes: int, per_node: int, groups: Iterable[frozenset[int]]) 
 
 
 def _match(nodes: int, kept: dict[int, int], may: Callable[[int, int], bool]) -> None:
-    """Find as many nodes as can be a keeper that has no other; `kept` is whose each keeps.
+    """Extend the matching `kept` (backup node to primary node) to as many nodes as possible.
 
-    One that has a keeper may get another so that a second gets one: Kuhn's matching, the next node tried first.
+    Kuhn's algorithm: a node that has a backup may move to another to free it; the next node is tried first.
     """
     for first in sorted(set(range(nodes)) - set(kept.values())):
         asked_by: dict[int, int] = {}

@@ -1,10 +1,9 @@
-"""Owns the mean of the gradients over all replicas: put into buckets as they are made, and summed beside the backward.
+"""Averages gradients over all replicas, in buckets whose all-reduce overlaps the backward pass.
 
-A bucket travels when the gradients in it are there and the bucket before it travels too, so that all replicas send the
-same in the same order, whatever their autograd does first. The end of the backward pass waits for all of them: what
-comes after, such as clipping, finds the mean. Gradients that DDP may still change are sent once the backward pass is
-over. Refuses to own how the replicas reach each other, and what becomes of a step in which one of them was lost
-(replica_group.py).
+A bucket is sent when its gradients are ready and the previous bucket was sent, so that all replicas send the same
+order, whatever order autograd uses. The end of the backward pass waits for all buckets: later code, such as clipping,
+sees the mean. Gradients that DDP may still change are sent after the backward pass. Connections between replicas, and
+steps that lose one: replica_group.py.
 """
 
 from __future__ import annotations
@@ -19,24 +18,24 @@ from torch.distributed.tensor import DTensor
 from holdfast.errors import ExitCode, HoldfastError, failure
 
 FIRST_BYTES = 1 << 20
-"""Of the first bucket, so that something travels early, as with DDP."""
+"""Size of the first bucket: small, so that communication starts early, as in DDP."""
 BUCKET_BYTES = 25 << 20
 
 
 class ReplicaLink(Protocol):
-    """The way to the other replicas (replica_group.py)."""
+    """Connection to the other replicas (replica_group.py)."""
 
     @property
     def count(self) -> int:
-        """Replicas that take part in the step in hand."""
+        """Replicas that take part in the current step."""
         ...
 
     def start_allreduce(self, tensor: torch.Tensor) -> None:
-        """Begin to replace a tensor by its sum over them; nothing happens once the step has failed."""
+        """Start an in-place all-reduce that sums a tensor over the replicas; does nothing after the step has failed."""
         ...
 
     def wait_all(self) -> bool:
-        """Wait for all that was sent; False where the step has failed."""
+        """Wait for all started operations; False if the step has failed."""
         ...
 
 
@@ -44,17 +43,17 @@ class GradientReducer:
     """Averages the gradients of one model over the replicas, in each backward pass while it is `armed`."""
 
     def __init__(self, model: nn.Module, link: ReplicaLink, *, ranks: int) -> None:
-        """`ranks` are those that a replica has."""
+        """`ranks`: number of ranks in a replica."""
         self.armed = True
         self.request_stop = False
-        """Whether this replica wishes to part; said with each step's gradients, and the same on all its ranks."""
+        """Whether this replica requests a stop; sent with each step's gradients, and the same on all its ranks."""
         self.stop_requested = False
-        """Whether any replica did in the step in hand: known to all that have its gradients."""
+        """Whether any replica requests a stop in the current step: known to all that have its gradients."""
         self._link = link
         parameters = [each for each in reversed([*model.parameters()]) if each.requires_grad]
-        # FSDP2 calls the hook with a gradient that it has reduced. Of any other parameter nobody knows whether DDP is
-        # still to reduce its gradient among several ranks: the wrapper may be hidden, as the model may be the module
-        # inside it. So these gradients are sent once the backward pass is over.
+        # FSDP2 calls the hook with a reduced gradient. For any other parameter, DDP may still have to reduce the
+        # gradient over several ranks: its wrapper may be invisible, as the model may be the module inside it. So these
+        # gradients are sent after the backward pass.
         self._defer_all = ranks > 1 and not all(isinstance(each, DTensor) for each in parameters)
         parts = [*_bucketize(parameters)]
         self._buckets = [_Bucket(part) for part in parts]
@@ -62,16 +61,16 @@ class GradientReducer:
             each: bucket for part, bucket in zip(parts, self._buckets, strict=True) for each in part
         }
         self._launched = 0
-        """Buckets that travel."""
+        """Number of buckets sent."""
         self._finish_queued = False
-        """Whether the end of this backward pass is awaited already."""
+        """Whether a callback for the end of this backward pass is queued."""
         self._verified = False
-        """Whether a backward pass has shown that nobody overwrites the means."""
+        """Whether a backward pass has shown that no code overwrites the means."""
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._on_gradient)
 
     def _on_gradient(self, parameter: torch.Tensor) -> None:
-        """A gradient is there; called by autograd, and by FSDP2 when it has reduced it."""
+        """A gradient is ready; called by autograd, and by FSDP2 after it has reduced it."""
         if not self.armed or self._link.count == 1:
             return
         if not self._finish_queued:
@@ -82,7 +81,7 @@ class GradientReducer:
             self._launch_buckets(whole=True)
 
     def _launch_buckets(self, *, whole: bool) -> None:
-        """Send the buckets whose turn it is; those that are not complete only where nothing more is to come."""
+        """Send the next buckets; incomplete ones only after the last gradient."""
         while self._launched < len(self._buckets) and (not whole or self._buckets[self._launched].complete):
             self._link.start_allreduce(
                 self._buckets[self._launched].pack(self._link.count, request_stop=self.request_stop)
@@ -103,10 +102,10 @@ class GradientReducer:
             _after_backward(self._verify)
 
     def _verify(self) -> None:
-        """Raise HoldfastError if the same backward pass has changed the means: each replica would step by its own.
+        """Raise HoldfastError if the same backward pass has changed the means: replicas would diverge.
 
-        A wrapper around the model that the session was given does that, when it copies gradients back at the end. One
-        look is enough: it does so in every backward pass.
+        A wrapper around the session's model does that if it copies gradients back at the end. One check is enough: such
+        a wrapper does it in every backward pass.
         """
         if (number := sum(bucket.overwritten() for bucket in self._buckets)) > 0:
             raise _overwritten(number)
@@ -114,15 +113,15 @@ class GradientReducer:
 
 
 class _Bucket:
-    """Gradients that travel together, and behind them, for each, in how many replicas there is one, and a wish."""
+    """Gradients sent together, followed by the count of replicas that have each, and the stop request."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
         self._added: set[torch.Tensor] = set()
         self._averaged: list[nn.Parameter] = []
-        """Parameters that were given the mean in the last backward pass."""
+        """Parameters that received the mean in the last backward pass."""
         self._version = 0
-        """How often the memory of the means had been written to by then."""
+        """Version of the means' memory at that time."""
         self._allocate()
 
     def _allocate(self) -> None:
@@ -141,17 +140,17 @@ class _Bucket:
 
     @property
     def stop_requested(self) -> bool:
-        """Whether any replica came with a wish."""
+        """Whether any replica requests a stop."""
         return bool(self._stop_flags.item() > 0)
 
     def add(self, parameter: torch.Tensor, count: int) -> None:
-        """Copy a gradient in, as a part of the mean over so many; FSDP2 may bring one again."""
+        """Copy a gradient in, divided by `count`; FSDP2 may deliver one twice."""
         assert parameter.grad is not None
         self._added.add(parameter)
         torch.mul(_local(parameter.grad), 1 / count, out=self._views[parameter])
 
     def pack(self, count: int, *, request_stop: bool) -> torch.Tensor:
-        """What is to be sent. A gradient that this backward pass did not make may be there from the one before."""
+        """The tensor to send. Gradients that this backward pass did not compute may remain from the previous one."""
         self._stop_flags.fill_(request_stop)
         if self.complete:
             self._present.fill_(1)
@@ -165,9 +164,9 @@ class _Bucket:
         return self._flat
 
     def unpack(self, *, arrived: bool) -> None:
-        """Make the mean that came the gradients; those that no replica has stay away.
+        """Store the received mean as the gradients; gradients that no replica has stay None.
 
-        What was sent in vain may be written to as long as it travels, so that there is new room then.
+        After a failed all-reduce, allocate new memory: the aborted operation may still write to the old.
         """
         self._added.clear()
         if not arrived:
@@ -182,7 +181,7 @@ class _Bucket:
         self._version = self._flat._version
 
     def overwritten(self) -> int:
-        """Gradients that are no longer the mean which was given; FSDP2's, which has its own memory, are not watched."""
+        """Number of gradients that are no longer the mean; FSDP2's use separate memory and are not checked."""
         grads = [(each.grad, self._views[each]) for each in self._averaged if not isinstance(each, DTensor)]
         return sum(grad is not mean or mean._version != self._version for grad, mean in grads)
 
@@ -209,7 +208,7 @@ def _overwritten(number: int) -> HoldfastError:
 
 
 def _bucketize(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Those of one kind that follow one another, as many as a bucket holds."""
+    """Group consecutive parameters of one kind into buckets of limited size."""
     part: list[nn.Parameter] = []
     held, room = 0, FIRST_BYTES
     for parameter in parameters:
@@ -225,10 +224,10 @@ def _bucketize(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part, without a gradient of its own."""
+    """This rank's shard, detached."""
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def _after_backward(call: Any) -> None:
-    """Have something called when the backward pass in hand is over, after what others asked for before."""
+    """Queue a callback for the end of the current backward pass, after those already queued."""
     cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)

@@ -1,7 +1,7 @@
-"""Owns the state of model and optimiser on its way from one replica's memory to another's: lent as it lies, copied in.
+"""Exports and imports model and optimiser state for live recovery between replicas.
 
-Both are shared out among their ranks in the same way, so a rank takes from the rank of its own number. Refuses to own
-the way (replica_group.py), and what else goes along (replica_strategy.py).
+All replicas shard the state alike, so a rank receives from the rank with the same number. Transport: replica_group.py.
+Other state: replica_strategy.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from holdfast.train.checkpoint.train_state import TrainState
 
 
 def export_state(train_state: TrainState) -> dict[str, Any]:
-    """This rank's part of the model and the optimiser; the optimiser's once it has stepped.
+    """This rank's shard of model and optimiser state; the optimiser's only after its first step.
 
-    Nothing in it changes before the optimiser steps: what the model itself may change is copied.
+    The exported state does not change before the next optimiser step: tensors that the model may change are copied.
     """
-    # One that has not stepped would be made to by torch, and count it.
+    # Torch would initialise the state of a fresh optimiser by a step, and count that step.
     state = train_state.tensors() if train_state.optimizer.state else {"model": get_model_state_dict(train_state.model)}
     owned = {_local(parameter).data_ptr() for parameter in train_state.model.parameters()}
     model = {
@@ -31,7 +31,7 @@ def export_state(train_state: TrainState) -> dict[str, Any]:
 
 
 def import_state(train_state: TrainState, state: dict[str, Any]) -> None:
-    """Go on from what another lends."""
+    """Load state exported by another replica."""
     if "optimizer" in state:
         train_state.load_tensors(_fill(train_state.tensors(), state))
     else:
@@ -39,19 +39,19 @@ def import_state(train_state: TrainState, state: dict[str, Any]) -> None:
 
 
 def _local(value: Any) -> Any:
-    """This rank's part of a tensor; anything else as it is."""
+    """This rank's shard of a tensor; other values unchanged."""
     return value.to_local().detach() if isinstance(value, DTensor) else value
 
 
 def _local_tree(tree: Any) -> Any:
-    """The same with this rank's parts in place of sharded tensors."""
+    """The tree with this rank's shards in place of sharded tensors."""
     if isinstance(tree, dict):
         return {name: _local_tree(value) for name, value in cast("dict[Any, Any]", tree).items()}
     return [_local_tree(value) for value in cast("list[Any]", tree)] if isinstance(tree, list) else _local(tree)
 
 
 def _fill(own: Any, received: Any) -> Any:
-    """What was lent, and where this rank has a sharded tensor that one, with what was lent in it."""
+    """The received value; for a sharded tensor, this rank's own tensor filled with it."""
     if isinstance(received, dict):
         return {name: _fill(own.get(name), value) for name, value in cast("dict[Any, Any]", received).items()}
     if isinstance(received, list):

@@ -1,6 +1,6 @@
-"""Owns a learning rate that follows the number of ranks: the optimiser steps with another one than it is set to.
+"""Scales the learning rate with the world size, during optimiser steps only.
 
-What it is set to stays as it is, so schedulers and checkpoints know nothing of it.
+The configured learning rate is restored after each step, so schedulers and checkpoints never see the scaling.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class LearningRateScaler:
-    """Multiplies an optimiser's learning rates during its steps, once it is applied."""
+    """Multiplies an optimiser's learning rates during its steps, once applied."""
 
     def __init__(self, optimizer: Optimizer, factor: float) -> None:
         self._optimizer = optimizer
@@ -20,7 +20,7 @@ class LearningRateScaler:
         self._set: list[Any] = []
 
     def apply(self) -> None:
-        """From the next step on; doing so again changes nothing."""
+        """Apply from the next step on; idempotent."""
         if not self._applied:
             self._applied = True
             self._optimizer.register_step_pre_hook(self._scale)

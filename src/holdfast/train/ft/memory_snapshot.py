@@ -1,10 +1,9 @@
-"""Owns the state of a rank on its way from one process to the next, in memory of their node that their agent holds.
+"""Transfers a rank's state to its successor process through node memory that the agent holds.
 
-The process that leaves writes all that it has of the training as it lies, its own part of what is sharded; the process
-in its place, of the same rank among as many, copies it out and leaves it there. The head is written last and says what
-every piece sums up to, and a state is only gone on from when all ranks hold the same step of the same attempt: what was
-handed over by half is as if it were not there. Refuses to own when that is done (session.py), and who holds the memory
-and for how long (agent/state_memory.py).
+The exiting process writes its shard and per-rank state; its successor, the same rank in the same world size, copies it
+out and leaves it there. The header is written last, with the checksum of the index. All ranks must hold the same step
+of the same attempt, or no rank resumes from memory. When: session.py; who holds the memory and for how long:
+agent/state_memory.py.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from holdfast.train.checkpoint.writer_fence import WriterId
 
 MAGIC = b"holdfst1"
 _HEAD = struct.Struct("<8sQQI")
-"""What it is, where its index begins, how long that is, and what it sums up to."""
+"""Magic, offset of the index, its length, and its checksum."""
 FIRST_BYTE = 64
-"""Where the first tensor lies, after the head."""
+"""Offset of the first tensor, after the header."""
 MEMORY = "the nodes' memory"
-"""Where a state was, in words."""
+"""Name of the location in messages."""
 
 
 class StateMismatch(Exception):
-    """What was handed over is of another model or optimiser; the text says where they part."""
+    """The snapshot is of another model or optimiser; the text names the first difference."""
 
 
 class _TensorEntry(NamedTuple):
-    """A tensor, where it lies."""
+    """Location of a tensor."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -54,7 +53,7 @@ class _TensorEntry(NamedTuple):
 
 
 class SnapshotHeader(NamedTuple):
-    """What tells that a state is whole: its index's place and sum."""
+    """Marks a complete snapshot: location and checksum of its index."""
 
     begin: int
     length: int
@@ -62,20 +61,20 @@ class SnapshotHeader(NamedTuple):
 
 
 class _SnapshotIndex(NamedTuple):
-    """All that was handed over but the tensors' bytes."""
+    """Everything in a snapshot except the tensors' bytes."""
 
     writer: WriterId
     rank: int
     manifest: Manifest
     tree: Any
-    """The state, with pieces in place of tensors."""
+    """The state, with entries in place of tensors."""
     per_rank_state: bytes
 
 
 def write(
     memory: Path, writer: WriterId, rank: int, manifest: Manifest, tensors: dict[str, Any], per_rank_state: bytes
 ) -> None:
-    """Hand over this rank's state. Raises OSError, or RuntimeError of a device's."""
+    """Write this rank's snapshot. Raises OSError, or RuntimeError from a device."""
     sources = [local_part(tensor) for tensor in pytree.iter_tensors(tensors)]
     starts = pytree.offsets(sources, FIRST_BYTE)
     with open(memory, "r+b", buffering=0) as file:
@@ -98,7 +97,7 @@ def write_staged(
     staged: dict[str, Any],
     per_rank_state: bytes,
 ) -> SnapshotHeader:
-    """The same of a state whose tensors lie there already, one behind the other from `FIRST_BYTE` on (staging.py)."""
+    """Write a snapshot whose tensors are already in place, consecutive from `FIRST_BYTE` (staging.py)."""
     sources = [local_part(tensor) for tensor in pytree.iter_tensors(staged)]
     starts = pytree.offsets(sources, FIRST_BYTE)
     with ThreadPoolExecutor(COPY_THREADS) as pool:
@@ -120,7 +119,7 @@ def _write_index(memory: Path, begin: int, index: _SnapshotIndex) -> SnapshotHea
 
 
 def commit(memory: Path, head: SnapshotHeader, index: bytes | memoryview) -> None:
-    """Have a state count whose tensors lie there: its index is written, and its head last."""
+    """Commit a snapshot whose tensors are in place: writes the index, then the header."""
     with open(memory, "r+b", buffering=0) as file:
         file.truncate(head.begin)
         file.seek(head.begin)
@@ -129,27 +128,27 @@ def commit(memory: Path, head: SnapshotHeader, index: bytes | memoryview) -> Non
 
 
 def invalidate(memory: Path) -> None:
-    """Have what lies there count no more; the memory is kept."""
+    """Invalidate the snapshot, but keep the memory."""
     with open(memory, "r+b", buffering=0) as file:
         if os.fstat(file.fileno()).st_size:
             file.write(bytes(_HEAD.size))
 
 
 def read_index(memory: Path, head: SnapshotHeader) -> torch.Tensor:
-    """The index of a state, as bytes."""
+    """The index of a snapshot, as bytes."""
     with open(memory, "rb") as file:
         file.seek(head.begin)
         return torch.frombuffer(bytearray(file.read(head.length)), dtype=torch.uint8)
 
 
 def tensor_bytes(room: mmap.mmap, head: SnapshotHeader) -> torch.Tensor:
-    """The tensors of a state, where they lie, as bytes."""
+    """The tensors of a snapshot in place, as bytes."""
     size = head.begin - FIRST_BYTE
     return torch.frombuffer(room, dtype=torch.uint8, offset=FIRST_BYTE, count=size) if size else torch.empty(0)
 
 
 class SnapshotId(NamedTuple):
-    """Whose state it is, and of when: equal on all ranks that can go on from it together."""
+    """Source and step of a snapshot: equal on all ranks that can resume from it together."""
 
     writer: WriterId
     step: int
@@ -157,11 +156,11 @@ class SnapshotId(NamedTuple):
 
 
 RankSnapshot = tuple[SnapshotId, int, str | None]
-"""What a rank says of what it has: its origin, its bytes, and its damage."""
+"""A rank's report of its snapshot: its ID, its size in bytes, and its damage."""
 
 
 def validate_all_ranks(parts: Sequence[RankSnapshot | None]) -> tuple[Finding | None, bool]:
-    """What is to be said of what all ranks have, by rank, and whether they can go on from it; on rank 0."""
+    """The finding on all ranks' snapshots, by rank, and whether all ranks can resume from them; on rank 0."""
     found = [part for part in parts if part is not None]
     if not found:
         return None, False
@@ -180,7 +179,7 @@ def validate_all_ranks(parts: Sequence[RankSnapshot | None]) -> tuple[Finding | 
     return Finding(
         code="state-transfer-done",
         severity=Severity.INFO,
-        what=f"the ranks go on after step {step} from {size:,} bytes that those before them left in {MEMORY}",
+        what=f"the ranks resume after step {step} from {size:,} bytes that their predecessors left in {MEMORY}",
         where=MEMORY,
         remedy="Nothing: it was what it summed up to when it was written.",
     ), True
@@ -190,7 +189,7 @@ def _transfer_refused(evidence: Sequence[str]) -> Finding:
     return Finding(
         code="state-transfer-refused",
         severity=Severity.WARNING,
-        what="what ranks left in their nodes' memory is not whole, so the newest checkpoint is gone on from",
+        what="the state in the nodes' memory is incomplete, so the ranks resume from the newest checkpoint",
         where=MEMORY,
         evidence=tuple(evidence[:8]),
         remedy="Nothing, if a node was lost meanwhile: what it had in memory went with it.",
@@ -199,20 +198,20 @@ def _transfer_refused(evidence: Sequence[str]) -> Finding:
 
 
 def transfer_failed(who: str, why: str) -> Finding:
-    """Why a rank could not leave its state in memory."""
+    """Why a rank could not write its snapshot."""
     return Finding(
         code="state-transfer-failed",
         severity=Severity.WARNING,
         what="the state could not be left in the nodes' memory, so a checkpoint is taken",
         where=who,
         evidence=(why,),
-        remedy="Nothing: the ranks go on from the checkpoint. A hand-over needs room for a rank's state on its node.",
+        remedy="Nothing: the ranks resume from the checkpoint. A state transfer needs memory for each rank's state.",
         owner=Owner.CLUSTER,
     )
 
 
 class MemorySnapshot:
-    """What was handed over to this rank, whole as far as its index, which says what the pieces sum up to."""
+    """A snapshot for this rank with a verified index, which has the checksums of the tensors."""
 
     def __init__(self, memory: Path, index: _SnapshotIndex, head: SnapshotHeader) -> None:
         self.memory = memory
@@ -225,13 +224,13 @@ class MemorySnapshot:
 
     @classmethod
     def find_for_rank(cls, memory: Path, *, rank: int) -> MemorySnapshot | None:
-        """What lies there for this rank; None where there is nothing, or what was not finished."""
+        """The snapshot for this rank; None if there is none or it is incomplete."""
         found = cls.load(memory)
         return found if found is not None and found.rank == rank else None
 
     @classmethod
     def load(cls, memory: Path) -> MemorySnapshot | None:
-        """What lies there, whichever rank's; None likewise."""
+        """The snapshot of any rank; None if there is none or it is incomplete."""
         try:
             with open(memory, "rb") as file:
                 magic, *words = _HEAD.unpack(file.read(_HEAD.size))
@@ -249,11 +248,11 @@ class MemorySnapshot:
         return cls(memory, pickle.loads(written), head)
 
     def per_rank_state(self) -> io.BytesIO:
-        """The rank's own part: random numbers, schedule, data, and what is the user's."""
+        """The per-rank state: random state, schedule, data, and the user's own state."""
         return io.BytesIO(self._index.per_rank_state)
 
     def find_damage(self) -> str | None:
-        """How a piece differs from what was written."""
+        """How a tensor differs from what was written; None if all match."""
         with open(self.memory, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as room:
             pieces = list(_entries(self._index.tree))
             with ThreadPoolExecutor(COPY_THREADS) as pool:
@@ -266,15 +265,15 @@ class MemorySnapshot:
         return None
 
     def copy_into(self, state: dict[str, Any]) -> None:
-        """Put what was handed over into a state of the same shape; raises Unfit."""
+        """Copy the snapshot into a state of the same shape; raises StateMismatch."""
         with open(self.memory, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as room:
             whole = torch.frombuffer(room, dtype=torch.uint8)
             _copy_into(state, self._index.tree, whole, "")
-            del whole  # it keeps the mapping open
+            del whole  # it references the mapping
 
 
 def require_memory(size: int, root: Path = Path("/")) -> None:
-    """Memory that is not there is not asked for: the kernel would end a process, and say nothing before."""
+    """Raise if memory is short: allocating it would make the kernel kill a process without warning."""
     tightest = min(memory_usages(root), key=lambda one: one.free_bytes)
     if tightest.free_bytes < size:
         raise OSError(f"{size:,} bytes of memory are not there: {tightest.where} has {tightest.free_bytes:,} left")
@@ -296,7 +295,7 @@ def _checksum(room: mmap.mmap, start: int, size: int) -> int:
 
 
 def _to_entries(tree: object, pieces: Iterator[_TensorEntry]) -> object:
-    """The tree with pieces in place of its tensors, in the order of `trees.tensors`."""
+    """The tree with entries in place of its tensors, in the order of `iter_tensors`."""
     if isinstance(tree, dict):
         return {key: _to_entries(value, pieces) for key, value in cast("dict[object, object]", tree).items()}
     if isinstance(tree, list | tuple):
@@ -316,7 +315,7 @@ def _entries(tree: object) -> Iterator[_TensorEntry]:
 
 
 def _copy_into(own: Any, entry: Any, whole: torch.Tensor, where: str) -> Any:
-    """What a place in the state is to hold: its own tensor with what was handed over in it, or what was there."""
+    """New value for a slot of the state: its own tensor filled from the snapshot, or the snapshot's value."""
     if isinstance(own, dict) and isinstance(entry, dict):
         mine, theirs = cast("dict[Any, Any]", own), cast("dict[Any, Any]", entry)
         for key in mine:

@@ -1,7 +1,7 @@
-"""Owns how replicas that have met come to the same parameters: by TorchFT's own LocalSGD or DiLoCo.
+"""Synchronises the parameters of replicas that step alone, by TorchFT's LocalSGD or DiLoCo.
 
-Of both only that part is used: when they meet is not for the optimiser's step to say, since what the loop does after it
-belongs to the step as well (semi_sync.py).
+Only their synchronisation is used. semi_sync.py decides when, because what the loop does after the optimiser's step
+belongs to the step as well.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from holdfast.train.ft.replica_group import ReplicaGroup
 from holdfast.train.session.rank_config import OuterSyncConfig, SyncMethod
 
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
-"""Of DiLoCo's outer optimiser, which is SGD with Nesterov's momentum (its paper, arXiv 2311.08105)."""
+"""DiLoCo's outer optimiser: SGD with Nesterov momentum, with the values of its paper (arXiv 2311.08105)."""
 
 
 class OuterSynchronizer:
-    """Brings one model together with those of the other replicas."""
+    """Synchronises one model with those of the other replicas."""
 
     def __init__(
         self, sync: OuterSyncConfig, replica_group: ReplicaGroup, model: nn.Module, optimizer: Optimizer
@@ -34,12 +34,12 @@ class OuterSynchronizer:
             self._local = LocalSGD(self._manager, model, optimizer, sync.every)
 
     def reset_reference(self) -> None:
-        """The parameters are those of a checkpoint: what changes them counts from here."""
+        """Use the current parameters as the reference, after a restore."""
         if self._fragment is not None:
             self._fragment.save_parameters()
 
     def synchronize(self) -> bool:
-        """All call it after each meeting; False where one of them was lost in it: then nothing has changed here."""
+        """Synchronise with all replicas; False if one was lost meanwhile: then nothing has changed here."""
         before = self._manager.current_step()
         if self._fragment is None:
             self._local._perform_sync()
@@ -48,7 +48,7 @@ class OuterSynchronizer:
         self._fragment.prepare_sync()
         if self._fragment.perform_sync():
             return True
-        with torch.no_grad():  # it has set them back to those of the meeting before
+        with torch.no_grad():  # it has restored those of the previous sync
             for parameter, value in zip(self._model.parameters(), own, strict=True):
                 parameter.copy_(value)
         return False

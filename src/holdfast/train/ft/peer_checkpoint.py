@@ -1,9 +1,8 @@
-"""Owns the copies of this rank's state beside the loop: in its own node's memory, and in that of a peer on another.
+"""Peer checkpoints: copies each rank's state in the background to its own node's memory and to another node's.
 
-All lie in pieces of memory that agents hold, in the form in which state is handed over (memory_snapshot.py), two of each: one
-stays whole, on all nodes, until the next is. A copy goes straight from the devices into the node's piece, and from
-there through a Gloo group of its own into the peer's. Refuses to own where copies go (backup_placement.py), and what they are
-for (peer_restore.py).
+All copies use memory that agents hold, in the format of memory_snapshot.py, with two segments each: one stays complete
+on all nodes until the next one is. A copy goes from the devices straight into the node's segment, and from there
+through a separate Gloo group into the peer's. Placement: backup_placement.py; restore: peer_restore.py.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from holdfast.train.ft.memory_snapshot import (
 from holdfast.train.session.control_group import ControlGroup
 
 MAX_STALL_SHARE = 0.01
-"""Of the loop's time that `auto` has it wait for copies."""
+"""Maximum share of the loop's time that `auto` lets it wait for copies."""
 
 _NONE = SnapshotHeader(0, 0, 0)
-"""What is sent of a copy that could not be made."""
+"""Sent in place of a copy that failed."""
 
 
 class PeerCheckpointResult(NamedTuple):
-    """What came of a copy, the same on all ranks."""
+    """Result of a copy, the same on all ranks."""
 
     step: int
     took_s: float
@@ -54,14 +53,14 @@ class PeerCheckpointResult(NamedTuple):
 
 
 class _SharedSegment:
-    """Memory that the agent holds, as this process has it mapped."""
+    """Memory that the agent holds, mapped into this process."""
 
     def __init__(self, memory: Path) -> None:
         self.memory = memory
         self.buffer = mmap.mmap(-1, 1)
 
     def resize(self, size: int) -> mmap.mmap:
-        """Its room, of that size. Raises OSError."""
+        """Map it with this size. Raises OSError."""
         if len(self.buffer) != size:
             with open(self.memory, "r+b", buffering=0) as file:
                 file.truncate(0)
@@ -75,13 +74,13 @@ class _SharedSegment:
 
 
 class PeerCheckpointer:
-    """One rank's copies; all ranks make the same calls after a step. At most one copy is under way."""
+    """One rank's peer checkpoints; all ranks make the same calls after a step. At most one copy runs at a time."""
 
     def __init__(
         self, memories: Sequence[Path], *, train_state: TrainState, ranks: ControlGroup, writer: WriterId, nodes: int
     ) -> None:
         self.memories = memories
-        """Two for this rank's own copies, two for those of the rank whose keeper it is."""
+        """Two for this rank's own copies, two for those of the rank that it backs up."""
         self._train_state = train_state
         self._writer = writer
         self._rank = ranks.rank
@@ -90,23 +89,23 @@ class PeerCheckpointer:
         self._per_node = ranks.world_size // nodes
         self._placement = _place_backups(ranks, nodes, self._per_node)
         pieces = [_SharedSegment(each) for each in memories]
-        # In each pair the first is written next, and the second may be what is whole on all nodes.
+        # In each pair the first is written next; the second may hold the copy that is complete on all nodes.
         self._own_segments, self._peer_segments = pieces[:2], pieces[2:]
         self._staging = [
             StagingBuffer(train_state, allocate=each.resize, first_byte=FIRST_BYTE) for each in self._own_segments
         ]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-peer-copy")
-        """One; the process waits for it when it ends."""
+        """A single thread; the process waits for it at exit."""
         self._prepared = self._fits = self._stopped = False
         self._running: Future[PeerCheckpointResult] | None = None
         self._duration_s: float | None = None
         self._began = self._stalled_s = 0.0
-        """When the last copy did, on the monotonic clock, and the seconds that the loop has waited for it."""
+        """Monotonic start time of the last copy, and the seconds that the loop has waited for it."""
 
     def on_resumed(self, step: int, snapshot_id: SnapshotId | None) -> None:
-        """Training goes on after this step; a state in memory that it goes on from stays until the next is whole.
+        """Training resumes after this step; a snapshot that it resumes from stays until the next copy is complete.
 
-        What is of a later step is of another course of training now.
+        Snapshots of later steps belong to an abandoned history and are invalidated.
         """
         for memory in self.memories:
             lying = MemorySnapshot.load(memory)
@@ -119,7 +118,7 @@ class PeerCheckpointer:
             self._peer_segments.reverse()
 
     def placement_finding(self) -> Finding | None:
-        """What is to be said of where copies lie."""
+        """Finding on the backup placement, if any."""
         return _within_group(self._placement) if self._placement.within_group else None
 
     def take_stalled_s(self) -> float:
@@ -131,29 +130,29 @@ class PeerCheckpointer:
         return waited_s
 
     def take_duration_s(self) -> float | None:
-        """Seconds that the last copy took, where it is not told yet."""
+        """Seconds that the last copy took, if not yet returned."""
         took_s, self._duration_s = self._duration_s, None
         return took_s
 
     def is_due(self) -> bool:
-        """Whether the next may begin: the last is there, and the loop has gone on for long after waiting for it."""
+        """Whether the next copy may begin: the last is complete, and the loop's waiting stays within its share."""
         if self._stopped or (self._running is not None and not self._running.done()):
             return False
         return time.monotonic() - self._began >= self._stalled_s / MAX_STALL_SHARE
 
     def wait_copied(self) -> None:
-        """Wait until what is copied has been read, so that anybody may change it."""
+        """Wait until the state is copied and may change."""
         for each in self._staging:
             each.wait_copied()
 
     def prepare(self) -> None:
-        """Have the pieces before the first copy, beside the loop: called after a step, when there is all to copy."""
+        """Allocate the segments in the background before the first copy; called after a step, when all state exists."""
         if not self._prepared:
             self._prepared = True
             self._thread.submit(self._prepare, self._train_state.tensors())
 
     def start(self, manifest: Manifest) -> None:
-        """Copy what there is now, beside the steps that follow; the one before has been waited for."""
+        """Copy the current state in the background; the previous copy must be finished."""
         if self._stopped:
             return
         began, own = time.monotonic(), self._train_state.per_rank_state()
@@ -168,7 +167,7 @@ class PeerCheckpointer:
         self._began, self._stalled_s = began, time.monotonic() - began
 
     def wait_finished(self) -> PeerCheckpointResult | None:
-        """What came of the copy under way, waited for; None where there is none. Each is told once."""
+        """Wait for the result of the current copy; None if there is none. Each result is returned once."""
         copying, self._running = self._running, None
         if copying is None:
             return None
@@ -178,13 +177,13 @@ class PeerCheckpointer:
         return copied
 
     def _prepare(self, tensors: dict[str, Any]) -> None:
-        with suppress(OSError, RuntimeError):  # the first copy says so
+        with suppress(OSError, RuntimeError):  # the first copy reports it
             self._refuse_too_large(tensors)
             for staging in self._staging:
                 staging.prepare(tensors)
 
     def _refuse_too_large(self, tensors: dict[str, Any]) -> None:
-        """Before there is any: what all ranks of this node will have in memory."""
+        """Raise, before allocating, if the segments of all ranks of this node exceed its memory."""
         size = sum(local_part(tensor).nbytes for tensor in pytree.iter_tensors(tensors))
         require_memory(len(self.memories) * size * self._per_node)
         self._fits = True
@@ -192,11 +191,11 @@ class PeerCheckpointer:
     def _run(
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
     ) -> PeerCheckpointResult:
-        """The thread's part; every rank's takes it."""
+        """The background part of a copy; runs in every rank's thread."""
         try:
             head = staged if isinstance(staged, Finding) else self._write_local(manifest, staged, own)
             problem = self._exchange(head)
-        except RuntimeError as error:  # Gloo's, when another rank is gone
+        except RuntimeError as error:  # from Gloo, when another rank is gone
             problem = _stopped_finding(self._rank, error)
         if problem is None:
             for pair in (self._own_segments, self._staging, self._peer_segments):
@@ -206,7 +205,7 @@ class PeerCheckpointer:
     def _write_local(
         self, manifest: Manifest, staged: dict[str, Any], own: Callable[[], bytes]
     ) -> SnapshotHeader | Finding:
-        """Have it whole in this node's memory."""
+        """Write a complete copy in this node's memory."""
         piece = self._own_segments[0]
         try:
             if not self._staging[0].finish_copy():
@@ -220,7 +219,7 @@ class PeerCheckpointer:
             return _stopped_finding(self._rank, error)
 
     def _exchange(self, own: SnapshotHeader | Finding) -> Finding | None:
-        """Send it to where it is kept while another comes; returns what went wrong, once all have theirs whole."""
+        """Send the copy to its backup while receiving a peer's; returns the failure, once all are complete."""
         group, backup_rank, primary_rank = (
             self._background_group,
             self._placement.backup_ranks[self._rank],
@@ -257,7 +256,7 @@ class PeerCheckpointer:
 
 
 def _place_backups(ranks: ControlGroup, nodes: int, per_node: int) -> BackupPlacement:
-    """Where copies go, by the groups that all ranks have made."""
+    """Assign backups, based on the process groups that all ranks have created."""
     made = dist.distributed_c10d._world.pg_group_ranks.values() if ranks.group is not None else ()
     mine = {frozenset(group) for group in made}
     return ranks.broadcast(assign_backups(nodes, per_node, set[frozenset[int]]().union(*ranks.gather(mine))))
@@ -267,8 +266,8 @@ def _within_group(placement: BackupPlacement) -> Finding:
     return Finding(
         code="peer-checkpoints-within-group",
         severity=Severity.INFO,
-        what=f"no other node is without a rank of their groups: {len(placement.within_group)} nodes have their copies on one "
-        "that works together with them",
+        what="every other node has a rank of their groups: "
+        f"{len(placement.within_group)} nodes have their copies on a node that shares a parallel group with them",
         where=MEMORY,
         evidence=(f"nodes {', '.join(map(str, placement.within_group[:16]))}",),
         remedy="Nothing need be done: a single node's loss is survived. For whole groups to be, lay groups out so that "
@@ -284,6 +283,6 @@ def _stopped_finding(rank: int, error: Exception) -> Finding:
         where=f"rank {rank}",
         evidence=(f"{type(error).__name__}: {error}",),
         remedy="A loss is recovered from by the last copy or checkpoint. Each rank's node needs free memory for four "
-        "times its state, beside what a checkpoint needs.",
+        "times its state, in addition to a checkpoint's buffer.",
         owner=Owner.CLUSTER,
     )

@@ -1,7 +1,7 @@
-"""Owns what the nodes' memories hold at a start of the states that were copied there, and the way to whom they are of.
+"""Restores state at a start from peer checkpoints in the nodes' memory, fetching it from the node that has it.
 
-All ranks go on from the same step or none goes on from memory: the newest step of which every rank's state lies on some
-node, wherever that is, undamaged. Refuses to own how copies came there (peer_checkpoint.py).
+All ranks resume from the same step, or none resumes from memory: the newest step of which every rank's state is on some
+node, undamaged. How copies get there: peer_checkpoint.py.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ EVIDENCE = 8
 
 
 class HeldSnapshot(NamedTuple):
-    """The state of some rank, in the memory of a rank's node."""
+    """A rank's state, in the memory of some rank's node."""
 
     rank: int
     snapshot_id: SnapshotId
 
 
 class RestorePlan(NamedTuple):
-    """What is gone on from."""
+    """The snapshot to resume from."""
 
     snapshot_id: SnapshotId
     holders: tuple[int, ...]
-    """For each rank the one on whose node its state lies: itself where it can be."""
+    """For each rank, the rank whose node has its state: itself where possible."""
 
 
 def choose_newest(parts: Sequence[Collection[HeldSnapshot]]) -> RestorePlan | None:
-    """The newest of what all ranks have, by rank; None where of no step every rank's state is there. Pure."""
+    """The newest step that all ranks have between them; None if no step is complete. `parts` is by rank."""
     holders: dict[SnapshotId, dict[int, int]] = {}
     for holder, part in enumerate(parts):
         for held in part:
@@ -52,13 +52,13 @@ def choose_newest(parts: Sequence[Collection[HeldSnapshot]]) -> RestorePlan | No
 
 
 class PeerRestore:
-    """What lies in memory at a start; every rank makes one, and makes the same calls."""
+    """Peer checkpoints found at a start; every rank creates one, and makes the same calls."""
 
     def __init__(self, memories: Iterable[Path], ranks: ControlGroup) -> None:
         self._ranks = ranks
         self._local_snapshots = [snapshot for snapshot in map(MemorySnapshot.load, memories) if snapshot is not None]
         self._received_fd: int | None = None
-        """Descriptor of the memory that a fetched state lies in."""
+        """Descriptor of the memory that holds a fetched state."""
         self._held_by_rank = ranks.gather(
             [HeldSnapshot(handed.rank, handed.snapshot_id) for handed in self._local_snapshots]
         )
@@ -67,11 +67,11 @@ class PeerRestore:
 
     @property
     def newest_step(self) -> int:
-        """The step that all ranks have in memory; 0 where there is none."""
+        """The step that all ranks have in memory; 0 if there is none."""
         return self._plan.snapshot_id.step if self._plan is not None else 0
 
     def restore(self) -> tuple[MemorySnapshot | None, list[Finding]]:
-        """This rank's state, where all have theirs of one step; and on rank 0 what is to be said of that."""
+        """This rank's state, if all ranks have theirs of one step; and on rank 0 the findings."""
         findings: list[Finding] = []
         while (choice := self._plan) is not None:
             snapshot = self._obtain(choice)
@@ -92,13 +92,13 @@ class PeerRestore:
         return _damaged(held, holder, damage)
 
     def close(self) -> None:
-        """Give back what was fetched."""
+        """Release the fetched state."""
         if self._received_fd is not None:
             os.close(self._received_fd)
             self._received_fd = None
 
     def _obtain(self, choice: RestorePlan) -> MemorySnapshot | None:
-        """This rank's state, from another node where it is not here; what others lack is sent to them meanwhile."""
+        """This rank's state, fetched from another node if needed, while sending states that others lack."""
         me, holders = self._ranks.rank, choice.holders
         sent = [
             self._ranks.send(part, rank)
@@ -127,7 +127,7 @@ class PeerRestore:
         with mmap.mmap(self._received_fd, head.begin) as room:
             into = memory_snapshot.tensor_bytes(room, head)
             self._ranks.receive(into, holder)
-            del into  # it keeps the mapping open
+            del into  # it references the mapping
         index = torch.empty(head.length, dtype=torch.uint8)
         self._ranks.receive(index, holder)
         memory_snapshot.commit(memory, head, index.numpy().data)
@@ -135,7 +135,7 @@ class PeerRestore:
 
 
 def _tensors_to_send(snapshot: MemorySnapshot) -> Sequence[torch.Tensor]:
-    """What is sent of a state, in order."""
+    """The tensors to send for a snapshot, in order."""
     with open(snapshot.memory, "rb") as file:
         room = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     header = torch.tensor(snapshot.head, dtype=torch.int64)
@@ -153,7 +153,7 @@ def _restored(choice: RestorePlan) -> Finding:
     return Finding(
         code="state-restored-from-peers",
         severity=Severity.INFO,
-        what=f"the ranks go on after step {choice.snapshot_id.step} from copies in {MEMORY}, {len(fetched)} of "
+        what=f"the ranks resume after step {choice.snapshot_id.step} from copies in {MEMORY}, {len(fetched)} of "
         f"{len(choice.holders)} from another node's",
         where=MEMORY,
         evidence=tuple(fetched[:EVIDENCE]),
@@ -165,7 +165,7 @@ def _damaged(held: HeldSnapshot, holder: int, damage: str) -> Finding:
     return Finding(
         code="peer-checkpoint-corrupt",
         severity=Severity.WARNING,
-        what=f"a copy of rank {held.rank}'s state of step {held.snapshot_id.step} is damaged, so another is gone on from",
+        what=f"a copy of rank {held.rank}'s state of step {held.snapshot_id.step} is damaged; another is used",
         where=f"the memory of rank {holder}'s node",
         evidence=(damage,),
         remedy="Test that node's memory.",
@@ -174,7 +174,7 @@ def _damaged(held: HeldSnapshot, holder: int, damage: str) -> Finding:
 
 
 def _incomplete(parts: Sequence[Collection[HeldSnapshot]]) -> Finding:
-    """There is something, and of no step all of it."""
+    """Finding: some state is in memory, but no step is complete."""
     there: dict[SnapshotId, set[int]] = {}
     for held in (kept for part in parts for kept in part):
         there.setdefault(held.snapshot_id, set()).add(held.rank)

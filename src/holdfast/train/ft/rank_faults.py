@@ -1,4 +1,4 @@
-"""Owns what a rank does to itself in a drill: what no signal does, because it is the program's own doing."""
+"""Faults that a drill injects inside a rank, because no signal can cause them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FOR_GOOD = timedelta(days=7)
 
 
 class InjectedFaultError(RuntimeError):
-    """Raised because somebody asked for it."""
+    """The injected exception."""
 
 
 def inject(what: RankFault) -> NoReturn:
-    """Let it happen, in the thread that trains."""
+    """Inject a fault in the training thread."""
     _FAULTS[what]()
-    raise AssertionError("what befalls a rank is for good")
+    raise AssertionError("an injected fault never returns")
 
 
 def _raise() -> None:
@@ -35,7 +35,7 @@ def _hang() -> None:
 
 
 def _all_reduce_alone() -> None:
-    """With a peer that never comes; in a group of its own, so that no other rank's collective is paired with it."""
+    """All-reduce with a peer that never joins; uses a separate group, so that no other collective pairs with it."""
     group: Any = dist.ProcessGroupGloo(dist.HashStore(), 0, 2, FOR_GOOD)
     group.allreduce(torch.zeros(1)).wait()
 

@@ -1,8 +1,9 @@
-"""Owns TorchFT as the session uses it, and what has to be mended of it; outer_sync.py and abortable_pg.py know it too.
+"""Wraps TorchFT's manager for the session, and works around its limitations.
 
-Its manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
-committed, and lets a replica that is behind take what the others have from their memory. Refuses to own what that is,
-and when it is asked for (replica_strategy.py). What differs from TorchFT 0.2.0, with the reason, stands at each place.
+The manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
+committed, and lets a lagging replica receive state from the others' memory. What the state is, and when: see
+replica_strategy.py. Deviations from TorchFT 0.2.0 are explained where they occur; outer_sync.py and abortable_pg.py use
+TorchFT as well.
 """
 
 from __future__ import annotations
@@ -31,55 +32,55 @@ from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
 
 State = dict[str, Any]
-"""What a replica that is behind takes: anything that pickles, tensors in dicts."""
+"""State for a lagging replica: anything that can be pickled, tensors in dicts."""
 
 CONNECT_TIMEOUT = timedelta(seconds=60)
 DONOR_TIMEOUT = timedelta(seconds=5)
-"""Longest that a replica tries to reach its donor, which may have died since: all others wait for it meanwhile."""
+"""Maximum time to connect to a donor, which may have died since: all other replicas wait meanwhile."""
 QUORUM_TIMEOUT = timedelta(days=7)
-"""Longest that a replica waits until enough of them are there: as long as a run may take."""
+"""Maximum wait until enough replicas are there: as long as a run may take."""
 QUORUM_RETRIES = 6_000_000
-"""Of a quorum service that does not answer, such as one that is being restarted: TorchFT spreads them over that."""
+"""Retries while the quorum service does not answer, for example restarts: TorchFT spreads them over the timeout."""
 ACTIVITY_AFTER_S = 0.25
-"""Seconds of waiting for other replicas after which the agent is told: the wait is none of a step's."""
+"""Seconds of waiting for other replicas before the agent is notified: the wait does not count as step time."""
 WARN_AFTER_S = 10.0
-"""The same, after which people are told."""
+"""Seconds of waiting before a warning is reported."""
 POLL_S = 0.1
-"""Between two looks at the time while other replicas are waited for."""
+"""Poll interval while waiting for other replicas."""
 LOSS_KNOWN_S = 0.2
-"""Seconds after which the quorum service knows of a loss as well; no replica that is lost is back so soon."""
+"""Seconds until the quorum service knows of a loss as well; no lost replica returns sooner."""
 STATE_TIMEOUT_S = 5.0
-"""Seconds that a state may still take to come when one of the quorum is lost: its donor may never get to give it."""
+"""Seconds that a state transfer may still take after a loss in the quorum: its donor may never send it."""
 
 
 class _StopRequested(Exception):
-    """This process was told to end, and the others do not come."""
+    """This process must exit, and the other replicas do not come."""
 
 
 class PeerEvents(Protocol):
-    """Where a rank hears of other replicas, and says what it noticed (rank_coordinator.py)."""
+    """A rank's source of events about other replicas, and its sink for findings (rank_coordinator.py)."""
 
     def fileno(self) -> int | None:
-        """Readable when there may be something to hear; None where nobody tells anything."""
+        """File descriptor that becomes readable when there may be events; None without a source."""
         ...
 
     def take_lost_replicas(self) -> frozenset[int]:
-        """Replicas that were said to be lost since the last call."""
+        """Replicas reported lost since the last call."""
         ...
 
     def set_activity(self, to: Activity) -> None:
-        """Say what follows."""
+        """Report the next activity."""
         ...
 
     def report_finding(self, finding: Finding) -> None: ...
 
     def wait_limit_s(self) -> float:
-        """Seconds for which others may still be waited for, where this process is to leave; else without end."""
+        """Seconds that this process may still wait for others, if it must exit; otherwise infinite."""
         ...
 
 
 class ReplicaGroup:
-    """The replicas that train together, and the step that they have in hand."""
+    """The replicas that train together, and their current step."""
 
     def __init__(
         self,
@@ -91,12 +92,12 @@ class ReplicaGroup:
         export_state: Callable[[], State],
         import_state: Callable[[State], None],
     ) -> None:
-        """Called by all ranks of a replica; `give` and `take` are called for those of other replicas and for this."""
+        """Called by all ranks of a replica; `export_state` and `import_state` transfer state between replicas."""
         self._ranks = ranks
         self._events = events
         host = config.master_addr or socket.gethostname()
         here = _address_towards(host)
-        # A store of its own: a replica of one rank may have none, and torchrun's may be shared by all replicas.
+        # A separate store: a replica of one rank may have none, and all replicas may share torchrun's.
         self._store = make_store(here) if ranks.rank == 0 else None
         port = ranks.broadcast(self._store.port if self._store else 0)
         self._group = AbortableNccl(timeout=TIMEOUT) if nccl else AbortableGloo(timeout=TIMEOUT)
@@ -107,7 +108,7 @@ class ReplicaGroup:
                 load_state_dict=self._receive_state,
                 state_dict=export_state,
                 min_replica_size=config.min_replicas,
-                use_async_quorum=False,  # it would read the state of a donor that computes on, and FSDP2 dies of that
+                use_async_quorum=False,  # it would read a donor's state during its next step, which crashes FSDP2
                 timeout=TIMEOUT,
                 quorum_timeout=QUORUM_TIMEOUT,
                 connect_timeout=CONNECT_TIMEOUT,
@@ -134,43 +135,43 @@ class ReplicaGroup:
         if ranks.world_size == 1:
             self._manager._client = LocalCommitClient(self._manager._client)
         self._manager._executor = DaemonExecutor()
-        self._manager._connect_timeout = DONOR_TIMEOUT  # from here on it is for donors alone
+        self._manager._connect_timeout = DONOR_TIMEOUT  # from here on only for donors
         self._manager.peers = self
         self._waiting_finding = _waiting_for_replicas(config)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Rings when something that was sent has arrived, or cannot."""
+        """Signalled when a transfer has completed or failed."""
         self._in_flight: list[torch.futures.Future[Any]] = []
         self._import_state = import_state
         self._received: State | None = None
-        """What another replica gave this rank in the meeting in hand."""
+        """State that another replica sent to this rank in the current quorum."""
         self._quorum_id = -1
         self._replica_count = config.replica_count
         self._committed = False
         """Whether the last step was committed."""
         self._lost_at: dict[int, float] = {}
-        """When each replica was last said to be lost, in monotonic seconds."""
+        """When each replica was last reported lost, in monotonic seconds."""
 
     @property
     def count(self) -> int:
-        """Replicas that take part in the step in hand."""
+        """Replicas that take part in the current step."""
         return self._manager.num_participants()
 
     @property
     def replica_index(self) -> int:
-        """Of this replica among them, from 0."""
+        """Index of this replica among them, from 0."""
         return self._manager.participating_rank()
 
     def barrier_if_unchanged(self, step: int) -> bool:
-        """Whether the replicas of the last step are all there for the next: then the quorum service is not asked.
+        """Whether all replicas of the last step are there for the next, so that no quorum request is needed.
 
-        Where all of them train nobody can join, and a word among themselves takes a fraction of the time. It fails
-        where one is lost, or could not commit the last step and has left the group. All ranks call it.
+        If all of them train, none can join, and a barrier among them takes a fraction of the time. It fails if one is
+        lost, or could not commit the last step and has left the group. All ranks call it.
         """
         if not self._committed or self.count < self._replica_count or not isinstance(self._group, AbortableGloo):
             return False
         place = torch.tensor([step])
         self.start_allreduce(place)
-        with suppress(_StopRequested):  # the others are still met where they come in time
+        with suppress(_StopRequested):  # the quorum request still finds those that come in time
             self.wait_for_replicas(self._all_arrived, self._process_events)
         together = self._all_arrived() and self._healthy and place.item() == step * self._replica_count
         self._in_flight = []
@@ -181,10 +182,10 @@ class ReplicaGroup:
         return self.should_commit()
 
     def join_quorum(self, step: int) -> bool:
-        """Find who takes part in the step that follows; who stands behind others takes what they have.
+        """Join the quorum of the next step; lagging replicas receive the others' state.
 
-        Where all stand at 0, they take what one of them has. Waits until enough replicas are there: False where this
-        process is told to end first, after which nothing more can be asked of the others. All ranks call it.
+        If all are at step 0, they receive the state of one of them. Waits until enough replicas are there; returns
+        False if this process must exit first, after which no request to the others is possible. All ranks call it.
         """
         try:
             self._join_until_met(step)
@@ -193,7 +194,7 @@ class ReplicaGroup:
         return True
 
     def abort_if_lost(self) -> None:
-        """Hear who is lost while the replicas of a step connect and catch up, and do not wait for what cannot come."""
+        """Process loss events while the replicas connect and catch up, and stop waiting for lost ones."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         now = time.monotonic()
@@ -217,12 +218,12 @@ class ReplicaGroup:
             self._manager.should_commit()
 
     def _join_once(self, step: int) -> bool:
-        self._events.take_lost_replicas()  # what is heard before belongs to a quorum that is no more
+        self._events.take_lost_replicas()  # earlier events belong to an older quorum
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
         self._received = None
         self._manager.start_quorum()
         met, self._quorum_id = self._quorum_id, self._manager._quorum_id
-        # Only where something has changed could one rank have failed to connect, or to be brought its state, alone.
+        # Without a change, no rank alone can have failed to connect or to receive its state.
         if met != self._quorum_id and not self._ranks.all(self._healthy):
             return False
         if self._received is not None:
@@ -233,14 +234,14 @@ class ReplicaGroup:
         self._received = state
 
     def should_commit(self) -> bool:
-        """Whether the step in hand may be committed: the same on all ranks of this replica, which all ask, once."""
+        """Whether the current step may be committed: the same on all ranks of this replica; each calls it once."""
         self._committed = self._manager.should_commit()
         if not self._committed:
-            self._group.abandon()  # so that those who committed learn of it
+            self._group.abandon()  # notifies the replicas that committed
         return self._committed
 
     def start_allreduce(self, tensor: torch.Tensor) -> None:
-        """Begin to replace a tensor by its sum over the replicas; nothing happens once the step has failed."""
+        """Start an in-place all-reduce that sums a tensor over the replicas; does nothing after the step has failed."""
         if not self._healthy:
             return
         options = AllreduceOptions()
@@ -255,10 +256,10 @@ class ReplicaGroup:
         self._in_flight.append(arriving)
 
     def wait_all(self) -> bool:
-        """Wait for all that was sent; False where the step has failed: then this replica takes no part in it.
+        """Wait for all started operations; False if the step has failed: then this replica takes no part in it.
 
         TorchFT's hook waits for each bucket, and fails an assertion when a peer is gone. This one waits once, for
-        the peers or for the word that one of them is lost, whichever comes first.
+        completion or for the event that a replica is lost, whichever comes first.
         """
         while not self._all_arrived():
             self._wait_arrival()
@@ -266,21 +267,21 @@ class ReplicaGroup:
         return self._healthy
 
     def _all_arrived(self) -> bool:
-        """Whether all that was sent has arrived, or the step has failed."""
+        """Whether all operations have completed, or the step has failed."""
         try:
             for each in self._in_flight:
                 if each.done():
-                    each.wait()  # raises what went wrong; of NCCL's, the stream waits and not this thread
+                    each.wait()  # raises its error; with NCCL the stream waits, not this thread
         except RuntimeError as error:
             self._fail(error)
         return not self._healthy or all(each.done() for each in self._in_flight)
 
     def wait_for_replicas(self, over: Callable[[], bool], process_events: Callable[[], None]) -> None:
-        """Wait for other replicas, and say so: it is none of a step's time. Raises _Told where this one is to leave."""
+        """Wait for other replicas and report it as non-step time. Raises _StopRequested if this replica must exit."""
         began = time.monotonic()
         aside_at, say_at, leave_at = began + ACTIVITY_AFTER_S, began + ACTIVITY_AFTER_S + WARN_AFTER_S, math.inf
         while not over():
-            self._poller().poll(POLL_S * 1000)  # in this frame: stacks tell by its name what is waited for
+            self._poller().poll(POLL_S * 1000)  # in this frame: its name in a stack dump shows what the rank waits for
             now = time.monotonic()
             process_events()
             if now >= aside_at:
@@ -297,23 +298,23 @@ class ReplicaGroup:
 
     @property
     def manager(self) -> Any:
-        """TorchFT's, for what else of it is used (outer_sync.py)."""
+        """TorchFT's manager, for its other uses (outer_sync.py)."""
         return self._manager
 
     def _wait_arrival(self) -> None:
-        """Wait until something has arrived or a replica of this step is said to be lost."""
+        """Wait until an operation has completed or a replica of this step is reported lost."""
         self._poller().poll()
         self._process_events()
 
     def _process_events(self) -> None:
-        """Take in what is said of the replicas of this step."""
+        """Process loss events for the replicas of this step."""
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         if lost := self._events.take_lost_replicas() & self._group.members:
             self._fail(ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}"))
 
     def _poller(self) -> select.poll:
-        """Readable when something was rung for, or the agent may have said something."""
+        """Readable after a wake-up, or when the agent may have sent something."""
         ears = select.poll()
         for source in (self._wake_fd, self._events.fileno()):
             if source is not None:
@@ -321,7 +322,7 @@ class ReplicaGroup:
         return ears
 
     def wake(self, _: object) -> None:
-        """Have whoever waits look."""
+        """Wake the waiting thread."""
         os.eventfd_write(self._wake_fd, 1)
 
     @property
@@ -334,12 +335,12 @@ class ReplicaGroup:
 
 
 class _ReplicaManager(Manager):
-    """A manager that says when it has to wait for other replicas."""
+    """A manager that reports when it has to wait for other replicas."""
 
     replica_group: ReplicaGroup
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
-        """Wait for others, also for the word that one of them is lost, or that this process is to end."""
+        """Wait for others, for the event that one of them is lost, or for a stop request."""
         quorum = cast("Future[None]", self._quorum_future)
         if not quorum.done():
             quorum.add_done_callback(self.replica_group.wake)
@@ -349,13 +350,13 @@ class _ReplicaManager(Manager):
     def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         self, tensor: torch.Tensor, *_: Any, **__: Any
     ) -> _PendingMean:
-        """For LocalSGD and DiLoCo: theirs would not hear that a replica is lost."""
+        """For LocalSGD and DiLoCo: TorchFT's version does not notice a lost replica."""
         self.replica_group.start_allreduce(tensor)
         return _PendingMean(self.replica_group, tensor)
 
 
 class _PendingMean:
-    """A tensor that is on its way to become the mean over the replicas."""
+    """A tensor whose all-reduce to the mean over the replicas is in progress."""
 
     def __init__(self, replica_group: ReplicaGroup, tensor: torch.Tensor) -> None:
         self._replica_group = replica_group
@@ -368,7 +369,7 @@ class _PendingMean:
 
 
 def _address_towards(host: str) -> str:
-    """This machine's address in the network where a host is; nothing is sent."""
+    """This machine's address in the network of `host`; sends nothing."""
     family, _, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(there)
@@ -390,9 +391,9 @@ def _waiting_for_replicas(config: RankConfig) -> Finding:
     return Finding(
         code="waiting-for-replicas",
         severity=Severity.WARNING,
-        what="fewer replicas are there than training goes on with, or one of them is slow to come",
+        what="fewer replicas are present than training needs, or one of them is slow to join",
         where="recovery.min_replicas",
         evidence=(f"it needs {config.min_replicas} of {config.replica_count}",),
-        remedy="Nothing: it goes on by itself once enough of them are there.",
+        remedy="Nothing: training continues by itself once enough replicas are present.",
         owner=Owner.CLUSTER,
     )

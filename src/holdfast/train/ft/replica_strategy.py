@@ -1,9 +1,9 @@
-"""Owns a replica's part in training with others: who takes part, when a step counts, and how one that was away is back.
+"""Fault-tolerant data parallelism over replicas: who takes part, when a step counts, and how a lost replica rejoins.
 
-Before a step the replicas find each other, and one that is behind takes the others' state. The optimiser's step is
-held back until all that this replica has heard of is sound; where a replica was lost it changes nothing, the step
-counts for nobody who noticed, and is done again with the same samples. Refuses to own the gradients' way
-(gradient_reducer.py), TorchFT (replica_group.py), and what a step is (session.py).
+Before a step the replicas form a quorum, and lagging ones receive the others' state. The optimiser's step waits until
+this replica knows that all gradients arrived. After a loss it changes nothing: the step is discarded by every replica
+that noticed, and repeated with the same samples. Gradients: gradient_reducer.py; TorchFT: replica_group.py; steps:
+session.py.
 """
 
 from __future__ import annotations
@@ -30,64 +30,64 @@ from holdfast.train.session.rank_coordinator import RankCoordinator
 
 
 class TrainingProgress(NamedTuple):
-    """How far training is."""
+    """Finished steps and samples of a training."""
 
     step: int
     samples: int | None
 
 
 class StoppedWhileWaiting(Exception):
-    """This replica was told to end while it waited for the others, and they have not come."""
+    """A stop request arrived while this replica waited for the others, and they have not come."""
 
     def __init__(self, progress: TrainingProgress) -> None:
         super().__init__(progress)
         self.progress = progress
-        """How far its training is."""
+        """Its progress."""
 
 
 class ReplicaStrategy(Protocol):
-    """What a session asks of the replicas."""
+    """What a session requires of replicas."""
 
     @property
     def count(self) -> int:
-        """That take part in the step in hand."""
+        """Replicas that take part in the current step."""
         ...
 
     @property
     def replica_index(self) -> int:
-        """Of this one among them, from 0."""
+        """Index of this replica among them, from 0."""
         ...
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What a report of the step says of them."""
+        """Metrics about replicas for the step's report."""
         ...
 
     def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
-        """Get ready for the step after this; says after which step training stands in truth. All ranks call it.
+        """Prepare the next step; returns the actual progress of training. All ranks call it.
 
-        Also after the last, where training has `ended`: there may be one that it does not count for. Raises Unmet, as
-        `settle` does.
+        Also called after the last step, with `ended`: that step may have been discarded. Raises StoppedWhileWaiting, as
+        `end_step` does.
         """
         ...
 
     def before_backward(self, *, last: bool) -> None:
-        """Say whether the backward pass that follows is the step's last: gradients are exchanged in that one."""
+        """Set whether the next backward pass is the step's last: only the last exchanges gradients."""
         ...
 
     @property
     def stopping(self) -> bool:
-        """Whether all that took the step which was settled last leave after it."""
+        """Whether all replicas exit after the step that ended last."""
         ...
 
     def request_stop(self) -> None:
-        """Have all replicas leave, after a step of which they all hear that one wishes it."""
+        """Make all replicas exit, after a step in which all of them receive the request."""
         ...
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
-        """Where training stands now that the step was ended: `after` it, or where others stand.
+        """Progress after the step ended: `after`, or the progress of other replicas.
 
-        None where it doesn't count: then everything is as it was before it.
+        None if the step is discarded: then everything is as before it.
         """
         ...
 
@@ -117,7 +117,7 @@ class SingleReplica:
 
 
 class MultiReplica:
-    """One replica of several, of which each may be lost and come back: what it gives them, and takes from them."""
+    """One of several replicas that may each be lost and rejoin: exports and imports their state."""
 
     def __init__(
         self,
@@ -127,12 +127,12 @@ class MultiReplica:
         *,
         resume: Callable[[], TrainingProgress],
     ) -> None:
-        """`resume` reads the newest checkpoint, which is done where no replica has anything.
+        """`resume` loads the newest checkpoint; called if no replica has any state.
 
         Called by all ranks of the replica.
         """
         from holdfast.train.ft.replica_group import (
-            ReplicaGroup,  # TorchFT takes time to import, and is needed here only
+            ReplicaGroup,  # imported here: TorchFT takes time to import
         )
 
         refuse_unsupported(train_state.model)
@@ -140,7 +140,7 @@ class MultiReplica:
         self._resume = resume
         self._progress = TrainingProgress(0, None)
         self._restored = False
-        """Whether this replica, or the one it took its state from, has looked for a checkpoint."""
+        """Whether this replica, or the donor of its state, has looked for a checkpoint."""
         self._replica_group = ReplicaGroup(
             config,
             coordinator.ranks,
@@ -151,7 +151,7 @@ class MultiReplica:
         )
         self.stopping = False
         self._has_inner_group = coordinator.ranks.world_size > 1
-        """Whether DDP has something to exchange inside this replica."""
+        """Whether DDP communicates inside this replica."""
         self._gradient_sync = GradientSync(train_state.model)
         self._gradient_sync.set(enabled=self._has_inner_group)
 
@@ -168,25 +168,26 @@ class MultiReplica:
         return {"replicas": self.count}
 
     def request_stop(self) -> None:
-        """Replicas that meet now and then stop where they are."""
+        """Replicas that synchronise periodically stop individually."""
 
     def _join(self, progress: TrainingProgress) -> None:
-        """Meet the others, and stand where they do."""
+        """Join the quorum, and adopt the others' progress."""
         self._progress = progress
         self._join_quorum()
         if not self._restored:
-            # Nobody here has: all of them look, and meet again. Who finds less takes it from one that finds more.
+            # No replica has state: all of them look, and join again. A replica that finds less receives from one with
+            # more.
             self._progress = self._resume()
             self._restored = True
             self._join_quorum()
 
     def _join_quorum(self) -> None:
-        # One that has not looked is behind all that have, those before their first step included.
+        # A replica that has not looked is behind all that have, even those before their first step.
         if not self._replica_group.join_quorum(self._progress.step + 1 if self._restored else 0):
             raise StoppedWhileWaiting(self._progress)
 
     def _export_state(self) -> dict[str, Any]:
-        """What a replica that is behind needs. It is read where it lies, until this step is agreed on."""
+        """State for a lagging replica. It is read in place, before this step is agreed on."""
         return {
             "progress": tuple(self._progress),
             "restored": self._restored,
@@ -196,7 +197,7 @@ class MultiReplica:
         }
 
     def _import_state(self, state: dict[str, Any]) -> None:
-        """Go on from there. Those that were sown alike draw alike; of others each keeps its own random numbers."""
+        """Resume from this state. Generators with equal seeds stay equal; otherwise each keeps its own random state."""
         live_recovery.import_state(self._train_state, state["tensors"])
         stood = self._train_state.load_per_rank_state(
             io.BytesIO(state["per_rank_state"]), random=state["seed"] == torch.initial_seed()
@@ -207,7 +208,7 @@ class MultiReplica:
 
 
 class SyncReplicas(MultiReplica):
-    """One replica of several that take every step together."""
+    """One of several replicas that take every step together."""
 
     def __init__(
         self,
@@ -232,7 +233,7 @@ class SyncReplicas(MultiReplica):
         else:
             self._standing = progress
         if ended:
-            # Rank 0 answers for the quorum service: were it gone first, the others would not get their last answer.
+            # Rank 0 talks to the quorum service: if it exited first, the others would not get its last answer.
             self._ranks.all(True)
         self._rng_state = rng.capture()
         self._buffers.save()
@@ -258,7 +259,7 @@ class SyncReplicas(MultiReplica):
 
 
 class _GatedOptimizer:
-    """The optimiser's step, which changes nothing before the step in hand is agreed on, and nothing where it is not."""
+    """Delays the optimiser's step until the replicas agree on the current step, and skips it if they discard it."""
 
     def __init__(
         self, optimizer: Optimizer, should_commit: Callable[[], bool], snapshot: Callable[[], PostStepState]
@@ -267,7 +268,7 @@ class _GatedOptimizer:
         self._snapshot = snapshot
         self._step_open = False
         self._before_step: PostStepState | None = None
-        """What was before the end of a step that does not count."""
+        """State before the end of a step, to restore if the step is discarded."""
         step = cast("Callable[..., object]", optimizer.step)
 
         @wraps(step)
@@ -277,13 +278,13 @@ class _GatedOptimizer:
             self._decide()
             return step(*given, **named) if self._before_step is None else None
 
-        # Not a hook, which could only make it step without gradients. A scheduler made later wraps a method.
+        # Not a hook, which could only make it step without gradients. A scheduler created later wraps a method.
         optimizer.step = MethodType(held, optimizer)
         hook: Any = torch.compiler.disable(self._refuse_bypass)
         optimizer.register_step_pre_hook(hook)
 
     def _refuse_bypass(self, optimizer: Optimizer, *_: object) -> None:
-        """Raise HoldfastError where the method that the session has replaced is called all the same."""
+        """Raise HoldfastError if the method that the session has replaced is called anyway."""
         if self._step_open:
             raise _step_bypassed(optimizer)
 
@@ -291,22 +292,22 @@ class _GatedOptimizer:
         self._step_open, self._before_step = True, None
 
     def close_step(self) -> PostStepState | None:
-        """None where the step counts."""
+        """The state to restore; None if the step counts."""
         self._decide()
         vain, self._before_step = self._before_step, None
         return vain
 
     def _decide(self) -> None:
-        """Once for each step, before anything that follows the gradients."""
+        """Decide once per step, before anything that follows the gradients."""
         if self._step_open:
             self._step_open = False
             self._before_step = None if self._should_commit() else self._snapshot()
 
 
 class _BufferSnapshot:
-    """What a forward pass changes of the model, such as BatchNorm's statistics, as it was before the step in hand.
+    """Buffers that a forward pass changes, such as BatchNorm's statistics, as they were before the current step.
 
-    All that checkpoints hold is copied: whether it was changed cannot be asked, since BatchNorm does not count it.
+    All buffers in checkpoints are copied: their version counters do not help, since BatchNorm does not raise them.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -349,6 +350,6 @@ def _step_bypassed(optimizer: Optimizer) -> HoldfastError:
 
 
 def _uses_nccl(train_state: TrainState) -> bool:
-    """Whether replicas reach each other as GPUs do, unless the ranks of each reach each other otherwise."""
+    """Whether replicas communicate by NCCL: on GPUs, unless the ranks of each use another backend."""
     on_gpu = any(each.is_cuda for each in train_state.model.parameters())
     return on_gpu and (not dist.is_initialized() or "nccl" in dist.get_backend())

@@ -1,7 +1,7 @@
-"""Owns replicas that step alone and meet every so many steps: TorchFT's LocalSGD and DiLoCo, in the unchanged loop.
+"""Replicas that step alone and synchronise every few steps: TorchFT's LocalSGD and DiLoCo, with the loop unchanged.
 
-A step counts for the replica that takes it. When they meet, at the end of a step, all come to the same parameters; one
-that is new, or was lost, takes another's state there, and takes part at once. Refuses to own how they meet (replica_group.py).
+A step counts for the replica that takes it. At a synchronisation, at the end of a step, all adopt the same parameters;
+a new or returning replica receives another's state there, and takes part immediately. Quorum: replica_group.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from holdfast.train.session.rank_coordinator import RankCoordinator
 
 
 class SemiSyncReplicas(MultiReplica):
-    """One replica of several that meet now and then."""
+    """One of several replicas that synchronise periodically."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SemiSyncReplicas(MultiReplica):
         return after if after.step % self._every else self._synchronize(after)
 
     def _synchronize(self, progress: TrainingProgress) -> TrainingProgress:
-        """Meet, and merge what all have come to; again where one of them was lost meanwhile."""
+        """Join the quorum and synchronise the parameters; repeats if a replica was lost meanwhile."""
         self._join(progress)
         while not self._outer_sync.synchronize():
             self._join(self._progress)

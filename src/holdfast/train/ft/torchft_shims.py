@@ -1,7 +1,4 @@
-"""Owns two parts that TorchFT's manager gets in place of its own: who says whether to commit, and the thread that asks.
-
-Refuses to own the manager, and when it is asked what (replica_group.py).
-"""
+"""Replaces two parts of TorchFT's manager: its commit client and its executor (replica_group.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 
 
 class LocalCommitClient:
-    """The client of a replica of one rank, whose word whether to commit is the replica's."""
+    """Commit client of a replica with one rank, which decides alone whether to commit."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
@@ -27,7 +24,7 @@ class LocalCommitClient:
 
 
 class DaemonExecutor:
-    """One thing after another, in a thread that a process which ends does not wait for, as for an executor's."""
+    """Runs calls in order in a daemon thread, which does not delay process exit as an executor's would."""
 
     def __init__(self) -> None:
         self._queue: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -39,7 +36,7 @@ class DaemonExecutor:
         return future
 
     def shutdown(self, *, wait: bool = True) -> None:
-        """Nothing is left to be ended."""
+        """Does nothing: a daemon thread needs no shutdown."""
 
     def _work(self) -> None:
         while True:

@@ -1,8 +1,8 @@
 """Finds DDP modules inside a wrapped model, and refuses wrappers whose gradients replicas cannot average.
 
-`torch.compile` and other wrappers keep the module that they wrap as a submodule, so that a search by type through all
-submodules finds DDP at any depth. Without other replicas only the wrappers around the model count: a DDP inside it may
-be skipped in the last micro-batch, and has to reduce its gradients in another one.
+`torch.compile` and other wrappers keep the wrapped module as a submodule, so a search by type through all submodules
+finds DDP at any depth. Without other replicas only the wrappers around the model count: a DDP inside the model may be
+skipped in the last micro-batch, and must reduce its gradients in an earlier one.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _SHARD = "shard it with `fully_shard` (FSDP2)"
 UNSUPPORTED = {
     # Flattens the parameters, and reduces gradients into shards that no parameter of the model holds during backward.
     "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": _SHARD,
-    # Keeps gradients in buffers of its own, and steps its own optimizer.
+    # Keeps gradients in its own buffers, and steps its own optimizer.
     "deepspeed.runtime.engine.DeepSpeedEngine": _SHARD,
     # Reduces gradients in buckets that `parameter.main_grad` points into.
     "megatron.core.distributed.distributed_data_parallel.DistributedDataParallel": "wrap it in torch's DDP",
-    # Average gradients over the replicas themselves, which the session does as well.
+    # Averages gradients over the replicas itself, which the session does as well.
     "torchft.ddp.DistributedDataParallel": "wrap it in torch's DDP, within one replica",
     "torchft.ddp.PureDistributedDataParallel": "leave that wrapper out",
 }
-"""By class, including derived classes; the value is what to do instead."""
+"""Wrapper classes (and subclasses), each with its alternative."""
 
 
 class GradientSync:
-    """Switches whether a backward pass reduces gradients among the ranks of this replica; of DDP modules only."""
+    """Switches gradient reduction among the ranks of this replica on or off, for DDP modules only."""
 
     def __init__(self, model: nn.Module, *, nested: bool = True) -> None:
-        """With `nested` also those inside the model, else only those wrapped around it."""
+        """`nested` includes DDP modules inside the model, not only those wrapped around it."""
         modules = model.modules() if nested else _wrappers(model)
         self._modules = [each for each in modules if isinstance(each, DistributedDataParallel)]
 
@@ -45,7 +45,7 @@ class GradientSync:
 
 
 def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
-    """The model, and each module that the one before wraps, under the names that torch's own wrappers give it."""
+    """The model and each module nested in it by the attribute names of torch's own wrappers."""
     wrapped: nn.Module | None = model
     while wrapped is not None:
         yield wrapped
@@ -55,7 +55,7 @@ def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
 
 def refuse_unsupported(model: nn.Module) -> None:
     """Raise HoldfastError if replicas of this model would silently diverge."""
-    # The cast: torch leaves the type of what it yields open.
+    # The cast: torch does not declare the type that it yields.
     for name, module in cast("Iterator[tuple[str, nn.Module]]", model.named_modules()):
         for kind in type(module).__mro__:
             if (instead := UNSUPPORTED.get(f"{kind.__module__}.{kind.__qualname__}")) is not None:

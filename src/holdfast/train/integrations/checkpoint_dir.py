@@ -1,9 +1,8 @@
-"""Owns which of a framework's own checkpoints are believed: those that were sealed when all ranks had written them.
+"""Checkpoints written by a framework, committed with a manifest after all ranks have written their files.
 
-A framework writes a folder `checkpoint-42` file by file, and one that was cut short looks like any other. The seal
-(manifest_file.py) goes into it last, and names all that must be there: a thread sees the files to disk and sums them, beside the
-steps that follow. Refuses to own what is in the folder, which is the
-framework's affair, and when it is written (the callbacks).
+A framework writes a folder `checkpoint-42` file by file, and a truncated one looks like any other. The manifest
+(manifest_file.py) is written last and lists all files; a background thread syncs the files and computes their
+checksums. Contents and time of a checkpoint are the framework's choice.
 """
 
 from __future__ import annotations
@@ -33,27 +32,27 @@ _NAMED = re.compile(r"checkpoint-(\d+)")
 
 
 class LatestCheckpoint(NamedTuple):
-    """What came of looking for a checkpoint."""
+    """Result of a search for a checkpoint."""
 
     path: Path | None
-    """None where there is no good one."""
+    """None if there is no good one."""
     manifest: Manifest | None
     findings: list[Finding]
-    """What is to be said of it, and of those that were passed over."""
+    """Findings about it, and about skipped ones."""
 
     @property
     def node_s(self) -> float:
-        """Seconds of training so far, of all nodes together."""
+        """Seconds of training so far, summed over nodes."""
         return self.manifest.node_s if self.manifest else 0.0
 
 
 class FinalizeResult(NamedTuple):
-    """What came of sealing one, the same on all ranks."""
+    """Result of committing a checkpoint, the same on all ranks."""
 
     step: int
     path: Path
     took_s: float
-    """From when its framework began to write it."""
+    """Since the framework began to write it."""
     problem: Finding | None
     """Why it failed."""
 
@@ -61,11 +60,11 @@ class FinalizeResult(NamedTuple):
 class CheckpointDir:
     """The checkpoints `checkpoint-STEP` in a folder that all ranks reach, of one run at a time.
 
-    At most one is being sealed: `finish` comes before the next `begin`.
+    At most one is being committed: `wait` comes before the next `start`.
     """
 
     def __init__(self, folder: Path, *, writer: WriterId = ANONYMOUS, keep: int | None = None) -> None:
-        """Keep that many of the newest; none leaves that to the framework."""
+        """Keep this many of the newest checkpoints; None leaves that to the framework."""
         self.folder = folder
         self._keep = keep
         self._fence = WriterFence(folder, writer)
@@ -73,18 +72,18 @@ class CheckpointDir:
         self._finalizing: Future[FinalizeResult] | None = None
 
     def path(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Folder of a step's checkpoint."""
         return self.folder / f"checkpoint-{step}"
 
     def take_over(self) -> None:
-        """Have no other attempt seal from here on; raises HoldfastError where another live run has the folder."""
-        with suppress(OSError):  # where nothing can be written, nothing is sealed
+        """Fence other attempts; raises HoldfastError if another live run uses the folder."""
+        with suppress(OSError):  # in a read-only folder no manifest is written
             self._fence.take_over()
 
     def latest(self, *, world_size: int) -> LatestCheckpoint:
-        """The newest one that is what its seal says, for so many ranks.
+        """The newest checkpoint that matches its manifest, for this world size.
 
-        Raises HoldfastError where the folder cannot be read, or another version of holdfast wrote it.
+        Raises HoldfastError if the folder cannot be read, or another version of holdfast wrote it.
         """
         check_readable(self.folder)
         findings: list[Finding] = []
@@ -109,37 +108,37 @@ class CheckpointDir:
         node_s: float = 0.0,
         configured: Hyperparams | None = None,
     ) -> None:
-        """Seal this one, of which this rank has written its part, beside the steps that follow.
+        """Commit a checkpoint in the background, after this rank has written its part.
 
-        `aside` are the ranks for a thread of its own; `began` (monotonic) is when the writing did.
+        `group`: a process group for the background thread; `began`: monotonic time at which the writing began.
         """
         manifest = Manifest(step=step, world_size=group.world_size, node_s=node_s, hyperparams=configured, files={})
         self._finalizing = self._thread.submit(self._finalize, manifest, group, began)
 
     def poll(self) -> FinalizeResult | None:
-        """What came of the sealing under way; None while it is not known, and where there is none. Told once."""
+        """The result of the current commit; None while it runs or without one. Each result is returned once."""
         return self.wait() if self._finalizing is not None and self._finalizing.done() else None
 
     def wait(self) -> FinalizeResult | None:
-        """The same, waited for."""
+        """Wait for the result of the current commit."""
         sealing, self._finalizing = self._finalizing, None
         return sealing.result() if sealing is not None else None
 
     def _finalize(self, manifest: Manifest, ranks: ControlGroup, began: float) -> FinalizeResult:
         path = self.path(manifest.step)
         try:
-            ranks.gather(None)  # rank 0 looks when all have written
+            ranks.gather(None)  # rank 0 lists the files after all ranks have written
             files = ranks.broadcast(_contents(path) if ranks.rank == 0 else [])
             summed = ranks.gather(_checksums(path, files[ranks.rank :: ranks.world_size]))
             problem = ranks.broadcast(self._commit(path, manifest, summed) if ranks.rank == 0 else None)
-        except RuntimeError as error:  # Gloo's, when another rank is gone
+        except RuntimeError as error:  # from Gloo, when another rank is gone
             problem = _finalize_failed(path, error)
         return FinalizeResult(manifest.step, path, time.monotonic() - began, problem)
 
     def _commit(
         self, path: Path, manifest: Manifest, summed: Iterable[dict[str, FileChecksum] | OSError]
     ) -> Finding | None:
-        """Write the seal, and drop what is too old; returns what went wrong."""
+        """Write the manifest, and remove expired checkpoints; returns the failure."""
         files: dict[str, FileChecksum] = {}
         try:
             for part in summed:
@@ -152,7 +151,7 @@ class CheckpointDir:
             return error.findings[0]
         except OSError as error:
             return _finalize_failed(path, error)
-        if self._keep is not None:  # one that was removed in part no longer is what its seal says
+        if self._keep is not None:  # a partly removed checkpoint no longer matches its manifest
             for old in self._checkpoints()[self._keep :]:
                 shutil.rmtree(old, ignore_errors=True)
         return None
@@ -168,7 +167,7 @@ def _step(path: Path) -> int:
 
 
 def _damage(path: Path, manifest: Manifest) -> str | None:
-    """How a checkpoint differs from what its seal says; None where it does not."""
+    """How a checkpoint differs from its manifest; None if it matches."""
     damages = (manifest_file.find_damage(path / name, expected) for name, expected in manifest.files.items())
     return next((damage for damage in damages if damage), None)
 
@@ -176,7 +175,7 @@ def _damage(path: Path, manifest: Manifest) -> str | None:
 def _finalize_failed(path: Path, error: BaseException) -> Finding:
     return Finding(
         code="checkpoint-manifest-missing",
-        what=f"{path.name} could not be sealed, so it will not be resumed from",
+        what=f"the manifest of {path.name} could not be written, so it will not be resumed from",
         where=str(path),
         evidence=(f"{type(error).__name__}: {error}",),
         remedy="look for space and permissions there, and whether every node reaches that folder",
@@ -185,14 +184,14 @@ def _finalize_failed(path: Path, error: BaseException) -> Finding:
 
 
 def _contents(path: Path) -> list[str]:
-    """Every file below, but for the seal."""
+    """All files in the folder except the manifest."""
     return sorted(
         str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and file.name != manifest_file.NAME
     )
 
 
 def _checksums(path: Path, files: Sequence[str]) -> dict[str, FileChecksum] | OSError:
-    """See these files to disk, and sum them."""
+    """Sync these files to disk, and compute their checksums."""
     try:
         return {file: manifest_file.checksums([path / file])[Path(file).name] for file in files}
     except OSError as error:
@@ -210,7 +209,7 @@ def _skipped(path: Path, why: str, *, whole_once: bool) -> Finding:
         what=f"{path.name} is not resumed from",
         where=str(path),
         evidence=(why,),
-        remedy="Check the storage: it was whole when it was sealed." if whole_once else cut_short,
+        remedy="Check the storage: it was whole when its manifest was written." if whole_once else cut_short,
         owner=Owner.CLUSTER if whole_once else Owner.USER,
     )
 
@@ -219,8 +218,8 @@ def _world_size_changed(path: Path, manifest: Manifest, world_size: int) -> Find
     return Finding(
         code="world-size-changed",
         severity=Severity.WARNING,
-        what=f"{path.name} was taken by {manifest.world_size} ranks; {world_size} go on with it",
+        what=f"{path.name} was taken by {manifest.world_size} ranks; {world_size} resume from it",
         where=str(path),
-        remedy="weights and optimiser go on; random numbers, and which samples come next, are not those of an unbroken "
+        remedy="weights and optimiser are restored; random numbers and the next samples are not those of an unbroken "
         "run",
     )

@@ -1,7 +1,6 @@
-"""Owns what becomes of a checkpoint that a framework's loop has saved: it is sealed beside the steps, and told of.
+"""Commits the checkpoints that a framework's loop has saved, and reports them.
 
-The same for every framework. Refuses to own when one is saved and what it holds (the callbacks), and the seal
-(checkpoint_dir.py).
+Used by the callbacks of all frameworks. Manifests: checkpoint_dir.py.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from holdfast.train.session.rank_coordinator import RankCoordinator
 
 
 class CheckpointFinalizer:
-    """The seals of one rank's loop; all ranks make the same calls after a step."""
+    """Commits the checkpoints of one rank's loop; all ranks make the same calls after a step."""
 
     def __init__(self, coordinator: RankCoordinator, checkpoint_dir: CheckpointDir) -> None:
-        """Raises HoldfastError, on all ranks, where another live run has the folder."""
+        """Raises HoldfastError, on all ranks, if another live run uses the folder."""
         self._coordinator = coordinator
         self._checkpoint_dir = checkpoint_dir
         self.hyperparams: Hyperparams | None = None
-        """What the program says beside model and data, once that is known; it is noted in each seal."""
+        """The program's hyper-parameters, once known; recorded in each manifest."""
         coordinator.ranks.run_on_first(checkpoint_dir.take_over)
         self._background_group = coordinator.ranks.background_group()
 
     def start(self, step: int, *, began: float) -> None:
-        """Seal what the framework has written since `began` (monotonic), for which the loop stood still."""
+        """Commit what the framework has written since `began` (monotonic), while the loop waited."""
         self._coordinator.save_started()
         self._coordinator.add_stall(time.monotonic() - began)
         self._checkpoint_dir.start(
@@ -35,11 +34,11 @@ class CheckpointFinalizer:
         )
 
     def poll(self) -> None:
-        """Tell of the last one as soon as it is known what came of it."""
+        """Report the last commit if it has ended."""
         self._report(self._checkpoint_dir.poll(), required=False)
 
     def wait(self, *, required: bool = False) -> None:
-        """Wait for it, before the next is written or the loop ends; raises HoldfastError where it `must` be sealed."""
+        """Wait for the last commit, before the next save or the loop's end; raises HoldfastError if `required`."""
         began = time.monotonic()
         result = self._checkpoint_dir.wait()
         self._coordinator.add_stall(time.monotonic() - began)

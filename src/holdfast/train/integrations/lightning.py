@@ -1,7 +1,7 @@
-"""Owns a callback for the Trainer of Lightning: it reports, saves when due, seals that, and leaves when told to.
+"""Lightning callback: reports steps, saves when due, commits the checkpoints, and exits on request.
 
-The checkpoint is Lightning's own file, and beside it what Lightning leaves out: each rank's random numbers and where
-its loader stands. Everything else is Lightning's affair.
+The checkpoint is Lightning's own file, plus what Lightning leaves out: each rank's random state and the position of its
+loader.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
 
 MODEL = "lightning.ckpt"
-"""What Lightning writes: a file, or a folder with some of its strategies."""
+"""Lightning's checkpoint: a file, or a folder with some strategies."""
 
 
 class _LightningRankState(TypedDict):
-    """What a rank saves for itself."""
+    """A rank's own state."""
 
     random: rng.RandomState
     loader: dict[str, Any] | None
@@ -41,7 +41,8 @@ class _LightningRankState(TypedDict):
 
 
 class HoldfastCallback(Callback):
-    """Ties a Lightning Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python train.py`.
+    """Connects a Lightning Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python
+    train.py`.
 
     ::
 
@@ -51,10 +52,10 @@ class HoldfastCallback(Callback):
     """
 
     resume_path: str | None = None
-    """The newest good checkpoint in the job's folder, for `ckpt_path`; None where there is none."""
+    """The newest good checkpoint in the job's folder, for `ckpt_path`; None if there is none."""
 
     def __init__(self) -> None:
-        """Look for the newest checkpoint; every rank does so itself, since they have not met yet."""
+        """Find the newest checkpoint; every rank does so itself, since there is no process group yet."""
         self._config = RankConfig.from_env()
         self._config.refuse_replicas()
         self._checkpoint_dir: CheckpointDir | None = None
@@ -65,11 +66,11 @@ class HoldfastCallback(Callback):
             self.resume_path = None if self._latest.path is None else str(self._latest.path / MODEL)
         self._step = 0
         self._loading: dict[str, Any] = {}
-        """What Lightning is about to load."""
+        """The checkpoint that Lightning is about to load."""
         self._rank_state: _LightningRankState | None = None
-        """What is to be gone on from, once there is a loader."""
+        """The state to resume from, once there is a loader."""
         self._action = StepAction.NOTHING
-        """What all ranks are to do as soon as Lightning can go on from there."""
+        """The action for all ranks, at the next point from which Lightning can resume."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -87,7 +88,7 @@ class HoldfastCallback(Callback):
         self._loading = checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The optimiser is made, and its state is not loaded yet.
+        # The optimiser exists, and its state is not loaded yet.
         loading, self._loading = self._loading, {}
         if self._finalizer is None or len(trainer.optimizers) != 1:
             return
@@ -112,7 +113,7 @@ class HoldfastCallback(Callback):
         if self._checkpoint_dir is not None:
             folder = self._checkpoint_dir.path(self._step)
             own = folder / _rank_file(self._coordinator.ranks.rank)
-            # Unpickled in full, as train_state.py does it: the folder is as trusted as the code.
+            # Unpickled in full, as in train_state.py: the folder is as trusted as the code.
             self._rank_state = torch.load(own if own.exists() else folder / _rank_file(0), weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class HoldfastCallback(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == self._step:
-            return  # gradients are still being accumulated
+            return  # still accumulating gradients
         step = self._step = trainer.global_step
         loss = cast("dict[str, Any]", outputs).get("loss") if isinstance(outputs, dict) else outputs
         metrics: dict[str, Any] = {**trainer.logged_metrics, "loss": loss}
@@ -146,7 +147,7 @@ class HoldfastCallback(Callback):
         self._coordinator.set_activity(Activity.BETWEEN_STEPS)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Only from here can Lightning go on with the next epoch: from its last batch it would do the epoch again.
+        # Only from here can Lightning resume with the next epoch: from its last batch it would repeat the epoch.
         self._act(trainer, epoch_ended=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -181,7 +182,7 @@ class HoldfastCallback(Callback):
         finalizer.start(self._step, began=began)
 
     def _refuse_different_starts(self) -> None:
-        """Every rank must have found the same checkpoint."""
+        """Raise unless every rank has found the same checkpoint."""
         ranks = self._coordinator.ranks
         found = ranks.broadcast(ranks.gather(self.resume_path))
         if len(set(found)) > 1:
@@ -196,7 +197,7 @@ class HoldfastCallback(Callback):
 
 
 def _write(trainer: Trainer, file: Path) -> None:
-    """Have Lightning write its checkpoint at once: one that is still being written cannot be sealed."""
+    """Have Lightning write its checkpoint synchronously: files still being written cannot be committed."""
     strategy, given = trainer.strategy, trainer.strategy.checkpoint_io
     if isinstance(given, AsyncCheckpointIO) and given.checkpoint_io is not None:
         strategy.checkpoint_io = given.checkpoint_io
@@ -207,11 +208,11 @@ def _write(trainer: Trainer, file: Path) -> None:
 
 
 def _restore_position(trainer: Trainer, own: _LightningRankState) -> None:
-    """Have the loader and the random numbers go on from where they were.
+    """Restore the position of the loader and the random state.
 
-    Lightning made the loader's iterator before it told the sampler the epoch (2.6), so that of a later epoch would have
-    the first one's order; and it saved rank 0's loader alone. So it is made again. To make one draws a random number,
-    which an unbroken training does at the beginning of an epoch, and not in the middle of it.
+    Lightning creates the loader's iterator before it sets the sampler's epoch (2.6), so that a later epoch would have
+    the first one's order; and it saves only rank 0's loader. So this creates the iterator again. That draws a random
+    number, which an uninterrupted training does at the beginning of an epoch, not in the middle.
     """
     loop = trainer.fit_loop
     combined, fetcher = loop._combined_loader, loop._data_fetcher
@@ -231,7 +232,7 @@ def _restore_position(trainer: Trainer, own: _LightningRankState) -> None:
 
 
 def _not_bit_exact(trainer: Trainer) -> Finding | None:
-    """What is to be said of a loader whose place in an epoch cannot be known."""
+    """Finding for a loader whose position in an epoch cannot be known."""
     loader = trainer.train_dataloader
     sampler = getattr(loader, "sampler", None)
     if not hasattr(loader, "state_dict"):
@@ -245,7 +246,7 @@ def _not_bit_exact(trainer: Trainer) -> Finding | None:
     return Finding(
         code="loader-resume-not-bit-exact",
         severity=Severity.WARNING,
-        what="in the middle of an epoch, training cannot go on exactly where it was",
+        what="in the middle of an epoch, training cannot resume exactly where it was",
         evidence=(why,),
         remedy="give trainer.fit() one torchdata StatefulDataLoader, of a dataset with a length, and with a "
         "DistributedSampler of your own (use_distributed_sampler=False); at an epoch's end any will do",
@@ -255,7 +256,7 @@ def _not_bit_exact(trainer: Trainer) -> Finding | None:
 def _keeps_order(sampler: object) -> bool:
     """Whether the order follows from the epoch, or is in the loader's own state.
 
-    Over several ranks Lightning wraps a sampler that it does not know, torchdata's own among them, and forgets it.
+    Over several ranks Lightning wraps unknown samplers, including torchdata's, and loses their state.
     """
     if type(sampler) in (SequentialSampler, DistributedSampler):
         return True

@@ -1,8 +1,8 @@
-"""Owns what the arguments of transformers' Trainer say of optimiser and schedule, and that it holds after a resume.
+"""Optimiser and schedule settings in the arguments of transformers' Trainer, and their effect after a resume.
 
-The Trainer makes both and loads their old settings into them at once, so that only its arguments tell what the program
-says now. A schedule of its own already follows the new arguments, from the place it had. Refuses to own optimisers that
-are given to the Trainer, of which its arguments say nothing.
+The Trainer creates both and loads their old settings immediately, so only its arguments have the program's current
+settings. The Trainer's own schedules already follow the new arguments from the current step. Optimisers passed to the
+Trainer are not covered: its arguments do not describe them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ OPTIONS: Mapping[str, Callable[[TrainingArguments], Any]] = {
     "betas": lambda args: (args.adam_beta1, args.adam_beta2),
     "eps": lambda args: args.adam_epsilon,
 }
-"""Of the optimiser's groups, by the names that they have there."""
+"""Settings of the optimiser's groups, by their names there."""
 SCHEDULE = ("warmup_steps", "lr_scheduler_kwargs")
 LENGTH = ("max_steps", "num_train_epochs")
-"""Where a schedule ends, if it does."""
+"""Arguments that define the end of a schedule, if it has one."""
 ENDLESS = ("constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau")
 """Schedules of transformers (5.23) that do not end."""
 
 
 def hyperparams_from(args: TrainingArguments, model: nn.Module) -> Hyperparams:
-    """What they say, in the words of any other program's."""
+    """The arguments as hyper-parameters, in the same form as any other program's."""
     scheduler = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     names = SCHEDULE if scheduler in ENDLESS else LENGTH + SCHEDULE
     dtypes = {str(each.dtype).removeprefix("torch.") for each in model.parameters()}
@@ -47,7 +47,7 @@ def hyperparams_from(args: TrainingArguments, model: nn.Module) -> Hyperparams:
 
 
 def apply_changes(optimizer: Optimizer, scheduler: LRScheduler | None, was: Hyperparams, now: Hyperparams) -> None:
-    """Let what they say now hold, where the Trainer has loaded what they said then."""
+    """Apply the current arguments after the Trainer has loaded the old settings."""
     (old,), (new,) = was.groups, now.groups
     changed = {change.name for change in diff(was, now)}
     for number, group in enumerate(optimizer.param_groups):
@@ -66,7 +66,7 @@ def apply_changes(optimizer: Optimizer, scheduler: LRScheduler | None, was: Hype
 
 
 def _recompute_rates(optimizer: Optimizer, scheduler: LambdaLR) -> None:
-    """Have the rates of the next step be those of the schedule, which is at its place."""
+    """Compute the rates of the next step from the schedule at its current position."""
     rates = [
         base * rate(scheduler.last_epoch) for base, rate in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
     ]

@@ -1,7 +1,7 @@
-"""Owns a callback for the Trainer of `transformers`: it reports, asks for saves, seals them, and leaves when told to.
+"""Callback for the Trainer of `transformers`: reports steps, requests saves, commits them, and exits on request.
 
-The checkpoint is the Trainer's own, in its `output_dir`, with a seal; what it holds and how long it is kept is the
-Trainer's affair, and so are the data and the random numbers.
+The checkpoint is the Trainer's own, in its `output_dir`, plus a manifest; its content and retention, the data and the
+random state are the Trainer's responsibility.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.train.session.rank_coordinator import RankCoordinator
 
 
 class _NotBitExact(NamedTuple):
-    """An argument of the Trainer's, and what it takes from a resumed training."""
+    """A Trainer argument that prevents an exact resume, and what is lost."""
 
     argument: str
     value: Any
@@ -36,12 +36,12 @@ class _NotBitExact(NamedTuple):
 NOT_BIT_EXACT = (
     _NotBitExact("save_only_model", True, "the optimiser and the random numbers are not saved, so none can be resumed"),
     _NotBitExact("ignore_data_skip", True, "samples that were trained on before come again"),
-    _NotBitExact("save_total_limit", 1, "the last good checkpoint is removed before the next is sealed"),
+    _NotBitExact("save_total_limit", 1, "the last good checkpoint is removed before the next is committed"),
 )
 
 
 class HoldfastCallback(TrainerCallback):
-    """Ties a Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python train.py`.
+    """Connects a Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python train.py`.
 
     ::
 
@@ -49,11 +49,11 @@ class HoldfastCallback(TrainerCallback):
         trainer = Trainer(model, args, train_dataset=dataset, callbacks=[holdfast])
         trainer.train(resume_from_checkpoint=holdfast.resume_path)
 
-    Checkpoints are due when the Trainer's arguments say so, when the job does, and when one is asked for.
+    Saves when the Trainer's arguments or the job require it, and on request.
     """
 
     resume_path: str | None = None
-    """The newest good checkpoint in the Trainer's `output_dir`, once the Trainer is made; None where there is none."""
+    """The newest good checkpoint in the Trainer's `output_dir`, once the Trainer exists; None if there is none."""
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         told = RankConfig.from_env()
@@ -63,7 +63,7 @@ class HoldfastCallback(TrainerCallback):
                 "trainer-not-distributed",
                 f"the Trainer counts {args.world_size} ranks, but {told.world_size} were started",
                 exit_code=ExitCode.USAGE,
-                evidence=("every rank would train a model of its own",),
+                evidence=("every rank would train a separate model",),
                 remedy="on CPUs say use_cpu=True and ddp_backend='gloo' in the TrainingArguments",
             )
         self._coordinator = RankCoordinator(told)
@@ -76,7 +76,7 @@ class HoldfastCallback(TrainerCallback):
         self._coordinator.restore_node_s(found.node_s)
         self.resume_path = None if found.path is None else str(found.path)
         self._resume_manifest = found.manifest
-        if kwargs.get("optimizer") is None:  # else the arguments say nothing of it
+        if kwargs.get("optimizer") is None:  # else the arguments do not describe it
             self._finalizer.hyperparams = hyperparams_from(args, kwargs["model"])
             self._refuse_another_optimizer()
         self._stopping = False
@@ -92,7 +92,7 @@ class HoldfastCallback(TrainerCallback):
         self._coordinator.start()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._report(state)  # where the Trainer did not log after all, because another callback said so
+        self._report(state)  # another callback has stopped the Trainer from logging
         self._unreported = state.global_step
         if not control.should_log:
             self._report(state)
@@ -114,7 +114,7 @@ class HoldfastCallback(TrainerCallback):
             self._coordinator.set_activity(Activity.BETWEEN_STEPS)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        self._save_began = time.monotonic()  # the Trainer saves after it has evaluated
+        self._save_began = time.monotonic()  # the Trainer saves after its evaluation
 
     def on_log(
         self,
@@ -136,12 +136,12 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self._finalizer.wait()
-        if self._stopping:  # and the Trainer would not save, for it keeps only what evaluates best
+        if self._stopping:  # the Trainer would not save: it keeps only the best evaluated checkpoint
             self._coordinator.exit_early(state.global_step)
         self._coordinator.close()
 
     def _refuse_another_optimizer(self) -> None:
-        """Before the Trainer loads the state of the one into the other, which may well succeed."""
+        """Raise before the Trainer loads one optimiser's state into another, which may even succeed."""
         manifest, now = self._resume_manifest, self._finalizer.hyperparams
         if manifest is None or manifest.hyperparams is None or now is None:
             return
@@ -157,7 +157,7 @@ class HoldfastCallback(TrainerCallback):
             self._coordinator.report_finding(hyperparameters_changed(step, str(self.resume_path), changed))
 
     def _before_save(self, control: TrainerControl) -> None:
-        """The Trainer saves after this, where it is to: it must not change files that are being sealed."""
+        """Wait for the last commit before the Trainer saves: it must not change files that are being committed."""
         if control.should_save:
             self._finalizer.wait()
         else:
@@ -172,7 +172,7 @@ class HoldfastCallback(TrainerCallback):
 
 
 def _not_bit_exact(args: TrainingArguments) -> list[Finding]:
-    """What is to be said of arguments with which a resumed training is not what an unbroken one is."""
+    """Findings for arguments with which a resumed training differs from an uninterrupted one."""
     rows = [row for row in NOT_BIT_EXACT if getattr(args, row.argument) == row.value]
     if not rows:
         return []
@@ -180,7 +180,7 @@ def _not_bit_exact(args: TrainingArguments) -> list[Finding]:
         Finding(
             code="trainer-resume-not-bit-exact",
             severity=Severity.WARNING,
-            what="with these arguments of the Trainer, training cannot go on exactly where it was",
+            what="with these arguments of the Trainer, training cannot resume exactly where it was",
             evidence=tuple(f"{row.argument}={row.value}: {row.loss}" for row in rows),
             remedy="leave them out of the TrainingArguments, unless that is what you want",
         )

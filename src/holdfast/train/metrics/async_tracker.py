@@ -1,7 +1,7 @@
-"""Owns how metrics reach a tracker: in a thread of its own, so that one that is slow, broken or gone stops no training.
+"""Queue and thread in front of an experiment tracker, so that a slow or broken tracker never stops training.
 
-The loop puts a step down and goes on. What a tracker does wrong is noted once, for the loop to say, since only its
-thread speaks to the agent. Refuses to own what a tracker is told (trackers.py).
+The loop only enqueues a step. A tracker's failure is recorded once, for the loop to report, since only the loop's
+thread talks to the agent. Trackers: trackers.py.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from holdfast.findings import Finding, Severity
 from holdfast.train.metrics.trackers import TrackedRun, Tracker
 
 BACKLOG_STEPS = 10_000
-"""What a tracker may be behind; about 20 MB."""
+"""Maximum steps queued for a tracker; about 20 MB."""
 CLOSE_S = 20.0
-"""Longest that a process which is done waits for a tracker to take the rest."""
+"""Maximum seconds that an exiting process waits for a tracker to take the rest."""
 
 _QueuedStep = tuple[int, Mapping[str, float]]
 
 
 class AsyncTracker:
-    """Carries steps to one tracker, in order."""
+    """Delivers steps to one tracker, in order."""
 
     def __init__(self, name: str, tracker: Tracker, tracked_run: TrackedRun) -> None:
         self._name = name
@@ -38,18 +38,18 @@ class AsyncTracker:
         self._thread.start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Have a step carried; dropped where the tracker is too far behind."""
+        """Enqueue a step; drops it if the queue is full."""
         try:
             self._queue.put_nowait((step, metrics))
         except queue.Full:
             self._fail(f"is {BACKLOG_STEPS:,} steps behind, and misses those that follow", "")
 
     def take_finding(self) -> Finding | None:
-        """What is to be said of the tracker, once."""
+        """Finding about the tracker, returned once."""
         return None if self._findings.empty() else self._findings.get()
 
     def close(self) -> None:
-        """Have the rest carried, as far as that takes no more than `CLOSE_S`; a second call does nothing."""
+        """Deliver the rest, for at most `CLOSE_S`; idempotent."""
         if self._closed or self._thread is threading.current_thread() or not self._thread.is_alive():
             return
         self._closed, until = True, time.monotonic() + CLOSE_S
@@ -65,7 +65,7 @@ class AsyncTracker:
         except BaseException as error:
             self._fail("cannot be reached, and gets no metrics", f"{type(error).__name__}: {error}")
             return
-        # Trackers end themselves when the process ends; what was registered last is done first.
+        # Trackers register their own exit handlers; the handler registered last runs first.
         atexit.register(self.close)
         while (parcel := self._queue.get()) is not None:
             self._log_step(*parcel)
@@ -87,7 +87,7 @@ class AsyncTracker:
                 Finding(
                     code="tracker-failed",
                     severity=Severity.WARNING,
-                    what=f"{self._name} {what}; training goes on",
+                    what=f"{self._name} {what}; training continues",
                     where="rank 0",
                     evidence=(evidence[:500],) if evidence else (),
                     remedy=f"See whether {self._name} is installed, and reached from here. A run of holdfast's has the "

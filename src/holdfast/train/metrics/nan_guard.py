@@ -1,8 +1,8 @@
-"""Owns what is said and done about losses and other metrics that are no numbers (nan) or without bound (inf).
+"""Guards against NaN and infinite losses, and reports other metrics that are not finite.
 
-A loop goes on after such a loss, for many skip a bad batch by themselves; no checkpoint is taken while it lasts, since
-what has it may be spoilt and would take a good one's place; and after `MAX_IN_A_ROW` the loop ends, to be started
-again from the last good one. Refuses to own how all ranks come to know (rank_coordinator.py).
+After such a loss the loop continues, because many loops skip a bad batch. Meanwhile no checkpoint is taken, as the
+state may be damaged and would replace a good checkpoint. After `MAX_IN_A_ROW` such steps the loop ends, to restart from
+the last good one. How all ranks agree: rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from holdfast.findings import Finding, Severity, replica_suffix
 
 MAX_IN_A_ROW = 20
-"""Loops that skip bad batches, or scale losses, have a few in a row at most."""
+"""Loops that skip bad batches or scale losses have a few in a row at most."""
 REPORT_AGAIN_S = 60.0
-"""Least time between two words about a loss that comes and goes."""
+"""Minimum seconds between two reports about an intermittent loss."""
 _FOLLOWS = f". None is taken while it lasts, and {MAX_IN_A_ROW} such steps in a row end the loop"
 
 SKIPPED = Finding(
@@ -25,11 +25,11 @@ SKIPPED = Finding(
     what="no checkpoint was taken: a loss is no number",
     remedy="see `loss-not-finite`; the newest checkpoint is of before, and none is taken until all losses are numbers",
 )
-"""Said instead of the first checkpoint of a row of them."""
+"""Reported for the first skipped checkpoint of a series."""
 
 
 def skipped(count: int) -> Finding:
-    """Said when the row is over, of those that nothing was said of."""
+    """Reported at the end of a series, for the other skipped checkpoints."""
     return Finding(
         code="checkpoint-skipped-nonfinite",
         severity=Severity.INFO,
@@ -39,24 +39,24 @@ def skipped(count: int) -> Finding:
 
 
 class NonFiniteGuard:
-    """Looks at one rank's metrics, step by step."""
+    """Checks one rank's metrics, step by step."""
 
     def __init__(self, rank: int, replica: int = 0) -> None:
         self._rank = rank
         self._who = f"rank {rank}{replica_suffix(replica)}"
         self._in_a_row = 0
         self._last_good: tuple[float, int] | None = None
-        """The last loss that was a number, and its step."""
+        """The last finite loss, and its step."""
         self._reported_at = -math.inf
         self._reported_names: set[str] = set()
 
     @property
     def is_finite(self) -> bool:
-        """Whether the last step's loss was a number."""
+        """Whether the last step's loss was finite."""
         return self._in_a_row == 0
 
     def check(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
-        """What is to be said of a step's metrics; with an error among it the loop is to end."""
+        """Findings about a step's metrics; an error among them ends the loop."""
         loss = metrics.get("loss")
         found: list[Finding] = []
         if loss is not None and math.isfinite(loss):
@@ -73,7 +73,7 @@ class NonFiniteGuard:
         return found + self._others(step, metrics)
 
     def _others(self, step: int, metrics: Mapping[str, float]) -> list[Finding]:
-        """Each name is said once, by rank 0, whose figures are the ones that are shown."""
+        """Each name is reported once, by rank 0, whose values are displayed."""
         none = {name for name, value in metrics.items() if name != "loss" and not math.isfinite(value)}
         fresh = sorted(none - self._reported_names)
         self._reported_names |= none
@@ -92,7 +92,7 @@ class NonFiniteGuard:
             + (f", and was no number in {self._in_a_row} steps: the loop ends" if over else ""),
             where=self._who,
             evidence=tuple(filter(None, (norm, before))),
-            remedy="go on from the newest checkpoint, which is of before it, with a lower learning rate, clipped "
+            remedy="resume from the newest checkpoint, which is older, with a lower learning rate, clipped "
             "gradients, or without the samples of that step; if it does not come again with the same samples, suspect "
             f"the device{'' if over else _FOLLOWS}",
         )

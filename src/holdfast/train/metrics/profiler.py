@@ -1,9 +1,9 @@
-"""Owns a profile of a few steps: taken when asked for, by torch's profiler, and told as the parts of a step's time.
+"""Profiles a few steps on request with torch's profiler, and reports the parts of a step's time.
 
-Costs a step nothing while none is taken. Works for any module however it is wrapped or compiled, since it hangs
-nothing on it: a backward pass is a call of `torch.autograd.backward`, an optimiser's step and a loader's next batch
-name themselves, and whatever sends collectives records them. Refuses to own what the parts are and that they add up
-(metrics/step_breakdown.py), and when a profile is asked for (rank_coordinator.py).
+Costs nothing while no profile runs. Works for any module, however wrapped or compiled, since it installs no hooks: a
+backward pass is a call of `torch.autograd.backward`, optimiser steps and loader batches label themselves, and every
+collective library records its operations. The parts and their sum: metrics/step_breakdown.py. Requests:
+rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STEP, _BACKWARD, _DATA, _CHECKPOINT = (f"holdfast: {name}" for name in ("step",
 _LOADER = "enumerate(DataLoader)#"
 _OPTIMIZER, _ZEROING = "Optimizer.step#", "Optimizer.zero_grad#"
 _HOST_SENDS = re.compile(r"(gloo|mpi|ucc):")
-"""A collective from its beginning to its end; NCCL's are kernels."""
+"""A whole collective; NCCL's are kernels."""
 _DEVICE_SENDS = re.compile(r"nccl|rccl", re.IGNORECASE)
 _ENTERS = re.compile(r"(c10d|_c10d_functional)::|record_param_comms")
 _COMPUTES = re.compile(r"(?!c10d::|_c10d_functional::|autograd::engine::)\w[\w.]*::|CompiledFunction|Torch-Compiled")
@@ -38,7 +38,7 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 class Profiler:
-    """Profiles steps of one rank, one time at most at once."""
+    """Profiles steps of one rank, one profile at a time."""
 
     def __init__(self) -> None:
         self._running: profile | None = None
@@ -51,16 +51,16 @@ class Profiler:
         return self._running is not None
 
     def take_findings(self) -> list[Finding]:
-        """What is to be said of profiles since the last call."""
+        """Findings about profiles since the last call."""
         noted, self._findings = self._findings, []
         return noted
 
     def start(self) -> None:
-        """Profile the steps that follow, as far as that can be; called between two steps."""
-        if torch.autograd._profiler_enabled():  # a second one would end the first
+        """Profile the next steps, if possible; called between two steps."""
+        if torch.autograd._profiler_enabled():  # a second profiler would end the first
             self._findings = [_profile_failed("the program profiles itself")]
             return
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else it has errors to tell of every host without a GPU
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it logs errors on every host without a GPU
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_initialized() else [])]
         running = profile(activities=activities, acc_events=True)
         _wait_for_device()
@@ -74,7 +74,7 @@ class Profiler:
         self._note_step()
 
     def step(self, *, last: bool) -> dict[str, float]:
-        """A step has ended; returns the metrics of a profile that is complete with it."""
+        """End a step; returns the metrics of a profile that this step completes."""
         if self._running is None:
             return {}
         self._steps += 1
@@ -85,12 +85,12 @@ class Profiler:
         self._note_step()
         try:
             return step_breakdown(_step_trace(self.stop()))
-        except Exception as error:  # the profiler is torch's; whatever it does, it ends no training
+        except Exception as error:  # an error of torch's profiler must not stop training
             self._findings = [_profile_failed(f"{type(error).__name__}: {error}")]
             return {}
 
     def stop(self) -> list[Any]:
-        """Profile no longer; returns what was recorded."""
+        """Stop profiling; returns the recorded events."""
         running, self._running = self._running, None
         if running is None:
             return []
@@ -109,7 +109,7 @@ class Profiler:
 
 
 def _wait_for_device() -> None:
-    """What was asked of a GPU so far belongs to the steps so far."""
+    """Wait for GPU work, so that it counts for the steps that launched it."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -126,7 +126,7 @@ def waiting_for_checkpoint() -> AbstractContextManager[object]:
 
 @contextmanager
 def unrecorded() -> Generator[None]:
-    """What is sent in here is the session's own, and no communication of the training's."""
+    """Excludes the session's own collectives from the training's communication."""
     torch.autograd._enable_record_function(False)
     try:
         yield
@@ -139,7 +139,7 @@ def _mark(name: str) -> AbstractContextManager[object]:
 
 
 def _step_trace(events: list[Any]) -> StepTrace:
-    """What torch's profiler has recorded, by what it means for a step's time."""
+    """The events of torch's profiler, classified by their meaning for a step's time."""
     starts = sorted(event.start_ns() for event in events if event.name() == _STEP)
     thread = next(event.start_thread_id() for event in events if event.name() == _STEP)
     on_host = [(event.name(), event) for event in events if event.activity_type() in (_OPERATOR, _NAMED)]
@@ -175,7 +175,7 @@ def _profile_failed(why: str) -> Finding:
     return Finding(
         code="step-profile-failed",
         severity=Severity.WARNING,
-        what="where the time of a step goes could not be measured; training goes on",
+        what="the steps could not be profiled; training continues",
         evidence=(why[:500],),
-        remedy="ask again while no other profiler is at work in the ranks",
+        remedy="ask again while no other profiler is running in the ranks",
     )

@@ -1,6 +1,6 @@
-"""Owns where a run's metrics go beside its controller: lines for who watches, and trackers of experiments.
+"""Writes rank 0's metrics to stderr and to experiment trackers, in addition to the controller.
 
-Rank 0's figures. Refuses to own what they are (step_meter.py), and the wire to the agent (agent_client.py).
+What is measured: step_meter.py; the wire to the agent: agent_client.py.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from holdfast.train.session.rank_config import RankConfig
 LINE_EVERY_S = 10.0
 """Seconds between two lines."""
 NAME_FILE = "run.txt"
-"""In the folder of checkpoints: what a run that holdfast has not started is called by trackers."""
+"""In the checkpoint folder: the name that trackers use for a run that holdfast has not started."""
 
 
 class MetricsSink:
-    """Takes the figures of each step, on rank 0."""
+    """Receives the metrics of each step, on rank 0."""
 
     def __init__(self, config: RankConfig) -> None:
-        """A line now and then where no agent is told instead."""
+        """Print a line every `LINE_EVERY_S` if there is no agent."""
         if unknown := sorted(set(config.report_to) - TRACKERS.keys()):
             raise failure(
                 "tracker-unknown",
@@ -47,7 +47,7 @@ class MetricsSink:
         self._written_at = -math.inf
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Trackers are opened with the first step, when it is known which one that is."""
+        """Log a step; the first one opens the trackers, because only then is the resumed step known."""
         if self._config.report_to and not self._trackers:
             tracked_run = _tracked_run(self._config, step - 1)
             self._trackers = [AsyncTracker(name, TRACKERS[name](), tracked_run) for name in self._config.report_to]
@@ -57,11 +57,11 @@ class MetricsSink:
             self._print_line(step, metrics)
 
     def take_findings(self) -> Iterator[Finding]:
-        """What is to be said of trackers."""
+        """Findings about trackers."""
         return (finding for tracker in self._trackers if (finding := tracker.take_finding()) is not None)
 
     def close(self) -> None:
-        """The last step was taken."""
+        """Close the trackers after the last step."""
         for tracker in self._trackers:
             tracker.close()
 
@@ -74,7 +74,7 @@ class MetricsSink:
 
 
 def _tracked_run(config: RankConfig, after: int) -> TrackedRun:
-    """One name for all attempts: the run's, else one that is kept with its checkpoints."""
+    """One name for all attempts: the run's, else one that is stored with its checkpoints."""
     name = config.run or _stored_run_name(config.checkpoint_folder)
     replica = f"-replica{config.replica}" if config.replica else ""
     return TrackedRun(run=f"{name}{replica}", resumed_step=after, folder=config.checkpoint_folder or Path("runs"))

@@ -1,7 +1,6 @@
-"""Owns what a rank measures of its own steps: plain numbers of what it is given, waits, memory, and speed from these.
+"""Measures a rank's steps: the given metrics as plain numbers, waits, memory, and throughput.
 
-Waits for a GPU in one place only: `numbers`, and there only where a step is given a tensor that lies on one. Refuses
-to own when a step ends, and whom it is told to (rank_coordinator.py).
+Waits for a GPU only in `to_numbers`, and only if a step is given a tensor on a GPU. Reporting: rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from holdfast.train.metrics.profiler import waiting_for_data
 Item = TypeVar("Item")
 
 MEMORY_EVERY_S = 1.0
-"""Least time between two questions to the allocator, which takes 0.1 ms to answer."""
+"""Minimum seconds between two allocator queries, which take 0.1 ms each."""
 
 
 class StepMeter:
@@ -39,7 +38,7 @@ class StepMeter:
         sequence_length: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A plain number of FLOPs per token counts attention in full; without one, a transformers config tells."""
+        """A plain number of FLOPs per token counts attention in full; without one, it uses a transformers config."""
         given = (
             FlopsPerToken(full=float(flops_per_token)) if isinstance(flops_per_token, float | int) else flops_per_token
         )
@@ -55,7 +54,7 @@ class StepMeter:
         self._memory_at = -math.inf
 
     def timed(self, source: Iterable[Item]) -> Iterator[Item]:
-        """The same items; the time until each is there counts as waited for data."""
+        """The same items; the wait for each counts as data wait."""
         items = iter(source)
         while True:
             began = self._clock()
@@ -69,7 +68,7 @@ class StepMeter:
             yield item
 
     def measure(self, given: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
-        """What is measured of a step that took so long, by names in the catalogue; `devices` took part in it."""
+        """Metrics of a step of `step_s` on `devices` devices, by the names of the catalogue."""
         measured = self._throughput.rates(given, step_s=step_s, devices=devices)
         if self._data_wait_s is not None:
             measured["data_wait_s"], self._data_wait_s = self._data_wait_s, 0.0
@@ -89,9 +88,9 @@ class StepMeter:
 
 
 def to_numbers(given: Mapping[str, SupportsFloat | None]) -> tuple[dict[str, float], dict[str, str]]:
-    """What a step is given as plain numbers, and by name why each metric that is none was dropped.
+    """Convert a step's metrics to plain numbers; returns also, by name, why a metric was dropped.
 
-    None is left out, and what lies on a GPU is waited for: an error of that GPU is raised here.
+    Skips None, and waits for tensors on a GPU: an error of that GPU is raised here.
     """
     found: dict[str, float] = {}
     dropped: dict[str, str] = {}
@@ -117,7 +116,7 @@ def _number(value: SupportsFloat) -> float:
             raise _NoNumberError(f"its value is a tensor of {value.numel():,} elements, not one number")
         if value.is_meta or value.is_complex():
             raise _NoNumberError(f"its value is a {'meta' if value.is_meta else 'complex'} tensor, not one number")
-        # A norm over shards is whole only once it is put together; every rank is here.
+        # A norm over shards needs all of them; every rank is here.
         value = (value.full_tensor() if isinstance(value, DTensor) else value).detach()
         value = (value.to_dense() if value.layout is not torch.strided else value).item()
     try:
@@ -137,7 +136,7 @@ def _peak_tflops(device: torch.device | None) -> float | None:
 
 
 def _shape(model: nn.Module) -> ModelShape | None:
-    """The shape that a model's own config tells; none where only a part of it is trained, which needs less."""
+    """The model's shape from its config; None if only a part of the model is trained, which needs fewer FLOPs."""
     inner: Any = model
     while (wrapped := getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)) is not None:
         inner = wrapped

@@ -1,8 +1,7 @@
-"""Owns what each tracker of experiments is told: one run there for all attempts of a run here, and each step once.
+"""Adapters for experiment trackers: all attempts of a run share one tracker run, with each step once.
 
-A tracker is asked for by name and imported then; holdfast needs none of them. Each has its own way with steps that are
-done again after a restart, which is said in its class. Refuses to own when it is called, and what happens when it
-fails (async_tracker.py).
+A tracker is selected by name and imported then; holdfast depends on none of them. Each class states how its tracker
+handles steps that are repeated after a restart. Calls and failures: async_tracker.py.
 """
 
 from __future__ import annotations
@@ -14,39 +13,39 @@ from pathlib import Path
 from typing import Any, Protocol
 
 TAG = "holdfast.run"
-"""By which MLflow finds the run again."""
+"""Tag by which MLflow finds the run again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedRun:
-    """Which run it is that is told of."""
+    """Identity of the run in trackers."""
 
     run: str
     """The same for every attempt; letters, digits, `-`, `_` and `.`."""
     resumed_step: int
-    """The step that this process went on from."""
+    """The step that this process resumed from."""
     folder: Path
-    """Where a tracker that writes files may do so; the same for every attempt."""
+    """Folder for trackers that write files; the same for every attempt."""
 
 
 class Tracker(Protocol):
-    """One of them; all calls come from one thread, and may take their time."""
+    """A tracker; all calls come from one thread and may block."""
 
     def open(self, tracked_run: TrackedRun) -> None:
-        """Go on with the run, or begin it."""
+        """Resume the tracker's run, or create it."""
         ...
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell it of a step."""
+        """Log a step."""
         ...
 
     def close(self) -> None:
-        """See to it that all is where it belongs."""
+        """Flush everything."""
         ...
 
 
 class TensorBoard:
-    """Event files in FOLDER/tensorboard/RUN; of a step that is done again the new figures are shown."""
+    """Event files in FOLDER/tensorboard/RUN; for a repeated step the new values are shown."""
 
     def open(self, tracked_run: TrackedRun) -> None:
         # The ignore: torch's own stubs leave it out.
@@ -66,10 +65,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The run with our id, in the project that WANDB_PROJECT names; or the one the program has begun itself.
+    """The run with our id, in the project that WANDB_PROJECT names; or the run that the program has already started.
 
-    Of a step that is done again the first figures stay: W&B takes no step below the last. Offline each attempt writes
-    a folder, and `wandb sync` makes them one run by their id.
+    For a repeated step the first values stay: W&B accepts no step below the last. Offline, each attempt writes a
+    folder, and `wandb sync` merges them into one run by their id.
     """
 
     def open(self, tracked_run: TrackedRun) -> None:
@@ -87,16 +86,16 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """The run that has our tag, in the experiment that MLFLOW_EXPERIMENT_NAME names, at MLFLOW_TRACKING_URI.
+    """The run with our tag, in the experiment that MLFLOW_EXPERIMENT_NAME names, at MLFLOW_TRACKING_URI.
 
-    Of a step that is done again the first figures stay: what the run has is looked up, and not sent again.
+    For a repeated step the first values stay: the adapter looks up the logged steps and does not send them again.
     """
 
     def open(self, tracked_run: TrackedRun) -> None:
         import mlflow
 
         self._refused: set[str] = set()
-        """Names of metrics that it does not take."""
+        """Metric names that it rejects."""
         found: Any = mlflow.search_runs(
             search_all_experiments=True, filter_string=f"tags.`{TAG}` = '{tracked_run.run}'", output_format="list"
         )
@@ -120,7 +119,7 @@ class MLflow:
             raise ValueError(f"MLflow takes no metric {', '.join(map(repr, sorted(self._refused)[:8]))}") from error
 
     def _log_one_by_one(self, metrics: Mapping[str, float], step: int) -> bool:
-        """MLflow refuses all metrics of a step for the name of one; whether there is such a name."""
+        """Log each metric alone, as MLflow rejects a whole step for one bad name; returns whether there is one."""
         import mlflow
 
         for name, value in metrics.items():

@@ -1,8 +1,8 @@
-"""Owns what a program imports from installed packages, as far as its files tell without being run.
+"""Finds what a program imports from installed packages by reading its files, without running it.
 
-Read are the imports at the top of its files, in the order in which Python comes to them, until the program changes what
-an import may depend on (`os.environ`, the front of `sys.path`): what it imports after that is not looked at.
-The program's own modules are read and never imported, since they may be edited between two starts.
+It reads the imports at the top of the files, in Python's order, until the program changes what an import may depend on
+(`os.environ`, the front of `sys.path`); later imports are ignored. The program's own modules are read but never
+imported, since the user may edit them between two starts.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ IMPORT_DEPENDENCIES = (
     "sys.meta_path",
     "site.addsitedir",
 )
-"""What an import may depend on; `sys.path.append` alone does not matter, since what is found is found before it."""
+"""What an import may depend on. `sys.path.append` alone is harmless: earlier entries are found first."""
 
 READ_METHODS = ("get", "append", "copy", "items", "keys", "values", "extend")
-"""Methods of these that change nothing that was there."""
+"""Methods of these that change no existing entry."""
 
 
 class _ImportsMayChange(Exception):
-    """The program changes what imports may depend on; the words are `file:line`."""
+    """The program changes what imports may depend on; the text is `file:line`."""
 
 
 class ImportScanner:
@@ -55,7 +55,7 @@ class ImportScanner:
         self._seen: set[str] = set()
 
     def imports(self) -> Iterator[str]:
-        """Names to import, in order; of `from a import b`, which may be a module or not, `a.b`."""
+        """Names to import, in order; `a.b` for `from a import b`, whether or not it is a module."""
         try:
             if self._kind == "code":
                 yield from self._scan_source(self._program, "-c", "")
@@ -102,7 +102,7 @@ class ImportScanner:
                 raise _ImportsMayChange(f"{_shown(path)}:{statement.lineno}")
 
     def _scan_module(self, name: str, *, main: bool = False) -> Iterator[str]:
-        """A module of the program's own is read, from its outermost package on; any other is to be imported."""
+        """Read a module of the program itself, from its outermost package on; yield any other as an import."""
         parts = name.split(".")
         spec = self._find(parts[0])
         if spec is None:
@@ -127,7 +127,7 @@ class ImportScanner:
             yield from self._scan_file(spec.origin, package)
 
     def _installed_main(self, name: str) -> Iterator[str]:
-        """Of an installed program the packages around it are imported to find it, and it is read like any other."""
+        """For an installed program, import the packages around it to find it, then read it like any other."""
         spec = _find_installed(name)
         if spec is not None and spec.submodule_search_locations is not None:
             name = f"{name}.__main__"
@@ -136,13 +136,13 @@ class ImportScanner:
             yield from self._scan_file(spec.origin, name.rpartition(".")[0])
 
     def _find(self, top: str) -> ModuleSpec | None:
-        """Where Python would find it: a folder that is no package is the last thing that it takes for one."""
+        """Find a module as Python does: a folder without `__init__.py` is its last choice."""
         own = importlib.machinery.PathFinder.find_spec(top, self._own)
         return own if own is not None and own.has_location else _find_installed(top) or own
 
 
 def scan(reading: ImportScanner) -> list[str]:
-    """What a program imports, each once, in the order of the first time."""
+    """What a program imports, without duplicates, in the order of first occurrence."""
     return list(dict.fromkeys(reading.imports()))
 
 
@@ -162,7 +162,7 @@ def _absolute(statement: ast.ImportFrom, package: str) -> str:
 
 
 def _shown(path: str) -> str:
-    """The name of a file, with its package where every package has one of that name."""
+    """The name of a file, with its package if the name is the same in every package."""
     folder, name = os.path.split(path)
     return os.path.join(os.path.basename(folder), name) if name.startswith("__") else name
 
@@ -195,12 +195,12 @@ def _is_installed(spec: ModuleSpec) -> bool:
 
 
 def _installed(path: str) -> bool:
-    """Whether a path lies where packages are installed, and so is no part of the program."""
+    """Whether a path is in a package installation folder, and so not part of the program."""
     return os.path.realpath(path).startswith(_INSTALLED)
 
 
 def _folders() -> tuple[str, ...]:
-    """Where packages are installed, and Python itself, with a slash at the end; zipped Python included."""
+    """Folders of installed packages and of Python itself, with a trailing slash; including zipped Python."""
     known = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     known += [*site.getsitepackages(), site.getusersitepackages(), HOLDFAST_ROOT]
     zipped = [path for path in sys.path if path.endswith(".zip") and path.startswith(sys.base_prefix)]

@@ -1,8 +1,8 @@
-"""Owns what is imported before a program starts, and when a process may not be forked for it.
+"""Imports modules before a program starts, and decides whether the process may be forked for it.
 
-Imported is what import_scan.py finds, and what torch itself imports when it is first used. A process may not be forked once
-it has threads (a fork has only the one that forks) or an accelerator's driver open (its state does not survive a fork),
-or has read a variable whose value is not known yet, as a standby's rank.
+It imports what import_scan.py finds, and what torch itself imports on first use. A process must not be forked once it
+has threads (a fork keeps only the forking thread), has an accelerator's driver open (its state does not survive a
+fork), or has read a variable whose value is not known yet, such as the rank of a standby.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections import Counter
 from import_scan import ImportScanner, scan
 
 LAZY_IMPORTS = {"torch": ("torch.distributed", "torch._dynamo")}
-"""What a package imports when it is first used: here by any optimiser, and by DistributedDataParallel."""
+"""What a package imports on first use: here in any optimiser and in DistributedDataParallel."""
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/infiniband")
 
 
 class NotForkable(Exception):
-    """This process cannot be forked, or need not be: because of a module, or of the program as a whole."""
+    """This process cannot be forked, or need not be, because of a module or of the whole program."""
 
     def __init__(self, module: str, why: str) -> None:
         super().__init__(module, why)
@@ -31,13 +31,13 @@ class NotForkable(Exception):
 
 
 class _EnvironReads:
-    """Counts which variables are read; one that is read with all others, as where they are copied, is not used."""
+    """Detects which variables are read; a variable read together with all others, as in a copy, does not count."""
 
     def __init__(self, unknown: frozenset[str]) -> None:
         self._unknown = unknown
         self._counts: Counter[str] = Counter()
         self._first = frozenset(os.environ)
-        """Those that are there from the beginning: one that an import sets was not there to be copied before."""
+        """Variables present from the beginning; a copy made earlier cannot contain variables that an import sets."""
         self._kind = type(os.environ)
         self._read = self._kind.__getitem__
 
@@ -55,7 +55,7 @@ class _EnvironReads:
         self._kind.__getitem__ = self._read
 
     def used(self) -> str:
-        """One of those whose value is not known, if it was used."""
+        """A variable with an unknown value that was read, if any."""
         of_all = min((self._counts[name] for name in self._first.intersection(os.environ)), default=0)
         return next((name for name in sorted(self._unknown) if self._counts[name] > of_all), "")
 
@@ -63,9 +63,10 @@ class _EnvironReads:
 def preload(
     kind: str, program: str, *, excluded: frozenset[str], unknown: frozenset[str] = frozenset(), min_modules: int
 ) -> tuple[dict[str, object], list[str]]:
-    """Import what the program will, unless that is less than so many modules: what the agent is told, and the names.
+    """Import the program's modules, unless there are fewer than `min_modules`; returns the agent's report and the
+    names.
 
-    Raises Unfit.
+    Raises NotForkable.
     """
     began = time.monotonic()
     reading, packages = ImportScanner(kind, program), installed_packages()
@@ -85,13 +86,13 @@ def preload(
 
 
 def installed_packages() -> dict[str, int]:
-    """The folders that packages are installed in, with the time at which one was added or taken away last."""
+    """Folders of installed packages, with the time of the last installation or removal."""
     folders = [path for path in sys.path if path.endswith(("site-packages", "dist-packages")) and os.path.isdir(path)]
     return {folder: os.stat(folder).st_mtime_ns for folder in folders}
 
 
 def _import(name: str, reads: _EnvironReads) -> None:
-    """Import a module, or its parent where it is no module but something in one; one that fails is the program's."""
+    """Import a module, or its parent if the name is not a module; import errors are left to the program."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:
@@ -108,7 +109,7 @@ def _check_forkable(module: str, reads: _EnvironReads) -> None:
     if used := reads.used():
         raise NotForkable(module, f"it reads {used}")
     if _threads() > 1:
-        # OpenBLAS, and others with care, end their threads before a fork and start them again when they are needed.
+        # OpenBLAS and other careful libraries stop their threads before a fork and restart them on demand.
         if (child := os.fork()) == 0:
             os._exit(0)
         os.waitpid(child, 0)

@@ -1,7 +1,7 @@
-"""Owns that a rank runs other code than its program was held with: whether it can, and how it goes over.
+"""Moves a zygote to another version of the program's code, and checks whether that is possible.
 
-A held program has imported nothing of its own, so all that is in it of the former code is where that lies. Uses nothing
-but the standard library of Python 3.10, as zygote_main.py does.
+A zygote has imported none of the program's own modules, so its only trace of the old code is the folder's path. Uses
+only the standard library of Python 3.10, as zygote_main.py does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import ModuleType
 from import_scan import ImportScanner, scan
 
 SETTINGS = {"matplotlib": "matplotlibrc"}
-"""What a package reads in the working folder while it is imported."""
+"""Files that a package reads from the working folder during import."""
 
 CONFIG_BYTES = 1024
 """More than a PyConfig has, and less than the interpreter's state has after it."""
@@ -24,24 +24,24 @@ WIDE_BYTES, MOST_CHARACTERS = ctypes.sizeof(ctypes.c_wchar), 4096
 
 
 class CannotRelocate(Exception):
-    """What is held cannot run the other code; the words say why."""
+    """The zygote cannot run the other code; the text says why."""
 
 
 class CodeLocation:
-    """The folder of code that a program is held in, and the variables of modules that have taken it down."""
+    """The zygote's code folder, and the module variables that contain its path."""
 
     def __init__(self, code: str, kind: str, program: str) -> None:
         self._code = os.path.realpath(code)
         self._kind, self._program = kind, program
         self._references: list[tuple[ModuleType, str]] = []
-        loaded: list[object] = list(sys.modules.values())  # whatever was put there
+        loaded: list[object] = list(sys.modules.values())  # may contain any object
         for module in loaded:
             if isinstance(module, ModuleType):
-                variables = object.__getattribute__(module, "__dict__")  # one that loads itself late stays as it is
+                variables = object.__getattribute__(module, "__dict__")  # does not trigger lazy modules
                 self._references += [(module, name) for name, value in list(variables.items()) if self._contains(value)]
 
     def check(self, rank: dict[str, str], imported: Sequence[str]) -> bool:
-        """Go over to see whether that can be: whether the rank's code imports more than what is. Raises Stuck."""
+        """Relocate, and return whether the rank's code has further imports. Raises CannotRelocate."""
         for module, name in self._references:
             if name == "__file__":
                 raise CannotRelocate(f"{module.__name__} is imported from the code itself")
@@ -56,7 +56,7 @@ class CodeLocation:
         return len(names) > len(imported)
 
     def switch_to(self, rank: dict[str, str]) -> None:
-        """Be in the folder of a rank's code, as if started there. Raises Stuck."""
+        """Switch to the folder of a rank's code, as if started there. Raises CannotRelocate."""
         os.chdir(rank["cwd"])
         if (code := os.path.realpath(rank["code"])) == self._code:
             return
@@ -75,13 +75,13 @@ class CodeLocation:
         return code + path[len(self._code) :]
 
     def _patch_script_path(self, code: str) -> None:
-        """Have Python run the script in its new place: it has found out where that lies before there was a site.
+        """Make Python run the script at its new path: it resolved the path before it imported site.
 
-        Of its settings (PyConfig, PEP 587) it has kept one that is the script's path, and nothing gives access to it.
+        The path is in the interpreter's settings (PyConfig, PEP 587), to which there is no public access.
         """
         python = ctypes.pythonapi
         try:
-            settings, allocate = python._Py_GetConfig, python.PyMem_RawMalloc  # what is there in the end, it frees
+            settings, allocate = python._Py_GetConfig, python.PyMem_RawMalloc  # Python frees the final string
             memory = os.open("/proc/self/mem", os.O_RDONLY)
         except (AttributeError, OSError) as error:
             raise CannotRelocate(f"this Python does not show where it keeps its settings ({error})") from error
@@ -102,7 +102,7 @@ class CodeLocation:
 
 
 def _string(memory: int, address: int) -> str:
-    """The wide string at an address, however little is there; empty where none is."""
+    """The wide string at an address, within readable memory; empty if there is none."""
     try:
         raw = os.pread(memory, MOST_CHARACTERS * WIDE_BYTES, address)
         return raw.decode(f"utf-32-{sys.byteorder[0]}e", "replace").partition("\0")[0]

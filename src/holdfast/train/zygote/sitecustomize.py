@@ -1,17 +1,17 @@
-"""Python imports a module of this name before it runs a program; with HOLDFAST_ZYGOTE set, this one holds the program.
+"""Turns the interpreter into a zygote if HOLDFAST_ZYGOTE is set; Python imports this module before the program.
 
-Its folder comes first on PYTHONPATH for that. In the process that becomes a rank `hold` returns, and Python goes on to
-the program as if nothing had been; any other end of it must be the end of the process, or the program would run.
+For that, its folder is first on PYTHONPATH. In a process that becomes a rank `run` returns, and Python continues with
+the program as usual; every other exit from `run` must end the process, or the program would start.
 """
 
 import os
 import sys
 
-if word := os.environ.pop("HOLDFAST_ZYGOTE", ""):
+if message := os.environ.pop("HOLDFAST_ZYGOTE", ""):
     try:
         from zygote_main import run
 
-        run(word)
+        run(message)
     except BaseException as error:
-        print(f"holdfast: the program could not be held: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"holdfast: the zygote failed: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
         os._exit(70)

@@ -1,11 +1,11 @@
-"""Owns a held program: what it imports is imported, and each time its agent asks, a fork of it goes on to be a rank.
+"""Zygote process: imports a program's modules in advance, then forks a rank each time the agent requests one.
 
-It runs inside the user's own interpreter, before the program's first line (sitecustomize.py), so it uses nothing but
-the standard library of Python 3.10. What it says to its agent is a JSON object a line; what the agent sends are three
-descriptors: a file with what the rank is given, the rank's log, and a socket to say the rank's number on. In the same
-way it is asked whether a rank with other code could be started (relocate.py).
+It runs inside the user's interpreter, before the program's first line (sitecustomize.py), so it uses only the standard
+library of Python 3.10. It sends its agent one JSON object per line. The agent sends three descriptors: a file with the
+rank's configuration, the rank's log, and a socket for the rank's process ID. The same request can ask whether a rank
+with other code could start (relocate.py).
 
-A rank is born by two forks, so that the agent adopts it: to the kernel it is the agent's own child, as any other rank.
+Two forks start a rank, so that the agent adopts it: to the kernel it is the agent's child, like any other rank.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from relocate import CodeLocation
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 OWN_MODULES = ("zygote_main", "relocate", "preload", "import_scan")
-"""Modules that the program is not to find loaded."""
+"""Modules hidden from the program."""
 PROCESS_NAME = b"holdfast-zygote"
-"""What `ps -o comm` shows of a held program, whose words are those of the rank."""
+"""What `ps -o comm` shows for a zygote, whose arguments are those of the rank."""
 ADOPT_TIMEOUT_S = 10.0
-"""Longest that a rank waits to be adopted; a process in between has nothing to do but to end."""
+"""Maximum wait of a rank for its adoption; the process in between only has to exit."""
 _NICENESS = 5
-"""Niceness while it imports: a quarter of a core where ranks keep all busy, so that it gets done before long."""
+"""Niceness while importing: a quarter of a core when ranks use all cores, so that it still finishes soon."""
 _CAP_SYS_NICE = 23
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _libc = ctypes.CDLL(None)
 
 
 def run(message: str) -> None:
-    """Get ready as `word` says, then wait; returns in each rank, and nowhere else."""
+    """Prepare as the message requests, then wait; returns only in each rank."""
     config: dict[str, Any] = json.loads(message)
     link = socket.socket(fileno=config["socket"])
     _restore_environment(config["pythonpath"])
@@ -74,7 +74,7 @@ def run(message: str) -> None:
 
 
 def _restore_environment(pythonpath: str | None) -> None:
-    """The program's environment and path are as if it had been started without this module."""
+    """Restore the environment and path to what the program would have without this module."""
     os.environ.pop("HOLDFAST_ZYGOTE_ENVIRON_SLACK", None)
     os.environ.pop("PYTHONPATH")
     if pythonpath is not None:
@@ -88,9 +88,9 @@ def _send(link: socket.socket, **fields: object) -> None:
 
 
 def _lower_priority() -> int | None:
-    """Leave the machine to the ranks, as far as a fork can take it back; the priority to give back, if there is one.
+    """Yield the CPU to the ranks, as far as a fork can undo it; returns the priority to restore, if any.
 
-    A session of its own, as a fork will be, is a group of its own to the scheduler where it knows such groups.
+    A new session, like that of a fork, is a separate scheduler group on kernels with autogroups.
     """
     if os.getsid(0) == os.getpid():
         try:
@@ -108,7 +108,7 @@ def _lower_priority() -> int | None:
 
 
 def _import_sitecustomize() -> None:
-    """Do what Python would have done here: import the environment's own sitecustomize, if it has one."""
+    """Import the environment's own sitecustomize, if any, as Python would have done."""
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
     if spec is None or spec.loader is None:
         return
@@ -118,7 +118,7 @@ def _import_sitecustomize() -> None:
 
 
 def _serve_forks(link: socket.socket, location: CodeLocation, imported: list[str]) -> tuple[dict[str, Any], int, int]:
-    """Fork as often as asked; returns in the forks that are to be ranks."""
+    """Fork on every request; returns only in forks that become ranks."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(link, 1, 3)
         if not request:
@@ -140,7 +140,7 @@ def _serve_forks(link: socket.socket, location: CodeLocation, imported: list[str
 
 
 def _answer_probe(gate: int, location: CodeLocation, rank: dict[str, Any], imported: list[str]) -> NoReturn:
-    """Say whether such a rank could be started, and whether it would have more to import; never returns."""
+    """Report whether such a rank could start, and whether it would import more; never returns."""
     with socket.socket(fileno=gate) as door:
         try:
             _send(door, stuck="", more=location.check(rank, imported))
@@ -150,7 +150,7 @@ def _answer_probe(gate: int, location: CodeLocation, rank: dict[str, Any], impor
 
 
 def _become_rank(rank: dict[str, Any], log: int, nice: int | None, location: CodeLocation) -> None:
-    """Be what a rank is that its agent has started itself; see agent/rank_process.py."""
+    """Set up the process as the agent does for a rank that it starts itself; see agent/rank_process.py."""
     os.setsid()
     if nice is not None:
         os.setpriority(os.PRIO_PROCESS, 0, nice)
@@ -167,16 +167,16 @@ def _become_rank(rank: dict[str, Any], log: int, nice: int | None, location: Cod
 
 
 def _enter_cgroup(group: str) -> None:
-    """Be in a cgroup, where there is one; without it the agent finds what this process starts by other means."""
+    """Enter a cgroup, if there is one; without it the agent finds this process's children by other means."""
     if group:
         with contextlib.suppress(OSError), open(f"{group}/cgroup.procs", "w") as file:
             file.write("0")
 
 
 def _take_environment(environ: dict[str, str]) -> None:
-    """Have this environment and no other, also where the kernel shows it (/proc/PID/environ): ranks are known by it.
+    """Replace the environment, also where the kernel shows it (/proc/PID/environ): the agent identifies ranks by it.
 
-    Once every variable has been set anew, nothing uses the room in which the kernel put the first ones any more.
+    After every variable is set anew, nothing uses the memory in which the kernel put the original ones.
     """
     os.environ.clear()
     os.environ.update(environ)
@@ -191,7 +191,7 @@ def _take_environment(environ: dict[str, str]) -> None:
 
 
 def _wait_for_adoption(agent: int) -> None:
-    """Die with the agent, once it is the parent."""
+    """Set the parent-death signal once the agent is the parent."""
     deadline = time.monotonic() + ADOPT_TIMEOUT_S
     while os.getppid() != agent:
         if time.monotonic() > deadline:
@@ -203,7 +203,7 @@ def _wait_for_adoption(agent: int) -> None:
 
 
 def _reset_after_fork() -> None:
-    """What is drawn at random when a module is imported is drawn anew, and what lies on disk is looked at anew."""
+    """Reseed random values drawn during imports, and refresh caches of the file system."""
     importlib.invalidate_caches()
     if (numpy := sys.modules.get("numpy.random")) is not None:
         numpy.seed()
