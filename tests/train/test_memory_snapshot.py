@@ -106,7 +106,7 @@ def test_state_that_lacks_a_part_does_not_fit(memory: Path) -> None:
     handed, other = leave(memory), state()
     other["model"]["z"] = torch.zeros(1)
     assert handed is not None
-    with pytest.raises(StateMismatch, match=r"model\.z was not handed over"):
+    with pytest.raises(StateMismatch, match=r"model\.z was not transferred"):
         handed.copy_into(other)
 
 

@@ -126,7 +126,7 @@ class _VerifiedSource:
 
     def find_damage(self, name: str) -> str | None:
         expected = self._expected.get(name)
-        return self.source.find_damage(name, expected) if expected else f"{name}: not sealed"
+        return self.source.find_damage(name, expected) if expected else f"{name}: not in the manifest"
 
 
 class _VerifyingReader(FileSystemReader):

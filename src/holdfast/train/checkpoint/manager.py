@@ -291,7 +291,7 @@ class CheckpointManager:
         try:
             snapshot.copy_into(state)
         except StateMismatch as error:
-            what = f"what was handed over after step {manifest.step}"
+            what = f"the state transferred after step {manifest.step}"
             raise _does_not_fit(what, MEMORY, f"rank {self._ranks.rank}: {error}") from error
         if (why := self._hyperparams.group_mismatch(state)) is not None:
             raise optimizer_changed(manifest.step, MEMORY, why)
@@ -389,8 +389,8 @@ def _store_skipped(unreachable: Finding, step: int) -> Finding:
         unreachable,
         code="checkpoint-store-skipped",
         severity=Severity.WARNING,
-        what=f"the store of checkpoints does not answer, and step {step}, which {MEMORY} holds, is gone on from",
-        remedy="Mend it before more nodes are lost: until then nothing but memory has the training's state.",
+        what=f"the checkpoint store does not answer, so the ranks resume from step {step} in {MEMORY}",
+        remedy="Fix it before more nodes are lost: until then nothing but memory has the training's state.",
     )
 
 

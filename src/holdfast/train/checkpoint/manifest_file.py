@@ -84,7 +84,7 @@ def read(folder: Path, step: int) -> Manifest | str:
     try:
         with open_regular(folder / NAME) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_BYTES:
-                return f"{NAME}: {size:,} bytes, and no seal has more than {MAX_BYTES:,}"
+                return f"{NAME}: {size:,} bytes, and no manifest has more than {MAX_BYTES:,}"
             content = file.readall()
     except OSError as error:
         return f"{NAME}: {error}"
@@ -154,12 +154,12 @@ def find_damage(file: Path, expected: FileChecksum) -> str | None:
     try:
         size, found = _checksum_if_size(file, expected.size)
     except FileNotFoundError:
-        return f"{file.name}: sealed as {_shown(expected)}, and missing"
+        return f"{file.name}: expected {_shown(expected)}, and it is missing"
     except OSError as error:
         return f"{file.name}: {error}"
     if found == expected:
         return None
-    return f"{file.name}: sealed as {_shown(expected)}, found to be {_shown(found) if found else f'{size} bytes'}"
+    return f"{file.name}: expected {_shown(expected)}, found {_shown(found) if found else f'{size} bytes'}"
 
 
 def sync_folder(folder: Path) -> None:

@@ -47,22 +47,22 @@ def _python_state(memory: bytes, left: float | None) -> tuple[Any, ...]:
 
 def numpy_capture(module: ModuleType) -> Capture | None:
     """Capture function for `numpy.random`, which is `module`."""
-    said: Any = module.mtrand._rand
-    generator: Any = said._bit_generator
+    state_source: Any = module.mtrand._rand
+    generator: Any = state_source._bit_generator
     if not _is_cpython() or type(generator) is not module.MT19937 or (pair_at := _pair_at(module)) is None:
         return None
     memory = _memory(generator.ctypes.state_address, _NUMPYS)
-    pair = _memory(id(said) + pair_at, _PAIR)
+    pair = _memory(id(state_source) + pair_at, _PAIR)
 
     def note() -> Callable[[], Any]:
-        if said._bit_generator is not generator:  # numpy.random.set_bit_generator
-            asked = said.get_state(legacy=False)
+        if state_source._bit_generator is not generator:  # numpy.random.set_bit_generator
+            asked = state_source.get_state(legacy=False)
             return lambda: asked
         with generator.lock:
             words, left = memory.raw, pair.raw
         return lambda: _numpy_state(words, left)
 
-    return note if _same_state(note()(), said.get_state(legacy=False)) else None
+    return note if _same_state(note()(), state_source.get_state(legacy=False)) else None
 
 
 def _numpy_state(memory: bytes, pair: bytes) -> dict[str, Any]:
@@ -86,10 +86,10 @@ def _pair_at(module: ModuleType) -> int | None:
     return at if once and lies[at : at + 4] == known[:4] else None
 
 
-def _same_state(memory: dict[str, Any], said: dict[str, Any]) -> bool:
+def _same_state(memory: dict[str, Any], expected: dict[str, Any]) -> bool:
     words, pos = memory["state"]["key"], memory["state"]["pos"]
-    same = said["state"]["key"].tobytes() == words.tobytes() and said["state"]["pos"] == pos
-    return same and all(said[name] == memory[name] for name in ("bit_generator", "has_gauss", "gauss"))
+    same = expected["state"]["key"].tobytes() == words.tobytes() and expected["state"]["pos"] == pos
+    return same and all(expected[name] == memory[name] for name in ("bit_generator", "has_gauss", "gauss"))
 
 
 def _memory(address: int, form: struct.Struct) -> Any:

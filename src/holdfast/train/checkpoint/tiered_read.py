@@ -27,7 +27,7 @@ Upload = Callable[[Manifest, Collection[Path], ControlGroup], Finding | None]
 class FileLocations(NamedTuple):
     """Which ranks' nodes have which files of a checkpoint."""
 
-    sealed: Manifest
+    manifest: Manifest
     holders: dict[str, int]
     """For each of its files, a rank whose node has it."""
     everywhere: bool
@@ -87,7 +87,7 @@ class LocalFirstCheckpoint:
         remote: RemoteCheckpoint | None,
         upload: Upload,
     ) -> None:
-        self.step = locations.sealed.step
+        self.step = locations.manifest.step
         self.where = f"the nodes' own copy of {store.name(self.step)}"
         self.folder = disk.new_read_folder(f"near-{self.step}")
         self._local = disk
@@ -100,24 +100,24 @@ class LocalFirstCheckpoint:
     def manifest(self) -> Manifest | str:
         """Its manifest; if a node lacks a file that the store lacks too, the nodes upload it first."""
         held = self._locations
-        if self._remote is not None or held.everywhere or held.sealed.format != manifest_file.FORMAT:  # refused later
-            return held.sealed
-        gone = held.sealed.files.keys() - held.holders.keys()
+        if self._remote is not None or held.everywhere or held.manifest.format != manifest_file.FORMAT:  # refused later
+            return held.manifest
+        gone = held.manifest.files.keys() - held.holders.keys()
         if gone:
-            return Incomplete(f"{len(gone)} of its {len(held.sealed.files)} files are on no node, nor in the store")
+            return Incomplete(f"{len(gone)} of its {len(held.manifest.files)} files are on no node, nor in the store")
         mine = [name for name, rank in held.holders.items() if rank == self._ranks.rank]
-        paths = [self._local.find_file(self.step, name, held.sealed.files[name]) for name in mine]
-        problem = self._upload(held.sealed, [path for path in paths if path is not None], self._ranks)
+        paths = [self._local.find_file(self.step, name, held.manifest.files[name]) for name in mine]
+        problem = self._upload(held.manifest, [path for path in paths if path is not None], self._ranks)
         if problem is not None:
             raise store_unreachable(self._remote_tier.url, *problem.evidence)
         self._remote = RemoteCheckpoint(
             self._local, self._remote_tier, self._ranks, self.step, self._remote_tier.folder(self.step)
         )
-        return held.sealed
+        return held.manifest
 
     def fetch(self, names: Iterable[str]) -> None:
         for name in names:
-            near = self._local.find_file(self.step, name, self._locations.sealed.files[name])
+            near = self._local.find_file(self.step, name, self._locations.manifest.files[name])
             if near is not None:
                 with suppress(FileExistsError):
                     (self.folder / name).hardlink_to(near)
@@ -181,9 +181,9 @@ def merge_locations(parts: Iterable[list[tuple[Manifest, set[str]]]]) -> list[Fi
             held[rank] = names
     return [
         FileLocations(
-            sealed,
+            manifest,
             {name: rank for rank, names in reversed(list(enumerate(held))) for name in names},
-            all(names == sealed.files.keys() for names in held),
+            all(names == manifest.files.keys() for names in held),
         )
-        for sealed, held in found.values()
+        for manifest, held in found.values()
     ]

@@ -67,8 +67,8 @@ class TieredStorage:
         )
         newest = {copy.step: copy for copy in reversed(stored)}
         near = [
-            LocalFirstCheckpoint(disk, store, ranks, held, newest.get(held.sealed.step), self.upload)
-            for held in on_nodes
+            LocalFirstCheckpoint(disk, store, ranks, each, newest.get(each.manifest.step), self.upload)
+            for each in on_nodes
         ]
         bad = [DamagedLocalCheckpoint(disk, step, damage) for step, damage in spoilt.items()]
         # For one step the nodes' copy comes first: the sort is stable.

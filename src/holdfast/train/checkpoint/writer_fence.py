@@ -77,16 +77,16 @@ class WriterFence:
         if self._lock is not None:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        held = open_lock(self.folder / f"lock-{self._writer.replica}")  # fails in a read-only folder
+        lock = open_lock(self.folder / f"lock-{self._writer.replica}")  # fails in a read-only folder
         try:
             # A lock per process, so that a child forked by a data loader does not keep it.
-            fcntl.lockf(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            held.close()
+            lock.close()
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 self._refuse_other_run()
             return
-        self._lock = held
+        self._lock = lock
 
     def _refuse_other_run(self) -> None:
         holder = self._current_writer()

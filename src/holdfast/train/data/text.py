@@ -53,8 +53,8 @@ class Text:
         """Findings about the cache, for a Session to report; also printed on stderr, for loops without `Data`."""
         if paths:
             found = text_files.expand_paths(paths)
-            said = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
-            key = "\n".join([made.name, column, *said])
+            versions = [f"{path} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in map(Path.resolve, found)]
+            key = "\n".join([made.name, column, *versions])
             folder = Path(cache) if cache is not None else default_cache_folder()
             tokens, digest, self.findings = load_or_build(folder, key, made.dtype, _tokens(found, column, made))
             self.fingerprint = f"text {digest}, tokens of {made.name}"

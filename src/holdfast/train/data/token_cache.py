@@ -162,9 +162,9 @@ def _write(path: Path, parts: Iterable[Tokens]) -> CacheEntry:
                 size += len(fits)
     kept = CacheEntry(count=count, tokens_digest=digest.hexdigest(), block_bytes=BLOCK_BYTES, crc32=crc32)
     partial.rename(path.with_suffix(".tokens"))
-    told = path.with_suffix(".json.partial")
-    told.write_bytes(with_digest(msgspec.json.encode(kept)))
-    told.rename(path.with_suffix(".json"))
+    entry_file = path.with_suffix(".json.partial")
+    entry_file.write_bytes(with_digest(msgspec.json.encode(kept)))
+    entry_file.rename(path.with_suffix(".json"))
     return kept
 
 

@@ -55,8 +55,8 @@ class HfTokenizer:
         end = tokenizer.eos_token_id
         self._separator = np.array([] if end is None else [end], dtype=np.uint32)
         fast = getattr(tokenizer, "backend_tokenizer", None)
-        said = fast.to_str() if fast is not None else json.dumps([repr(tokenizer), sorted(tokenizer.get_vocab())])
-        self.name = f"{type(tokenizer).__name__} {blake2b(cast('str', said).encode(), digest_size=8).hexdigest()}"
+        definition = fast.to_str() if fast is not None else json.dumps([repr(tokenizer), sorted(tokenizer.get_vocab())])
+        self.name = f"{type(tokenizer).__name__} {blake2b(cast('str', definition).encode(), digest_size=8).hexdigest()}"
 
     def tokens(self, text: str | bytes) -> Tokens:
         plain = text.decode() if isinstance(text, bytes) else text

@@ -82,13 +82,13 @@ class _AbortableGroup:
         TorchFT keeps them until the next quorum, so that such a replica waits for the group's timeout. Runs in a
         thread, since Gloo cannot be interrupted: closing it waits for transfers to or from a peer that may hang.
         """
-        held, self._pg = [self._pg], None
-        Thread(target=_abort_group, args=(held,), daemon=True).start()
+        holder, self._pg = [self._pg], None
+        Thread(target=_abort_group, args=(holder,), daemon=True).start()
 
 
-def _abort_group(held: list[Any]) -> None:
+def _abort_group(holder: list[Any]) -> None:
     """Close a group that has no other reference: the thread that drops the last reference waits as well."""
-    group = held.pop()
+    group = holder.pop()
     if group is not None:
         group.abort()
 

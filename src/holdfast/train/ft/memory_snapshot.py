@@ -320,7 +320,7 @@ def _copy_into(own: Any, entry: Any, whole: torch.Tensor, where: str) -> Any:
         mine, theirs = cast("dict[Any, Any]", own), cast("dict[Any, Any]", entry)
         for key in mine:
             if key not in theirs:
-                raise StateMismatch(f"{where}{key} was not handed over")
+                raise StateMismatch(f"{where}{key} was not transferred")
             mine[key] = _copy_into(mine[key], theirs[key], whole, f"{where}{key}.")
         return mine
     if isinstance(own, list) and isinstance(entry, list):

@@ -183,7 +183,7 @@ def _incomplete(parts: Sequence[Collection[HeldSnapshot]]) -> Finding:
     return Finding(
         code="peer-checkpoints-incomplete",
         severity=Severity.WARNING,
-        what=f"no step is in {MEMORY} as all {len(parts)} ranks need it, so the newest checkpoint is gone on from",
+        what=f"{MEMORY} has no step for all {len(parts)} ranks, so they resume from the newest checkpoint",
         where=MEMORY,
         evidence=tuple(lines[:EVIDENCE]),
         remedy="Nothing, if nodes that held each other's copies were lost together, or the number of ranks is another.",

@@ -208,12 +208,12 @@ class ReplicaGroup:
                 self._transport.receiving.abort(error)
 
     def _join_until_met(self, step: int) -> None:
-        said = ""
+        reported = ""
         while not self._join_once(step):
             why = str(self._manager.errored() or "another rank of this replica could not")
-            if why != said:
+            if why != reported:
                 self._events.report_finding(_not_joined(why))
-                said = why
+                reported = why
             self._group.abandon()
             self._manager.should_commit()
 

@@ -121,8 +121,8 @@ class CheckpointDir:
 
     def wait(self) -> FinalizeResult | None:
         """Wait for the result of the current commit."""
-        sealing, self._finalizing = self._finalizing, None
-        return sealing.result() if sealing is not None else None
+        commit, self._finalizing = self._finalizing, None
+        return commit.result() if commit is not None else None
 
     def _finalize(self, manifest: Manifest, ranks: ControlGroup, began: float) -> FinalizeResult:
         path = self.path(manifest.step)

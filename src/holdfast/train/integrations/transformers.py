@@ -56,19 +56,19 @@ class HoldfastCallback(TrainerCallback):
     """The newest good checkpoint in the Trainer's `output_dir`, once the Trainer exists; None if there is none."""
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        told = RankConfig.from_env()
-        told.refuse_replicas()
-        if args.world_size != told.world_size:
+        config = RankConfig.from_env()
+        config.refuse_replicas()
+        if args.world_size != config.world_size:
             raise failure(
                 "trainer-not-distributed",
-                f"the Trainer counts {args.world_size} ranks, but {told.world_size} were started",
+                f"the Trainer counts {args.world_size} ranks, but {config.world_size} were started",
                 exit_code=ExitCode.USAGE,
                 evidence=("every rank would train a separate model",),
                 remedy="on CPUs say use_cpu=True and ddp_backend='gloo' in the TrainingArguments",
             )
-        self._coordinator = RankCoordinator(told)
+        self._coordinator = RankCoordinator(config)
         ranks = self._coordinator.ranks
-        checkpoint_dir = CheckpointDir(Path(args.output_dir or "."), writer=told.writer)
+        checkpoint_dir = CheckpointDir(Path(args.output_dir or "."), writer=config.writer)
         self._finalizer = CheckpointFinalizer(self._coordinator, checkpoint_dir)
         found = ranks.run_on_first(lambda: checkpoint_dir.latest(world_size=ranks.world_size))
         for finding in (*found.findings, *_not_bit_exact(args)):

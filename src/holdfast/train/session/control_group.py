@@ -95,17 +95,17 @@ class ControlGroup:
         """Whether the condition holds on every rank."""
         if self.group is None:
             return holds
-        held = torch.tensor([holds], dtype=torch.uint8)
-        dist.all_reduce(held, op=dist.ReduceOp.MIN, group=self.group)
-        return bool(held.item())
+        flag = torch.tensor([holds], dtype=torch.uint8)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self.group)
+        return bool(flag.item())
 
     def broadcast(self, value: T) -> T:
         """Return rank 0's value on every rank."""
         if self.group is None:
             return value
-        held = [value]
-        dist.broadcast_object_list(held, src=0, group=self.group)
-        return held[0]
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
 
     def run_on_first(self, act: Callable[[], T]) -> T:
         """Run `act` on rank 0; every rank returns its result or raises its HoldfastError."""
@@ -124,9 +124,9 @@ class ControlGroup:
         """Return every rank's value, by rank, on rank 0; an empty list on the others."""
         if self.group is None:
             return [value]
-        held = [value] * self.world_size if self.rank == 0 else []
-        dist.gather_object(value, held or None, dst=0, group=self.group)
-        return held
+        values = [value] * self.world_size if self.rank == 0 else []
+        dist.gather_object(value, values or None, dst=0, group=self.group)
+        return values
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], None]:
         """Send a host tensor to one rank; the returned function waits until the send is complete."""

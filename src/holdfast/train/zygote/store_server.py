@@ -25,15 +25,15 @@ def main() -> None:
             return
         replica, port = message.decode().split()
         stores.pop(replica, None)  # its destructor closes the port
-        said = "closed"
-        if sockets:
+        answer = "closed"
+        if int(port):
             try:
                 # The address makes no difference: the server listens on all of the host's addresses.
                 stores[replica] = TCPStore("localhost", int(port), is_master=True, wait_for_workers=False)
-                said = f"serving {port}"
+                answer = f"serving {port}"
             except Exception as error:
-                said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        sys.stdout.write(f"{said}\n")
+                answer = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        sys.stdout.write(f"{answer}\n")
         sys.stdout.flush()
 
 
