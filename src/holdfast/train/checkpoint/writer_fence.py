@@ -5,9 +5,8 @@ FOLDER/
     lock-0                 locked by the committing process while it lives, against other runs
     writing-0-3/           files that attempt 3 of replica 0 is writing; one rename commits a checkpoint
 
-An attempt takes over by writing its name and then renaming and removing the partial files of others. An earlier
-attempt that is partitioned but alive can finish nothing that it began, since that is gone, and start nothing new, since
-it reads the name before it commits.
+An attempt takes over by writing its name, then renaming and removing the partial files of others. A partitioned earlier
+attempt can then commit nothing: its partial files are gone, and it reads the name before each commit.
 """
 
 from __future__ import annotations

@@ -41,8 +41,9 @@ class _LightningRankState(TypedDict):
 
 
 class HoldfastCallback(Callback):
-    """Connects a Lightning Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python
-    train.py`.
+    """Connects a Lightning Trainer to holdfast.
+
+    Works the same under holdfast, under torchrun and in a bare `python train.py`.
 
     ::
 

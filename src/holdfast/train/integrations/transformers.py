@@ -41,7 +41,9 @@ NOT_BIT_EXACT = (
 
 
 class HoldfastCallback(TrainerCallback):
-    """Connects a Trainer to holdfast; the same under holdfast, under torchrun and in a bare `python train.py`.
+    """Connects a Trainer to holdfast.
+
+    Works the same under holdfast, under torchrun and in a bare `python train.py`.
 
     ::
 

@@ -29,7 +29,7 @@ FLUSH_TIMEOUT_S = 2.0
 
 
 class AgentClient:
-    """Connection to the agent, or a no-op without one; only `finish` blocks, and agent errors never raise."""
+    """Connection to the agent, or a no-op without one; only `flush` blocks, and agent errors never raise."""
 
     def __init__(self, link: socket.socket | None) -> None:
         self._link = link

@@ -1,8 +1,8 @@
 """Imports modules before a program starts, and decides whether the process may be forked for it.
 
-It imports what import_scan.py finds, and what torch itself imports on first use. A process must not be forked once it
-has threads (a fork keeps only the forking thread), has an accelerator's driver open (its state does not survive a
-fork), or has read a variable whose value is not known yet, such as the rank of a standby.
+It imports what import_scan.py finds, and what torch itself imports on first use. A process must not be forked
+after it has started threads (a fork keeps only the forking thread) or opened an accelerator's driver (whose state does
+not survive a fork). Nor after it has read a variable without a known value yet, such as the rank of a standby.
 """
 
 from __future__ import annotations
@@ -63,10 +63,9 @@ class _EnvironReads:
 def preload(
     kind: str, program: str, *, excluded: frozenset[str], unknown: frozenset[str] = frozenset(), min_modules: int
 ) -> tuple[dict[str, object], list[str]]:
-    """Import the program's modules, unless there are fewer than `min_modules`; returns the agent's report and the
-    names.
+    """Import the program's modules, unless there are fewer than `min_modules`.
 
-    Raises NotForkable.
+    Returns the report for the agent, and the names. Raises NotForkable.
     """
     began = time.monotonic()
     reading, packages = ImportScanner(kind, program), installed_packages()
