@@ -141,7 +141,7 @@ class StateTransport(HTTPTransport[Any]):
         return self.receiving.run(partial(take, *given, **named))
 
     def address(self) -> str:
-        """TorchFT's address uses the machine's name, which other Kubernetes pods cannot resolve."""
+        """An IP address: TorchFT uses the machine's name, which other Kubernetes pods cannot resolve."""
         host, port = cast("Any", self)._server.socket.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/checkpoint/"
 

@@ -175,8 +175,7 @@ class MultiReplica:
         self._progress = progress
         self._join_quorum()
         if not self._restored:
-            # No replica has state: all of them look, and join again. A replica that finds less receives from one with
-            # more.
+            # No replica has state: each looks for a checkpoint and joins again. Those that find less receive the state.
             self._progress = self._resume()
             self._restored = True
             self._join_quorum()
