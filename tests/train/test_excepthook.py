@@ -14,7 +14,7 @@ import holdfast.train
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Owner
 {before}
-raise failure("no-such-thing", "it is not there", exit_code=ExitCode.STORAGE, where="here", evidence=("a", "b"),
+raise failure("no-such-thing", "it is not there", exit_code=ExitCode.STORAGE_FAILED, where="here", evidence=("a", "b"),
               remedy="look for it", owner=Owner.CLUSTER)
 """
 WORDS = """holdfast: error [no-such-thing]: it is not there
