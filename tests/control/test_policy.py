@@ -308,7 +308,9 @@ def test_replica_that_catches_up_from_another_is_not_said_to_repeat_anything() -
 
 def test_errors_without_words_or_of_a_connection_are_no_crash_loop_of_a_program_that_lives_long() -> None:
     silent = replace(CRASH, step=0, has_session=False, uptime_s=864_000.0, error="")
-    hub = replace(silent, error="requests.exceptions.ReadTimeout: Read timed out. (read timeout=10)", is_network_error=True)
+    hub = replace(
+        silent, error="requests.exceptions.ReadTimeout: Read timed out. (read timeout=10)", is_network_error=True
+    )
     for one in (silent, hub):
         assert decide(one, (one, one), Recovery(max_restarts=100)).action is Action.RESTART
         assert decide(one, (one, one), Recovery(max_restarts=2, restart_window_s=1e9)).action is Action.STOP

@@ -135,7 +135,7 @@ def step_committed(job: Job, state: State, event: StepCommitted) -> Transition:
     step_rate = _updated_step_rate(replica.step_rate, event)
     steps = replica.attempt_steps + (event.steps if event.attempt == replica.attempt else 0)
     state = state.with_replica(
-        replace(replica, highest_step=max(replica.highest_step, event.step), attempt_steps=steps, step_rate=pace)
+        replace(replica, highest_step=max(replica.highest_step, event.step), attempt_steps=steps, step_rate=step_rate)
     )
     if steps and not replica.has_stepped:
         state = on_first_step(state, event)

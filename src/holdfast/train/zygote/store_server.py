@@ -1,8 +1,9 @@
-"""Hosts the TCPStore of an attempt's rendezvous in a separate process, as torchelastic's agent does.
+"""Hosts the TCPStore that the ranks of an attempt meet at, in its own process, as torchelastic's agent does.
 
-The agent starts it as a script with the ranks' Python; it imports only torch and the standard library. Each line of
-standard input is `REPLICA PORT`: serve that replica's store at that port from now on; port 0 closes it. It answers each
-with a line: `serving PORT`, `closed`, or the error. The process ends with its input.
+It is started as a script by the agent, with the Python of the ranks, and imports nothing but torch and the standard
+library. Standard input is a socket, with one message at a time: `REPLICA PORT` and a socket that listens at that port,
+where the store of that replica is from now on; port 0, without a socket, closes it. Each is answered by a line:
+`serving PORT`, `closed`, or what went wrong. The process ends with its input.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import socket
 import sys
 
-del sys.path[0]  # this folder: its modules must not shadow any import of torch
+del sys.path[0]  # this folder, whose modules no import of torch's may take for its own
 
 
 def main() -> None:
@@ -25,15 +26,16 @@ def main() -> None:
             return
         replica, port = message.decode().split()
         stores.pop(replica, None)  # its destructor closes the port
-        answer = "closed"
-        if int(port):
+        said = "closed"
+        if sockets:
             try:
-                # The address makes no difference: the server listens on all of the host's addresses.
-                stores[replica] = TCPStore("localhost", int(port), is_master=True, wait_for_workers=False)
-                answer = f"serving {port}"
+                stores[replica] = TCPStore(
+                    "localhost", int(port), is_master=True, wait_for_workers=False, master_listen_fd=sockets[0]
+                )
+                said = f"serving {port}"
             except Exception as error:
-                answer = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        sys.stdout.write(f"{answer}\n")
+                said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        sys.stdout.write(f"{said}\n")
         sys.stdout.flush()
 
 

@@ -60,7 +60,7 @@ class PodAssignments:
             bound=held,
             retired=self.retired | former,
             pending={**self.pending, node_id.node: node_id},
-            reported=told,
+            reported=reported,
         )
 
     def update_pod(self, pod: PodStatus) -> PodAssignments:
