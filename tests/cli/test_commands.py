@@ -297,7 +297,7 @@ def test_run_that_cannot_be_read_is_listed_beside_the_others(cli: Cli) -> None:
     told = {one["run"]: one["phase"] for one in cli("ps", "-o", "json").data}
     assert told == {newer.run_id: "unreadable", damaged.run_id: "unreadable", whole.run_id: "pending"}
     assert cli("ps").out.count("unreadable") == 2
-    assert "[log-too-new]" in cli("status", newer.run_id).err
+    assert "[log-format-unsupported]" in cli("status", newer.run_id).err
 
 
 def test_run_without_a_controller_is_said_with_what_to_do(cli: Cli) -> None:

@@ -150,10 +150,11 @@ def test_line_without_a_crc_is_damaged(tmp_path: Path) -> None:
     assert last_event(path) is None
 
 
-def test_log_of_a_later_format_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("format", [1, 99])
+def test_log_of_another_format_is_refused_by_name(tmp_path: Path, format: int) -> None:
     path = tmp_path / "log"
-    written(path, msgspec.structs.replace(CREATED, format=99))
-    with pytest.raises(UnsupportedFormat, match="format 99"):
+    written(path, msgspec.structs.replace(CREATED, format=format))
+    with pytest.raises(UnsupportedFormat, match=f"format {format}"):
         read_events(path)
 
 

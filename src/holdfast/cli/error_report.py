@@ -73,8 +73,8 @@ def _findings_of(error: Exception) -> tuple[tuple[Finding, ...], ExitCode]:
         case typer.TyperException():
             return (_usage(error),), ExitCode.USAGE
         case UnsupportedFormat():
-            remedy = "Use the version of holdfast that started this run, or a newer one."
-            return (Finding(code="log-too-new", what=f"the {error}", remedy=remedy),), ExitCode.UNAVAILABLE
+            remedy = "Use the version of holdfast that started this run."
+            return (Finding(code="log-format-unsupported", what=f"the {error}", remedy=remedy),), ExitCode.UNAVAILABLE
         case UnexpectedFile():
             what = f"a file of holdfast's is not what holdfast wrote there: {error.strerror}"
             remedy = "Look at what is there (`ls -l`), and put the file back. `holdfast cancel --force` ends a run."

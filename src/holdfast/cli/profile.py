@@ -17,7 +17,7 @@ def profile(
     ] = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Profile a few steps of a run, and show where a step's time goes.
+    """Profile a few steps of a run: where does the time go?
 
     Its ranks need a `holdfast.train` Session. The run continues.
     """

@@ -350,7 +350,7 @@ class EventReader:
                 if event is None:
                     self.unknown_event_count += 1
                     continue
-                if first and isinstance(event, RunCreated) and event.format > FORMAT:
+                if first and isinstance(event, RunCreated) and event.format != FORMAT:
                     raise UnsupportedFormat(event.format)
                 yield event
 
@@ -387,10 +387,10 @@ def is_intact(path: Path) -> bool:
 
 
 class UnsupportedFormat(Exception):
-    """The log was written by a newer holdfast in a format this version cannot read."""
+    """The log was written by another version of holdfast, in a format this one cannot read."""
 
     def __init__(self, found: int) -> None:
-        super().__init__(f"event log has format {found}; this holdfast reads up to {FORMAT}")
+        super().__init__(f"event log has format {found}; this holdfast reads format {FORMAT}")
         self.found = found
 
 

@@ -369,7 +369,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("run-finished", "The run has ended, and the command needs one that has not.", "`holdfast status`.", "Nothing."),
     ("not-your-run", "The run's folder belongs to another user.", "`ls -ld`.", "Ask its owner."),
     ("token-refused", "The run's token differs from the one it started with.", "`ls -l` of the run.", "Ask its owner."),
-    ("log-too-new", "A newer holdfast wrote this run.", "`holdfast events | head -1`.", "Use that version."),
+    (
+        "log-format-unsupported",
+        "Another version of holdfast wrote this run.",
+        "`holdfast events | head -1`.",
+        "Use that version.",
+    ),
     (
         "nothing-to-read",
         "`diagnose` found no readable line in its input.",
