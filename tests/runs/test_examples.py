@@ -254,7 +254,7 @@ def hold(example: Example, runs: Runs, folder: Path) -> None:
     assert watched.wait_for(RecoveryDecided).finding.code == "node-preempted"
     with ThreadPoolExecutor() as beside:
         watched.wait_for(StepCommitted, lambda event: event.step == 13, within_s=600)
-        asked = beside.submit(api.checkpoint, watched.folder, within_s=DEADLINE_S)
+        asked = beside.submit(api.checkpoint, watched.folder, timeout_s=DEADLINE_S)
         watched.wait_for(StepCommitted, lambda event: event.step == 16)
         api.cancel(watched.folder)
         assert asked.result().step == 14

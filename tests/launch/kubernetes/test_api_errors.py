@@ -179,7 +179,7 @@ def test_program_for_credentials_that_fails_or_is_not_there(kubeconfig: Kubeconf
 def test_program_for_credentials_that_does_not_end(kubeconfig: KubeconfigOf) -> None:
     words = {"apiVersion": "client.authentication.k8s.io/v1", "args": ["1000"]}
     kubeconfig(user={"exec": {"command": "sleep", **words}})
-    expect(failing(listing, "ml", answer_s=1.0), "cluster-timeout", ExitCode.UNAVAILABLE)
+    expect(failing(listing, "ml", timeout_s=1.0), "cluster-timeout", ExitCode.UNAVAILABLE)
 
 
 # Nobody answers, or not the one
@@ -202,7 +202,7 @@ def test_cluster_whose_name_is_not_known(kubeconfig: KubeconfigOf) -> None:
 def test_cluster_that_does_not_answer_in_time(kubeconfig: KubeconfigOf, door: FaultyProxy) -> None:
     door.silent = True
     kubeconfig(cluster={"server": door.url})
-    expect(failing(listing, "ml", answer_s=1.0), "cluster-timeout", ExitCode.UNAVAILABLE)
+    expect(failing(listing, "ml", timeout_s=1.0), "cluster-timeout", ExitCode.UNAVAILABLE)
 
 
 @pytest.mark.slow
@@ -220,7 +220,7 @@ def test_several_questions_at_once_find_out_together_that_nobody_answers(
     tries: list[int] = []
     for times in (1, 5):
         before = door.met
-        failing(lambda cluster, times=times: ask(cluster, times), "ml", answer_s=1.0)
+        failing(lambda cluster, times=times: ask(cluster, times), "ml", timeout_s=1.0)
         tries.append(door.met - before)
     assert tries[0] == tries[1] > 0
 
@@ -256,7 +256,7 @@ def test_cluster_that_falls_silent_in_the_middle(
         door.swallows = True
         await watching
 
-    expect(failing(ask, "default", answer_s=1.0), "cluster-timeout", ExitCode.UNAVAILABLE)
+    expect(failing(ask, "default", timeout_s=1.0), "cluster-timeout", ExitCode.UNAVAILABLE)
 
 
 @pytest.mark.slow
