@@ -136,7 +136,7 @@ class ReplicaGroup:
             self._manager._client = LocalCommitClient(self._manager._client)
         self._manager._executor = DaemonExecutor()
         self._manager._connect_timeout = DONOR_TIMEOUT  # from here on only for donors
-        self._manager.peers = self
+        self._manager.replica_group = self
         self._waiting_finding = _waiting_for_replicas(config)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Signalled when a transfer has completed or failed."""

@@ -230,7 +230,7 @@ class SyncReplicas(MultiReplica):
         if ended or not self._replica_group.barrier_if_unchanged(progress.step):
             self._join(progress)
         else:
-            self._standing = progress
+            self._progress = progress
         if ended:
             # Rank 0 talks to the quorum service: if it exited first, the others would not get its last answer.
             self._ranks.all(True)
@@ -238,7 +238,7 @@ class SyncReplicas(MultiReplica):
         self._buffers.save()
         self._optimizer_gate.open_step()
         self._reducer.armed, self._reducer.stop_requested = True, False
-        return self._standing
+        return self._progress
 
     def request_stop(self) -> None:
         self._reducer.request_stop = True
@@ -249,7 +249,7 @@ class SyncReplicas(MultiReplica):
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         if (beside := self._optimizer_gate.close_step()) is None:
-            self.parting = self._reducer.stop_requested or (self.count == 1 and self._reducer.request_stop)
+            self.stopping = self._reducer.stop_requested or (self.count == 1 and self._reducer.request_stop)
             return after
         self._train_state.load_post_step_state(beside)
         self._buffers.restore()
