@@ -64,9 +64,9 @@ def test_every_rank_of_two_nodes_has_the_environment_and_they_reduce_together(
 
 
 @pytest.mark.parametrize("target", ["local", "apart"])
-def test_rank_killed_under_mpirun_run_continues(isolated: Runs, target: str) -> None:
+def test_rank_killed_under_mpirun_run_continues(isolated_runs: Runs, target: str) -> None:
     command = ("mpirun", sys.executable, str(TORCH_FREE_TRAINER), "40", "0.02")
-    watched = isolated.start(*command, target=target, overrides=TWO_BY_TWO)
+    watched = isolated_runs.start(*command, target=target, overrides=TWO_BY_TWO)
     watched.drill(FaultTarget.RANK, 3, FaultAction.KILL, at_step=7)
     assert watched.wait_for_end(WITHIN_S).outcome is Outcome.SUCCEEDED, (watched.log(0), watched.log(2))
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]

@@ -10,13 +10,13 @@ from holdfast.events import AgentConnected, ControllerStarted, FaultAction, Faul
 from holdfast.launch.local import netns
 
 
-def test_nodes_have_addresses_and_names_of_their_own(isolated: Runs, tmp_path: Path) -> None:
+def test_nodes_have_addresses_and_names_of_their_own(isolated_runs: Runs, tmp_path: Path) -> None:
     program = tmp_path / "names.py"
     program.write_text(
         "import os, socket\n"
         "print(socket.gethostname(), socket.gethostbyname(socket.gethostname()), socket.gethostbyname('node0'))\n"
     )
-    watched = isolated.start("python3", str(program), target="apart")
+    watched = isolated_runs.start("python3", str(program), target="apart")
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     addresses = {event.node: event.address for event in watched.all(AgentConnected)}
     assert addresses[0] != addresses[1]
@@ -25,8 +25,8 @@ def test_nodes_have_addresses_and_names_of_their_own(isolated: Runs, tmp_path: P
     assert netns.leftovers(watched.folder.run_id.rpartition("-")[2]) == []
 
 
-def test_killed_node_and_controller_are_recovered_in_namespaces(isolated: Runs) -> None:
-    watched = isolated.steps(400, 0.02, target="apart")
+def test_killed_node_and_controller_are_recovered_in_namespaces(isolated_runs: Runs) -> None:
+    watched = isolated_runs.steps(400, 0.02, target="apart")
     watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL, at_step=7)
     watched.wait_for(ControllerStarted, lambda _: len(watched.all(ControllerStarted)) == 2)
     # No sooner: a node killed while no controller receives the report is killed again by the next.

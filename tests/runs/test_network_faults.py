@@ -28,8 +28,8 @@ from holdfast.events import (
 )
 
 
-def test_node_cut_off_for_a_second_costs_nothing(isolated: Runs) -> None:
-    watched = isolated.steps(60, 0.02, target="apart")
+def test_node_cut_off_for_a_second_costs_nothing(isolated_runs: Runs) -> None:
+    watched = isolated_runs.steps(60, 0.02, target="apart")
     watched.drill(FaultTarget.NODE, 1, FaultAction.PARTITION, at_step=12, for_s=1.0)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(FaultInjected)) == 1
@@ -80,8 +80,8 @@ def test_clocks_that_jump_by_hours_move_no_deadline_and_are_told(runs: Runs, by_
 
 
 @pytest.mark.slow
-def test_node_out_of_reach_for_thirty_seconds_comes_back_and_nothing_restarts(isolated: Runs) -> None:
-    watched = isolated.steps(100_000, 0.02, target="apart")
+def test_node_out_of_reach_for_thirty_seconds_comes_back_and_nothing_restarts(isolated_runs: Runs) -> None:
+    watched = isolated_runs.steps(100_000, 0.02, target="apart")
     watched.drill(FaultTarget.NODE, 1, FaultAction.PARTITION, at_step=12, for_s=30.0)
     watched.wait_for(AgentDisconnected)
     assert watched.wait_for(AgentConnected).generation == 0
@@ -94,9 +94,9 @@ def test_node_out_of_reach_for_thirty_seconds_comes_back_and_nothing_restarts(is
     assert watched.steps() == list(range(1, watched.steps()[-1] + 1))
 
 
-def test_agent_whose_controller_was_replaced_behind_a_cut_finds_the_next_one(isolated: Runs) -> None:
+def test_agent_whose_controller_was_replaced_behind_a_cut_finds_the_next_one(isolated_runs: Runs) -> None:
     """Its connection stays half-open: no packet could report that the other end is gone."""
-    watched = isolated.steps(100_000, 0.02, target="apart")
+    watched = isolated_runs.steps(100_000, 0.02, target="apart")
     watched.drill(FaultTarget.NODE, 1, FaultAction.PARTITION, at_step=12, for_s=6.0)
     watched.wait_for(FaultInjected)
     watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)
@@ -120,9 +120,9 @@ def test_agent_whose_controller_was_replaced_behind_a_cut_finds_the_next_one(iso
     ],
 )
 def test_node_out_of_reach_for_good_is_replaced_and_no_step_lost(
-    isolated: Runs, action: FaultAction, target: FaultTarget, grace_s: int
+    isolated_runs: Runs, action: FaultAction, target: FaultTarget, grace_s: int
 ) -> None:
-    watched = isolated.steps(60, 0.02, target="apart", overrides=(f"recovery.node_grace_s={grace_s}",))
+    watched = isolated_runs.steps(60, 0.02, target="apart", overrides=(f"recovery.node_grace_s={grace_s}",))
     watched.drill(target, 1, action, at_step=23)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     (decided,) = watched.all(RecoveryDecided)

@@ -107,8 +107,8 @@ def test_controller_listens_on_loopback_only(runs: Runs) -> None:
     assert _address(watched.folder)[0] == "127.0.0.1"
 
 
-def test_controller_on_a_network_speaks_tls_and_keeps_its_identity(isolated: Runs) -> None:
-    watched = isolated.steps(10_000, target="apart")
+def test_controller_on_a_network_speaks_tls_and_keeps_its_identity(isolated_runs: Runs) -> None:
+    watched = isolated_runs.steps(10_000, target="apart")
     watched.wait_for(StepCommitted)
     folder = watched.folder
     identity = folder.identity.read_bytes()
