@@ -13,6 +13,7 @@ import pytest
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs
 
 from holdfast import api
+from holdfast.cli import main
 from holdfast.events import Outcome, StepCommitted
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -121,6 +122,24 @@ def test_unmodified_torchrun_starts_its_own_ranks(runs: Runs) -> None:
     watched = runs.start(torchrun, str(EXAMPLES / "plain" / "train.py"), overrides=overrides)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
     assert "4" in watched.log(0)
+
+
+@pytest.mark.slow
+def test_failure_under_torchrun_is_diagnosed_in_the_run_as_in_its_logs(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "fails_on_one.py"
+    script.write_text("import os\nif os.environ['RANK'] == '1':\n    raise ValueError('bad shard 7')\n")
+    torchrun = str(Path(sys.executable).with_name("torchrun"))
+    overrides = ("launch=per-node", "ranks_per_node=2", "nodes=1")
+    watched = runs.start(torchrun, str(script), overrides=overrides)
+    assert watched.wait_for_end().outcome is Outcome.FAILED
+    for named in ([], [str(watched.folder.logs)]):
+        capsys.readouterr()
+        assert main(["diagnose", *named, "-o", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["failure_class"] == "program-error"
+        assert found["evidence"][0]["text"].endswith("ValueError: bad shard 7")
 
 
 def test_bare_import_and_help_load_neither_torch_nor_a_cluster_client() -> None:
