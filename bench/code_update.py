@@ -64,11 +64,11 @@ class Place:
         with (self.folder / "project" / PROGRAM).open("a") as program:
             program.write("# changed\n")
 
-    def firsts(self, beside: frozenset[int] = frozenset()) -> dict[int, float]:
+    def firsts(self, excluded: frozenset[int] = frozenset()) -> dict[int, float]:
         """When each process other than these has finished its first step."""
         firsts: dict[int, float] = {}
         for pid, at in self.steps():
-            if pid not in beside:
+            if pid not in excluded:
                 firsts.setdefault(pid, at)
         return firsts
 

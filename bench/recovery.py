@@ -97,10 +97,10 @@ class _Ranks:
         lives = [_incarnations(path) for path in self._paths]
         return [each[-1] for each in lives] if all(lives) else None
 
-    def whole_steps(self, beside: frozenset[int] = frozenset()) -> dict[int, float]:
-        """Steps that all newest processes have finished, with the end of each; none while one is in `beside`."""
+    def whole_steps(self, excluded: frozenset[int] = frozenset()) -> dict[int, float]:
+        """Steps that all newest processes have finished, with the end of each; none while one is in `excluded`."""
         newest = self.newest()
-        if newest is None or any(life.pid in beside for life in newest):
+        if newest is None or any(life.pid in excluded for life in newest):
             return {}
         return {step: max(life.steps[step] for life in newest) for step in _common(newest)}
 

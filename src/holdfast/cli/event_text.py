@@ -1,4 +1,7 @@
-"""One sentence for each kind of event, and the filter for events worth a line during a run."""
+"""One sentence for each kind of event, and the filter for events worth a line during a run.
+
+A long file, because it is one table with its phrases.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Handles events of nodes and their agents: they join, leave, are lost, and their slots are refilled."""
+"""Handles events of nodes and their agents: they join, leave, are lost, and their slots are refilled.
+
+The file is long because it handles every event of a node, from its request to its removal.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rules for the program itself: exceptions, bad numbers, bad indices, and faults of its storage and its cluster."""
+"""Rules for the program itself: exceptions, bad numbers, bad indices, and faults of its storage and its cluster.
+
+A long file, because it is one table.
+"""
 
 from __future__ import annotations
 

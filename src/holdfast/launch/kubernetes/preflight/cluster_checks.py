@@ -1,6 +1,7 @@
 """Checks whether a cluster has what a run needs, with one function per rule.
 
 Pure. collect_inventory.py reads the cluster; rules that do not depend on it are in job_checks.py.
+The file is long because it is the single list of rules about a cluster.
 """
 
 from __future__ import annotations
