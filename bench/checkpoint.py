@@ -33,6 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 
+from bench import result_file
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, estimate, headline, interleave, say, table
 from holdfast.findings import Finding
 from holdfast.train import RankConfig, Session
@@ -249,6 +250,7 @@ def main() -> None:
         "--only", choices=PARTS, help="one part: saves, loads, or the stall compared with torch_checkpointing"
     )
     parser.add_argument("--quick", action="store_true", help="only to see that it works")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     if options.quick:
         options.rounds = options.loads = 2
@@ -277,11 +279,13 @@ def main() -> None:
             PEER_AGAIN: saved(PEER_AGAIN, loop.theirs),
         }
         rows: list[tuple[str, ...]] = []
+        found: list[result_file.Result] = []
         rival: list[tuple[str, ...]] = []
         parts = (options.only,) if options.only else PARTS
         if "saves" in parts:
             stalls = interleave(sides, options.rounds, unit="s of stall")
             rows += _rows_of_saves(stalls, saves)
+            found.append(result_file.from_rounds("stall of the loop", stalls, goal=STALL_GOAL, unit="s", peer="DCP"))
             floor_s, peer_s = loop.floor_s(), median(each[PEER] for each in stalls)
             say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
         if "rival" in parts:
@@ -294,8 +298,11 @@ def main() -> None:
                 ("unverified", UNVERIFIED_GOAL, Believing),
             ):
                 loads = {PEER: loop.load, OURS: lambda kind=kind: loop.restore(kind), PEER_AGAIN: loop.load}
-                rows.append(_row(f"load, {what}", goal, interleave(loads, options.loads, unit=f"s to load, {what}")))
+                rounds = interleave(loads, options.loads, unit=f"s to load, {what}")
+                rows.append(_row(f"load, {what}", goal, rounds))
+                found.append(result_file.from_rounds(f"load, {what}", rounds, goal=goal, unit="s", peer="DCP"))
     dist.destroy_process_group()
+    result_file.save(options.json, "Cost of a checkpoint", found)
     if rows:
         say(table(("", "goal", "holdfast / DCP", "A/A floor", "DCP", "met"), rows))
     if rival:

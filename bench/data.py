@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from bench import result_file
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, estimate, headline, interleave, say, table
 from holdfast.train import Data, Text
 from holdfast.train.data.prefetcher import Prefetcher
@@ -128,6 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     told = parser.parse_args()
     rounds = told.rounds or (QUICK_ROUNDS if told.quick else ROUNDS)
     headline("data: what a batch costs")
@@ -137,6 +139,7 @@ def main() -> None:
         file.write_bytes(os.urandom(LENGTH * WINDOWS))
         text = Text([file], length=LENGTH, cache=folder)
         rows: list[tuple[str, ...]] = []
+        found: list[result_file.Result] = []
         peers = {"DataLoader": plain, "StatefulDataLoader": stateful}
         cases = [("numbered", text, 0), ("numbered", text, 2), ("stream", Stream(text), 0), ("stream", Stream(text), 1)]
         for kind, dataset, workers in cases:
@@ -144,13 +147,19 @@ def main() -> None:
                 say(f"\n## {kind}, {workers} workers, compared with {name}")
                 sides = {PEER: peer(dataset, workers), OURS: ours(dataset, workers), PEER_AGAIN: peer(dataset, workers)}
                 done = interleave({side: turn(batches) for side, batches in sides.items()}, rounds, unit="ms")
-                rows.append(row(f"{kind}, {workers} workers, compared with {name}", done, GOAL_MS))
+                case = f"{kind}, {workers} workers, compared with {name}"
+                rows.append(row(case, done, GOAL_MS))
+                extra_ms = median(each[OURS] - (each[PEER] + each[PEER_AGAIN]) / 2 for each in done)
+                found.append(
+                    result_file.absolute(f"extra CPU per batch, {case}", extra_ms, "ms", goal=GOAL_MS, decimals=3)
+                )
         say(f"\n## first batch in the middle of {LONG:,} samples")
         state = stood_at(LONG // BATCH // 2)
         again = resumed_stateful(state)
         sides = {PEER: again, OURS: resumed(LONG // 2), PEER_AGAIN: resumed_stateful(state)}
         done = interleave(sides, min(rounds, RESUME_ROUNDS), unit="ms")
         rows.append(row("first batch after a restart, compared with StatefulDataLoader", done, 0.0))
+    result_file.save(told.json, "Cost of exact data loading", found)
     say("\n" + table(("what", "goal", "more a batch", "A/A floor", "holdfast", "peer", "met"), rows))
 
 

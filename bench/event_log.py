@@ -28,6 +28,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench import result_file
 from bench.paired_stats import headline, say, table
 from holdfast import api, controller_main
 from holdfast.clock import Clock
@@ -409,6 +410,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--days", type=float)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_NODES} nodes, {QUICK_DAYS:g} days")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
     days = options.days or (QUICK_DAYS if options.quick else DAYS)
@@ -452,6 +454,9 @@ def main() -> None:
             "`holdfast status -o json`": best_of_three(lambda: verb("status", "-o", "json")),
             "`holdfast ps`": best_of_three(lambda: verb("ps")),
         }
+        found = [result_file.absolute("size of the event log", size_mib, "MiB", goal=SIZE_GOAL_MIB, decimals=1)]
+        found += [result_file.absolute(what, one.wall_s, "s", goal=FOLD_GOAL_S) for what, one in times.items()]
+        result_file.save(options.json, "The event log of a long run", found)
         say("")
         met = "yes" if size_mib <= SIZE_GOAL_MIB else "no"
         rows = [(f"size of {sum(lines.values()):,} lines", f"<= {SIZE_GOAL_MIB} MiB", f"{size_mib:.1f} MiB", "", met)]

@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from bench import result_file
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 
 GOAL = 0.3
@@ -25,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.help", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline('help: `holdfast --help` compared with `python -c "import torch"`')
     for command in (IMPORT, HELP):
@@ -37,6 +39,9 @@ def main() -> None:
     )
     result = compare(rounds)
     row = ("holdfast --help", f"<= {GOAL}x", f"{result.ratio}x", str(result.floor), result.verdict(GOAL))
+    peer = '`python -c "import torch"`'
+    found = result_file.from_rounds("`holdfast --help`", rounds, goal=GOAL, unit="s", peer=peer)
+    result_file.save(options.json, "Start of the command line", [found])
     say("")
     say(table(("claim", "goal", "measured", "A/A floor", "met"), [row]))
 

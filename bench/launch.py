@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from statistics import median
 
-from bench import load_gate
+from bench import load_gate, result_file
 from bench.contenders import Contender, ContenderFailed, Running, holdfast, torchrun
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 
@@ -22,6 +23,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.launch", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline("launch: command to the end of the first all-reduce, 2 nodes x 1 rank, Gloo")
     for side in (torchrun, holdfast):
@@ -38,6 +40,9 @@ def main() -> None:
     result = compare(rounds)
     peer = median(each[name] for each in rounds for name in (PEER, PEER_AGAIN))
     ours = median(each[OURS] for each in rounds)
+    claim = "launch → first all-reduce, 2 nodes"
+    found = result_file.from_rounds(claim, rounds, goal=GOAL, unit="s", peer="torchrun")
+    result_file.save(options.json, "Launch", [found])
     say("")
     say(
         table(

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import load_gate
+from bench import load_gate, result_file
 from bench.contenders import Contender, ContenderFailed, Running, freeze, holdfast, thaw, torchrun, torchrun_fixed
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, percentile, say, table
 from holdfast.events import (
@@ -112,20 +112,23 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=KILLS, help="kills in the one long run of holdfast")
     parser.add_argument("--only", choices=PARTS)
     parser.add_argument("--quick", action="store_true", help="a few kills of each part")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline("recovery: kill -9 of a rank to the end of the first step by a full set, 2 nodes x 1 rank, Gloo")
     parts = (options.only,) if options.only else PARTS
     tables: list[str] = []
+    found: list[result_file.Result] = []
     if "pairs" in parts:
-        tables.append(_pairs(QUICK_ROUNDS if options.quick else options.rounds))
+        tables.append(_pairs(found, QUICK_ROUNDS if options.quick else options.rounds))
     if "ddp" in parts:
-        tables.append(_pairs(QUICK_ROUNDS if options.quick else DDP_ROUNDS, "ddp"))
+        tables.append(_pairs(found, QUICK_ROUNDS if options.quick else DDP_ROUNDS, "ddp"))
     if "warm" in parts:
-        tables.append(_pairs(QUICK_ROUNDS if options.quick else WARM_ROUNDS, "ddp", goal=WARM_GOAL))
+        tables.append(_pairs(found, QUICK_ROUNDS if options.quick else WARM_ROUNDS, "ddp", goal=WARM_GOAL))
     if "stock" in parts:
         tables.append(_stock(QUICK_STOCK_TRIES if options.quick else STOCK_TRIES))
     if "kills" in parts:
         tables.append(_many(QUICK_KILLS if options.quick else options.kills))
+    result_file.save(options.json, "Recovery from a killed rank", found)
     for each in tables:
         say("")
         say(each)
@@ -134,7 +137,7 @@ def main() -> None:
 # Parts
 
 
-def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
+def _pairs(found: list[result_file.Result], rounds: int, *words: str, goal: float = GOAL) -> str:
     """Compare holdfast and torchrun with a store for each attempt: one kill of each in every round.
 
     Where the goal is that of prewarmed starts, no rank is killed before its next start is prewarmed.
@@ -153,9 +156,11 @@ def _pairs(rounds: int, *words: str, goal: float = GOAL) -> str:
         done = interleave({name: partial(measure, name, side) for name, side in live.items()}, rounds, unit="s")
     result = compare(done)
     ours, peer = taken[OURS], [*taken[PEER], *taken[PEER_AGAIN]]
+    claim = f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}{', prewarmed' if warm else ''}"
+    found.append(result_file.from_rounds(claim, done, goal=goal, unit="s", peer="torchrun"))
     rows = [
         (
-            f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}{', prewarmed' if warm else ''}",
+            claim,
             f"<= {goal}x",
             f"{result.ratio}x",
             str(result.floor),

@@ -15,6 +15,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+from bench import result_file
 from bench.help import whole_process_s
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.render", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline(f"render: `holdfast render --on` a cluster compared with `xpk workload create --dry-run` ({XPK})")
     with tempfile.TemporaryDirectory() as aside:
@@ -55,6 +57,8 @@ def main() -> None:
         )
     result = compare(rounds)
     row = ("holdfast render --on", f"<= {GOAL}x", f"{result.ratio}x", str(result.floor), result.verdict(GOAL))
+    found = result_file.from_rounds("`holdfast render --on` a cluster", rounds, goal=GOAL, unit="s", peer=XPK)
+    result_file.save(options.json, "Rendering for a cluster", [found])
     say("")
     say(table(("claim", "goal", "measured", "A/A floor", "met"), [row]))
 

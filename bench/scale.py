@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import load_gate
+from bench import load_gate, result_file
 from bench.paired_stats import headline, percentile, say, table
 from bench.simulated_run import SimulatedRun
 from holdfast.events import AgentConnected, AnyEvent, NodesStarted, StepCommitted
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rest-s", type=float, default=60.0, help="seconds to measure the idle controller")
     parser.add_argument("--losses", type=int, default=5)
     parser.add_argument("--host", default="127.0.0.1", help="address of the controller; beyond loopback it uses TLS")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     sizes = tuple(map(int, options.nodes.split(","))) if options.nodes else QUICK_SIZES if options.quick else SIZES
     headline("scale: one controller, simulated agents of 8 ranks each")
@@ -61,8 +62,25 @@ def main() -> None:
         measure(nodes, rest_s=10.0 if options.quick else options.rest_s, losses=options.losses, host=options.host)
         for nodes in sizes
     ]
+    found = [each for one in measured for each in _results(one)]
+    result_file.save(options.json, "Thousands of nodes", found)
     say("")
     say(table(HEAD, [_row(one) for one in measured]))
+
+
+def _results(one: Measured) -> list[result_file.Result]:
+    start_s = percentile(one.start_s, 99)
+    return [
+        result_file.absolute(
+            f"{one.nodes:,} nodes: node lost → next attempt starts, p99", start_s, "s", goal=FANOUT_GOAL_S
+        ),
+        result_file.absolute(
+            f"{one.nodes:,} nodes: peak memory", one.highest_mib, "MiB", goal=MEMORY_GOAL_MIB, decimals=0
+        ),
+        result_file.absolute(
+            f"{one.nodes:,} nodes: CPU at rest", 100 * one.rest, "%", goal=100 * REST_GOAL, decimals=1
+        ),
+    ]
 
 
 def measure(nodes: int, *, rest_s: float, losses: int, host: str = "127.0.0.1") -> Measured:

@@ -12,8 +12,10 @@ import argparse
 import contextlib
 from collections import defaultdict
 from functools import partial
+from pathlib import Path
 from statistics import median
 
+from bench import result_file
 from bench.contenders import holdfast, torchrun
 from bench.interleave import FOREIGN_SHARE, SETTLING_STEPS, Block, Interleaved
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, percentile, say, table
@@ -36,6 +38,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="rounds of each start")
     parser.add_argument("--block-s", type=float, default=BLOCK_S)
     parser.add_argument("--quick", action="store_true", help=f"one start of {QUICK_ROUNDS} rounds")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline("steady: DDP step, Gloo, 2 nodes x 1 rank x 1 thread")
     say("A torchrun, B holdfast with each step reported, C holdfast without session, D torchrun with session alone")
@@ -66,15 +69,16 @@ def main() -> None:
                     unit="ms",
                 )
             )
-    _print_tables(casts, blocks)
+    result_file.save(options.json, "Cost of supervision", _print_tables(casts, blocks))
 
 
-def _print_tables(casts: list[list[Round]], blocks: dict[str, list[Block]]) -> None:
+def _print_tables(casts: list[list[Round]], blocks: dict[str, list[Block]]) -> list[result_file.Result]:
     rounds = [each for cast in casts for each in cast]
     slow = [
         {name: percentile(each[index].steps_s, 90) for name, each in blocks.items()} for index in range(len(rounds))
     ]
     rows: list[tuple[str, ...]] = []
+    found: list[result_file.Result] = []
     for claim, measured, ours in (
         ("B: median step, supervised", rounds, OURS),
         ("B: p90 step, supervised", slow, OURS),
@@ -82,6 +86,7 @@ def _print_tables(casts: list[list[Round]], blocks: dict[str, list[Block]]) -> N
         ("D: median step, torchrun with session alone", rounds, SESSION_ALONE),
     ):
         result = compare(measured, ours=ours)
+        found.append(result_file.from_rounds(claim, measured, goal=GOAL, unit="ms", peer="torchrun", ours=ours))
         rows.append(
             (claim, f"<= {GOAL}x", f"{result.ratio}x", str(result.floor), str(len(measured)), result.verdict(GOAL))
         )
@@ -108,6 +113,7 @@ def _print_tables(casts: list[list[Round]], blocks: dict[str, list[Block]]) -> N
         own.append(row)
     head = ("side", "step, median ms", "CPU of its supervisors, ms a step", "steps", "blocks disturbed all the same")
     say(table(head, own))
+    return found
 
 
 def _floor(cast: list[Round]) -> str:

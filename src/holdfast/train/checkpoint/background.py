@@ -1,7 +1,7 @@
 """Single background worker thread whose `submit` costs the loop as little time as possible.
 
 A wake-up takes a queue implemented in C and a lock: a third of the time of an executor's submit, in a loop whose steps
-have evicted it from the processor's caches (docs/benchmarks.md).
+have evicted it from the processor's caches (bench/results/HISTORY.md).
 """
 
 from __future__ import annotations
