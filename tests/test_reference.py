@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
+import inspect
 import re
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 import holdfast
+import holdfast.train
 from holdfast.control.policy import FailureKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,12 +48,26 @@ OTHER_WORDS = {
 }
 
 
-def test_findings_page_lists_every_code_in_the_source() -> None:
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "_ext" / "reference.py")
-    assert spec is not None
-    assert spec.loader is not None
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    return importlib.import_module("reference")
+
+
+@pytest.mark.parametrize("name", holdfast.train.__all__)
+def test_python_page_has_every_parameter_and_method_of_a_public_class(name: str, reference: ModuleType) -> None:
+    public = getattr(holdfast.train, name)
+    page = reference.PAGES["python"]()
+    section = page.partition(f"## `{name}`\n")[2].partition("\n## ")[0]
+    methods = [one for one in vars(public) if not one.startswith("_") and callable(getattr(public, one))]
+    assert [one for one in methods if f"### `{name}.{one}`" not in section] == []
+    called = [public, *(getattr(public, one) for one in methods)]
+    parameters = {parameter for one in called for parameter in inspect.signature(one).parameters} - {"self"}
+    assert parameters
+    assert [one for one in parameters if not re.search(rf"\b{one}\b", section)] == []
+
+
+def test_findings_page_lists_every_code_in_the_source(reference: ModuleType) -> None:
     page = reference.findings_page()
     written = {
         node.value

@@ -1,4 +1,4 @@
-"""Generates the reference pages from the code: job fields, commands, exit codes, events and finding codes.
+"""Generates the reference pages from the code: job fields, Python API, commands, exit codes, events, finding codes.
 
 The text comes from docstrings, help texts and tables in src/holdfast, so that it cannot go stale.
 """
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
+import python_api
 import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -466,6 +467,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "findings": findings_page,
     "explain": explain_page,
     "events": events_page,
+    "python": python_api.python_api_page,
     "limits": limits_page,
     "drills": drills_table,
     "metrics": metrics_table,
