@@ -13,7 +13,7 @@ HAVE := env PATH="$(BIN):$$PATH"
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick docs bench format lock audit clean prerequisites
+.PHONY: help demo test quick docs bench format proto lock audit clean prerequisites
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -46,6 +46,9 @@ bench: $(READY) ## measure every claim of docs/benchmarks.md beside its peer
 
 format: $(READY) ## format the code and mend what the linter can mend
 	@$(HAVE) ruff check --fix-only --quiet . && $(HAVE) ruff format .
+
+proto: $(READY) ## generate the Lighthouse's messages from their .proto
+	@$(HAVE) python .ci/protobuf.py
 
 # No index and no address is written, so that the lock works behind any mirror (docs/decisions/0001).
 lock: $(READY) ## renew requirements.lock: `make lock`, or `make lock UPGRADE=--upgrade`

@@ -11,12 +11,13 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from holdfast.lighthouse.codec import read_heartbeat, read_request, write_response
+from holdfast.lighthouse import lighthouse_pb2 as pb
 from holdfast.lighthouse.quorum import Member, PendingRequest, Quorum, QuorumState, compute_quorum, next_quorum_id
 
 log = logging.getLogger("holdfast.lighthouse")
@@ -24,7 +25,7 @@ log = logging.getLogger("holdfast.lighthouse")
 TICK_S = 0.05
 """Seconds between two checks whether waiting alone has made a quorum possible."""
 
-_PREFIX = "/torchft.LighthouseService/"
+SERVICE = "torchft.LighthouseService"
 _NUMBERED = re.compile(r"(\d+)$")
 
 
@@ -130,35 +131,43 @@ class Lighthouse:
         self._formed = asyncio.Event()
 
 
-class LighthouseRpcHandler(grpc.GenericRpcHandler):
-    """The Lighthouse's two methods."""
+def to_member(message: pb.Member) -> Member:
+    """The member that a message describes; both have the same fields."""
+    return Member(**{field.name: getattr(message, field.name) for field in pb.Member.DESCRIPTOR.fields})
 
-    def __init__(self, lighthouse: Lighthouse) -> None:
-        self._lighthouse = lighthouse
-        method: Any = grpc.unary_unary_rpc_method_handler
-        self._methods: dict[str, Any] = {
-            f"{_PREFIX}Quorum": method(self._quorum, request_deserializer=read_request),
-            f"{_PREFIX}Heartbeat": method(self._heartbeat, request_deserializer=read_heartbeat),
-        }
 
-    def service(self, handler_call_details: Any) -> Any:
-        return self._methods.get(handler_call_details.method)
-
-    async def _quorum(self, member: Member, context: Any) -> bytes:
-        if (quorum := await self._lighthouse.quorum(member)) is not None:
-            return write_response(quorum)
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the controller has ended this attempt")
-        raise AssertionError("an aborted call goes no further")
-
-    async def _heartbeat(self, name: str, context: Any) -> bytes:
-        self._lighthouse.heartbeat(name)
-        return b""
+def to_response(quorum: Quorum) -> pb.QuorumResponse:
+    """The message that answers a request."""
+    seconds, rest = divmod(quorum.created_at, 1)
+    return pb.QuorumResponse(
+        quorum=pb.Quorum(
+            quorum_id=quorum.quorum_id,
+            participants=[pb.Member(**asdict(member)) for member in quorum.members],
+            created=pb.Timestamp(seconds=int(seconds), nanos=int(rest * 1e9)),
+        )
+    )
 
 
 async def listen(lighthouse: Lighthouse, address: str) -> tuple[grpc.aio.Server, int]:
     """Serve on `HOST:PORT`, where port 0 is any free one; return the server and its port."""
+
+    async def quorum(request: pb.QuorumRequest, context: Any) -> pb.QuorumResponse:
+        if (formed := await lighthouse.quorum(to_member(request.requester))) is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the controller has ended this attempt")
+            raise AssertionError("abort raises")
+        return to_response(formed)
+
+    async def heartbeat(request: pb.HeartbeatRequest, _: Any) -> bytes:
+        lighthouse.heartbeat(request.replica_id)
+        return b""
+
+    handler: Any = grpc.unary_unary_rpc_method_handler
+    methods = {
+        "Quorum": handler(quorum, pb.QuorumRequest.FromString, pb.QuorumResponse.SerializeToString),
+        "Heartbeat": handler(heartbeat, pb.HeartbeatRequest.FromString),
+    }
     server: Any = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    server.add_generic_rpc_handlers((LighthouseRpcHandler(lighthouse),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
     port = server.add_insecure_port(address)
     await server.start()
     return server, port
