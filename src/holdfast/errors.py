@@ -27,11 +27,14 @@ class ExitCode(IntEnum):
     NOT_PERMITTED = 77
     NODES_LOST = 79
     HUNG = 80
+    SUPERSEDED = 81
+    NOT_EXECUTABLE = 126
+    PROGRAM_NOT_FOUND = 127
     CANCELLED = 130
 
 
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
-    ExitCode.OK: "The job, or the question, finished as asked.",
+    ExitCode.OK: "The command did what was requested; for a job, every rank finished.",
     ExitCode.USAGE: "The command line itself is wrong: unknown verb, flag or argument.",
     ExitCode.INVALID_JOB: "A job file or target is not valid; every problem is listed.",
     ExitCode.CANNOT_RUN_HERE: "A valid job cannot run here: missing program, too few devices, unwritable folder.",
@@ -44,6 +47,9 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.NOT_PERMITTED: "Not permitted: missing or wrong token, or a folder of another user.",
     ExitCode.NODES_LOST: "The run ended because nodes kept being lost, or one never joined, as often as is allowed.",
     ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
+    ExitCode.SUPERSEDED: "Of a controller or its supervisor: another controller has the run, so it changes nothing.",
+    ExitCode.NOT_EXECUTABLE: "The run ended because the job's program exists but could not be executed.",
+    ExitCode.PROGRAM_NOT_FOUND: "The run ended because the job's program, or its working directory, does not exist.",
     ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",
 }
 

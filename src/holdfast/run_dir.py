@@ -37,10 +37,6 @@ from typing import Any
 
 from holdfast.host.files import open_regular, private_opener, read_object, regular_opener
 
-SUPERSEDED_EXIT_CODE = 81
-"""Exit status of a controller, and its supervisor, that found another controller in its run's log: it changes nothing.
-"""
-
 EVENTS_NAME = "events.jsonl"
 """Name of the log in every run's folder."""
 

@@ -21,6 +21,7 @@ from holdfast.agent.oom import OomSnapshot, oom_evidence, oom_snapshot
 from holdfast.agent.rendezvous_port import port_conflict
 from holdfast.agent.zygote import ColdStart, RankCommand
 from holdfast.clock import Clock
+from holdfast.errors import ExitCode
 from holdfast.events import ExitReason
 from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_rank
@@ -135,7 +136,8 @@ class RankProcess:
             self.pid = pid
             descriptor = os.pidfd_open(pid)
         except (OSError, subprocess.SubprocessError, ValueError) as error:
-            number = 127 if isinstance(error, FileNotFoundError) else 126
+            missing = isinstance(error, FileNotFoundError)
+            number = ExitCode.PROGRAM_NOT_FOUND if missing else ExitCode.NOT_EXECUTABLE
             message, evidence = self._with_disk_space(f"{self.launch.argv[0]}: {error}")
             if isinstance(error, OSError) and error.errno == errno.E2BIG:
                 evidence = _largest_arguments(command)

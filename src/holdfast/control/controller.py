@@ -72,7 +72,6 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
 from holdfast.os_errors import resource_error_of, waiting_finding
 from holdfast.protocol.orders import PrepareStandby, Progress, Shutdown, StartRanks
-from holdfast.run_dir import SUPERSEDED_EXIT_CODE
 
 TimedMessage = TypeVar("TimedMessage", bound=msgspec.Struct)
 
@@ -710,7 +709,7 @@ def crash(error: BaseException) -> NoReturn:
 def _exit_superseded() -> NoReturn:
     """Exit: everything a controller does follows a log line, and this one may write no more."""
     log.critical("another controller has taken this run over; this one leaves, and touches nothing")
-    os._exit(SUPERSEDED_EXIT_CODE)
+    os._exit(ExitCode.SUPERSEDED)
 
 
 _CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")

@@ -22,9 +22,10 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from holdfast.errors import ExitCode
 from holdfast.host.files import UnexpectedFile, atomic_write, read_object, regular_opener
 from holdfast.host.processes import machine_id, port_owner
-from holdfast.run_dir import SUPERSEDED_EXIT_CODE, RunDir
+from holdfast.run_dir import RunDir
 
 STABLE_AFTER_S = 10.0
 """A controller that ran longer counts as stable; whatever ended it is unlikely to end the next one immediately."""
@@ -136,12 +137,12 @@ def supervise(folder: RunDir, agents: socket.socket, clients: socket.socket, loc
     pace = RestartBackoff(grace_s=_grace_s(folder))
     while True:
         if not _still_owner(folder, agents):
-            return SUPERSEDED_EXIT_CODE
+            return ExitCode.SUPERSEDED
         started = time.monotonic()
         status = _run_controller(folder, agents, clients, lock)
         ended = time.monotonic()
         pace = pace.after_exit(started, ended)
-        if status in (0, SUPERSEDED_EXIT_CODE) or pace.gave_up(ended):
+        if status in (0, ExitCode.SUPERSEDED) or pace.gave_up(ended):
             return status
         if pace.failures > 1 and status > 0:  # one that was killed may have been healthy
             _record_failures(folder, failed=pace.failures, failing_since=time.time() - (ended - pace.failing_since))

@@ -150,13 +150,6 @@ STATUSES: tuple[ExitStatus, ...] = (
         "Set a longer timeout, or none.",
         "coreutils, timeout(1)",
     ),
-    ExitStatus(126, "The program exists but could not be executed.", "`ls -l PROGRAM`, its first line.", "chmod +x."),
-    ExitStatus(
-        127,
-        "The program does not exist, or one of its libraries is missing.",
-        "`command -v PROGRAM`, `ldd PROGRAM` in the container.",
-        "Install it, or fix PATH.",
-    ),
     ExitStatus(
         255,
         "A status out of range, -1, or ssh and srun that lost the other side.",
@@ -186,6 +179,15 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
         "Fix the nodes; raise `recovery.max_restarts` only if the failures are unrelated.",
     ),
     ExitCode.HUNG: ("`holdfast diagnose RUN`: the rank, and its stacks.", "Fix what that rank waits for."),
+    ExitCode.SUPERSEDED: (
+        "`controller-started` in `holdfast events`.",
+        "Nothing: the other one continues the run.",
+    ),
+    ExitCode.NOT_EXECUTABLE: ("`ls -l PROGRAM`, its first line.", "`chmod +x PROGRAM`."),
+    ExitCode.PROGRAM_NOT_FOUND: (
+        "`command -v PROGRAM`, `ldd PROGRAM` in the container.",
+        "Install it, or the library that it lacks, or fix PATH.",
+    ),
     ExitCode.CANCELLED: ("`holdfast status`: who cancelled.", "Nothing."),
 }
 """How to confirm each of holdfast's exit codes, and what to do; errors.py gives their meaning."""

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from holdfast.errors import ExitCode
 from holdfast.host.process_limits import receive_signals
 from holdfast.host.processes import adopt_orphans, descendants, kill_all, read_process_id
 from holdfast.job.isolation import Isolation
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
 from holdfast.launch.local import memory_limit
 from holdfast.launch.local.run_network import run_network_for
-from holdfast.run_dir import AGENT_RECORD_NAME, SUPERSEDED_EXIT_CODE, RunDir
+from holdfast.run_dir import AGENT_RECORD_NAME, RunDir
 
 KILL_TIMEOUT_S = 10.0
 
@@ -41,7 +42,7 @@ def main() -> int:
     address = networks.enter(_live_agents(folder))
     with listen(folder, address) as (agents, clients):
         code = supervise(folder, agents, clients, lock)
-    if code == SUPERSEDED_EXIT_CODE:
+    if code == ExitCode.SUPERSEDED:
         return code  # another supervisor owns the run now
     nodes = list(folder.nodes.glob("*"))
     for node_folder in nodes:

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.errors import ExitCode
 from holdfast.host.files import atomic_write
 from holdfast.host.process_limits import receive_signals
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
 from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
 from holdfast.launch.kubernetes.object_names import CODE_KEY
-from holdfast.run_dir import SUPERSEDED_EXIT_CODE, RunDir
+from holdfast.run_dir import RunDir
 
 ANY_ADDRESS = "0.0.0.0"
 """Nodes connect over the network; the run's NetworkPolicy restricts which."""
@@ -48,7 +49,7 @@ def main() -> None:
     lock = _lock(folder, options.port)
     _fill_run_dir(folder, options.job.read_text(), options.keys)
     with listen(folder, ANY_ADDRESS, options.port) as (agents, clients):
-        if supervise(folder, agents, clients, lock) == SUPERSEDED_EXIT_CODE:
+        if supervise(folder, agents, clients, lock) == ExitCode.SUPERSEDED:
             _log_line("another pod is this run's controller by now; this one leaves its folder and its objects alone.")
         else:
             _answer_probes(agents, RETENTION_S, folder.synced.exists)
