@@ -118,7 +118,7 @@ def _stop_node(peer: Peer) -> None:
 _DEADLINE = ("recovery.step_timeout_s=3",)
 _GRACE = ("recovery.node_grace_s=9",)
 _KILL, _STOP, _SKEW, _FILL = FaultAction.KILL, FaultAction.STOP, FaultAction.CLOCK_SKEW, FaultAction.FILL
-_QUORUM = FaultTarget.LIGHTHOUSE
+_LIGHTHOUSE = FaultTarget.LIGHTHOUSE
 _RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.CONTROLLER
 
 CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
@@ -148,7 +148,7 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
     (_SKEW, _CONTROLLER): Case(amount=-3600.0),
     (_FILL, FaultTarget.RUN_DIR): Case(failure_class=FailureClass.STORAGE, needs="HOLDFAST_HOME"),
     (_FILL, FaultTarget.CHECKPOINTS): Case(failure_class=FailureClass.STORAGE, needs="checkpoint.path"),
-    (FaultAction.EXHAUST, FaultTarget.MEMORY): Case(
+    (FaultAction.OOM, _NODE): Case(
         failure_class=FailureClass.OOM_HOST,
         first_failure="rank {0} on node{0}",
         overrides=("resources.memory=300MiB",),
@@ -165,8 +165,8 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
         program=DDP_SESSION,
     ),
     (FaultAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_timeout_s=auto",)),
-    (_KILL, _QUORUM): Case(replicas=2),
-    (_STOP, _QUORUM): Case(replicas=2),
+    (_KILL, _LIGHTHOUSE): Case(replicas=2),
+    (_STOP, _LIGHTHOUSE): Case(replicas=2),
 }
 
 

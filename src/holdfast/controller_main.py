@@ -329,7 +329,7 @@ async def serve(
     show = partial(folder.log_unreplicated.unlink, missing_ok=True)
     folders = {FaultTarget.RUN_DIR: folder.path, FaultTarget.CHECKPOINTS: checkpoint_dir(accepted, folder)}
     drills = ControllerFaults(
-        networks=networks, folders=folders, quorum_pid=lambda: lighthouse.pid if lighthouse else 0
+        networks=networks, folders=folders, lighthouse_pid=lambda: lighthouse.pid if lighthouse else 0
     )
     controller = Controller(
         machine=machine,

@@ -80,7 +80,7 @@ def test_partition_of_nodes_that_share_a_network_is_refused_with_the_remedy() ->
 
 
 def test_memory_of_a_node_without_a_limit_is_not_exhausted() -> None:
-    finding = refusal(asked(FaultAction.EXHAUST, FaultTarget.MEMORY), ExitCode.CANNOT_RUN_HERE)
+    finding = refusal(asked(FaultAction.OOM, FaultTarget.NODE), ExitCode.CANNOT_RUN_HERE)
     assert (finding.code, finding.where) == ("fault-unavailable", "resources.memory")
 
 

@@ -44,7 +44,7 @@ def test_rank_that_takes_more_than_its_node_has_is_ended_and_told(runs: Runs) ->
 def test_drilled_memory_is_told_before_a_rank_is_ended_and_the_run_continues(runs: Runs) -> None:
     watched = runs.steps(100_000, 0.02, overrides=("resources.memory=300MiB",))
     watched.wait_for(StepCommitted)
-    watched.drill(FaultTarget.MEMORY, 1, FaultAction.EXHAUST)
+    watched.drill(FaultTarget.NODE, 1, FaultAction.OOM)
     short = watched.wait_for(FindingRaised).finding
     assert (short.code, short.where) == ("memory-pressure", "node1")
     decided = watched.wait_for(RecoveryDecided)

@@ -192,7 +192,7 @@ _INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
     (FaultAction.KILL, FaultTarget.AGENT): _kill_agent,
     (FaultAction.STOP, FaultTarget.AGENT): _stop_agent,
     (FaultAction.CLOCK_SKEW, FaultTarget.AGENT): _shift_agent_clock,
-    (FaultAction.EXHAUST, FaultTarget.MEMORY): _exhaust_memory,
+    (FaultAction.OOM, FaultTarget.NODE): _exhaust_memory,
     (FaultAction.RAISE, FaultTarget.RANK): _inject_in_session,
     (FaultAction.HANG, FaultTarget.RANK): _inject_in_session,
     (FaultAction.HANG, FaultTarget.COLLECTIVE): _inject_in_session,

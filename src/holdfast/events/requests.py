@@ -16,8 +16,6 @@ class FaultTarget(StrEnum):
     CONTROLLER = "controller"
     RUN_DIR = "run-dir"
     CHECKPOINTS = "checkpoints"
-    MEMORY = "memory"
-    """A node's memory."""
     LIGHTHOUSE = "lighthouse"
     """The service that forms the quorum of replicas for each step."""
     COLLECTIVE = "collective"
@@ -26,7 +24,7 @@ class FaultTarget(StrEnum):
     @property
     def is_numbered(self) -> bool:
         """Whether a run may have several of this target."""
-        return self.is_rank or self in (FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.MEMORY)
+        return self.is_rank or self in (FaultTarget.NODE, FaultTarget.AGENT)
 
     @property
     def is_rank(self) -> bool:
@@ -44,7 +42,7 @@ class FaultAction(StrEnum):
     REMOVE = "remove"
     RESTORE = "restore"
     FILL = "fill"
-    EXHAUST = "exhaust"
+    OOM = "oom"
     RAISE = "raise"
     HANG = "hang"
     SLOW = "slow"

@@ -29,7 +29,7 @@ InjectedFaults = Sequence[FaultInjected]
 """Injected faults that have not caused a failure yet."""
 
 _NODE = re.compile(r"\bnode\d+")
-_PARTS_OF_NODES = frozenset({FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.MEMORY})
+_PARTS_OF_NODES = frozenset({FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT})
 _DISKS = frozenset({FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS})
 _DISK_CODES = frozenset({"disk-full", "checkpoint-upload-failed"})
 _WITHOUT_OUTPUT = frozenset({"rank-crashed", "failure-cause-unknown"})

@@ -83,11 +83,11 @@ class FaultSpec:
 
 
 _KILL, _STOP, _PARTITION, _SKEW = FaultAction.KILL, FaultAction.STOP, FaultAction.PARTITION, FaultAction.CLOCK_SKEW
-_LOSE, _RETURN, _FILL, _EXHAUST = FaultAction.REMOVE, FaultAction.RESTORE, FaultAction.FILL, FaultAction.EXHAUST
+_LOSE, _RETURN, _FILL, _OOM = FaultAction.REMOVE, FaultAction.RESTORE, FaultAction.FILL, FaultAction.OOM
 _RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.CONTROLLER
 _RAISE, _HANG, _SLOW = FaultAction.RAISE, FaultAction.HANG, FaultAction.SLOW
-_QUORUM, _COLLECTIVE = FaultTarget.LIGHTHOUSE, FaultTarget.COLLECTIVE
-_RUN_FOLDER, _CHECKPOINTS, _MEMORY = FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS, FaultTarget.MEMORY
+_LIGHTHOUSE, _COLLECTIVE = FaultTarget.LIGHTHOUSE, FaultTarget.COLLECTIVE
+_RUN_FOLDER, _CHECKPOINTS = FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS
 
 FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
     (_KILL, _RANK): FaultSpec(
@@ -144,7 +144,7 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
         executor=Executor.CONTROLLER,
         reversible=True,
     ),
-    (_EXHAUST, _MEMORY): FaultSpec(
+    (_OOM, _NODE): FaultSpec(
         description="Takes its memory: `memory-pressure` is reported, then the kernel kills a rank and all restart.",
         precondition=NEEDS_MEMORY_LIMIT,
     ),
@@ -160,12 +160,12 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
         amount_unit="times",
         reversible=True,
     ),
-    (_KILL, _QUORUM): FaultSpec(
+    (_KILL, _LIGHTHOUSE): FaultSpec(
         description="SIGKILL: it restarts at its port, no rank restarts; replicas that need a quorum wait for it.",
         executor=Executor.CONTROLLER,
         precondition=NEEDS_REPLICAS,
     ),
-    (_STOP, _QUORUM): FaultSpec(
+    (_STOP, _LIGHTHOUSE): FaultSpec(
         description="SIGSTOP: it is replaced after 5 s, no rank restarts; replicas that need a quorum wait.",
         executor=Executor.CONTROLLER,
         reversible=True,

@@ -31,7 +31,7 @@ class ControllerFaults:
     networks: RunNetwork
     folders: Mapping[FaultTarget, Path]
     """A folder on each disk that can be filled."""
-    quorum_pid: Callable[[], int] = int
+    lighthouse_pid: Callable[[], int] = int
     """The pid of the lighthouse; 0 while there is none."""
 
     async def __call__(self, drill: FaultRequested) -> None:
@@ -52,13 +52,13 @@ def _stop_controller(_here: ControllerFaults, drill: FaultRequested) -> None:
     stop_processes([os.getpid()], drill.for_s)
 
 
-def _kill_quorum(here: ControllerFaults, _drill: FaultRequested) -> None:
-    if pid := here.quorum_pid():
+def _kill_lighthouse(here: ControllerFaults, _drill: FaultRequested) -> None:
+    if pid := here.lighthouse_pid():
         send_signal(pid, signal.SIGKILL)
 
 
-def _stop_quorum(here: ControllerFaults, drill: FaultRequested) -> None:
-    if pid := here.quorum_pid():
+def _stop_lighthouse(here: ControllerFaults, drill: FaultRequested) -> None:
+    if pid := here.lighthouse_pid():
         stop_processes([pid], drill.for_s)
 
 
@@ -98,8 +98,8 @@ _INJECTORS: Mapping[tuple[FaultAction, FaultTarget], Callable[[ControllerFaults,
     (FaultAction.KILL, FaultTarget.CONTROLLER): _kill_controller,
     (FaultAction.STOP, FaultTarget.CONTROLLER): _stop_controller,
     (FaultAction.CLOCK_SKEW, FaultTarget.CONTROLLER): _skew_controller,
-    (FaultAction.KILL, FaultTarget.LIGHTHOUSE): _kill_quorum,
-    (FaultAction.STOP, FaultTarget.LIGHTHOUSE): _stop_quorum,
+    (FaultAction.KILL, FaultTarget.LIGHTHOUSE): _kill_lighthouse,
+    (FaultAction.STOP, FaultTarget.LIGHTHOUSE): _stop_lighthouse,
     (FaultAction.PARTITION, FaultTarget.NODE): _partition_node,
     (FaultAction.FILL, FaultTarget.RUN_DIR): _fill_disk,
     (FaultAction.FILL, FaultTarget.CHECKPOINTS): _fill_disk,

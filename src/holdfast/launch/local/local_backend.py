@@ -424,7 +424,7 @@ def _first_attempt(job: Job, node: int) -> Attempt:
         master_port=f"{head}_PORT",
         endpoints=tuple(f"NODE{node}_ADDRESS:NODE{node}_PORT" for node in nodes),
         shared_secret="ATTEMPT_KEY",
-        lighthouse="http://QUORUM_ADDRESS:QUORUM_PORT",
+        lighthouse="http://LIGHTHOUSE_ADDRESS:LIGHTHOUSE_PORT",
     )
 
 
