@@ -1,4 +1,4 @@
-"""The command line: each command parses, calls `api` and prints. One file per command; app.py lists them."""
+"""The command line: each command parses, calls `api` and prints. app.py lists the commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line without ever showing a traceback; returns the exit code."""
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["run"] and any(flag == "--on" and place != "local" for flag, place in pairwise(words)):
+    if words[:1] == ["run"] and any(flag == "--on" and target != "local" for flag, target in pairwise(words)):
         from holdfast.launch.kubernetes.submit.submit_process import prestart
 
         prestart()  # first: it starts while the other slow imports run

@@ -5,62 +5,80 @@ Commands import heavy modules inside their functions, so that `holdfast --help` 
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Annotated
 
 import typer
 from typer.core import TyperCommand
 
+from holdfast import __version__
 from holdfast.cli import (
-    attach,
-    cancel,
     check,
-    checkpoint,
+    describe,
     diagnose,
     drill,
-    events,
     explain,
-    fabric,
-    init,
     logs,
-    profile,
+    look_up,
     ps,
-    render,
     run,
-    schema,
+    run_requests,
     status,
-    target,
-    update,
-    validate,
-    version,
 )
 from holdfast.cli.streams import output_failure
 from holdfast.cli.typer_ext import CommandAfterDashes, NegativeNumberArguments, SectionedGroup
 from holdfast.errors import ExitCode
 
 COMMANDS = {
-    "Describe": (init.init, validate.validate, render.render, schema.schema),
+    "Describe": (describe.init, describe.validate, describe.render, describe.schema),
     "Run": (
         run.run,
         ps.ps,
         status.status,
         logs.logs,
-        events.events,
-        profile.profile,
-        attach.attach,
-        checkpoint.checkpoint,
-        update.update,
-        cancel.cancel,
+        logs.events,
+        run_requests.profile,
+        run.attach,
+        run_requests.checkpoint,
+        run_requests.update,
+        run_requests.cancel,
     ),
     "Inject faults": (drill.drill,),
     "Verify": (check.check,),
     "Explain": (diagnose.diagnose, explain.explain),
-    "Look up": (fabric.fabric, target.target),
+    "Look up": (look_up.fabric, look_up.target),
 }
 COMMAND_CLASSES: dict[Callable[..., object], type[TyperCommand]] = {
     run.run: CommandAfterDashes,
-    render.render: CommandAfterDashes,
+    describe.render: CommandAfterDashes,
     explain.explain: NegativeNumberArguments,
 }
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"holdfast {__version__}, Python {platform.python_version()}{_torch()}")
+        raise typer.Exit
+
+
+def _torch() -> str:
+    """From the package metadata: importing torch takes seconds."""
+    try:
+        return f", torch {metadata.version('torch')}"
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def version(
+    requested: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the versions installed here."),
+    ] = False,
+) -> None:
+    """Options before a command."""
+
 
 app = typer.Typer(
     cls=SectionedGroup,
@@ -73,7 +91,7 @@ app = typer.Typer(
 for _section, _verbs in COMMANDS.items():
     for _verb in _verbs:
         app.command(rich_help_panel=_section, cls=COMMAND_CLASSES.get(_verb))(_verb)
-app.callback()(version.version)
+app.callback()(version)
 
 
 def run_command(words: Sequence[str]) -> int:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.common_options import OutputOption
-from holdfast.cli.output import Output, console, print_json, print_rich
+from holdfast.cli.output import Output, console, print_json, print_rich, print_text
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from holdfast.diagnose.diagnosis import Diagnosis, Evidence
     from holdfast.diagnose.nccl_transport import TransportReport
-    from holdfast.diagnose.redact import Redactor
+    from holdfast.run_dir import RunDir
 
 _LABEL_WIDTH = 14
 _LINE_CHARS = 300
@@ -44,8 +44,9 @@ def diagnose(
     """
     from holdfast import api
     from holdfast.diagnose.diagnosis import to_dict
+    from holdfast.diagnose.redact import Redactor, redact_diagnosis
 
-    redactor = _redactor() if redact else None
+    redactor = Redactor() if redact else None
     hide = redactor.secrets if redactor else None
     names = where or []
     if len(names) <= 1 and not any(name == "-" or os.path.exists(name) for name in names) and not _is_path(names):
@@ -53,19 +54,11 @@ def diagnose(
     else:
         answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer, hide=hide)
     if redactor:
-        from holdfast.diagnose.redact import redact_diagnosis
-
         answer = redact_diagnosis(answer, redactor)
     if output is Output.JSON:
         print_json(to_dict(answer))
     else:
         print_rich(render_diagnosis(answer))
-
-
-def _redactor() -> Redactor:
-    from holdfast.diagnose.redact import Redactor
-
-    return Redactor()
 
 
 def _is_path(names: list[str]) -> bool:
@@ -159,3 +152,27 @@ def _row(label: str, text: str) -> Text:
     from rich.text import Text
 
     return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), text)
+
+
+def diagnose_failed_run(run: RunDir, output: Output) -> Diagnosis | None:
+    """Diagnose a failed run; prints a note and returns None if the diagnosis itself fails."""
+    from holdfast import api
+    from holdfast.cli.error_report import report_error
+
+    try:
+        return api.diagnose_run(run)
+    except Exception as error:  # a failed diagnosis must not change the exit code, which is the job's
+        report_error(error, ("-o", output))
+        return None
+
+
+def print_diagnosis(run: RunDir, answer: Diagnosis, output: Output) -> None:
+    """Print the diagnosis."""
+    if output is Output.JSON:
+        from holdfast.diagnose.diagnosis import to_dict
+
+        print_json({"type": "diagnosis", "run": run.run_id, "diagnosis": to_dict(answer)})
+        return
+    print_text("")
+    print_rich(render_diagnosis(answer))
+    print_text(f"\n`holdfast diagnose {run.run_id}` says it again: `-o json` for machines, `--redact` for sharing")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.common_options import OutputOption
-from holdfast.cli.output import Output, print_json, print_text
+from holdfast.cli.output import Output, print_result
 
 
 def drill(
@@ -16,14 +16,14 @@ def drill(
         str,
         typer.Argument(
             metavar="ACTION",
-            help="kill, stop, hang, raise, slow, remove, restore, partition, clock-skew, fill, exhaust, or fault file.",
+            help="kill, stop, hang, raise, slow, remove, restore, partition, clock-skew, fill, oom, or a fault file.",
         ),
     ],
     target: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TARGET",
-            help="rank:1, collective:1, node:1, agent:0, memory:1, controller, quorum, run-dir or checkpoints.",
+            help="rank:1, collective:1, node:1, agent:0, controller, lighthouse, run-dir or checkpoints.",
         ),
     ] = None,
     at_step: Annotated[
@@ -48,19 +48,15 @@ def drill(
         faults = read_fault_file(Path(action))
         found = api.find_run(run)
         api.inject_faults(found, faults)
-        if output is Output.JSON:
-            print_json({"run": found.run_id, "faults": len(faults)})
-        else:
-            print_text(f"{found.run_id}: {len(faults)} faults of {action} requested")
+        document = {"run": found.run_id, "faults": len(faults)}
+        print_result(output, document, f"{found.run_id}: {len(faults)} faults of {action} requested")
         return
     what, (on, index) = parse_fault_action(action), parse_fault_target(target or [])
     found = api.find_run(run)
     api.inject_fault(found, target=on, index=index, action=what, at_step=at_step, for_s=for_s, amount=amount)
-    if output is Output.JSON:
-        request = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
-        print_json({"run": found.run_id, **request})
-    else:
-        when = "immediately" if at_step is None else f"after step {at_step}"
-        span = "" if for_s is None else f", for {for_s:g} s"
-        much = "" if amount is None else f" by {amount:g}"
-        print_text(f"{found.run_id}: {what} {':'.join(target or [])}{much} {when}{span}")
+    request = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
+    when = "immediately" if at_step is None else f"after step {at_step}"
+    span = "" if for_s is None else f", for {for_s:g} s"
+    much = "" if amount is None else f" by {amount:g}"
+    text = f"{found.run_id}: {what} {':'.join(target or [])}{much} {when}{span}"
+    print_result(output, {"run": found.run_id, **request}, text)

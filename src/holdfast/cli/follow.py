@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from holdfast import api
 from holdfast.cli.event_text import EventLineFilter
-from holdfast.cli.interrupts import InterruptCounter
 from holdfast.cli.output import Output, is_plain, print_json, print_stderr, print_text
+from holdfast.cli.run import InterruptCounter
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, Outcome, RecoveryDecided, RunFinished, ShutdownDecided
 from holdfast.findings import replica_suffix
@@ -45,7 +45,7 @@ def follow_run(
     if finished is None:
         print_stderr(f"left {run.run_id} to itself; `holdfast attach {run.run_id}` shows it again")
         return None
-    from holdfast.cli.final_diagnosis import diagnose_failed_run, print_diagnosis
+    from holdfast.cli.diagnose import diagnose_failed_run, print_diagnosis
     from holdfast.cli.summary_text import print_summary  # needed only at the end; not imported at the start
 
     why = diagnose_failed_run(run, output) if finished.outcome is Outcome.FAILED else None
@@ -90,18 +90,22 @@ def detach_on_interrupt(pressed: int) -> None:
     """Ctrl-C detaches; the run continues."""
 
 
-class Screen(Protocol):
-    """A way to show a run; `on_event` gets None after a while without events."""
+class Screen(ABC):
+    """A way to show a run."""
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *error: object) -> None:  # noqa: B027 - most screens have nothing to clean up
+        """Clean up."""
 
-    def on_event(self, event: AnyEvent | None) -> None: ...
+    @abstractmethod
+    def on_event(self, event: AnyEvent | None) -> None:
+        """Show an event; None after a while without events."""
 
-    def add_note(self, text: str) -> None: ...
+    @abstractmethod
+    def add_note(self, text: str) -> None:
+        """Show a note that is not an event."""
 
 
 def _screen(run: RunDir, output: Output, ranks: str | None) -> Screen:
@@ -110,17 +114,7 @@ def _screen(run: RunDir, output: Output, ranks: str | None) -> Screen:
     return LineScreen(run, ranks or "none") if is_plain(sys.stdout) else LiveScreen(run)
 
 
-class _StatelessScreen:
-    """A screen without cleanup."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        return
-
-
-class JsonScreen(_StatelessScreen):
+class JsonScreen(Screen):
     """Every event as one line of JSON."""
 
     def on_event(self, event: AnyEvent | None) -> None:
@@ -131,7 +125,7 @@ class JsonScreen(_StatelessScreen):
         print_stderr(text)
 
 
-class LineScreen(_StatelessScreen):
+class LineScreen(Screen):
     """Notable events and the output of selected ranks as lines; a single rank's output has no prefix."""
 
     def __init__(self, run: RunDir, ranks: str) -> None:
@@ -148,9 +142,8 @@ class LineScreen(_StatelessScreen):
     def on_event(self, event: AnyEvent | None) -> None:
         now = time.monotonic()
         if self._merged is not None:
-            ended = isinstance(
-                event, RecoveryDecided | ShutdownDecided | RunFinished
-            )  # print rank output that precedes the event
+            # Rank output that precedes the event is printed before it.
+            ended = isinstance(event, RecoveryDecided | ShutdownDecided | RunFinished)
             self._printer.print(self._merged.drain(now) if ended else self._merged.poll(now))
         if event is not None:
             for line in self._line_filter.lines_for(event):
@@ -160,7 +153,7 @@ class LineScreen(_StatelessScreen):
         print_text(text)
 
 
-class LiveScreen:
+class LiveScreen(Screen):
     """A live view that is redrawn in place and removed at the end."""
 
     def __init__(self, run: RunDir) -> None:
@@ -180,7 +173,7 @@ class LiveScreen:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._live.stop()
 
     def on_event(self, event: AnyEvent | None) -> None:
@@ -189,8 +182,8 @@ class LiveScreen:
         now = time.monotonic()
         if now - self._drawn_at >= REDRAW_INTERVAL_S:
             self._drawn_at = now
-            if heard := self._preview.poll(now):
-                source, lines = heard
+            if latest := self._preview.poll(now):
+                source, lines = latest
                 self._view.show_output(f"rank {source.rank}{replica_suffix(source.replica)}", lines)
             self._live.refresh()
 

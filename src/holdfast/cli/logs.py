@@ -1,4 +1,4 @@
-"""The command `logs`: the output of the ranks."""
+"""The commands that print a run's records: logs has the output of the ranks, events the event log."""
 
 from __future__ import annotations
 
@@ -190,3 +190,22 @@ def _print_json(chunk: RankChunk) -> None:
         print_json(who | {"dropped_bytes": piece.dropped_bytes})
     kind = {"partial": True} if piece.partial else {}
     print_json(*(who | {"text": text} | kind for text in piece.lines))
+
+
+def events(
+    run: RunArgument = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Print every event of a run, one per line."""
+    from holdfast import api
+    from holdfast.cli.event_text import event_line
+
+    found = api.find_run(run)
+    for event in api.follow(found) if follow else api.events(found):
+        if event is None:
+            continue
+        if output is Output.JSON:
+            print_json(event)
+        else:
+            print_text(event_line(event))

@@ -41,6 +41,14 @@ def print_json(*documents: object) -> None:
         print_text("\n".join(map(to_json, documents)))
 
 
+def print_result(output: Output, document: object, text: str) -> None:
+    """Print a command's result in the requested format."""
+    if output is Output.JSON:
+        print_json(document)
+    else:
+        print_text(text)
+
+
 def to_json(document: object) -> str:
     """One line of JSON; lone surrogates and terminal control characters are escaped."""
     import msgspec

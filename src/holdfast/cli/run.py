@@ -1,9 +1,11 @@
-"""The command `run`: start a job and follow it."""
+"""The commands that follow a run: run starts a job, attach joins one and restarts its controller if it has died."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
@@ -15,11 +17,12 @@ from holdfast.cli.common_options import (
     NodesOption,
     OutputOption,
     RanksOption,
+    RunArgument,
     SetOption,
     TargetOption,
     job_from_args,
 )
-from holdfast.cli.output import Output, print_json, print_text
+from holdfast.cli.output import Output, print_result
 from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -56,35 +59,60 @@ def run(
 
         prestart()  # first: it starts while the other slow imports run
     from holdfast import api
-    from holdfast.cli.interrupts import InterruptCounter
 
     loaded, base = job_from_args(
-        file,
-        ctx.obj,
-        overrides,
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        ranks_per_node=ranks_per_node,
-        name=name,
+        file, ctx.obj, overrides, nodes=nodes, gpus_per_node=gpus_per_node, ranks_per_node=ranks_per_node, name=name
     )
     if show not in ("all", "none"):
         from holdfast.cli.logs import parse_ranks
 
         parse_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
     with InterruptCounter() as presses:
-        started = api.start(loaded, on, base=base, on_findings=lambda findings: _tell(findings, output))
+        started = api.start(loaded, on, base=base, on_findings=lambda findings: _print_findings(findings, output))
         if presses.count or not detach:
             from holdfast.cli.follow import cancel_on_interrupt, follow_run  # imported while the run starts
 
             code = follow_run(started, output, cancel_on_interrupt(started), presses, ranks=show)
             raise typer.Exit(ExitCode.CANCELLED if code is None else code)
-    if output is Output.JSON:
-        print_json({"run": started.run_id, "folder": str(started.path)})
-    else:
-        print_text(f"{started.run_id} is under way; `holdfast attach` shows it, `holdfast cancel` ends it")
+    print_result(
+        output,
+        {"run": started.run_id, "folder": str(started.path)},
+        f"{started.run_id} is under way; `holdfast attach` shows it, `holdfast cancel` ends it",
+    )
 
 
-def _tell(findings: Sequence[Finding], output: Output) -> None:
+def _print_findings(findings: Sequence[Finding], output: Output) -> None:
     from holdfast.cli.finding_text import print_findings  # most starts have no findings
 
     print_findings(findings, output)
+
+
+def attach(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
+    """Follow a run until it ends.
+
+    The exit code is the run's. Ctrl-C detaches and leaves the run running. A dead controller is restarted.
+    """
+    from holdfast import api
+    from holdfast.cli.follow import detach_on_interrupt, follow_run
+
+    found = api.find_run(run)
+    api.restart_controller(found)
+    with InterruptCounter() as presses:
+        raise typer.Exit(follow_run(found, output, detach_on_interrupt, presses) or ExitCode.OK)
+
+
+class InterruptCounter:
+    """Counts Ctrl-C while a command follows a run, instead of ending the process; the caller decides what each does."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1

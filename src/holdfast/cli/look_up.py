@@ -1,15 +1,17 @@
-"""The command `fabric`: the interconnects that holdfast knows."""
+"""The commands that look up what a job can name: fabric and target."""
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import asdict, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.common_options import OutputOption
-from holdfast.cli.output import Output, print_json, print_rich, print_text
+from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text
 from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
@@ -53,3 +55,21 @@ def _data(row: Fabric) -> dict[str, object]:
 
 def _settings(row: Fabric) -> str:
     return " ".join(f"{name}={shlex.quote(value)}" for name, value in row.env.items())
+
+
+def target(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this target in full.")] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List the targets to run on, or show one."""
+    from holdfast.fabric.catalog import NAMES
+    from holdfast.job.targets import find_target, known_targets
+
+    here = Path.cwd()
+    if name is None:
+        names = known_targets(here, os.environ)
+        print_result(output, names, "\n".join(names))
+        return
+    found = find_target(name, start=here, environ=os.environ, fabrics=NAMES).model_dump(mode="json")
+    text = "\n".join(f"{field}: {value}" for field, value in found.items() if value is not None)
+    print_result(output, {"name": name, **found}, text)

@@ -1,0 +1,142 @@
+"""The commands that describe a job and start nothing: init, validate, render, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.common_options import (
+    DEFAULT_FILE,
+    LOCAL,
+    FileArgument,
+    GpusOption,
+    NameOption,
+    NodesOption,
+    OutputOption,
+    RanksOption,
+    SetOption,
+    TargetOption,
+    job_from_args,
+)
+from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text
+from holdfast.errors import ExitCode, HoldfastError, failure
+
+if TYPE_CHECKING:
+    from holdfast.findings import Finding
+
+
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = DEFAULT_FILE,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Write a commented job file to start from.
+
+    It never overwrites a file.
+    """
+    from holdfast.job.job_template import job_template
+
+    text = job_template(file.absolute().parent.name)
+    try:
+        with file.open("x", encoding="utf-8") as target:
+            target.write(text)
+    except FileExistsError:
+        what = f"{file} is there already"
+        remedy = "Give another name, or move it away."
+        raise failure("file-exists", what, exit_code=ExitCode.USAGE, where=str(file), remedy=remedy) from None
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"there is no folder {file.parent}"
+        remedy = f"Make it: `mkdir -p {file.parent}`."
+        raise failure("no-such-folder", what, exit_code=ExitCode.NOT_FOUND, where=str(file), remedy=remedy) from None
+    print_result(
+        output,
+        {"file": str(file)},
+        f"wrote {file}; edit it, then `holdfast validate {file}` and `holdfast run {file}`",
+    )
+
+
+def validate(
+    files: Annotated[
+        list[Path] | None, typer.Argument(metavar="FILE...", help="Job files (default: job.yaml).")
+    ] = None,
+    on: TargetOption = LOCAL,
+    overrides: SetOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """List every problem of job files.
+
+    Reports all problems in one pass, each with its line and remedy. Starts nothing.
+    """
+    worst = ExitCode.OK
+    answers: list[dict[str, object]] = []
+    for file in files or [DEFAULT_FILE]:
+        findings, code = _findings_of(file, on, overrides)
+        worst = worst or code
+        if output is Output.JSON:
+            answers.append({"file": str(file), "valid": code is ExitCode.OK, "findings": findings})
+        else:
+            _print(file, findings, code)
+    if output is Output.JSON:
+        print_json(answers)
+    raise typer.Exit(worst)
+
+
+def _findings_of(file: Path, on: str, overrides: list[str] | None) -> tuple[tuple[Finding, ...], ExitCode]:
+    """The findings of one file, and the exit code if it were the only one."""
+    from holdfast import api
+    from holdfast.findings import Severity
+
+    try:
+        loaded, base = job_from_args(file, (), overrides)
+        findings = api.check(loaded, on, base=base)
+    except HoldfastError as error:
+        return error.findings, error.exit_code
+    impossible = any(finding.severity is Severity.ERROR for finding in findings)
+    return findings, ExitCode.CANNOT_RUN_HERE if impossible else ExitCode.OK
+
+
+def _print(file: Path, findings: tuple[Finding, ...], code: ExitCode) -> None:
+    from holdfast.cli.finding_text import render_findings
+
+    if findings:
+        print_rich(render_findings(findings))
+    print_text(f"{file}: {'can run' if code is ExitCode.OK else 'cannot run'}")
+
+
+def render(
+    ctx: typer.Context,
+    file: FileArgument = None,
+    on: TargetOption = LOCAL,
+    overrides: SetOption = None,
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    ranks_per_node: RanksOption = None,
+    name: NameOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Show exactly what each rank, or the cluster, would get.
+
+    Starts nothing. Secrets are named, not shown.
+    """
+    from holdfast import api
+    from holdfast.cli.finding_text import print_findings
+
+    loaded, base = job_from_args(
+        file, ctx.obj, overrides, nodes=nodes, gpus_per_node=gpus_per_node, ranks_per_node=ranks_per_node, name=name
+    )
+    rendered = api.render(loaded, on, base=base)
+    if rendered.findings:
+        print_findings(rendered.findings, output)
+    document = {"target": on, "job": loaded.job.model_dump(mode="json"), "rendered": rendered.text}
+    document |= {"objects": rendered.objects} if rendered.objects else {}
+    print_result(output, document, rendered.text.rstrip("\n"))
+
+
+def schema() -> None:
+    """Print the JSON Schema of a job file."""
+    import json
+
+    from holdfast.job.json_schema import job_schema
+
+    print_text(json.dumps(job_schema(), indent=2))
