@@ -125,6 +125,7 @@ class Redactor:
         self._numbers: Counter[str] = Counter()
         """Placeholders so far, by kind."""
         self._hosts: Any = None
+        self._secret_patterns = secret_patterns.patterns()
 
     def text(self, text: str) -> str:
         """One text with every name in it replaced."""
@@ -138,7 +139,7 @@ class Redactor:
     def secrets(self, text: str) -> str:
         """A text with every secret in it replaced; this runs first, before anything is cut."""
         text = text.encode("utf-8", "replace").decode()
-        for pattern in secret_patterns.patterns():
+        for pattern in self._secret_patterns:
             text = _replace_spans(
                 text, secret_patterns.secret_spans(pattern, text), lambda name: self._stand_in("secret", name)
             )

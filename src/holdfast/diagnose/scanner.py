@@ -1,7 +1,6 @@
 """Finds the lines that rules match in chunks of logs, in one pass for all rules over each chunk.
 
-Hyperscan searches for all patterns together in time linear in its input, so no logged text can make a rule hang. RE2,
-which is linear too, extracts the values from the few lines found.
+RE2 extracts the values from the few lines found.
 """
 
 from __future__ import annotations
@@ -13,14 +12,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
-import hyperscan
-import re2
-
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.frames import crashed_at, raised_at, service_client, thread_position
 from holdfast.diagnose.line_prefix import parse_process, process_of_summary, torchrun_root_cause
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.memory_budget import FACTS_BYTES, MemoryBudget
+from holdfast.diagnose.pattern_scan import compile_re2, compile_scan
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.hang_records import STACK
 from holdfast.diagnose.rules.rule import Role, Rule
@@ -54,13 +51,7 @@ class RuleMatcher:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self.rules = [rule for rule in rules if rule.pattern]
         self.names_rank = ["(?P<rank>" in rule.pattern for rule in self.rules]
-        self._database = hyperscan.Database()
-        self._database.compile(
-            expressions=[*(rule.pattern.encode() for rule in self.rules), _NCCL_SETUP],
-            ids=list(range(len(self.rules) + 1)),
-            elements=len(self.rules) + 1,
-            flags=[hyperscan.HS_FLAG_MULTILINE] * len(self.rules) + [hyperscan.HS_FLAG_SINGLEMATCH],
-        )
+        self._scan = compile_scan([*(rule.pattern.encode() for rule in self.rules), _NCCL_SETUP], once=[_NCCL_SETUP])
 
     def candidate_lines(self, data: bytes) -> tuple[list[tuple[int, int, list[int]]], bool]:
         """Start and end of each line in which a rule may match, and which rules, by their index.
@@ -78,7 +69,7 @@ class RuleMatcher:
         def rules(indices: list[int]) -> list[int]:
             return sorted(index for index in indices if index < len(self.rules))
 
-        self._database.scan(data, match_event_handler=note)
+        self._scan(data, note)
         lines = [
             (data.rfind(b"\n", 0, end - 1) + 1, end, which) for end in sorted(found) if (which := rules(found[end]))
         ]
@@ -99,11 +90,7 @@ class RuleMatcher:
         }
 
 
-@cache
-def _compiled(pattern: str):
-    options = re2.Options()
-    options.encoding = re2.Options.Encoding.LATIN1
-    return re2.compile(pattern.encode(), options)
+_compiled = cache(compile_re2)
 
 
 @cache

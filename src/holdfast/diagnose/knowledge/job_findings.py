@@ -157,6 +157,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`pip install holdfast[train]`.",
     ),
     (
+        "no-detect-secrets",
+        "`holdfast diagnose --redact` needs detect-secrets, whose patterns find the tokens of many vendors.",
+        "`pip show detect-secrets` where holdfast is installed.",
+        "`pip install 'holdfast[diagnose]'`.",
+    ),
+    (
         "learning-rate-not-scaled",
         "The job scales the learning rate and also keeps the global batch, so nothing requires the scaling.",
         "The field `elastic`.",

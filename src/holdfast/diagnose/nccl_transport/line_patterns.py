@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
-import hyperscan
-
 from holdfast.diagnose.nccl_transport.transport_report import RECEIVE, Direction, LinkType, TransportKind
+from holdfast.diagnose.pattern_scan import PatternScan, compile_scan
 
 _T = TypeVar("_T")
 MARK = b" NCCL INFO "
@@ -39,14 +38,14 @@ REPLICA = re.compile(REPLICA_BEGINS + rb"['\"]?(\d{1,7})\b")
 def rare_lines(data: bytes) -> Sequence[tuple[int, int]]:
     """Where rare lines, which also appear outside NCCL's messages, may be: which of them, and where their words end.
 
-    Hyperscan looks for both together, in a sixth of the time that `find` takes for each alone.
+    One pass looks for both, in a sixth of the time that `find` takes for each alone.
     """
     found: list[tuple[int, int]] = []
 
     def note(which: int, _begin: int, end: int, _flags: int, _context: object) -> None:
         found.append((which, end))
 
-    _rare().scan(data, match_event_handler=note)
+    _rare_scan()(data, note)
     return found
 
 
@@ -54,12 +53,8 @@ SAYS_VERSION, SAYS_REPLICA = range(2)
 
 
 @cache
-def _rare() -> hyperscan.Database:
-    database = hyperscan.Database()
-    database.compile(
-        expressions=[VERSION_BEGINS, REPLICA_BEGINS], ids=[SAYS_VERSION, SAYS_REPLICA], elements=2, flags=[0, 0]
-    )
-    return database
+def _rare_scan() -> PatternScan:
+    return compile_scan([VERSION_BEGINS, REPLICA_BEGINS])
 
 
 # What may follow a whole message: RCCL's ` comm 0x95cdeb0 nRanks 08`, colour codes, the end of a JSON string.

@@ -1,0 +1,64 @@
+"""Searches logs for many patterns in one pass: with Hyperscan where it is installed, else with RE2, line by line.
+
+Both take time linear in their input, so no logged text can make a pattern hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, cast
+
+import re2
+
+OnMatch = Callable[[int, int, int, int, object], None]
+"""Called with the index of a pattern, a begin that may be 0, the end of its match, and two unused arguments."""
+PatternScan = Callable[[bytes, OnMatch], None]
+"""Calls back for every match in the data, in the order of the lines; RE2 only for the first in each line."""
+
+
+def compile_scan(patterns: Sequence[bytes], *, once: Collection[bytes] = ()) -> PatternScan:
+    """A scan for all patterns; of those in `once` it need only report the first match."""
+    try:
+        import hyperscan
+    except ModuleNotFoundError:  # the extra `diagnose` is not installed
+        return _re2_scan(patterns)
+
+    database = hyperscan.Database()
+    database.compile(
+        expressions=patterns,
+        ids=list(range(len(patterns))),
+        elements=len(patterns),
+        flags=[hyperscan.HS_FLAG_SINGLEMATCH if each in once else hyperscan.HS_FLAG_MULTILINE for each in patterns],
+    )
+    return lambda data, on_match: database.scan(data, match_event_handler=on_match)
+
+
+def compile_re2(pattern: str):
+    """A pattern that searches bytes, whatever their encoding."""
+    return re2.compile(pattern.encode(), _latin1())
+
+
+def _re2_scan(patterns: Sequence[bytes]) -> PatternScan:
+    """The same for each line: RE2 searches for strings that the patterns require, then for the patterns left."""
+    known = cast("Any", re2).Filter()  # the type stubs lack it
+    for each in patterns:
+        known.Add(each, _latin1())
+    known.Compile()
+
+    def scan(data: bytes, on_match: OnMatch) -> None:
+        start = 0
+        while start < len(data):
+            newline = data.find(b"\n", start)
+            end = len(data) if newline < 0 else newline
+            line = data[start:end]
+            for index in known.Match(line) or ():
+                on_match(index, 0, start + known.re(index).search(line).end(), 0, None)
+            start = end + 1
+
+    return scan
+
+
+def _latin1() -> re2.Options:
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    return options
