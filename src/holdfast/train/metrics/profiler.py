@@ -34,6 +34,7 @@ _ENTERS = re.compile(r"(c10d|_c10d_functional)::|record_param_comms")
 _COMPUTES = re.compile(r"(?!c10d::|_c10d_functional::|autograd::engine::)\w[\w.]*::|CompiledFunction|Torch-Compiled")
 _OPERATOR, _NAMED = "cpu_op", "user_annotation"
 _ASKS = ("cuda_runtime", "cuda_driver")
+_ASK_NAMES = re.compile(r"(cuda|cu|hip)[A-Z]")
 _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
@@ -142,11 +143,11 @@ def _step_trace(events: list[Any]) -> StepTrace:
     """The events of torch's profiler, classified by their meaning for a step's time."""
     starts = sorted(event.start_ns() for event in events if event.name() == _STEP)
     thread = next(event.start_thread_id() for event in events if event.name() == _STEP)
-    on_host = [(event.name(), event) for event in events if event.activity_type() in (_OPERATOR, _NAMED)]
+    on_host = [(event.name(), event) for event in events if _activity(event) in (_OPERATOR, _NAMED)]
     ours = [(name, _span(event)) for name, event in on_host if event.start_thread_id() == thread]
-    operators = [event for event in events if event.activity_type() == _OPERATOR and event.start_thread_id() == thread]
-    asked = {event.correlation_id(): event.start_ns() for event in events if event.activity_type() in _ASKS}
-    on_device = [event for event in events if event.activity_type() in _ON_DEVICE]
+    operators = [event for event in events if _activity(event) == _OPERATOR and event.start_thread_id() == thread]
+    asked = {event.correlation_id(): event.start_ns() for event in events if _activity(event) in _ASKS}
+    on_device = [event for event in events if _activity(event) in _ON_DEVICE]
     sent_by_device = [_span(event) for event in on_device if _DEVICE_SENDS.search(event.name())]
     sent_by_host = [_span(event) for name, event in on_host if event.is_async() and _HOST_SENDS.match(name)]
     return StepTrace(
@@ -165,6 +166,17 @@ def _step_trace(events: list[Any]) -> StepTrace:
             if not _DEVICE_SENDS.search(event.name())
         ],
     )
+
+
+def _activity(event: Any) -> str:
+    """What kind of activity an event is; torch 2.9 does not say, but its device and name do."""
+    if hasattr(event, "activity_type"):
+        return event.activity_type()
+    if event.device_type() != torch.autograd.DeviceType.CPU:
+        return f"gpu_{_NAMED}" if event.is_user_annotation() else _ON_DEVICE[0]
+    if event.is_user_annotation():
+        return _NAMED
+    return _ASKS[0] if _ASK_NAMES.match(event.name()) else _OPERATOR
 
 
 def _span(event: Any) -> Span:
