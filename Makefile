@@ -10,10 +10,12 @@ READY := $(ENV)/.holdfast-ready
 BIN := $(CURDIR)/$(ENV)/bin
 INSTALLER := env VIRTUAL_ENV=$(CURDIR)/$(ENV) $(BIN)/uv
 HAVE := env PATH="$(BIN):$$PATH"
+COMPILE := $(INSTALLER) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-emit-index-url --no-emit-find-links --quiet
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick docs bench format proto lock audit clean prerequisites
+.PHONY: help demo test quick matrix packages docs bench format proto lock audit clean prerequisites
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -37,6 +39,12 @@ test: $(READY) ## all that CI checks; what this machine cannot run is skipped wi
 quick: $(READY) ## only the tests that take no more than a second or two
 	@$(HAVE) pytest -m 'not slow'
 
+matrix: $(READY) ## run the training library's tests with the lowest and the newest torch that it supports
+	@.ci/torch_matrix lowest && .ci/torch_matrix newest
+
+packages: $(READY) ## build the wheel, and use it with each extra; see that all extras resolve on aarch64 too
+	@.ci/wheel && .ci/platforms
+
 docs: $(READY) ## build the documentation
 	@$(HAVE) sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
@@ -51,17 +59,16 @@ proto: $(READY) ## generate the Lighthouse's messages from their .proto
 	@$(HAVE) python .ci/protobuf.py
 
 # No index and no address is written, so that the lock works behind any mirror (docs/decisions/0001).
-lock: $(READY) ## renew requirements.lock: `make lock`, or `make lock UPGRADE=--upgrade`
-	@$(INSTALLER) pip compile pyproject.toml --extra train --extra kubernetes --extra dev \
-		--universal --python-version 3.11 --generate-hashes $(UPGRADE) \
-		--no-header --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
-	@echo 'requirements.lock'
+lock: $(READY) ## renew requirements.lock and .ci/torch-lowest.txt: `make lock`, or `make lock UPGRADE=--upgrade`
+	@$(COMPILE) --extra dev $(UPGRADE) --output-file requirements.lock
+	@$(COMPILE) --extra train-tests --resolution lowest-direct $(UPGRADE) --output-file .ci/torch-lowest.txt
+	@echo 'requirements.lock, .ci/torch-lowest.txt'
 
 audit: | prerequisites ## ask whether any pinned dependency has a known vulnerability; says so where nobody can be asked
 	@$(PYTHON) .ci/audit.py requirements.lock
 
 clean: ## remove the environment and all that was built; runs and their logs stay
-	rm -rf $(ENV) dist docs/_build docs/reference/generated
+	rm -rf $(ENV) $(ENV)-lowest dist docs/_build docs/reference/generated
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -69,8 +69,9 @@ def test_heavy_libraries_are_forbidden_to_every_name_but_train() -> None:
     assert set(heavy["forbidden_modules"]) == set(HEAVY)
 
 
-def test_lock_names_no_address() -> None:
-    lock = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("name", ["requirements.lock", ".ci/torch-lowest.txt"])
+def test_lock_names_no_address(name: str) -> None:
+    lock = (ROOT / name).read_text()
     assert "://" not in lock
     assert "--index-url" not in lock
     assert "--find-links" not in lock

@@ -35,7 +35,7 @@ from holdfast.controller_client import (
     refuse_finished,
     send_request,
 )
-from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
 from holdfast.events import (
     AnyEvent,
     CancelRequested,
@@ -156,6 +156,7 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
         known = tuple(each for each in known if each.code == "checkpoint-not-shared")
     if any(each.code == "no-image" for each in known):
         return known
+    require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
     from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
     from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
     from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
@@ -246,6 +247,7 @@ def _start_on_cluster(job: Job, target: str, base: Path) -> RunDir:
 
     if lacking := tuple(missing_secrets(job, base.absolute(), os.environ)):
         raise HoldfastError(lacking, ExitCode.CANNOT_RUN_HERE)
+    require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
     target_spec = _target(target, base)
     connect(target_spec.context, target_spec.namespace)  # connect in parallel with the rest
     from holdfast.launch.kubernetes.object_names import ObjectNames, name_stem

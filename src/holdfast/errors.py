@@ -6,7 +6,9 @@ an error carries several findings if it reports several problems together.
 
 from __future__ import annotations
 
+import sys
 from enum import IntEnum
+from importlib.util import find_spec
 
 from holdfast.findings import Finding, Owner, Severity
 
@@ -78,3 +80,21 @@ def failure(
         code=code, severity=Severity.ERROR, what=what, where=where, evidence=evidence, remedy=remedy, owner=owner
     )
     return HoldfastError((finding,), exit_code)
+
+
+def missing_extra(extra: str, module: str, needed_by: str) -> Finding | None:
+    """The finding if an optional module is not installed; `needed_by` ends with a verb, such as "replicas need"."""
+    if find_spec(module) is not None:
+        return None
+    return Finding(
+        code="missing-extra",
+        what=f"there is no Python module `{module}`, which {needed_by}",
+        where=sys.executable,
+        remedy=f"Run `{sys.executable} -m pip install 'holdfast[{extra}]'`.",
+    )
+
+
+def require_extra(extra: str, module: str, needed_by: str) -> None:
+    """Raise `missing_extra`'s finding, if there is one."""
+    if lacking := missing_extra(extra, module, needed_by):
+        raise HoldfastError((lacking,), ExitCode.CANNOT_RUN_HERE)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from holdfast.errors import require_extra
 from holdfast.train.session import excepthook
 
 if TYPE_CHECKING:
@@ -35,4 +36,9 @@ excepthook.install()
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        home = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as error:
+        require_extra("train", error.name or "torch", f"`{__name__}.{name}` needs")
+        raise
+    return getattr(home, name)

@@ -151,10 +151,10 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Give each replica whole nodes, or an equal part of one node.",
     ),
     (
-        "no-grpc",
-        "The quorum service of a job with replicas needs grpcio.",
-        "`pip show grpcio` where holdfast is installed.",
-        "`pip install holdfast[train]`.",
+        "missing-extra",
+        "A feature needs a library that only an extra of holdfast installs.",
+        "The finding names the Python that lacks it.",
+        "The finding's `pip install`. TorchFT has wheels for x86-64 and Python up to 3.13 only; build it elsewhere.",
     ),
     (
         "no-detect-secrets",

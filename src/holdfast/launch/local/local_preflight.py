@@ -5,7 +5,6 @@ Rules that do not depend on the machine are in job/rules.py.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import resource
@@ -19,6 +18,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
+from holdfast.errors import missing_extra
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.cgroups import cgroup_parent
 from holdfast.job.isolation import Isolation
@@ -179,9 +179,8 @@ def gpu_numbering(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 def quorum(job: Job, here: LocalMachine) -> Iterator[Finding]:
     """Replicas need the lighthouse, which needs gRPC."""
-    if job.recovery.replicas > 1 and importlib.util.find_spec("grpc") is None:
-        remedy = "Install it: `pip install holdfast[train]`."
-        yield _error("no-grpc", "recovery.replicas", "replicas need grpcio, which is not installed here", remedy)
+    if job.recovery.replicas > 1 and (lacking := missing_extra("ft", "grpc", "replicas need")):
+        yield lacking
 
 
 def capacity(job: Job, here: LocalMachine) -> Iterator[Finding]:

@@ -9,6 +9,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.errors import require_extra
+
 Tokens = NDArray[Any]
 
 
@@ -71,6 +73,7 @@ def make_tokenizer(given: Any) -> Tokenizer:
     if given is None:
         return ByteTokenizer()
     if isinstance(given, str):
+        require_extra("hf", "transformers", "a tokenizer's name needs")
         from transformers import AutoTokenizer  # pyright: ignore[reportUnknownVariableType] - seconds; few need it
 
         given = cast("Any", AutoTokenizer).from_pretrained(given)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
 from holdfast.train.checkpoint import rng
 from holdfast.train.checkpoint.train_state import PostStepState, TrainState
 from holdfast.train.ft import live_recovery
@@ -131,6 +131,7 @@ class MultiReplica:
 
         Called by all ranks of the replica.
         """
+        require_extra("ft", "torchft", "replicas need")
         from holdfast.train.ft.replica_group import (
             ReplicaGroup,  # imported here: TorchFT takes time to import
         )

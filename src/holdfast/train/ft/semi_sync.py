@@ -25,14 +25,14 @@ class SemiSyncReplicas(MultiReplica):
         *,
         resume: Callable[[], TrainingProgress],
     ) -> None:
-        from holdfast.train.ft.outer_sync import OuterSynchronizer  # as with replica_group.py
-
         def resumed() -> TrainingProgress:
             progress = resume()
             self._outer_sync.reset_reference()
             return progress
 
         super().__init__(config, train_state, coordinator, resume=resumed)
+        from holdfast.train.ft.outer_sync import OuterSynchronizer  # as with replica_group.py
+
         assert config.outer_sync is not None
         self._every = config.outer_sync.every
         self._outer_sync = OuterSynchronizer(
