@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import re2
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import require_extra
 
 _NAME = (
     r"(?:secret|passw(?:or)?d|passphrase|pwd|credentials?|connection[_-]?string|session[_-]?id|cookie"
@@ -113,16 +113,9 @@ def _kind(char: str) -> int:
 
 
 def _detect_secrets_patterns() -> Iterator[Any]:
-    try:
-        import detect_secrets.plugins
-        from detect_secrets.plugins.base import RegexBasedDetector
-    except ModuleNotFoundError as error:
-        raise failure(
-            "no-detect-secrets",
-            f"secrets cannot be found: {error}",
-            exit_code=ExitCode.CANNOT_RUN_HERE,
-            remedy="Install the extra: `pip install 'holdfast[diagnose]'`.",
-        ) from error
+    require_extra("diagnose", "detect_secrets", "`--redact` needs")
+    import detect_secrets.plugins
+    from detect_secrets.plugins.base import RegexBasedDetector
 
     for module in pkgutil.iter_modules(detect_secrets.plugins.__path__):
         if module.name == "ip_public":  # addresses are not secrets, and have their own placeholders

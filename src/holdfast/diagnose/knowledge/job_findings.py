@@ -157,12 +157,6 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The finding's `pip install`. TorchFT has wheels for x86-64 and Python up to 3.13 only; build it elsewhere.",
     ),
     (
-        "no-detect-secrets",
-        "`holdfast diagnose --redact` needs detect-secrets, whose patterns find the tokens of many vendors.",
-        "`pip show detect-secrets` where holdfast is installed.",
-        "`pip install 'holdfast[diagnose]'`.",
-    ),
-    (
         "learning-rate-not-scaled",
         "The job scales the learning rate and also keeps the global batch, so nothing requires the scaling.",
         "The field `elastic`.",
