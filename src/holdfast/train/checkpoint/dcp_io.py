@@ -28,6 +28,7 @@ from holdfast.host.files import UnexpectedFile
 from holdfast.train.checkpoint.manifest_file import FileChecksum
 from holdfast.train.checkpoint.regular_file import open_regular
 from holdfast.train.session.control_group import ControlGroup
+from holdfast.train.torch_private import offset_in_file
 
 INDEX = ".metadata"
 """The index file, shared by all ranks, with the location of each tensor."""
@@ -171,8 +172,8 @@ class _VerifyingReader(FileSystemReader):
         with open(self._checked.source.folder / saved.relative_path, "rb") as file:
             # With "meta" only the tensor's metadata and the offset of its bytes in the file are read.
             whole = torch.load(self._slice_file(file, saved), map_location="meta", weights_only=True)
-            begin: int | None = whole.untyped_storage()._checkpoint_offset
-            if begin is None:  # torch 2.9 notes it only in its fake mode
+            begin = offset_in_file(whole)
+            if begin is None:
                 return False
             part = whole
             for dim, (first, count) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):

@@ -24,6 +24,7 @@ from holdfast.train.checkpoint.hyperparams import (
     to_json,
 )
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
+from holdfast.train.torch_private import COMPOSED_SCHEDULERS
 
 
 class HyperparamOverrides:
@@ -121,7 +122,8 @@ def _fast_forward(scheduler: Stateful, stood: dict[str, Any]) -> list[Hyperparam
 
     It steps the schedule, since not every schedule can compute its rates in the middle.
     """
-    steps = next((each["last_epoch"] for each in (stood, *stood.get("_schedulers", ())) if "last_epoch" in each), None)
+    parts = (stood, *stood.get(COMPOSED_SCHEDULERS, ()))
+    steps = next((each["last_epoch"] for each in parts if "last_epoch" in each), None)
     # ReduceLROnPlateau depends on the metrics it received, not on steps.
     if steps is None or not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
         return [HyperparamChange("place in the schedule", steps, 0)]

@@ -15,13 +15,14 @@ import msgspec
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Severity
 from holdfast.train.session.rank_config import USE_ANOTHER_FOLDER
+from holdfast.train.torch_private import COMPOSED_SCHEDULERS, MILESTONES
 
 Settings = dict[str, Any]
 """Values by name, as JSON types."""
 
 COUNTERS = frozenset({"base_lrs", "last_epoch"})
 """Scheduler fields that are no setting, or the optimiser's; names that begin with an underscore are excluded too."""
-NESTED = frozenset({"_schedulers", "_milestones"})
+NESTED = frozenset({COMPOSED_SCHEDULERS, MILESTONES})
 """Fields of schedulers composed of others."""
 
 

@@ -23,12 +23,6 @@ def is_plain(value: object) -> TypeGuard[torch.Tensor]:
     return type(value) in PLAIN_TYPES
 
 
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard, detached."""
-    # Not `to_local`, which returns a parameter for a parameter, and an autograd node.
-    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
-
-
 def iter_tensors(tree: object) -> Iterator[torch.Tensor]:
     """The plain tensors of a tree of dicts, lists and tuples, in order."""
     if isinstance(tree, dict):

@@ -22,14 +22,15 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from holdfast.findings import Finding, Severity
-from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain, iter_tensors, local_part, offsets
+from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain, iter_tensors, offsets
 from holdfast.train.checkpoint.state_dict_cache import CachedStateDict, cache_state_dict
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.metrics.profiler import waiting_for_checkpoint
+from holdfast.train.torch_private import local_part, sharded, version_of
 
 SHARED_BYTES = 1 << 20
 """Smaller sizes are copied faster than another thread wakes up."""
-_version, _form = attrgetter("_version"), attrgetter("shape", "dtype", "is_cuda")
+_form = attrgetter("shape", "dtype", "is_cuda")
 
 
 class _CopySource(NamedTuple):
@@ -54,7 +55,7 @@ class _PendingCopies(NamedTuple):
     """Version of each when the copy was requested."""
 
     def changed(self) -> bool:
-        return [*map(_version, self.watched)] != self.versions
+        return [*map(version_of, self.watched)] != self.versions
 
 
 class StagingBuffer:
@@ -103,7 +104,7 @@ class StagingBuffer:
         self._event = _copy_from_gpu(beside, staged) if self._pinned is not None else None
         self._copied.clear()
         watched = [*compress(watched, owned)]
-        self._copying = _PendingCopies(beside, staged, watched, [*map(_version, watched)])
+        self._copying = _PendingCopies(beside, staged, watched, [*map(version_of, watched)])
         return tree
 
     def _cached_source(self) -> _CopySource | None:
@@ -275,7 +276,7 @@ def _mirror(tree: object, staged: Iterator[torch.Tensor]) -> object:
         values = cast("Sequence[object]", tree)
         return type(values)(_mirror(value, staged) for value in values)  # pyright: ignore[reportCallIssue]
     if type(tree) is DTensor:
-        return DTensor(next(staged), tree._spec, requires_grad=False)
+        return sharded(next(staged), tree)
     if is_plain(tree):
         return next(staged)
     return tree.detach().to("cpu", copy=True) if isinstance(tree, torch.Tensor) else copy.deepcopy(tree)

@@ -9,7 +9,6 @@ methods or unusual tensor types is not cached. Copying into the tree: staging.py
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, cast
 
 import torch
@@ -19,31 +18,19 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
-from holdfast.train.checkpoint.pytree import PLAIN_TYPES, iter_tensors, local_part
+from holdfast.train.checkpoint.pytree import PLAIN_TYPES, iter_tensors
 from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.torch_private import (
+    FSDP_RESHARD_HOOK,
+    STATE_OVERRIDES,
+    has_default_state_methods,
+    has_state_dict_hooks,
+    local_part,
+    module_parts,
+    sharding,
+)
 
 _KINDS = frozenset(PLAIN_TYPES)
-_STATE_METHODS = (
-    "state_dict",
-    "_save_to_state_dict",
-    "get_extra_state",
-    "named_parameters",
-    "named_buffers",
-    "named_children",
-    "named_modules",
-)
-_MODIFIERS = "_fqn_modifiers"
-"""Attribute for custom parameter names; none of torch's own modules has it."""
-_OVERRIDES = frozenset((*_STATE_METHODS, _MODIFIERS))
-"""Overrides that change a module's state dict or its names."""
-_state_methods_of = attrgetter(*_STATE_METHODS)
-_TORCH_METHODS = _state_methods_of(Module)
-_FSDP_RESHARD_HOOK = (
-    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
-    "FSDPParamGroup._register_state_dict_hooks.<locals>.to_sharded_hook",
-)
-"""FSDP2's hook that reshards parameters before torch returns a module's state. Gathered parameters have another type or
-sharding, so they are never mistaken for those of the tree."""
 _END, _NUMBER = object(), object()
 """Markers in a signature: end of a part; the value just named is not a tensor."""
 
@@ -153,7 +140,7 @@ def _walk_state(train_state: TrainState) -> _StateWalk:
     if not _KINDS.issuperset(kinds):
         raise _Uncacheable
     if DTensor in kinds:
-        signature += [each._spec if type(each) is DTensor else None for each in held]
+        signature += [sharding(each) if type(each) is DTensor else None for each in held]
     # Aliases: each tensor is numbered by its first occurrence.
     first: dict[int, int] = {}
     signature += [first.setdefault(id(each), len(first)) for each in held]
@@ -170,35 +157,31 @@ def _walk_modules(model: Module, signature: list[object], held: list[torch.Tenso
     modules, classes = [model], set[type[Module]]()
     for module in modules:  # the loop appends to the list
         if type(module) not in classes:
-            _require_default_methods(type(module))
+            if not has_default_state_methods(type(module)) or issubclass(type(module), ScriptModule):
+                raise _Uncacheable
             classes.add(type(module))
         own = vars(module)
-        if own["_state_dict_hooks"] or not _OVERRIDES.isdisjoint(own):
+        parameters, buffers, unsaved, children, hooks, pre_hooks = module_parts(own)
+        if hooks or not STATE_OVERRIDES.isdisjoint(own):
             raise _Uncacheable
-        for hook in own["_state_dict_pre_hooks"].values():
-            if (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) != _FSDP_RESHARD_HOOK:
+        for hook in pre_hooks.values():
+            if (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) != FSDP_RESHARD_HOOK:
                 raise _Uncacheable
         signature.append(type(module))
-        for name, parameter in own["_parameters"].items():
+        for name, parameter in parameters.items():
             if parameter is not None:
                 signature.append(name)
                 held.append(parameter)
-        passing = own["_non_persistent_buffers_set"]
-        for name, buffer in own["_buffers"].items():
-            if buffer is not None and name not in passing:
+        for name, buffer in buffers.items():
+            if buffer is not None and name not in unsaved:
                 signature.append(name)
                 held.append(buffer)
         signature.append(_END)
-        for name, child in own["_modules"].items():
+        for name, child in children.items():
             if child is not None:
                 signature.append(name)
                 modules.append(child)
         signature.append(_END)
-
-
-def _require_default_methods(kind: type[Module]) -> None:
-    if _state_methods_of(kind) != _TORCH_METHODS or hasattr(kind, _MODIFIERS) or issubclass(kind, ScriptModule):
-        raise _Uncacheable
 
 
 def _walk_optimizer(
@@ -211,8 +194,7 @@ def _walk_optimizer(
         or groups is None
         or "state_dict" in own
         or type(optimizer).state_dict is not Optimizer.state_dict
-        or own["_optimizer_state_dict_pre_hooks"]
-        or own["_optimizer_state_dict_post_hooks"]
+        or has_state_dict_hooks(optimizer)
     ):
         raise _Uncacheable
     numbers: list[object] = []

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data._utils import worker
-
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Owner
+from holdfast.train.torch_private import unmark_worker
 
 PR_SET_PDEATHSIG = 1
 
@@ -29,11 +28,10 @@ def init_worker(_number: int) -> None:
 def init_only_worker(number: int) -> None:
     """Initialise the only reader of a stream so that it yields the same as in the rank's own process.
 
-    A stream in a worker may read only its share of the shards or, as `datasets` does, shuffle differently. Torch
-    has no public way to mark a worker as the only one.
+    A stream in a worker may read only its share of the shards or, as `datasets` does, shuffle differently.
     """
     init_worker(number)
-    worker._worker_info = None  # pyright: ignore[reportPrivateUsage] - see above
+    unmark_worker()
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from http.server import ThreadingHTTPServer
-from socketserver import BaseRequestHandler, TCPServer
 from threading import Thread
 from typing import Any, cast
 
-import torch
 import torch.distributed as dist
-from torchft.checkpointing import HTTPTransport
 from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, create_store_client
+
+from holdfast.train.ft.torchft_private import StateServerTransport, family_of, replace_group
+from holdfast.train.torch_private import gloo_group
 
 TIMEOUT = timedelta(minutes=10)
 """Timeout of a step's collectives, for losses that no message reports."""
@@ -62,7 +61,6 @@ class _AbortableGroup:
     members: frozenset[int] = frozenset()
     connecting_since = 0.0
     """Monotonic seconds at which the replicas began to connect."""
-    _pg: Any
 
     def __init__(self, *, timeout: timedelta) -> None:
         cast("Any", super()).__init__(timeout=timeout)
@@ -82,8 +80,7 @@ class _AbortableGroup:
         TorchFT keeps them until the next quorum, so that such a replica waits for the group's timeout. Runs in a
         thread, since Gloo cannot be interrupted: closing it waits for transfers to or from a peer that may hang.
         """
-        holder, self._pg = [self._pg], None
-        Thread(target=_abort_group, args=(holder,), daemon=True).start()
+        Thread(target=_abort_group, args=([replace_group(self, None)],), daemon=True).start()
 
 
 def _abort_group(holder: list[Any]) -> None:
@@ -102,74 +99,30 @@ class AbortableGloo(_AbortableGroup, ProcessGroupGloo):
         store, _, rank, world_size = given[:4]
 
         def connected() -> dist.ProcessGroup:
-            return self._create_pg(create_store_client(store, timeout=TIMEOUT), rank, world_size)
+            # Without torch 2.15's warning about TorchFT's group: it numbers operations, which torch now does itself.
+            return gloo_group(create_store_client(store, timeout=TIMEOUT), rank, world_size, TIMEOUT)
 
-        self._pg = self.connecting.run(connected)
-
-    def _create_pg(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup:
-        """Create it without torch 2.15's warning: TorchFT numbers operations, which torch now does itself."""
-        group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")
-        gloo = dist.ProcessGroupGloo(store, rank, world_size, TIMEOUT)
-        group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-        for device in (cpu, torch.device("cuda")) if torch.cuda.is_available() else (cpu,):
-            group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
-        return group
+        replace_group(self, self.connecting.run(connected))
 
 
 class AbortableNccl(_AbortableGroup, ProcessGroupNCCL):
     """NCCL group for GPUs."""
 
 
-class StateTransport(HTTPTransport[Any]):
+class StateTransport(StateServerTransport):
     """Serves a rank's state to a lagging rank, at an address of this machine that the other can reach."""
 
     def __init__(self, address: str) -> None:
-        super().__init__(timeout=TIMEOUT, num_chunks=0)
-        wide = cast("Any", self)._server
-        # Python's server would log a line per transfer into the rank's log.
-        wide.RequestHandlerClass.log_message = _silent
-        self._server = _StateServer(address, wide.RequestHandlerClass)
-        wide.server_close()
-        Thread(target=self._server.serve_forever, daemon=True).start()
+        super().__init__(address, TIMEOUT)
         self.receiving = _AbortableCall()
-
-    def _serve(self) -> None:
-        """Disables TorchFT's own server, which would listen on every address of this machine."""
 
     def recv_checkpoint(self, *given: Any, **named: Any) -> Any:
         take: Callable[..., Any] = super().recv_checkpoint
         return self.receiving.run(partial(take, *given, **named))
 
-    def address(self) -> str:
-        """An IP address: TorchFT uses the machine's name, which other Kubernetes pods cannot resolve."""
-        host, port = cast("Any", self)._server.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/checkpoint/"
-
-
-class _StateServer(ThreadingHTTPServer):
-    """Serves at one address, IPv4 or IPv6."""
-
-    request_queue_size = 1024
-
-    def __init__(self, address: str, handler: type[BaseRequestHandler]) -> None:
-        self.address_family = _family(address)
-        super().__init__((address, 0), handler)
-
-    def server_bind(self) -> None:
-        """Binds as TCPServer does: HTTPServer looks up this machine's name in DNS, and may block."""
-        TCPServer.server_bind(self)
-
 
 def make_store(address: str) -> dist.TCPStore:
     """A TCPStore that listens at one address of this machine; by default it would listen at all."""
-    with socket.create_server((address, 0), family=_family(address)) as ear:
+    with socket.create_server((address, 0), family=family_of(address)) as ear:
         port = ear.getsockname()[1]
         return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=ear.detach())
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _silent(*_: object) -> None:
-    pass

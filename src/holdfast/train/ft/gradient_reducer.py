@@ -9,13 +9,14 @@ steps that lose one: replica_group.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.train.torch_private import after_backward, local_part, sharded, version_of
 
 FIRST_BYTES = 1 << 20
 """Size of the first bucket: small, so that communication starts early, as in DDP."""
@@ -75,7 +76,7 @@ class GradientReducer:
             return
         if not self._finish_queued:
             self._finish_queued = True
-            _after_backward(self._finish_late if self._defer_all else self._finish)
+            after_backward(self._finish_late if self._defer_all else self._finish)
         if not self._defer_all:
             self._bucket_of[parameter].add(parameter, self._link.count)
             self._launch_buckets(whole=True)
@@ -89,7 +90,7 @@ class GradientReducer:
             self._launched += 1
 
     def _finish_late(self) -> None:
-        _after_backward(self._finish)
+        after_backward(self._finish)
 
     def _finish(self) -> None:
         self._launch_buckets(whole=False)
@@ -99,7 +100,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.unpack(arrived=arrived)
         if arrived and not self._verified:
-            _after_backward(self._verify)
+            after_backward(self._verify)
 
     def _verify(self) -> None:
         """Raise HoldfastError if the same backward pass has changed the means: replicas would diverge.
@@ -125,13 +126,13 @@ class _Bucket:
         self._allocate()
 
     def _allocate(self) -> None:
-        like = _local(self._parameters[0])
-        sizes = [_local(each).numel() for each in self._parameters]
+        like = local_part(self._parameters[0])
+        sizes = [local_part(each).numel() for each in self._parameters]
         self._flat = like.new_empty(sum(sizes) + len(sizes) + 1)
         parts = cast("Sequence[torch.Tensor]", self._flat.split([*sizes, len(sizes), 1]))
         *_, self._present, self._stop_flags = parts
         self._views: dict[torch.Tensor, torch.Tensor] = {
-            each: part.view_as(_local(each)) for each, part in zip(self._parameters, parts, strict=False)
+            each: part.view_as(local_part(each)) for each, part in zip(self._parameters, parts, strict=False)
         }
 
     @property
@@ -147,7 +148,7 @@ class _Bucket:
         """Copy a gradient in, divided by `count`; FSDP2 may deliver one twice."""
         assert parameter.grad is not None
         self._added.add(parameter)
-        torch.mul(_local(parameter.grad), 1 / count, out=self._views[parameter])
+        torch.mul(local_part(parameter.grad), 1 / count, out=self._views[parameter])
 
     def pack(self, count: int, *, request_stop: bool) -> torch.Tensor:
         """The tensor to send. Gradients that this backward pass did not compute may remain from the previous one."""
@@ -178,21 +179,21 @@ class _Bucket:
         ]
         for parameter in self._averaged:
             _set_grad(parameter, self._views[parameter])
-        self._version = self._flat._version
+        self._version = version_of(self._flat)
 
     def overwritten(self) -> int:
         """Number of gradients that are no longer the mean; FSDP2's use separate memory and are not checked."""
         grads = [(each.grad, self._views[each]) for each in self._averaged if not isinstance(each, DTensor)]
-        return sum(grad is not mean or mean._version != self._version for grad, mean in grads)
+        return sum(grad is not mean or version_of(mean) != self._version for grad, mean in grads)
 
 
 def _set_grad(parameter: torch.Tensor, mean: torch.Tensor) -> None:
     if not isinstance(parameter, DTensor):
         parameter.grad = mean
     elif parameter.grad is not None:
-        _local(parameter.grad).copy_(mean)
+        local_part(parameter.grad).copy_(mean)
     else:
-        parameter.grad = DTensor(mean.clone(), parameter._spec, requires_grad=False)
+        parameter.grad = sharded(mean.clone(), parameter)
 
 
 def _overwritten(number: int) -> HoldfastError:
@@ -212,8 +213,8 @@ def _bucketize(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter
     part: list[nn.Parameter] = []
     held, room = 0, FIRST_BYTES
     for parameter in parameters:
-        local = _local(parameter)
-        alike = not part or (local.dtype, local.device) == (_local(part[0]).dtype, _local(part[0]).device)
+        local = local_part(parameter)
+        alike = not part or (local.dtype, local.device) == (local_part(part[0]).dtype, local_part(part[0]).device)
         if part and (not alike or held >= room):
             yield part
             part, held, room = [], 0, BUCKET_BYTES
@@ -221,13 +222,3 @@ def _bucketize(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter
         held += local.nbytes
     if part:
         yield part
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's shard, detached."""
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _after_backward(call: Any) -> None:
-    """Queue a callback for the end of the current backward pass, after those already queued."""
-    cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)

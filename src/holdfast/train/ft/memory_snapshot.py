@@ -26,8 +26,9 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.checkpoint import pytree
 from holdfast.train.checkpoint.manifest_file import Manifest
-from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain, local_part
+from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain
 from holdfast.train.checkpoint.writer_fence import WriterId
+from holdfast.train.torch_private import local_part
 
 MAGIC = b"holdfst1"
 _HEAD = struct.Struct("<8sQQI")

@@ -16,12 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.train.checkpoint import pytree
 from holdfast.train.checkpoint.manifest_file import Manifest
-from holdfast.train.checkpoint.pytree import local_part
 from holdfast.train.checkpoint.staging import StagingBuffer, torn_copy
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
@@ -36,6 +34,7 @@ from holdfast.train.ft.memory_snapshot import (
     require_memory,
 )
 from holdfast.train.session.control_group import ControlGroup
+from holdfast.train.torch_private import created_groups, local_part
 
 MAX_STALL_SHARE = 0.01
 """Maximum share of the loop's time that `auto` lets it wait for copies."""
@@ -257,8 +256,7 @@ class PeerCheckpointer:
 
 def _place_backups(ranks: ControlGroup, nodes: int, per_node: int) -> BackupPlacement:
     """Assign backups, based on the process groups that all ranks have created."""
-    made = dist.distributed_c10d._world.pg_group_ranks.values() if ranks.group is not None else ()
-    mine = {frozenset(group) for group in made}
+    mine = created_groups() if ranks.group is not None else set[frozenset[int]]()
     return ranks.broadcast(assign_backups(nodes, per_node, set[frozenset[int]]().union(*ranks.gather(mine))))
 
 

@@ -2,8 +2,8 @@
 
 The manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
 committed, and lets a lagging replica receive state from the others' memory. What the state is, and when: see
-replica_strategy.py. Deviations from TorchFT 0.2.0 are explained where they occur; outer_sync.py and abortable_pg.py use
-TorchFT as well.
+replica_strategy.py. Deviations from TorchFT 0.2.0 are explained where they occur; abortable_pg.py and
+torchft_private.py use TorchFT as well.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import select
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
@@ -27,7 +26,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.protocol.rank_messages import Activity
 from holdfast.train.ft.abortable_pg import TIMEOUT, AbortableGloo, AbortableNccl, StateTransport, make_store
-from holdfast.train.ft.torchft_shims import DaemonExecutor, LocalCommitClient
+from holdfast.train.ft.torchft_private import adjust_manager, quorum_future, quorum_id
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
 
@@ -132,10 +131,7 @@ class ReplicaGroup:
                 remedy="see whether it runs, and whether this node reaches it",
                 owner=Owner.CLUSTER,
             ) from error
-        if ranks.world_size == 1:
-            self._manager._client = LocalCommitClient(self._manager._client)
-        self._manager._executor = DaemonExecutor()
-        self._manager._connect_timeout = DONOR_TIMEOUT  # from here on only for donors
+        adjust_manager(self._manager, only_rank=ranks.world_size == 1, donor_timeout=DONOR_TIMEOUT)
         self._manager.replica_group = self
         self._waiting_finding = _waiting_for_replicas(config)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -222,7 +218,7 @@ class ReplicaGroup:
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
         self._received = None
         self._manager.start_quorum()
-        met, self._quorum_id = self._quorum_id, self._manager._quorum_id
+        met, self._quorum_id = self._quorum_id, quorum_id(self._manager)
         # Without a change, no rank alone can have failed to connect or to receive its state.
         if met != self._quorum_id and not self._ranks.all(self._healthy):
             return False
@@ -341,7 +337,7 @@ class _ReplicaManager(Manager):
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         """Wait for others, for the event that one of them is lost, or for a stop request."""
-        quorum = cast("Future[None]", self._quorum_future)
+        quorum = quorum_future(self)
         if not quorum.done():
             quorum.add_done_callback(self.replica_group.wake)
         self.replica_group.wait_for_replicas(quorum.done, self.replica_group.abort_if_lost)

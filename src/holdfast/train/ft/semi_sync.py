@@ -7,11 +7,17 @@ a new or returning replica receives another's state there, and takes part immedi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.ft.replica_strategy import MultiReplica, TrainingProgress
-from holdfast.train.session.rank_config import RankConfig
+from holdfast.train.session.rank_config import OuterSyncConfig, RankConfig, SyncMethod
 from holdfast.train.session.rank_coordinator import RankCoordinator
+
+OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
+"""DiLoCo's outer optimiser: SGD with Nesterov momentum, with the values of its paper (arXiv 2311.08105)."""
 
 
 class SemiSyncReplicas(MultiReplica):
@@ -35,9 +41,7 @@ class SemiSyncReplicas(MultiReplica):
 
         assert config.outer_sync is not None
         self._every = config.outer_sync.every
-        self._outer_sync = OuterSynchronizer(
-            config.outer_sync, self._replica_group, train_state.model, train_state.optimizer
-        )
+        self._outer_sync = _OuterSync(config.outer_sync, self._replica_group.manager, train_state)
         self._synced = False
 
     def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
@@ -56,3 +60,40 @@ class SemiSyncReplicas(MultiReplica):
             self._join(self._progress)
         self._synced = True
         return self._progress
+
+
+class _OuterSync:
+    """Synchronises one model with those of the other replicas."""
+
+    def __init__(self, sync: OuterSyncConfig, manager: Any, train_state: TrainState) -> None:
+        from holdfast.train.ft import torchft_private  # imported here: TorchFT takes time to import
+
+        self._manager = manager
+        self._model, inner = train_state.model, train_state.optimizer
+        self._fragment: Any = None
+        self._local: Callable[[], None] | None = None
+        if sync.method is SyncMethod.DILOCO:
+            outer = torch.optim.SGD(self._model.parameters(), lr=OUTER_LR, momentum=OUTER_MOMENTUM, nesterov=True)
+            self._fragment = torchft_private.diloco_fragment(manager, self._model, inner, outer, sync.every)
+        else:
+            self._local = torchft_private.local_sgd_sync(manager, self._model, inner, sync.every)
+
+    def reset_reference(self) -> None:
+        """Use the current parameters as the reference, after a restore."""
+        if self._fragment is not None:
+            self._fragment.save_parameters()
+
+    def synchronize(self) -> bool:
+        """Synchronise with all replicas; False if one was lost meanwhile: then nothing has changed here."""
+        before = self._manager.current_step()
+        if self._local is not None:
+            self._local()
+            return self._manager.current_step() > before
+        own = [each.detach().clone() for each in self._model.parameters()]
+        self._fragment.prepare_sync()
+        if self._fragment.perform_sync():
+            return True
+        with torch.no_grad():  # it has restored those of the previous sync
+            for parameter, value in zip(self._model.parameters(), own, strict=True):
+                parameter.copy_(value)
+        return False

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.train.torch_private import COMPILED_MODULE
 
 _SHARD = "shard it with `fully_shard` (FSDP2)"
 UNSUPPORTED = {
@@ -50,7 +51,7 @@ def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
     while wrapped is not None:
         yield wrapped
         children = dict(wrapped.named_children())
-        wrapped = children.get("_orig_mod", children.get("module")) if len(children) == 1 else None
+        wrapped = children.get(COMPILED_MODULE, children.get("module")) if len(children) == 1 else None
 
 
 def refuse_unsupported(model: nn.Module) -> None:

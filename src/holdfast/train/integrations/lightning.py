@@ -24,6 +24,7 @@ from holdfast.train.checkpoint.hyperparams import hyperparameters_changed, optim
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
 from holdfast.train.integrations.checkpoint_dir import CheckpointDir, LatestCheckpoint
 from holdfast.train.integrations.checkpoint_finalizer import CheckpointFinalizer
+from holdfast.train.integrations.lightning_private import training_loaders
 from holdfast.train.session.control_group import StepAction
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
@@ -215,19 +216,16 @@ def _restore_position(trainer: Trainer, own: _LightningRankState) -> None:
     the first one's order; and it saves only rank 0's loader. So this creates the iterator again. That draws a random
     number, which an uninterrupted training does at the beginning of an epoch, not in the middle.
     """
-    loop = trainer.fit_loop
-    combined, fetcher = loop._combined_loader, loop._data_fetcher
-    assert combined is not None
-    assert fetcher is not None
+    loaders, restart = training_loaders(trainer)
     if own["loader"] is None:
         rng.restore(own["random"])
-    for loader in combined.flattened:
+    for loader in loaders:
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
         if set_epoch is not None:
             set_epoch(trainer.current_epoch)
         if own["loader"] is not None:
             loader.load_state_dict(own["loader"])
-    iter(fetcher)
+    restart()
     if own["loader"] is not None:
         rng.restore(own["random"])
 

@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers.training_args import TrainingArguments
 
 from holdfast.train.checkpoint.hyperparams import Hyperparams, diff, to_json
+from holdfast.train.torch_private import set_last_lr
 
 OPTIONS: Mapping[str, Callable[[TrainingArguments], Any]] = {
     "lr": lambda args: args.learning_rate,
@@ -72,4 +73,4 @@ def _recompute_rates(optimizer: Optimizer, scheduler: LambdaLR) -> None:
     ]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    scheduler._last_lr = rates
+    set_last_lr(scheduler, rates)

@@ -20,6 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from holdfast.findings import Finding, Severity
 from holdfast.metrics.step_breakdown import Span, StepTrace, step_breakdown
+from holdfast.train.torch_private import enable_record_function, profiler_enabled
 
 STEPS = 5
 """Steps of a profile."""
@@ -58,7 +59,7 @@ class Profiler:
 
     def start(self) -> None:
         """Profile the next steps, if possible; called between two steps."""
-        if torch.autograd._profiler_enabled():  # a second profiler would end the first
+        if profiler_enabled():  # a second profiler would end the first
             self._findings = [_profile_failed("the program profiles itself")]
             return
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # otherwise it logs errors on every host without a GPU
@@ -128,15 +129,15 @@ def waiting_for_checkpoint() -> AbstractContextManager[object]:
 @contextmanager
 def unrecorded() -> Generator[None]:
     """Excludes the session's own collectives from the training's communication."""
-    torch.autograd._enable_record_function(False)
+    enable_record_function(False)
     try:
         yield
     finally:
-        torch.autograd._enable_record_function(True)
+        enable_record_function(True)
 
 
 def _mark(name: str) -> AbstractContextManager[object]:
-    return record_function(name) if torch.autograd._profiler_enabled() else nullcontext()
+    return record_function(name) if profiler_enabled() else nullcontext()
 
 
 def _step_trace(events: list[Any]) -> StepTrace:

@@ -20,6 +20,7 @@ from holdfast.metrics.flops import FlopsPerToken, ModelShape, model_shape
 from holdfast.metrics.throughput import Throughput
 from holdfast.protocol.metric_validation import invalid_name_reason
 from holdfast.train.metrics.profiler import waiting_for_data
+from holdfast.train.torch_private import COMPILED_MODULE
 
 Item = TypeVar("Item")
 
@@ -138,7 +139,7 @@ def _peak_tflops(device: torch.device | None) -> float | None:
 def _shape(model: nn.Module) -> ModelShape | None:
     """The model's shape from its config; None if only a part of the model is trained, which needs fewer FLOPs."""
     inner: Any = model
-    while (wrapped := getattr(inner, "module", None) or getattr(inner, "_orig_mod", None)) is not None:
+    while (wrapped := getattr(inner, "module", None) or getattr(inner, COMPILED_MODULE, None)) is not None:
         inner = wrapped
     to_dict = getattr(getattr(inner, "config", None), "to_dict", None)
     if to_dict is None or not all(parameter.requires_grad for parameter in model.parameters()):

@@ -1,0 +1,128 @@
+"""The private names of torch that holdfast uses, each behind a name of our own.
+
+tests/train/test_torch_private.py checks each name, and says what an upgrade of torch breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from operator import attrgetter, itemgetter
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data._utils import worker
+
+# Profiles
+
+profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
+enable_record_function: Callable[[bool], None] = torch.autograd._enable_record_function
+
+# Tensors
+
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+"""Rises with each change in place."""
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard, detached."""
+    # Not `to_local`, which returns a parameter for a parameter, and an autograd node.
+    return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def sharding(tensor: DTensor) -> Any:
+    """How a tensor is sharded; shardings can be compared."""
+    return tensor._spec
+
+
+def sharded(local: torch.Tensor, like: DTensor) -> DTensor:
+    """A tensor of this local part, sharded as another one."""
+    return DTensor(local, like._spec, requires_grad=False)
+
+
+def offset_in_file(tensor: torch.Tensor) -> int | None:
+    """Where the bytes of a tensor begin that was loaded to "meta"; None from torch 2.9, which does not record it."""
+    return cast("Any", tensor.untyped_storage())._checkpoint_offset
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Queue a callback for the end of the current backward pass, after those already queued."""
+    cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)
+
+
+# Modules and optimisers
+
+COMPILED_MODULE = "_orig_mod"
+"""Attribute of the module that `torch.compile` wraps."""
+COMPOSED_SCHEDULERS, MILESTONES = "_schedulers", "_milestones"
+"""Fields of a scheduler composed of others."""
+
+STATE_METHODS = (
+    "state_dict",
+    "_save_to_state_dict",
+    "get_extra_state",
+    "named_parameters",
+    "named_buffers",
+    "named_children",
+    "named_modules",
+)
+FQN_MODIFIERS = "_fqn_modifiers"
+"""Attribute for custom parameter names; none of torch's own modules has it."""
+STATE_OVERRIDES = frozenset((*STATE_METHODS, FQN_MODIFIERS))
+"""Overrides that change a module's state dict or its names."""
+FSDP_RESHARD_HOOK = (
+    "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "FSDPParamGroup._register_state_dict_hooks.<locals>.to_sharded_hook",
+)
+"""FSDP2's hook that reshards parameters before torch returns a module's state. Gathered parameters have another type or
+sharding, so they are never mistaken for those of the tree."""
+module_parts: Callable[[dict[str, Any]], tuple[Any, ...]] = itemgetter(
+    "_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_state_dict_hooks", "_state_dict_pre_hooks"
+)
+"""Of a module's `vars`: parameters, buffers, names of those not saved, children, and hooks of its state dict."""
+_optimizer_hooks = itemgetter("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks")
+_state_methods_of = attrgetter(*STATE_METHODS)
+_TORCH_METHODS = _state_methods_of(Module)
+
+
+def has_default_state_methods(kind: type[Module]) -> bool:
+    """Whether a class leaves its state dict and names to torch."""
+    return _state_methods_of(kind) == _TORCH_METHODS and not hasattr(kind, FQN_MODIFIERS)
+
+
+def has_state_dict_hooks(optimizer: Optimizer) -> bool:
+    """Whether hooks change an optimiser's state dict."""
+    return any(_optimizer_hooks(vars(optimizer)))
+
+
+def set_last_lr(scheduler: LRScheduler, rates: list[Any]) -> None:
+    """Replace what `get_last_lr` returns."""
+    scheduler._last_lr = rates
+
+
+# Process groups and worker processes
+
+
+def created_groups() -> set[frozenset[int]]:
+    """The ranks of each process group that this process is in."""
+    return {frozenset(ranks) for ranks in dist.distributed_c10d._world.pg_group_ranks.values()}
+
+
+def gloo_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """A Gloo group outside of torch's default group."""
+    group, cpu = dist.ProcessGroup(store, rank, world_size), torch.device("cpu")
+    gloo = dist.ProcessGroupGloo(store, rank, world_size, timeout)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    for device in (cpu, torch.device("cuda")) if torch.cuda.is_available() else (cpu,):
+        group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
+    return group
+
+
+def unmark_worker() -> None:
+    """Make `get_worker_info` return None in a worker process; torch has no public way."""
+    worker._worker_info = None  # pyright: ignore[reportPrivateUsage] - see above

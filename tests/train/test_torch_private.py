@@ -1,0 +1,140 @@
+"""Each private name of torch that holdfast uses has the shape that it relies on: an upgrade fails here first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.train.private_names import missing, require
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.optim.lr_scheduler import ConstantLR, LambdaLR, SequentialLR
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker
+
+from holdfast.train import torch_private
+
+
+@pytest.fixture
+def mesh() -> DeviceMesh:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield DeviceMesh("cpu", [0])
+    dist.destroy_process_group()
+
+
+def check(holds: bool, name: str, feature: str) -> None:
+    require(holds, f"torch {torch.__version__}", name, feature)
+
+
+def test_profiler_switches() -> None:
+    name, feature = "torch.autograd._profiler_enabled, _enable_record_function", "step profiles"
+    check(torch_private.profiler_enabled() is False, name, feature)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:
+        check(torch_private.profiler_enabled() is True, name, feature)
+        torch_private.enable_record_function(False)
+        torch.ones(1).add(1)
+        torch_private.enable_record_function(True)
+    check("aten::add" not in {each.key for each in recorded.key_averages()}, name, feature)
+
+
+def test_version_rises_with_each_change() -> None:
+    tensor = torch.zeros(1)
+    before = torch_private.version_of(tensor)
+    tensor.view(1).add_(1)
+    check(torch_private.version_of(tensor) > before, "Tensor._version", "the check of a save's copy for later changes")
+
+
+def test_sharded_tensor(mesh: DeviceMesh) -> None:
+    whole = distribute_tensor(torch.arange(4.0), mesh, [Replicate()])
+    name, feature = "DTensor._local_tensor, _spec, DTensor(local, spec)", "checkpoints of sharded tensors"
+    check(not missing(whole, "_local_tensor", "_spec"), name, feature)
+    made = torch_private.sharded(torch.ones(4), whole)
+    check(type(made) is DTensor and torch_private.sharding(made) == torch_private.sharding(whole), name, feature)
+    check(torch.equal(torch_private.local_part(made), torch.ones(4)), name, feature)
+
+
+def test_offset_of_a_tensor_in_a_file(tmp_path: Path) -> None:
+    torch.save(torch.arange(4.0), tmp_path / "one")
+    at = torch_private.offset_in_file(torch.load(tmp_path / "one", map_location="meta"))
+    found = torch.frombuffer(bytearray((tmp_path / "one").read_bytes()[at : at + 16]), dtype=torch.float32)
+    check(torch.equal(found, torch.arange(4.0)), "UntypedStorage._checkpoint_offset", "reading checkpoints in place")
+
+
+def test_callback_runs_after_backward() -> None:
+    came: list[str] = []
+    weight = torch.ones(1, requires_grad=True)
+    weight.register_hook(lambda _: torch_private.after_backward(lambda: came.append("end")))
+    other = torch.ones(1, requires_grad=True)
+    other.register_post_accumulate_grad_hook(lambda _: came.append("gradient"))
+    (weight * other).sum().backward()
+    check(came == ["gradient", "end"], "Variable._execution_engine.queue_callback", "gradient averaging over replicas")
+
+
+def test_state_of_modules_and_optimizers() -> None:
+    name, feature = "attributes of Module and Optimizer that hold their state", "the cache of state dicts"
+    model = torch.nn.BatchNorm1d(2)
+    parameters, buffers, unsaved, children, hooks, pre_hooks = torch_private.module_parts(vars(model))
+    check(set(parameters) == {"weight", "bias"} and set(children) | set(unsaved) == set(), name, feature)
+    check(set(buffers) == {"running_mean", "running_var", "num_batches_tracked"}, name, feature)
+    check(not hooks and not pre_hooks, name, feature)
+    model.register_state_dict_post_hook(lambda *_: None)
+    model.register_state_dict_pre_hook(lambda *_: None)
+    *_, hooks, pre_hooks = torch_private.module_parts(vars(model))
+    check(len(hooks) == len(pre_hooks) == 1, name, feature)
+    check(not missing(torch.nn.Module, *torch_private.STATE_METHODS), name, feature)
+    check(torch_private.has_default_state_methods(torch.nn.Linear), name, feature)
+
+
+@pytest.mark.parametrize("register", ["register_state_dict_pre_hook", "register_state_dict_post_hook"])
+def test_hooks_of_an_optimizer(register: str) -> None:
+    name, feature = "Optimizer._optimizer_state_dict_*_hooks", "the cache of state dicts"
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters())
+    check(not torch_private.has_state_dict_hooks(optimizer), name, feature)
+    add: Callable[..., object] = getattr(optimizer, register)
+    add(lambda *_: None)
+    check(torch_private.has_state_dict_hooks(optimizer), name, feature)
+
+
+def test_hook_of_fsdp(mesh: DeviceMesh) -> None:
+    model = torch.nn.Linear(2, 2)
+    fully_shard(model, mesh=mesh)
+    model(torch.ones(1, 2))
+    *_, pre_hooks = torch_private.module_parts(vars(model))
+    found = {(hook.__module__, hook.__qualname__) for hook in pre_hooks.values()}
+    check(found == {torch_private.FSDP_RESHARD_HOOK}, "FSDP2's hook of a state dict", "the cache of state dicts")
+
+
+def test_compiled_module() -> None:
+    inner = torch.nn.Linear(1, 1)
+    found = getattr(torch.compile(inner), torch_private.COMPILED_MODULE, None)
+    check(found is inner, "OptimizedModule._orig_mod", "the search for DDP and for the model's config")
+
+
+def test_state_of_schedulers() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0)
+    both = SequentialLR(optimizer, [ConstantLR(optimizer), LambdaLR(optimizer, lambda _: 1.0)], [2])
+    fields = {torch_private.COMPOSED_SCHEDULERS, torch_private.MILESTONES}
+    check(fields <= both.state_dict().keys(), "SequentialLR._schedulers, _milestones", "changed hyper-parameters")
+    torch_private.set_last_lr(both, [0.5])
+    check(both.get_last_lr() == [0.5], "LRScheduler._last_lr", "changed learning rates under Trainer")
+
+
+def test_process_groups(mesh: DeviceMesh) -> None:
+    name, feature = "distributed_c10d._world.pg_group_ranks", "the assignment of peer checkpoints"
+    check(torch_private.created_groups() == {frozenset({0})}, name, feature)
+    group = torch_private.gloo_group(dist.HashStore(), 0, 1, timedelta(seconds=10))
+    tensor = torch.ones(1)
+    group.allreduce([tensor], dist.AllreduceOptions()).wait()
+    check(group.size() == 1, "ProcessGroup._set_default_backend, _register_backend", "connections between replicas")
+
+
+def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_worker_info", object())
+    check(get_worker_info() is not None, "torch.utils.data._utils.worker._worker_info", "streams read by one worker")
+    torch_private.unmark_worker()
+    check(get_worker_info() is None, "torch.utils.data._utils.worker._worker_info", "streams read by one worker")
