@@ -29,7 +29,19 @@ def test_run_under_thirty_random_faults_recovers_from_each() -> None:
 @pytest.mark.slow
 def test_replicas_under_thirty_random_faults_lose_no_step_and_end_alike() -> None:
     soak = subprocess.run(
-        [sys.executable, "-m", "bench.soak_replicas", "--faults", "30", "--seed", "3", "--every-s", "1.5"],
+        [
+            sys.executable,
+            "-m",
+            "bench.soak",
+            "--target",
+            "replicas",
+            "--faults",
+            "30",
+            "--seed",
+            "3",
+            "--every-s",
+            "1.5",
+        ],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from bench.soak import kubernetes
 
-from bench import lab_cluster, soak_cluster
+from bench import lab_cluster
 from holdfast.run_dir import RunDir
 from lab import Lab
 
@@ -15,15 +16,15 @@ from lab import Lab
 def test_soak_that_continues_opens_the_gates_of_what_it_has_recovered_from(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kills = soak_cluster.plan(0, 4)
+    kills = kubernetes.plan(0, 4)
     out = tmp_path / "out"
     out.mkdir()
     site = lab_cluster.LabSite(lab=Lab(tmp_path / "lab"), namespace="bench", folder=tmp_path)
     done = "".join(json.dumps({"what": kill.what, "seconds": 1.0}) + "\n" for kill in kills)
     (tmp_path / "done.jsonl").write_text(done)  # interrupted after that, and before the last gate was opened
     (out / f"gate-{kills[0].gate}").touch()
-    monkeypatch.setattr(soak_cluster, "_started", lambda *_: (RunDir(tmp_path), out))
+    monkeypatch.setattr(kubernetes, "_started", lambda *_: (RunDir(tmp_path), out))
     for name in ("_switch_on", "_until_ended"):
-        monkeypatch.setattr(soak_cluster, name, lambda *_: None)
-    soak_cluster._soaked(site, kills)  # pyright: ignore[reportPrivateUsage]
+        monkeypatch.setattr(kubernetes, name, lambda *_: None)
+    kubernetes._soaked(site, kills)  # pyright: ignore[reportPrivateUsage]
     assert {path.name for path in out.iterdir()} == {f"gate-{kill.gate}" for kill in kills}

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench.soak import faults, local
 
-from bench import soak
 from holdfast.events import AnyEvent, FaultAction, FaultInjected, FaultRequested, FaultTarget, StepCommitted
 from holdfast.events.log import EventWriter
 from holdfast.run_dir import RunDir
@@ -21,7 +21,7 @@ def test_step_that_was_told_of_with_the_fault_before_it_has_not_outlived_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the controller was stopped: agents go on, and it hears of the fault and of all those steps at once."""
-    monkeypatch.setattr(soak.Watch, "well", property(lambda watch: not watch.undone))
+    monkeypatch.setattr(local.LocalWatch, "well", property(lambda watch: not watch.undone))
     asked = FaultRequested(at=1.0, target=FaultTarget.AGENT, index=0, action=FaultAction.KILL)
     done = FaultInjected(at=1.0, node=0, requested_at=1.0, target="agent", action="kill")
     folder = RunDir(tmp_path)
@@ -35,7 +35,8 @@ def test_step_that_was_told_of_with_the_fault_before_it_has_not_outlived_it(
         if late:
             writer.append(late.pop(0))
 
-    monkeypatch.setattr(soak, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
-    watch = soak.Watch(folder)
-    watch.settle()
+    for module in (faults, local):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    watch = local.LocalWatch(folder)
+    watch.wait(lambda: watch.outlived)
     assert (late, watch.step_at) == ([], 30.0)

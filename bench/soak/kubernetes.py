@@ -1,11 +1,8 @@
-"""Soak on the lab: one job of two nodes, killed at given steps in every way a cluster has; then its outcome.
-
-.venv/bin/python -m bench.soak_cluster [--kills N] [--seed N] [--state FOLDER]
+"""Soak on the lab: one job of two nodes, killed at given steps in every way a cluster has.
 
 The plan is drawn from the seed: the kinds of kills, their order and their steps. After each kill the ranks wait at a
 gate until its recovery was seen. At the end, state and samples must be bit-exact with those of a run without faults,
-and nothing may be left in the cluster after `cancel`. With `--state` it can be interrupted: the same command resumes
-it.
+and nothing may be left in the cluster after `cancel`.
 """
 
 from __future__ import annotations
@@ -17,8 +14,6 @@ import itertools
 import json
 import random
 import shutil
-import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,10 +23,11 @@ from typing import Any
 
 from bench import lab_cluster
 from bench.contenders import PROGRAMS
-from bench.paired_stats import headline, percentile, say, table
+from bench.paired_stats import percentile, say, table
+from bench.soak.faults import SHOWN, RunStuck
 from holdfast import api
 from holdfast.cli.event_text import event_line
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentConnected,
     AnyEvent,
@@ -46,7 +42,6 @@ from holdfast.events import (
 )
 from holdfast.run_dir import RunDir
 
-KILLS = 20
 FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 """Of the plan: the first kill's step, steps from a gate to the next kill, and from a kill to the gate after it."""
 BATCH, STEP_S = 16, 0.05
@@ -56,7 +51,6 @@ RECOVERED_S = 1200.0
 STOP_GRACE_S = 5
 """Grace period of ranks that are stopped: they wait at a gate, where they cannot save."""
 NODES = 2
-SHOWN = 25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,10 +68,6 @@ class Kill:
 
     def __str__(self) -> str:
         return f"{self.what} {self.index} at step {self.step}"
-
-
-class RunStuck(Exception):
-    """The run makes no progress; the message ends with its last log lines."""
 
 
 def plan(seed: int, kills: int) -> tuple[Kill, ...]:
@@ -139,25 +129,10 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def main() -> int:
+def soak(options: argparse.Namespace, _: Path) -> int:
     """Soak, print the outcome, and return nonzero unless all went well."""
-    parser = argparse.ArgumentParser(prog="bench.soak_cluster", description=__doc__)
-    parser.add_argument("--kills", type=int, default=KILLS)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--state", type=Path, help="directory for all state, to resume from")
-    options = parser.parse_args()
-    headline(f"soak on the lab: {options.kills} kills, seed {options.seed}, one job of {NODES} nodes x 1 rank")
-    kills = plan(options.seed, options.kills)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, as at Ctrl-C
-    try:
-        return _soak(kills, options.state and options.state.absolute())
-    except KeyboardInterrupt:
-        say("\ninterrupted" + ("; the same command resumes it" if options.state else ""))
-        return ExitCode.CANCELLED
-
-
-def _soak(kills: Sequence[Kill], state: Path | None) -> int:
-    with lab_cluster.site(state) as site:
+    kills = plan(options.seed, options.faults)
+    with lab_cluster.site(options.state and options.state.absolute()) as site:
         shutil.copy(PROGRAMS / "gated.py", site.folder)
         unfailed = _unfailed(site, kills)
         run, out = _soaked(site, kills)
@@ -353,7 +328,3 @@ def _tell(done: Sequence[Mapping[str, Any]], problems: Sequence[str], wanted: in
     for problem in problems:
         say(f"\nFAILED: {problem}")
     return 1 if problems or len(done) < wanted else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Soaks: one real run under random faults, checked at its end."""

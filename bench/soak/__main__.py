@@ -1,0 +1,71 @@
+"""Soak: one real run with random faults, up to a given number; then its outcome.
+
+.venv/bin/python -m bench.soak [--target local|netns|replicas|kubernetes] [--faults N] [--seed N] [--every-s MEAN]
+    [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch] [--replicas N]
+
+Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
+during a recovery, two together. Only a fault after several others without a committed step in between is delayed: equal
+failures without progress are a crash loop, which rightly ends a run. On Kubernetes (the lab) they come at given steps.
+With `--state` it can be interrupted: the same command continues with the same run. It fails when a recovery fails, a
+step is lost or anything is left at the end; locally it prints the trend of descriptors, threads, memory and files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.paired_stats import headline, say
+from holdfast.errors import ExitCode
+from holdfast.events import FaultTarget
+
+TARGETS = {
+    "local": ("local", 500),
+    "netns": ("local", 500),
+    "replicas": ("replicas", 500),
+    "kubernetes": ("kubernetes", 20),
+}
+"""The module of each target, and its faults by default."""
+
+
+def main() -> int:
+    """Soak, and return nonzero unless all went well."""
+    parser = argparse.ArgumentParser(
+        prog="bench.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--target", choices=TARGETS, default="local", help="netns: one network per node, partitions")
+    parser.add_argument("--faults", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every-s", type=float, help="mean seconds between faults")
+    parser.add_argument("--state", type=Path, help="directory for all state, to resume from")
+    local = parser.add_argument_group("local, netns")
+    local.add_argument("--brisk", action="store_true", help="no faults whose recovery takes tens of seconds by design")
+    local.add_argument(
+        "--spare", choices=list(FaultTarget), help="no faults of this target: one incarnation to observe leaks"
+    )
+    local.add_argument(
+        "--torch", action="store_true", help="run the quickstart's Llama instead of a program without torch"
+    )
+    parser.add_argument("--replicas", type=int, default=2, help="replicas: how many, of one rank each")
+    options = parser.parse_args()
+    module, faults = TARGETS[options.target]
+    options.faults = options.faults or faults
+    headline(f"soak on {options.target}: {options.faults} random faults, seed {options.seed}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up, as at Ctrl-C
+    with contextlib.ExitStack() as stack:
+        state = options.state or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
+        state.mkdir(parents=True, exist_ok=True)
+        try:
+            return importlib.import_module(f"bench.soak.{module}").soak(options, state.absolute())
+        except KeyboardInterrupt:
+            say("\ninterrupted" + ("; the same command resumes it" if options.state else ""))
+            return ExitCode.CANCELLED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""Soak of two nodes on this machine, with faults of every process and, with `netns`, of their network."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import leak_slopes
+from bench.fault_outcomes import fault_outcomes, recorded_steps
+from bench.paired_stats import percentile, say, table
+from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
+from holdfast import api
+from holdfast.events import (
+    AnyEvent,
+    FaultAction,
+    FaultInjected,
+    FaultRequested,
+    FaultTarget,
+    StepCommitted,
+)
+from holdfast.report.formatting import percentage
+from holdfast.report.run_status import RunPhase, RunStatus
+from holdfast.report.status_reducer import update_status
+from holdfast.run_dir import RunDir
+
+ROOT = Path(__file__).resolve().parents[2]
+TORCH_FREE_TRAINER = ROOT / "tests" / "programs" / "torch_free_trainer.py"
+QUICKSTART = ROOT / "examples" / "quickstart"
+NODES = 2
+EVERY_S, TORCH_EVERY_S = 3.0, 25.0
+SETTLED_S = 2.0
+"""A step that begins this long after a fault was carried out has survived it: steps need all ranks."""
+MOST_UNSTEPPED = 2
+"""Faults without a committed step between them."""
+
+_KILL, _STOP, _PARTITION, _SKEW = FaultAction.KILL, FaultAction.STOP, FaultAction.PARTITION, FaultAction.CLOCK_SKEW
+_RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.CONTROLLER
+
+ROWS = (
+    FaultRow(action=_KILL, target=_RANK, weight=30),
+    FaultRow(action=_KILL, target=_NODE, weight=14),
+    FaultRow(action=_KILL, target=_AGENT, weight=12),
+    FaultRow(action=_KILL, target=_CONTROLLER, weight=16),
+    FaultRow(action=_STOP, target=_RANK, weight=6),
+    FaultRow(action=_STOP, target=_RANK, weight=6, for_s=(0.1, 4.0)),
+    FaultRow(action=_STOP, target=_NODE, weight=5, for_s=(0.1, 5.0)),
+    FaultRow(action=_STOP, target=_AGENT, weight=5, for_s=(0.1, 5.0)),
+    FaultRow(action=_STOP, target=_CONTROLLER, weight=4, for_s=(0.1, 5.0)),
+    FaultRow(action=_SKEW, target=_AGENT, weight=3, amount=(-7200.0, 7200.0)),
+    FaultRow(action=_SKEW, target=_CONTROLLER, weight=3, amount=(-7200.0, 7200.0)),
+    FaultRow(action=_STOP, target=_NODE, weight=1, slow=True),
+    FaultRow(action=_STOP, target=_AGENT, weight=1, slow=True),
+    FaultRow(action=_STOP, target=_CONTROLLER, weight=1, slow=True),
+    FaultRow(action=_PARTITION, target=_NODE, weight=6, for_s=(0.2, 6.0), netns=True),
+    FaultRow(action=_PARTITION, target=_NODE, weight=1, slow=True, netns=True),
+)
+
+
+class LocalWatch(Watch):
+    """Allows two faults without a committed step, and knows when the run has outlived the last."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.undone: set[float] = set()
+        """Faults that were requested and not yet carried out, by request time."""
+        self.unstepped = 0
+        """Faults since the last committed step."""
+        self.status = RunStatus()
+        self.fault_at = self.step_at = 0.0
+        """When the last fault was carried out, and when the last step began, on the run's clock."""
+        self.fault_seen = self.step_seen = 0.0
+        """When they were received: a controller that was stopped receives them late."""
+        super().__init__(run)
+
+    def take(self, event: AnyEvent) -> None:
+        self.status = update_status(self.status, event)
+        match event:
+            case StepCommitted():
+                self.unstepped, self.step_at, self.step_seen = 0, event.started, time.monotonic()
+            case FaultRequested():
+                self.unstepped += 1
+                if event.target is not _CONTROLLER:  # of two simultaneous ones, one is carried out
+                    self.undone.add(event.at)
+            case FaultInjected():
+                self.undone.discard(event.requested_at)
+                self.fault_at, self.fault_seen = event.at, time.monotonic()
+            case _:
+                pass
+
+    def allows(self, fault: Fault) -> bool:
+        return self.unstepped < MOST_UNSTEPPED
+
+    @property
+    def well(self) -> bool:
+        """Whether everything is as before the first fault."""
+        return not self.unstepped and not self.undone and self.status.phase is RunPhase.RUNNING
+
+    @property
+    def outlived(self) -> bool:
+        """Whether all faults were carried out, and the last step began, and was received, long after the last."""
+        times = ((self.step_at, self.fault_at), (self.step_seen, self.fault_seen))
+        return self.well and all(step >= fault + SETTLED_S for step, fault in times)
+
+
+def soak(options: argparse.Namespace, state: Path) -> int:
+    """Soak, print the outcome, and return nonzero unless all went well."""
+    netns, torch = options.target == "netns", options.torch
+    run = find_or_start(state, lambda: _start(state, netns=netns, torch=torch))
+    rows = [
+        row
+        for row in ROWS
+        if (netns or not row.netns) and not (options.brisk and row.slow) and row.target != options.spare
+    ]
+    every_s = options.every_s or (TORCH_EVERY_S if torch else EVERY_S)
+    kept = state / "samples.jsonl"
+    trouble: list[str] = []
+    if not api.is_finished(run):
+        try:
+            watch = LocalWatch(run)
+            for _ in watch.inject(options.seed, options.faults, rows, every_s, NODES):
+                if watch.well:
+                    leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
+            watch.wait(lambda: watch.outlived)
+            leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
+        except RunStuck as error:
+            trouble.append(str(error))
+    trouble += end(run)
+    return _tell(run, leak_slopes.load_samples(kept), trouble, noted=not torch)
+
+
+def _start(state: Path, *, netns: bool, torch: bool) -> RunDir:
+    targets = state / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "soak.yaml").write_text(f"isolation: {'netns' if netns else 'process'}\ncode: shipped\n")
+    overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak"]
+    if torch:
+        shutil.copy(QUICKSTART / "train.py", state)
+        command = (sys.executable, "train.py")
+        overrides += ["env={STEPS: 100000000}", "checkpoint.every_steps=10", "recovery.step_timeout_s=10"]
+    else:
+        shutil.copy(TORCH_FREE_TRAINER, state)
+        command = (sys.executable, "torch_free_trainer.py", "100000000", "0.03")
+        overrides += ["recovery.step_timeout_s=2"]
+    return api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=state.absolute())
+
+
+def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, noted: bool) -> int:
+    events = api.events(run)
+    summary = api.summary(run)
+    came = fault_outcomes(events, summary, recorded_steps(run.checkpoints, NODES) if noted else {})
+    problems = [*trouble, *came.problems]
+    every = [second for seconds in came.recovered_s.values() for second in seconds]
+    rows = [(code, str(len(seconds)), *_spread(seconds)) for code, seconds in sorted(came.recovered_s.items())]
+    ettr = percentage(summary.account.ettr) if summary.account.ettr is not None else "-"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(came.requested).most_common())
+    say("")
+    say(f"{came.faults} faults in {summary.account.total_s / 60:.1f} min ({kinds})")
+    say(f"recoveries {len(every)}, failed recoveries {came.unrecovered + bool(trouble)}, ETTR {ettr}")
+    account = summary.account
+    say(f"steps {account.steps}, recomputed {account.recomputed_steps}, not exactly once {len(came.problems)}")
+    say("")
+    say(
+        table(("what failed", "recovered", "p50", "p99", "longest"), [*rows, ("all", str(len(every)), *_spread(every))])
+    )
+    say("")
+    say(table(("who", "what", "first", "last", "slope per 100 faults", "processes"), _trend_rows(samples)))
+    for problem in problems:
+        say(f"\nFAILED: {problem}")
+    return 1 if problems or came.unrecovered else 0
+
+
+def _spread(seconds: Sequence[float]) -> tuple[str, str, str]:
+    if not seconds:
+        return ("-", "-", "-")
+    return (f"{statistics.median(seconds):.2f} s", f"{percentile(seconds, 99):.2f} s", f"{max(seconds):.2f} s")
+
+
+def _trend_rows(samples: Sequence[leak_slopes.Sample]) -> list[tuple[str, ...]]:
+    return [
+        (
+            trend.who,
+            trend.what,
+            f"{trend.first:.4g}",
+            f"{trend.last:.4g}",
+            "-" if trend.slope is None else f"{trend.slope:+.2f}",
+            str(trend.processes),
+        )
+        for trend in leak_slopes.trends(samples)
+    ]
