@@ -61,6 +61,9 @@ def test_sharded_tensor(mesh: DeviceMesh) -> None:
 def test_offset_of_a_tensor_in_a_file(tmp_path: Path) -> None:
     torch.save(torch.arange(4.0), tmp_path / "one")
     at = torch_private.offset_in_file(torch.load(tmp_path / "one", map_location="meta"))
+    if at is None:
+        check(torch.__version__ < "2.10", "UntypedStorage._checkpoint_offset", "reading checkpoints in place")
+        return
     found = torch.frombuffer(bytearray((tmp_path / "one").read_bytes()[at : at + 16]), dtype=torch.float32)
     check(torch.equal(found, torch.arange(4.0)), "UntypedStorage._checkpoint_offset", "reading checkpoints in place")
 
