@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import secrets
 import shutil
 import subprocess
@@ -20,6 +21,15 @@ from lab.toolchain import build_impossible_reason
 
 SLOW_DEADLINE_S = 900
 """Deadline of one test marked `slow`; all others have `timeout` in pyproject.toml."""
+
+MAX_WORKERS = 8
+"""Most workers of `-n auto`: each needs 10 s of CPU time and 1 GB for the imports of all tests."""
+
+EXPENSIVE_FIXTURES = frozenset(("lab", "endpoint", "packages", "results"))
+"""Fixtures of a session or module that take longer than a test."""
+
+_CPU_BEFORE_S = pytest.StashKey[float]()
+"""CPU seconds used when the last test ended."""
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
@@ -106,11 +116,21 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many workers again as there are cores (`-n auto`): tests wait for a third of their time."""
+    return max(1, min(len(os.sched_getaffinity(0)) * 3 // 2, MAX_WORKERS))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first; slow ones get the longer deadline unless they name their own."""
+    """Quick tests first; slow ones get the longer deadline unless they name their own.
+
+    Workers (`--dist loadgroup`) take one test at a time; those that share an expensive fixture are taken by one worker.
+    """
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_DEADLINE_S))
+        for fixture in EXPENSIVE_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.xdist_group(fixture))
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
@@ -128,6 +148,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Where skips are forbidden, a skipped test has failed (an expected failure has not)."""
     report = yield
+    if report.when == "teardown":
+        now = _cpu_s()
+        report.user_properties.append(("cpu_s", f"{now - item.config.stash[_CPU_BEFORE_S]:.3f}"))
+        report.user_properties.append(("slow", item.get_closest_marker("slow") is not None))
+        item.config.stash[_CPU_BEFORE_S] = now
     if _FORBID_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid}: skipped where HOLDFAST_FORBID_SKIPS=1: {_reason(report.longrepr)}"
@@ -144,6 +169,17 @@ def pytest_make_collect_report(
         report.outcome = "failed"
         report.longrepr = f"{collector.nodeid}: skipped where HOLDFAST_FORBID_SKIPS=1: {_reason(report.longrepr)}"
     return report
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of all that it has waited for."""
+    own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """CPU seconds are counted from here on; `python -m bench.test_time` shows them."""
+    session.config.stash[_CPU_BEFORE_S] = _cpu_s()
 
 
 def _reason(longrepr: object) -> str:

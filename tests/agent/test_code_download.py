@@ -147,6 +147,7 @@ def test_controller_that_is_away_is_waited_for(controller: Controller, tmp_path:
     assert (tmp_path / "code" / controller.digest / "train.py").exists()
 
 
+@pytest.mark.slow
 def test_controller_that_comes_back_at_another_port_is_asked_there(
     controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,6 +170,7 @@ def test_controller_that_comes_back_at_another_port_is_asked_there(
     assert len(asked) == 3
 
 
+@pytest.mark.slow
 def test_many_nodes_of_a_machine_pull_once_and_all_have_it(controller: Controller, tmp_path: Path) -> None:
     async def scene() -> None:
         nodes = [CodeCache(controller.where, TOKEN, tmp_path / "code") for _ in range(5)]

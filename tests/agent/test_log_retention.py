@@ -87,6 +87,7 @@ def test_another_ranks_or_replicas_files_are_left_alone(tmp_path: Path) -> None:
     assert [kept(other) for other in others] == [4 * HOLE_ALIGN_BYTES] * 2
 
 
+@pytest.mark.slow
 def test_rank_that_writes_on_and_on_is_kept_to_its_limit_and_loses_no_line_of_it(tmp_path: Path) -> None:
     path = log_of(tmp_path)
     lines, limit = 400_000, 4 * HOLE_ALIGN_BYTES

@@ -90,6 +90,7 @@ def test_update_and_rollback_are_served_by_the_same_zygote(place: ProgramDir) ->
     play(scene)
 
 
+@pytest.mark.slow
 def test_update_that_imports_less_gets_a_second_zygote_until_it_runs(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:
@@ -107,6 +108,7 @@ def test_update_that_imports_less_gets_a_second_zygote_until_it_runs(place: Prog
     play(scene)
 
 
+@pytest.mark.slow
 def test_update_that_imports_more_starts_immediately_and_is_prewarmed_later(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:
@@ -123,6 +125,7 @@ def test_update_that_imports_more_starts_immediately_and_is_prewarmed_later(plac
     play(scene)
 
 
+@pytest.mark.slow
 def test_standby_serves_code_that_came_while_it_waited(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:

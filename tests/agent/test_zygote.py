@@ -500,7 +500,7 @@ def test_environment_that_imports_may_have_seen_must_be_the_same(
 def test_module_that_reads_what_is_not_known_yet_is_named(place: ProgramDir, text: str, why: str) -> None:
     """A standby has its imports done before it is known whose rank it will have."""
     installed = place.folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-    installed.mkdir(parents=True)
+    (installed / "__pycache__").mkdir(parents=True)  # the first import would make it, which changes the folder
     (installed / "curious.py").write_text(text)
     (place.folder / "program.py").write_text("import curious, os\nprint(os.environ['RANK'])")
     here = {"PYTHONUSERBASE": str(place.folder), "PYTHONPATH": str(installed)}

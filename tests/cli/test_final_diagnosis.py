@@ -34,6 +34,7 @@ def test_failed_run_ends_in_its_diagnosis_and_every_verb_leads_to_it(cli: Cli, s
     assert cli("diagnose", run, "-o", "json").data["first_failure"]["rank"] == 1
 
 
+@pytest.mark.slow
 def test_failed_run_as_json_ends_in_its_diagnosis(cli: Cli, stepper: list[str]) -> None:
     words = ("run", "-o", "json", "--nodes", "2", "--set", "recovery.max_restarts=0")
     ran = cli(*words, "--", *stepper, *RAISES)
@@ -45,6 +46,7 @@ def test_failed_run_as_json_ends_in_its_diagnosis(cli: Cli, stepper: list[str]) 
     )
 
 
+@pytest.mark.slow
 def test_exit_code_stays_the_jobs_where_diagnosing_fails(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("by design")

@@ -80,6 +80,7 @@ def test_run_shows_lines_then_a_summary_and_every_verb_tells_of_it(cli: Cli, ste
     assert cli("cancel").code != 0
 
 
+@pytest.mark.slow
 def test_piped_run_shows_what_rank_0_or_every_rank_writes_before_what_came_of_it(cli: Cli) -> None:
     script = "import os; print(f'hello from {os.environ[\"RANK\"]}', flush=True)"
     words = ("--nodes", "2", "--name", "twice", "--", "python", "-c", script)
@@ -118,6 +119,7 @@ def test_detached_run_is_attached_to_and_cancelled(cli: Cli, stepper: list[str])
     assert f"{started['run']} cancelled" in attached.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["-d"]])
 def test_ctrl_c_while_a_run_starts_cancels_it(
     cli: Cli, stepper: list[str], monkeypatch: pytest.MonkeyPatch, words: list[str]
@@ -179,6 +181,7 @@ def test_ctrl_c_in_attach_leaves_the_run_going(cli: Cli, terminal: Callable[...,
     still_goes_on()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_terminal_that_wants_no_live_view_gets_lines(
     terminal: Callable[..., Terminal], environ: dict[str, str]

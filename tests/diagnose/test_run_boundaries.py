@@ -167,6 +167,7 @@ def test_run_that_continues_after_one_that_failed_is_said_to_have_shown_no_failu
     assert "log:5, shows no failure" in answer.notes[0]
 
 
+@pytest.mark.slow
 def test_last_of_very_many_runs_is_still_read() -> None:
     loop = [LAUNCHED.format(at="10:00:00"), *[f"[rank0]: {FULL}"] * 3, *LAST_WORDS] * (3 * MAX_FACTS_PER_RULE)
     answer = diagnose_lines(*loop, LAUNCHED.format(at="11:00:00"), MISSING, *LAST_WORDS)

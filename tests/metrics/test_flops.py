@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from holdfast.metrics.flops import GATED, MIXTURES, PLAIN, ModelShape, model_shape
 
@@ -48,6 +47,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_every_known_kind_of_model_needs_what_torch_counts_in_it(kind: str):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     sequences, length = 3, 16
     config = AutoConfig.for_model(kind, **CONFIGS[kind], use_cache=False)
     # What is counted of torch's fused kernels is not what a model needs: attention's backward does its scores again.

@@ -106,6 +106,7 @@ def test_character_torn_by_a_read_or_by_the_cut_is_whole(tmp_path: Path) -> None
     assert "\ufffd" not in cut
 
 
+@pytest.mark.slow
 def test_line_of_ten_megabytes_is_one_line_that_says_its_size(tmp_path: Path) -> None:
     size = 10_000_000
     for content in (b"x" * size, b"\xff" * size, b"50 %\r" * (size // 5)):

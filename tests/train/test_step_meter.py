@@ -1,19 +1,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from holdfast.metrics.flops import FlopsPerToken, model_shape
 from holdfast.train.metrics.step_meter import StepMeter, to_numbers
 
-CONFIG = LlamaConfig(
-    vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0
-)
+
+def llama() -> Any:
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=96,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            pad_token_id=0,
+        )
+    )
 
 
 def rates(meter: StepMeter, **given: float) -> dict[str, float]:
@@ -21,7 +32,7 @@ def rates(meter: StepMeter, **given: float) -> dict[str, float]:
 
 
 def expected(length: int) -> float:
-    known = model_shape(CONFIG.to_dict())
+    known = model_shape(llama().config.to_dict())
     needs = known and known.per_token(length)
     assert needs is not None
     return 64 / 0.5 / 2 * needs.full / 1e12
@@ -29,31 +40,31 @@ def expected(length: int) -> float:
 
 @pytest.mark.slow
 def test_model_with_a_config_is_measured_by_it_whatever_it_is_wrapped_in():
-    model = LlamaForCausalLM(CONFIG)
+    model = llama()
     for wrapped in (model, torch.nn.DataParallel(model), torch.compile(model)):
         assert rates(StepMeter(wrapped))["tflops_full"] == pytest.approx(expected(16))
 
 
 def test_length_that_is_given_goes_before_that_of_the_samples():
-    assert rates(StepMeter(LlamaForCausalLM(CONFIG), sequence_length=8))["tflops_full"] == pytest.approx(expected(8))
+    assert rates(StepMeter(llama(), sequence_length=8))["tflops_full"] == pytest.approx(expected(8))
 
 
 def test_flops_that_are_given_go_before_those_of_the_config():
     for given in (2e9, FlopsPerToken(full=2e9, causal=1e9)):
-        measured = rates(StepMeter(LlamaForCausalLM(CONFIG), flops_per_token=given))
+        measured = rates(StepMeter(llama(), flops_per_token=given))
         assert measured["tflops_full"] == pytest.approx(0.128)
         assert measured.get("tflops_causal") == (0.064 if isinstance(given, FlopsPerToken) else None)
 
 
 def test_nothing_is_claimed_of_a_model_without_config_or_one_that_is_trained_in_part():
-    frozen = LlamaForCausalLM(CONFIG)
+    frozen = llama()
     frozen.model.embed_tokens.requires_grad_(False)
     for model in (torch.nn.Linear(2, 2), frozen, None):
         assert not [name for name in rates(StepMeter(model)) if name.startswith(("mfu", "tflops"))]
 
 
 def test_mfu_is_not_claimed_of_a_cpu():
-    assert not [name for name in rates(StepMeter(LlamaForCausalLM(CONFIG))) if name.startswith("mfu")]
+    assert not [name for name in rates(StepMeter(llama())) if name.startswith("mfu")]
 
 
 def test_waiting_counts_the_time_until_items_are_there_and_no_other():

@@ -9,12 +9,11 @@ import threading
 import urllib.request
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import s3fs
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
-from moto.server import ThreadedMotoServer
 from tests.train.forged_manifests import as_format_1, rewrite
 from tests.train.test_checkpoint_manager import same, train, training, weights
 
@@ -29,11 +28,16 @@ from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.session.control_group import ControlGroup
 
+if TYPE_CHECKING:
+    import s3fs
+
 BUCKET = "models"
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Generator[str]:
+    from moto.server import ThreadedMotoServer
+
     server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())
@@ -43,6 +47,8 @@ def endpoint() -> Generator[str]:
 @pytest.fixture
 def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> s3fs.S3FileSystem:
     """A client of a server that has one bucket."""
+    import s3fs
+
     told = {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "a",
@@ -59,7 +65,7 @@ def s3(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> s3fs.S3FileSystem:
     return client
 
 
-@pytest.fixture(params=["folder", "S3"])
+@pytest.fixture(params=["folder", pytest.param("S3", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A store of either kind."""
     if request.param == "folder":
@@ -350,6 +356,7 @@ def test_stores_of_other_kinds_are_written_kept_small_and_loaded(tmp_path: Path,
     assert in_store(url) == ["step-00000004.2", "step-00000002.0"]
 
 
+@pytest.mark.slow
 def test_bucket_that_does_not_exist_is_named_and_not_made(s3: s3fs.S3FileSystem, tmp_path: Path):
     with pytest.raises(HoldfastError) as refused:
         checkpoints(tiers(tmp_path, "s3://mistyped/run"), training()).restore()

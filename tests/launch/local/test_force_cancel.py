@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 from pathlib import Path
 
@@ -26,7 +27,7 @@ REQUEST = CancelRequested(at=2.0, force=True)
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     """A run that was begun here."""
-    folder = RunDir(tmp_path / "test-abc234")
+    folder = RunDir(tmp_path / f"test-{secrets.token_hex(3)}")  # its processes are found by this name
     folder.node_dir(0, 0).mkdir(parents=True)
     folder.secrets.write_text("{}")
     (folder.node_dir(0, 0) / "token").write_text("secret")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import stat
 import subprocess
@@ -35,7 +36,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunDir]:
     """A run's folder; sockets go to a temporary folder of the test's own."""
     with tempfile.TemporaryDirectory(prefix="t") as short:
         monkeypatch.setattr(tempfile, "tempdir", short)
-        run = RunDir(tmp_path / "test-abc234")
+        run = RunDir(tmp_path / f"test-{secrets.token_hex(3)}")  # its processes are found by this name
         run.path.mkdir()
         run.token.write_text("token")
         yield run
@@ -315,7 +316,8 @@ def test_sockets_folder_is_private_has_no_name_that_can_be_guessed_and_is_found_
 ) -> None:
     async def scene(here: LocalBackend) -> None:
         # The name that every node of this run would have had: made by somebody who wants the run to fail.
-        Path(tempfile.gettempdir(), "holdfast-abc234-0.0").mkdir(mode=0o755)
+        guessed = Path(tempfile.gettempdir(), f"holdfast-{folder.run_id.removeprefix('test-')}-0.0")
+        guessed.mkdir(mode=0o755)
         await here.submit((NODE_ID,))
         await at_work(folder)
         made = sockets_of(folder)
@@ -326,7 +328,7 @@ def test_sockets_folder_is_private_has_no_name_that_can_be_guessed_and_is_found_
         assert not made.exists()
         assert sockets_of(folder, NodeId(node=0, generation=1)) != made
         await backend(folder).cancel()
-        Path(tempfile.gettempdir(), "holdfast-abc234-0.0").rmdir()
+        guessed.rmdir()
 
     play(folder, scene)
 
