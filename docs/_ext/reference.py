@@ -25,10 +25,11 @@ import typer.main
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+from pygments.lexers.special import TextLexer
 
 import holdfast
 from holdfast import errors, events, findings
-from holdfast.control import policy
+from holdfast.control import policy, state
 from holdfast.diagnose.knowledge.index import GROUPS
 from holdfast.job import fault_catalog, spec
 from holdfast.metrics import devices, flops, metric_catalog
@@ -43,7 +44,8 @@ LONGEST_DEFAULT = 60
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Write every page before Sphinx collects the sources."""
+    """Write every page before Sphinx collects the sources; diagrams stay text, which GitHub draws."""
+    app.add_lexer("mermaid", TextLexer)
     app.connect("builder-inited", lambda app: write_pages(Path(app.srcdir) / "reference" / "generated"))
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -382,11 +384,25 @@ def _attribute_docstrings(struct: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for field, below in zip(body.body, body.body[1:], strict=False):
         match field, below:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
                 found[name] = inspect.cleandoc(text)
             case _:
                 pass
     return found
+
+
+def phases_table() -> str:
+    """The phases of the state machine; docs/architecture.md includes the table."""
+    rows = [
+        (what, f"`{phase.value}`", meanings.get(phase.name, ""))
+        for what, kind in (("replica", state.ReplicaPhase), ("node", state.NodePhase))
+        for meanings in [_attribute_docstrings(kind)]
+        for phase in kind
+    ]
+    return _page([_table(("of a", "phase", "meaning"), rows)])
 
 
 def limits_page() -> str:
@@ -469,6 +485,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "events": events_page,
     "python": python_api.python_api_page,
     "limits": limits_page,
+    "phases": phases_table,
     "drills": drills_table,
     "metrics": metrics_table,
     "devices": devices_table,

@@ -61,6 +61,7 @@ class NodePhase(StrEnum):
     CREATED = "created"
     """It exists; its agent has not connected."""
     JOINED = "joined"
+    """Its agent is connected."""
     DISCONNECTED = "disconnected"
     """Its agent's connection closed; it has until its deadline to reconnect."""
 
@@ -71,6 +72,7 @@ class ReplicaPhase(StrEnum):
     GATHERING = "gathering"
     """Waiting until all of its nodes have joined and stopped their ranks."""
     RUNNING = "running"
+    """Its ranks are starting or running."""
     HANG_SUSPECTED = "hang-suspected"
     """A hang was reported; reports of the other ranks are pending."""
     STOPPING = "stopping"
