@@ -14,6 +14,7 @@ import pytest
 import holdfast
 import holdfast.train
 from holdfast.control.policy import FailureKind
+from holdfast.diagnose.knowledge.index import find
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(holdfast.__file__).parent
@@ -79,3 +80,11 @@ def test_findings_page_lists_every_code_in_the_source(reference: ModuleType) -> 
     }
     codes = written - OTHER_WORDS | set(map(str, FailureKind))
     assert {code for code in codes if f"`{code}`" not in page} == set()
+
+
+def test_troubleshooting_names_codes_that_can_be_explained() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text()
+    cells = [line.split("|")[-2] for line in page.splitlines() if line.startswith("|") and line.count("|") == 6]
+    codes = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    assert len(codes) > 30
+    assert [code for code in codes if not find(code)] == []
