@@ -1,4 +1,4 @@
-"""What the pages show in Python can be copied: it imports what it uses, and the loops train."""
+"""What the pages show can be copied: Python imports what it uses, loops train, and the CLI accepts the commands."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import ast
 import builtins
 import difflib
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from typer.main import get_command
+
+from holdfast.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 READERS = {"model", "optimizer", "scheduler", "loss_of", "document"}
 """What a page leaves to its reader."""
 PAGES = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if BLOCK.search(page.read_text())]
+
+
+SHELL = re.compile(r"^```(?:bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMANDS = sorted(
+    {
+        line.removeprefix("$ ").strip()
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for block in SHELL.findall(page.read_text())
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.removeprefix("$ ").startswith("holdfast ")
+    }
+)
 
 
 def snippets(page: Path) -> list[str]:
@@ -80,3 +96,19 @@ def test_diff_of_a_page_is_that_of_its_two_files(name: str):
 def test_job_of_a_page_is_that_of_its_file():
     job = (ROOT / "examples" / "torchtitan" / "job.yaml").read_text()
     assert f"\n```yaml\n{job}```\n" in (ROOT / "docs" / "integration.md").read_text()
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_command_of_a_page_is_one_that_the_cli_accepts(line: str):
+    words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+    command: Any = get_command(app)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    command.make_context(command.name, words)
+
+
+def test_page_that_the_source_names_exists():
+    sources = [path.read_text() for folder in ("src", "bench", "lab") for path in (ROOT / folder).rglob("*.py")]
+    named = {name for text in sources for name in re.findall(r"\b(?:docs|bench/results)/[\w/.-]+\.md\b", text)}
+    assert named
+    assert [name for name in named if not (ROOT / name).exists()] == []
