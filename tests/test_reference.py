@@ -49,6 +49,10 @@ OTHER_WORDS = {
 }
 
 
+NO_CODES_IN_PAGES = {"attempt-started", "holdfast-zygote", "nvidia-smi", "oke-roce", "per-rank", "rdma-shared"}
+"""Programs, events, fabrics and values of a job field."""
+
+
 @pytest.fixture
 def reference(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
@@ -80,6 +84,13 @@ def test_findings_page_lists_every_code_in_the_source(reference: ModuleType) -> 
     }
     codes = written - OTHER_WORDS | set(map(str, FailureKind))
     assert {code for code in codes if f"`{code}`" not in page} == set()
+
+
+def test_pages_name_only_codes_that_can_be_explained() -> None:
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+    named = {word for page in pages for word in re.findall(r"`([a-z]+(?:-[a-z]+)+)`", page.read_text())}
+    assert len(named) > 100
+    assert {word for word in named - NO_CODES_IN_PAGES if not find(word)} == set()
 
 
 def test_troubleshooting_names_codes_that_can_be_explained() -> None:
