@@ -285,7 +285,9 @@ def main() -> None:
         if "saves" in parts:
             stalls = interleave(sides, options.rounds, unit="s of stall")
             rows += _rows_of_saves(stalls, saves)
-            found.append(result_file.from_rounds("stall of the loop", stalls, goal=STALL_GOAL, unit="s", peer="DCP"))
+            found.append(
+                result_file.from_rounds("stall of the loop per save", stalls, goal=STALL_GOAL, unit="s", peer="DCP")
+            )
             floor_s, peer_s = loop.floor_s(), median(each[PEER] for each in stalls)
             say(f"one copy of the state: {floor_s:.3f} s, {floor_s / peer_s:.3f} of DCP's stall")
         if "rival" in parts:
@@ -294,8 +296,8 @@ def main() -> None:
         loop.close()
         if "loads" in parts:
             for what, goal, kind in (
-                ("verified", LOAD_GOAL, SharedStorage),
-                ("unverified", UNVERIFIED_GOAL, Believing),
+                ("every file verified", LOAD_GOAL, SharedStorage),
+                ("without verification", UNVERIFIED_GOAL, Believing),
             ):
                 loads = {PEER: loop.load, OURS: lambda kind=kind: loop.restore(kind), PEER_AGAIN: loop.load}
                 rounds = interleave(loads, options.loads, unit=f"s to load, {what}")

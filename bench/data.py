@@ -149,10 +149,10 @@ def main() -> None:
                 done = interleave({side: turn(batches) for side, batches in sides.items()}, rounds, unit="ms")
                 case = f"{kind}, {workers} workers, compared with {name}"
                 rows.append(row(case, done, GOAL_MS))
+                where = "own process" if workers == 0 else f"{workers} worker{'s' if workers > 1 else ''}"
+                claim = f"extra CPU per batch, {'dataset' if kind == 'numbered' else kind}, {where}"
                 extra_ms = median(each[OURS] - (each[PEER] + each[PEER_AGAIN]) / 2 for each in done)
-                found.append(
-                    result_file.absolute(f"extra CPU per batch, {case}", extra_ms, "ms", goal=GOAL_MS, decimals=3)
-                )
+                found.append(result_file.absolute(claim, extra_ms, "ms", goal=GOAL_MS, decimals=3, peer=name))
         say(f"\n## first batch in the middle of {LONG:,} samples")
         state = stood_at(LONG // BATCH // 2)
         again = resumed_stateful(state)

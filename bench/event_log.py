@@ -447,14 +447,22 @@ def main() -> None:
         events = read_events(folder.events)
         times = {
             "read": best_of_three(lambda: read_events(folder.events)),
-            "a controller's take-over": best_of_three(taken_over),
-            "status": best_of_three(lambda: api.status(folder)),
+            "a new controller checks and replays that log": best_of_three(taken_over),
+            "status from that log": best_of_three(lambda: api.status(folder)),
             "summary": best_of_three(lambda: summarise(events, run="", logs="", now=events[-1].at)),
-            "`holdfast status`": best_of_three(lambda: verb("status")),
+            "`holdfast status` from that log": best_of_three(lambda: verb("status")),
             "`holdfast status -o json`": best_of_three(lambda: verb("status", "-o", "json")),
             "`holdfast ps`": best_of_three(lambda: verb("ps")),
         }
-        found = [result_file.absolute("size of the event log", size_mib, "MiB", goal=SIZE_GOAL_MIB, decimals=1)]
+        found = [
+            result_file.absolute(
+                f"event log of {nodes * RANKS:,} ranks for {days:g} days",
+                size_mib,
+                "MiB",
+                goal=SIZE_GOAL_MIB,
+                decimals=1,
+            )
+        ]
         found += [result_file.absolute(what, one.wall_s, "s", goal=FOLD_GOAL_S) for what, one in times.items()]
         result_file.save(options.json, "The event log of a long run", found)
         say("")

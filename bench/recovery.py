@@ -156,7 +156,7 @@ def _pairs(found: list[result_file.Result], rounds: int, *words: str, goal: floa
         done = interleave({name: partial(measure, name, side) for name, side in live.items()}, rounds, unit="s")
     result = compare(done)
     ours, peer = taken[OURS], [*taken[PEER], *taken[PEER_AGAIN]]
-    claim = f"kill -9 to first whole step{', DDP and torch.optim' if words else ''}{', prewarmed' if warm else ''}"
+    claim = f"`kill -9` of a {'DDP ' if words else ''}rank{', prewarmed' if warm else ''} → first complete step"
     found.append(result_file.from_rounds(claim, done, goal=goal, unit="s", peer="torchrun"))
     rows = [
         (

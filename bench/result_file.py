@@ -1,8 +1,10 @@
 """Results of the benches as JSON files in bench/results, and the table of docs/benchmarks.md made from them.
 
-.venv/bin/python -m bench.result_file     # writes the table into the page
+.venv/bin/python -m bench.result_file [NEW.json ...]
 
-A bench writes such a file with `--json FILE`. The page shows the headlines; the files hold every figure.
+A bench writes such a file with `--json FILE`. The command adds new files to those of bench/results, where each result
+supersedes the earlier ones of the same claim and peer, and renews the page. The page shows the headlines; the files
+hold every figure.
 """
 
 from __future__ import annotations
@@ -115,13 +117,14 @@ def from_rounds(
     )
 
 
-def absolute(claim: str, value: float, unit: str, *, goal: float, decimals: int = 2) -> Result:
-    """The result of a measurement without a peer; smaller is better."""
+def absolute(claim: str, value: float, unit: str, *, goal: float, decimals: int = 2, peer: str | None = None) -> Result:
+    """The result of a measurement with a goal in its own unit; smaller is better."""
     return Result(
         claim=claim,
         command=_command(),
         date=_today(),
         figure=Figure(value=value, unit=unit, decimals=decimals),
+        peer=Peer(name=peer) if peer else None,
         goal=f"≤ {goal:g} {unit}",
         met="yes" if value <= goal else "no",
     )
@@ -154,7 +157,30 @@ def _write(path: Path, file: ResultFile) -> None:
 
 def read_all() -> list[ResultFile]:
     """Every result file, by name."""
-    return [msgspec.json.decode(path.read_bytes(), type=ResultFile) for path in sorted(RESULTS.glob("*.json"))]
+    return [_read(path) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def _read(path: Path) -> ResultFile:
+    return msgspec.json.decode(path.read_bytes(), type=ResultFile)
+
+
+def merged(file: ResultFile, new: ResultFile) -> ResultFile:
+    """The file with new results, each of which takes the place of the earlier ones of its claim and peer."""
+    replaced = {_key(result) for result in new.results}
+    headlines = {_key(result) for result in file.results if result.headline}
+    earlier = [
+        msgspec.structs.replace(result, superseded=True, headline=False) if _key(result) in replaced else result
+        for result in file.results
+    ]
+    latest = [
+        msgspec.structs.replace(result, headline=_key(result) in headlines or result.met == "no")
+        for result in new.results
+    ]
+    return msgspec.structs.replace(new, title=file.title, results=[*latest, *earlier])
+
+
+def _key(result: Result) -> tuple[str, str]:
+    return result.claim, result.peer.name if result.peer else ""
 
 
 def page_with_table(page: str, files: Iterable[ResultFile]) -> str:
@@ -172,8 +198,13 @@ def _row(file: ResultFile, result: Result) -> tuple[str, ...]:
 
 
 def main() -> None:
-    """Renew the page."""
-    argparse.ArgumentParser(prog="bench.result_file", description=__doc__).parse_args()
+    """Add the new results, and renew the page."""
+    parser = argparse.ArgumentParser(prog="bench.result_file", description=__doc__)
+    parser.add_argument("new", nargs="*", type=Path, metavar="NEW.json")
+    for path in parser.parse_args().new:
+        new = _read(path)
+        known = RESULTS / f"{new.bench}.json"
+        _write(known, merged(_read(known), new) if known.exists() else new)
     PAGE.write_text(page_with_table(PAGE.read_text(), read_all()))
 
 

@@ -72,13 +72,20 @@ def _results(one: Measured) -> list[result_file.Result]:
     start_s = percentile(one.start_s, 99)
     return [
         result_file.absolute(
-            f"{one.nodes:,} nodes: node lost → next attempt starts, p99", start_s, "s", goal=FANOUT_GOAL_S
+            f"{one.nodes:,} nodes ({one.nodes * 8:,} ranks): node lost → next attempt starts, p99",
+            start_s,
+            "s",
+            goal=FANOUT_GOAL_S,
         ),
         result_file.absolute(
-            f"{one.nodes:,} nodes: peak memory", one.highest_mib, "MiB", goal=MEMORY_GOAL_MIB, decimals=0
+            f"{one.nodes:,} nodes: peak memory of the controller",
+            one.highest_mib,
+            "MiB",
+            goal=MEMORY_GOAL_MIB,
+            decimals=0,
         ),
         result_file.absolute(
-            f"{one.nodes:,} nodes: CPU at rest", 100 * one.rest, "%", goal=100 * REST_GOAL, decimals=1
+            f"{one.nodes:,} nodes: CPU of the controller at rest", 100 * one.rest, "%", goal=100 * REST_GOAL, decimals=1
         ),
     ]
 

@@ -80,10 +80,10 @@ def _print_tables(casts: list[list[Round]], blocks: dict[str, list[Block]]) -> l
     rows: list[tuple[str, ...]] = []
     found: list[result_file.Result] = []
     for claim, measured, ours in (
-        ("B: median step, supervised", rounds, OURS),
-        ("B: p90 step, supervised", slow, OURS),
-        ("C: median step, holdfast without session", rounds, BARE_HOLDFAST),
-        ("D: median step, torchrun with session alone", rounds, SESSION_ALONE),
+        ("step of a DDP loop, each step reported", rounds, OURS),
+        ("step of a DDP loop, each step reported, p90", slow, OURS),
+        ("step of a DDP loop without a Session", rounds, BARE_HOLDFAST),
+        ("step of a DDP loop under torchrun with only the Session", rounds, SESSION_ALONE),
     ):
         result = compare(measured, ours=ours)
         found.append(result_file.from_rounds(claim, measured, goal=GOAL, unit="ms", peer="torchrun", ours=ours))

@@ -50,3 +50,17 @@ def test_bench_with_json_writes_a_result_file(tmp_path: Path) -> None:
         "peer 3.00 s",
         "yes",
     )
+
+
+def test_new_result_supersedes_the_earlier_one_of_its_claim_and_keeps_its_place_on_the_page() -> None:
+    old = result_file.Result(claim="claim", command="python -m bench.help", date="2026-01-01", headline=True)
+    other = result_file.Result(claim="other", command="python -m bench.help", date="2026-01-01")
+    file = result_file.ResultFile(bench="help", title="Title", machine="one", versions="1", results=[old, other])
+    new = msgspec.structs.replace(file, machine="two", results=[msgspec.structs.replace(old, date="2026-02-02")])
+    merged = result_file.merged(file, new)
+    shown = [(one.claim, one.date, one.superseded, one.headline) for one in merged.results]
+    assert shown == [
+        ("claim", "2026-02-02", False, True),
+        ("claim", "2026-01-01", True, False),
+        ("other", "2026-01-01", False, False),
+    ]
