@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from bench import load_gate
+from bench import load_gate, result_file
 from bench.contenders import BIN, PROGRAMS
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 from holdfast.events import RanksPrewarmed
@@ -90,11 +90,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.code_update", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help="one round")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline("update: command to the first step of all ranks with other code, 2 nodes x 1 rank, Gloo, DDP, AdamW")
     again, ours = partial(_turn, _run_again), partial(_turn, _update)
     rounds = QUICK_ROUNDS if options.quick else options.rounds
-    result = compare(interleave({PEER: again, OURS: ours, PEER_AGAIN: again}, rounds, unit="s"))
+    done = interleave({PEER: again, OURS: ours, PEER_AGAIN: again}, rounds, unit="s")
+    claim = "`holdfast update` → next step"
+    found = result_file.from_rounds(claim, done, goal=GOAL, unit="s", peer="cancel and run")
+    result_file.save(options.json, "Hot code update", [found])
+    result = compare(done)
     row = ("update, command to next step", f"<= {GOAL}x", f"{result.ratio}x", str(result.floor), result.verdict(GOAL))
     say("")
     say(table(("claim", "goal", "measured", "A/A floor", "met"), [row]))

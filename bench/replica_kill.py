@@ -29,6 +29,7 @@ from pathlib import Path
 
 from torchft.coordination import LighthouseServer
 
+from bench import result_file
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
 from bench.replica_program import START_S, STEP_S, RunningReplicas, under_holdfast, under_torchft, wait_for
 from holdfast.events import RanksPrewarmed, RanksStarted
@@ -36,6 +37,7 @@ from holdfast.events.log import read_events
 
 GOALS = {"default": 0.05, "tuned": 0.5}
 """Seconds of the survivors' gap, by the peer's Lighthouse."""
+PEERS = {"default": "TorchFT", "tuned": "TorchFT, heartbeat 250 ms"}
 STRENGTH_GOAL = 0.3
 HEARTBEATS = {"default": (5000, 100), "tuned": (250, 10)}
 """Milliseconds that the peer's Lighthouse waits for a heartbeat, and between its checks."""
@@ -61,17 +63,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--only", choices=GOALS)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     headline(f"kill -9 of one of {options.replicas} replicas, steps of {STEP_S:g} s")
+    found: list[result_file.Result] = []
     for peer in [options.only] if options.only else GOALS:
         say(f"\nTorchFT's Lighthouse, {peer}: the survivors' gap, beyond a step")
         theirs = partial(_theirs, peer, options.replicas)
         sides = {PEER: theirs, OURS: partial(_ours, options.replicas), PEER_AGAIN: theirs}
         gaps, strengths = _measured(sides, rounds)
         figures = (("survivors' gap", gaps, GOALS[peer]), ("full strength", strengths, STRENGTH_GOAL))
-        rows = [_row(what, found, goal) for what, found, goal in figures]
+        rows = [_row(what, turns, goal) for what, turns, goal in figures]
+        killed, name = f"one of {options.replicas} replicas killed", PEERS[peer]
+        found += [
+            result_file.from_rounds(f"{killed} → the others' next commit", gaps, goal=GOALS[peer], unit="s", peer=name),
+            result_file.from_rounds(
+                f"{killed} → full strength, prewarmed", strengths, goal=STRENGTH_GOAL, unit="s", peer=name
+            ),
+        ]
         say("\n" + table((peer, "holdfast", "TorchFT", "ratio", "A/A floor", "goal", "met"), rows))
+    result_file.save(options.json, "Loss of a replica", found)
 
 
 def _measured(sides: Mapping[str, Callable[[float], Turn]], rounds: int) -> tuple[list[Round], list[Round]]:

@@ -16,9 +16,11 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import result_file
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, Round, compare, headline, interleave, say, table
 
 TORCHFT = "C"
@@ -39,14 +41,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--step-s", type=float, nargs="+", default=[*GOALS])
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args()
     headline("A step of two replicas, of which each may be lost")
     rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
     rows: list[tuple[str, ...]] = []
+    found: list[result_file.Result] = []
     for asked_s in given.step_s:
         measured = _measured(asked_s, rounds)
         step_s = median(each[PEER] for each in measured)
         goal = GOALS[min(GOALS, key=lambda about, step_s=step_s: abs(about - step_s))]
+        claim = f"a step of {asked_s:g} s with 2 replicas"
+        found.append(result_file.from_rounds(claim, measured, goal=goal, unit="s", peer="plain DDP"))
         ours, theirs = compare(measured), compare(measured, ours=TORCHFT)
         rows.append(
             (
@@ -57,6 +63,7 @@ def main() -> None:
                 f"{goal}: {ours.verdict(goal)}",
             )
         )
+    result_file.save(given.json, "Cost of replicas", found)
     say(table(("plain DDP", "holdfast / DDP", "TorchFT / DDP", "floor", "goal"), rows))
 
 
