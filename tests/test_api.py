@@ -79,6 +79,9 @@ def test_controller_that_is_gone_is_told_from_one_that_is_silent(run: RunDir) ->
 def test_controller_in_a_cluster_that_is_not_reached_is_not_called_silent(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    job = api.load_job(None, command=["true"])
+    accepted = RunSpec(job=job, base="/", created_at=1.0, fabric="tcp", backend="kubernetes")
+    run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
     write_cluster_ref(
         run, ClusterRef(context=None, namespace="ml", owner="/apis/any/v1/namespaces/{namespace}/jobsets/any")
     )
@@ -184,14 +187,3 @@ def test_run_that_is_over_is_folded_once_for_a_list_and_again_when_its_log_has_c
     assert api.run_row(run).phase is RunPhase.PENDING
     run.run_row.write_text("{")
     assert api.run_row(run).phase is RunPhase.PENDING
-
-
-def test_secret_that_is_missing_is_named_before_a_cluster_is_asked(home: Path, tmp_path: Path):
-    targets = tmp_path / ".holdfast" / "targets"
-    targets.mkdir(parents=True)
-    (targets / "far.yaml").write_text("backend: kubernetes\n")
-    fields = ("image=any", "secrets={KEY: {env: NOT_SET_ANYWHERE}, OTHER: {file: not-there}}")
-    with pytest.raises(HoldfastError) as refused:
-        api.start(api.load(None, command=("true",), overrides=fields), "far", base=tmp_path)
-    assert [finding.code for finding in refused.value.findings] == ["missing-secret", "missing-secret"]
-    assert api.runs() == []

@@ -1,33 +1,23 @@
 """holdfast's Python API: the functions behind each command-line verb.
 
-A composition root: it knows the job models, the back ends and where runs are stored. A run belongs to its controller, a
+A composition root: it knows the job models, the targets and where runs are stored. A run belongs to its controller, a
 separate process; these functions start it, read its log, and send it requests.
-
-One long file, because it is the single list of operations. Diagnosis is imported on use: its rules are a fifth of all
-imports, and no other verb needs them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
-from msgspec.structs import replace as replace_finding
-
-from holdfast import code_update, controller_client
+from holdfast import code_update, controller_client, run_diagnosis
 from holdfast.clock import Clock
 from holdfast.controller_client import (
     CHECKPOINT,
     POLL_S,
-    STACK_DUMP,
     STEP_PROFILE,
     controller_dead,
     follow_request,
@@ -35,7 +25,7 @@ from holdfast.controller_client import (
     refuse_finished,
     send_request,
 )
-from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
     AnyEvent,
     CancelRequested,
@@ -45,50 +35,33 @@ from holdfast.events import (
     FaultAction,
     FaultRequested,
     FaultTarget,
-    Outcome,
     ProfileRequested,
     RunCreated,
     RunFinished,
-    StackDumpRequested,
-    StacksDumped,
     StepCommitted,
 )
-from holdfast.events.log import EventReader, line_of, read_events
-from holdfast.fabric.catalog import CATALOG, NAMES, Fabric, resolve
-from holdfast.findings import Finding, Severity
+from holdfast.events.log import EventReader, read_events
+from holdfast.fabric.catalog import NAMES
+from holdfast.findings import Finding
 from holdfast.host.files import atomic_write, read_small
 from holdfast.job.fault_catalog import check_fault as check_drill
 from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_text
 from holdfast.job.rules import check_job
-from holdfast.job.run_spec import CodeArchive, RunSpec
-from holdfast.job.spec import Job, Launch
-from holdfast.job.targets import KUBERNETES, LOCAL, CodeDelivery, Target, find_target, located_in_target
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.spec import Job
+from holdfast.job.targets import find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
-from holdfast.job.yaml_source import YamlSource, printable
-from holdfast.launch.code.package_code import list_code, package_code
-from holdfast.launch.secret_values import missing_secrets, read_secrets
-from holdfast.launch.shell_script import launcher_in_script
+from holdfast.job.yaml_source import YamlSource
 from holdfast.launch.start_supervisor import start_supervisor
+from holdfast.launch.target import TARGET_MODULES, Rendered, Submission, open_target, refuse_errors, target_of
 from holdfast.metrics.metric_catalog import has_requested
 from holdfast.os_errors import probe_disk, waiting_finding
-from holdfast.report.log_tail import last_lines
-from holdfast.report.rank_logs import RankLog, find_rank_logs
 from holdfast.report.run_row import RunRow, make_run_row
 from holdfast.report.run_status import RunStatus
 from holdfast.report.run_summary import RunSummary, summarise
-from holdfast.report.stall import DIAGNOSE_IDLE_S, STATUS_IDLE_S, Stall, find_stall, format_stacks
-from holdfast.report.status_reducer import read_status, status_from_events
-from holdfast.run_dir import RunDir, runs_root, write_private
-from holdfast.security.tokens import new_token
+from holdfast.report.status_reducer import read_status
+from holdfast.run_dir import RunDir, runs_root
 
-if TYPE_CHECKING:
-    from holdfast.diagnose.diagnosis import Diagnosis, Evidence
-    from holdfast.launch.kubernetes.manifests.render_context import RenderContext
-    from holdfast.launch.kubernetes.object_names import ObjectNames
-
-LAST_LINES = 10
-"""Last lines shown of the rank that failed first, if the diagnosis finds nothing better."""
-LAST_LINE_CHARS = 2000
 LEAVE_S = 5.0
 """Maximum seconds that `follow` waits, after a run's last event, for its processes to exit."""
 
@@ -124,22 +97,8 @@ def load_job(path: Path | None, **given: Unpack[Overrides]) -> Job:
 
 def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ...]:
     """All problems and warnings of a job on a target, before anything is started."""
-    from holdfast.launch.local.local_preflight import check_locally
-
-    target_spec, loaded = _target(target, base), _loaded(job)
-    known = (*loaded.findings, *map(loaded.located, launcher_in_script(loaded.job, base)))
-    if target_spec.backend == KUBERNETES:
-        return (*known, *_check_cluster(loaded, target_spec, target, base))
-    code = list_code(loaded.job, base).findings if target_spec.code is CodeDelivery.SHIPPED else ()
-    here = check_locally(
-        loaded.job,
-        isolation=target_spec.isolation,
-        base=base,
-        environ=os.environ,
-        checkpoint_root=target_spec.checkpoint_root,
-        capacity=target_spec.capacity,
-    )
-    return (*known, *map(loaded.located, (*here, *code)))
+    wanted = _submission(job, target, base)
+    return open_target(wanted.spec.backend).check(wanted)
 
 
 def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[Finding, ...]:
@@ -147,46 +106,8 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
 
     Raises HoldfastError if the cluster does not answer, or does not know this user.
     """
-    target_spec = _target(target, base)
-    smallest = load(None, command=("true",), overrides=("image=any",))
-    if target_spec.backend != KUBERNETES:
-        return check(loaded or smallest, target, base=base)
-    known = check(loaded or smallest, target, base=base)
-    if loaded is None:  # a minimal job's own findings concern no user, except one that any job would get there
-        known = tuple(each for each in known if each.code == "checkpoint-not-shared")
-    if any(each.code == "no-image" for each in known):
-        return known
-    require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
-    from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
-    from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
-    from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
-
-    context = _submission((loaded or smallest).job, target_spec, target, None)
-    with as_holdfast_error():
-        seen = collect_inventory(context)
-    return (*known, *check_cluster(context, seen))
-
-
-def _check_cluster(loaded: LoadedJob, target_spec: Target, target: str, base: Path) -> Iterator[Finding]:
-    """Problems of the job on a cluster target, each finding with its line in either file."""
-    from holdfast.launch.kubernetes.preflight.job_checks import TARGET_PREFIX, check_job_on_cluster
-
-    for finding in check_job_on_cluster(_submission(loaded.job, target_spec, target, None)):
-        if finding.where.startswith(TARGET_PREFIX):
-            of_profile = replace_finding(finding, where=finding.where.removeprefix(TARGET_PREFIX))
-            yield located_in_target(of_profile, target, start=base, environ=os.environ)
-        else:
-            yield loaded.located(finding)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rendered:
-    """Exactly what would be sent to a target, or given to each rank."""
-
-    text: str
-    findings: tuple[Finding, ...]
-    objects: tuple[dict[str, Any], ...] = ()
-    """The same as data, if it is sent to a cluster."""
+    wanted = _submission(loaded or load(None, command=("true",), overrides=("image=any",)), target, base)
+    return open_target(wanted.spec.backend).check_site(wanted, for_any_job=loaded is None)
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
@@ -194,26 +115,8 @@ def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
 
     Raises HoldfastError if the job cannot run on a cluster.
     """
-    loaded, target_spec = _loaded(job), _target(target, base)
-    if target_spec.backend == KUBERNETES:
-        return _render_objects(loaded, target_spec, target, base)
-    from holdfast.launch.local.local_backend import render as render_local  # a fifth of all imports
-
-    with tempfile.TemporaryDirectory() as scratch:
-        text = render_local(_accepted(loaded.job, target, base, Path(scratch)))
-    return Rendered(text=text, findings=loaded.findings)
-
-
-def _render_objects(loaded: LoadedJob, target_spec: Target, target: str, base: Path) -> Rendered:
-    from holdfast.launch.kubernetes.manifests.run_manifests import render
-
-    findings = check(loaded, target, base=base)
-    if any(finding.severity is Severity.ERROR for finding in findings):
-        raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
-    with tempfile.TemporaryDirectory() as scratch:
-        code = package_code(loaded.job, base, Path(scratch)) if target_spec.agent else None
-        rendering = render(_submission(loaded.job, target_spec, target, code))
-    return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
+    wanted = _submission(job, target, base)
+    return open_target(wanted.spec.backend).render(wanted)
 
 
 # Run
@@ -226,43 +129,13 @@ def start(
 
     `on_findings` receives the warnings before anything is started.
     """
-    findings = check(job, target, base=base)
-    if any(finding.severity is Severity.ERROR for finding in findings):
-        raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
+    wanted = _submission(job, target, base)
+    place = open_target(wanted.spec.backend)
+    findings = place.check(wanted)
+    refuse_errors(findings)
     if on_findings and findings:
         on_findings(findings)
-    return _STARTS[_target(target, base).backend](_loaded(job).job, target, base)
-
-
-def _start_here(job: Job, target: str, base: Path) -> RunDir:
-    with _new_run_dir(job.name) as folder:
-        accepted = _accepted(job, target, base, folder.code)
-        _write_inputs(folder, accepted, read_secrets(job, base.absolute(), os.environ))
-        start_supervisor(folder, accepted)
-    return folder
-
-
-def _start_on_cluster(job: Job, target: str, base: Path) -> RunDir:
-    from holdfast.launch.kubernetes.submit.submit_process import connect
-
-    if lacking := tuple(missing_secrets(job, base.absolute(), os.environ)):
-        raise HoldfastError(lacking, ExitCode.CANNOT_RUN_HERE)
-    require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
-    target_spec = _target(target, base)
-    connect(target_spec.context, target_spec.namespace)  # connect in parallel with the rest
-    from holdfast.launch.kubernetes.object_names import ObjectNames, name_stem
-    from holdfast.launch.kubernetes.submit.submit_run import submit
-
-    with _new_run_dir(name_stem(job)) as folder:
-        code = package_code(job, base, folder.code) if target_spec.agent else None
-        context = _submission(job, target_spec, target, code, at=time.time(), names=ObjectNames(folder.run_id))
-        _write_inputs(folder, context.accepted)
-        submit(folder, context, read_secrets(job, base.absolute(), os.environ))
-    return folder
-
-
-_STARTS = {LOCAL: _start_here, KUBERNETES: _start_on_cluster}
-"""Start function of each back end."""
+    return place.start(wanted)
 
 
 def restart_controller(run: RunDir) -> bool:
@@ -285,7 +158,8 @@ def cancel(run: RunDir, *, force: bool = False) -> bool:
     With `force` a local run whose controller does not answer is ended without it.
     """
     request = CancelRequested(at=time.time(), force=force, requested_by="command line")
-    if not force or not _is_local(run):
+    kill = _force_cancel(run) if force else None
+    if kill is None:
         send_request(run, request)
         return True
     try:
@@ -297,20 +171,15 @@ def cancel(run: RunDir, *, force: bool = False) -> bool:
             raise
     except OSError:  # its log, or the folder, cannot be read
         pass
-    from holdfast.launch.local import force_cancel as by_force
-
-    by_force.force_cancel(run, request)
+    kill(run, request)
     return False
 
 
-def _is_local(run: RunDir) -> bool:
-    """Whether a run's processes are on this machine, so that they can be killed from here."""
-    if os.path.lexists(run.remote):
-        return False
+def _force_cancel(run: RunDir) -> Callable[[RunDir, CancelRequested], None] | None:
     try:
-        return accepted(run).backend == LOCAL
-    except HoldfastError:
-        return os.path.lexists(run.nodes)  # only local runs have this folder
+        return target_of(run).force_cancel()
+    except HoldfastError:  # its job file is corrupt, and nothing of it is on this machine
+        return None
 
 
 def controller_failing(run: RunDir) -> Finding | None:
@@ -345,6 +214,10 @@ def profile_steps(run: RunDir, *, timeout_s: float) -> StepCommitted:
 
 Updated, update = code_update.UpdateResult, code_update.update
 """Have a run's ranks resume with other code."""
+diagnose, diagnose_run = run_diagnosis.diagnose, run_diagnosis.diagnose_run
+"""Diagnose log files, or a run's last failed attempt."""
+standstill_finding, dump_stacks = run_diagnosis.standstill_finding, run_diagnosis.dump_stacks
+"""Whether a live run makes no progress, and where its ranks stand."""
 
 
 def inject_fault(
@@ -397,8 +270,9 @@ def status(run: RunDir) -> RunStatus:
 
 
 def pending_reason(run: RunDir) -> Finding | None:
-    """Why a run's nodes are missing, as reported by its cluster; None if there is no reason or no cluster."""
-    return controller_client.pending_reason(run)
+    """Why a run's nodes are missing, as reported by its target; None if there is no reason."""
+    seen = controller_client.pending_reason(run)
+    return seen and seen.findings[0]
 
 
 def staleness(run: RunDir) -> Finding | None:
@@ -503,162 +377,6 @@ def find_run(prefix: str | None) -> RunDir:
     raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy="`holdfast ps` lists them")
 
 
-def diagnose(
-    paths: Sequence[Path], *, stdin: BinaryIO | None = None, hide: Callable[[str], str] | None = None
-) -> Diagnosis:
-    """Diagnose log files and folders: what happened, where first, and what to do; `-` is standard input.
-
-    `hide` replaces secrets in a line before it is cut.
-    """
-    from holdfast.diagnose.log_input import LogInput
-    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
-
-    for path in paths:
-        if str(path) != "-" and not os.path.exists(path):  # False also for a name that is too long
-            name, remedy = printable(str(path)), "Give files or folders that are there, or the id of a run."
-            raise failure(
-                "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
-            )
-    log_input = LogInput(tuple(paths), stdin=stdin)
-    answer = diagnose_logs(log_input, hide=hide)
-    if log_input.bytes == 0:
-        remedy = "Give the files or the folder of the ranks' logs, `-` for standard input, or the id of a run."
-        raise failure(
-            "nothing-to-read",
-            "no line could be read in what was given",
-            exit_code=ExitCode.NOT_FOUND,
-            evidence=tuple(log_input.notes),
-            remedy=remedy,
-        )
-    return answer
-
-
-def diagnose_run(
-    run: RunDir, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
-) -> Diagnosis:
-    """Diagnose a run's last failed attempt from its event log and its ranks' logs.
-
-    `known` are the events to use; by default the whole log. `hide` replaces secrets in a line before it is cut.
-    """
-    from holdfast.diagnose.failed_attempt import last_failure
-    from holdfast.diagnose.log_input import LogInput
-    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
-    from holdfast.diagnose.run_context import (
-        RUN_LOGS_EVIDENCE,
-        STACKS_EVIDENCE,
-        caused_by_drill,
-        is_inconclusive,
-        nothing_failed,
-        with_node,
-        without_evidence,
-    )
-
-    known = events(run) if known is None else known
-    failed = last_failure(known, str(run.events))
-    fabric = CATALOG.get(accepted(run).fabric)
-    if failed is None:
-        outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
-        still = None if outcome else _standstill(run, status_from_events(known), DIAGNOSE_IDLE_S, known)
-        if still is not None:
-            return _diagnose_standstill(run, still, fabric, hide)
-        answer = diagnose_logs(LogInput(tuple(find_rank_logs(run).values())), fabric=fabric, hide=hide)
-        return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
-    job = accepted(run).job
-    shared = job.launch is not Launch.PER_RANK
-    logs = {
-        log.rank: path
-        for log, path in find_rank_logs(run).items()
-        if (log.attempt, log.replica) == (failed.attempt, failed.replica)
-    }
-    stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
-    fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    log_input = LogInput((*logs.values(), *stacks), shared_logs=shared)
-    # A launcher process has the number of its node's first rank, whichever of its ranks failed.
-    first_rank = None if shared and failed.log_rank is None else failed.rank
-    if first_rank is None:
-        fact = replace(fact, process=replace(fact.process, rank=None))
-    answer = diagnose_logs(
-        log_input, known=(fact, *failed.exited_early), first_rank=first_rank, fabric=fabric, hide=hide
-    )
-    wrote = failed.rank if failed.log_rank is None else failed.log_rank
-    if is_inconclusive(answer) and wrote in logs:
-        answer = replace(answer, last_lines=_last_lines(logs[wrote], hide))
-    ranks = range(job.local_world_size if shared else 1)
-    answer = with_node(answer, {first + rank: node for first, node in failed.nodes.items() for rank in ranks})
-    if failed.drill is not None:
-        return caused_by_drill(answer, failed.drill)
-    answer = without_evidence(answer, STACKS_EVIDENCE) if stacks else answer
-    whole = len(logs) * (job.local_world_size if shared else 1) >= failed.world_size
-    return without_evidence(answer, RUN_LOGS_EVIDENCE) if whole else answer
-
-
-def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence, ...]:
-    """The last lines that a rank wrote."""
-    from holdfast.diagnose.diagnosis import Evidence
-
-    lines = (line for line in last_lines(path, 2 * LAST_LINES) if line.strip())
-    texts = [(hide(line) if hide else line)[:LAST_LINE_CHARS] for line in lines]
-    return tuple(Evidence(where=str(path), text=text, code="") for text in texts[-LAST_LINES:])
-
-
-STACK_DUMP_TIMEOUT_S = 20.0
-"""Maximum seconds to wait for the stacks of a live run's ranks."""
-
-
-def _standstill(
-    run: RunDir, status: RunStatus, least_s: float, known: Sequence[AnyEvent] | None = None
-) -> Stall | None:
-    """Since when a live run shows no progress; reads its log only if nothing else shows progress."""
-    written_s: dict[RankLog, float] = {}
-    for log, path in find_rank_logs(run).items():
-        with contextlib.suppress(OSError):
-            written_s[log] = max(0.0, time.time() - path.stat().st_mtime)
-    now = status.now
-    stepped_s = (now - replica.recent_steps[-1].ended for replica in status.replicas.values() if replica.recent_steps)
-    if min((*written_s.values(), *stepped_s), default=least_s) < least_s:
-        return None
-    return find_stall(known or events(run), now=now, written_s=written_s, least_s=least_s)
-
-
-def standstill_finding(run: RunDir, status: RunStatus | None = None) -> Finding | None:
-    """The finding for an unfinished run without progress for minutes."""
-    still = None if is_finished(run) else _standstill(run, status or read_status(run), STATUS_IDLE_S)
-    return still and still.finding(run.run_id)
-
-
-def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> list[StacksDumped]:
-    """Have the agents dump the stacks of ranks; returns the dumps that arrived within `timeout_s` seconds."""
-    taken: list[StacksDumped] = []
-    waiting = set(of)
-    with contextlib.suppress(HoldfastError):  # the run restarts or ends meanwhile, or its controller does not answer
-        for _, event in follow_request(run, StackDumpRequested(at=time.time()), STACK_DUMP, timeout_s):
-            if isinstance(event, StacksDumped):
-                taken.append(event)
-                waiting.discard(RankLog(attempt=event.attempt, replica=event.replica, rank=event.rank))
-            if not waiting:
-                break
-    return taken
-
-
-def _diagnose_standstill(
-    run: RunDir, still: Stall, fabric: Fabric | None, hide: Callable[[str], str] | None
-) -> Diagnosis:
-    """Diagnose a live run without progress: its logs, and its ranks' current stacks."""
-    from holdfast.diagnose.failed_attempt import early_exit_fact
-    from holdfast.diagnose.log_input import LogInput
-    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
-    from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_standstill, without_evidence
-
-    taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
-    files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
-    latest = {(log.attempt, log.replica) for log in still.running}
-    logs = tuple(path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest)
-    early = tuple(early_exit_fact(exited, str(run.events)) for exited, _ in still.ended)
-    answer = diagnose_logs(LogInput((*logs, *files)), known=early, fabric=fabric, hide=hide)
-    answer = with_standstill(answer, "; ".join(filter(None, (still.what, format_stacks(taken)))))
-    return without_evidence(answer, STACKS_EVIDENCE) if files else answer
-
-
 def _require_owner(run: RunDir) -> RunDir:
     """The run; raises if its folder is another user's, whose content cannot be trusted."""
     if run.path.stat().st_uid == os.geteuid():
@@ -706,93 +424,15 @@ def follow(run: RunDir, *, poll_s: float = POLL_S) -> Iterator[AnyEvent | None]:
 # Helpers
 
 
-@contextlib.contextmanager
-def _new_run_dir(name: str) -> Generator[RunDir]:
-    """A folder for a run, removed again if the block raises: it holds the environment."""
-    try:
-        folder = RunDir.create(name)
-    except OSError as error:
-        raise failure(
-            "unwritable-folder",
-            f"no folder for the run can be made in {runs_root()}",
-            exit_code=ExitCode.CANNOT_RUN_HERE,
-            where=str(runs_root()),
-            evidence=(str(error),),
-            remedy="Set HOLDFAST_HOME to a folder you can write to.",
-        ) from error
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder.path, ignore_errors=True)
-        raise
-
-
 def _loaded(job: Job | LoadedJob) -> LoadedJob:
     if isinstance(job, LoadedJob):
         return job
     return LoadedJob(job=as_virtual_nodes(job), findings=check_job(job, NAMES), source=YamlSource(name=""))
 
 
-def _target(name: str, base: Path) -> Target:
-    return find_target(name, start=base, environ=os.environ, fabrics=NAMES)
-
-
-def _submission(
-    job: Job,
-    target_spec: Target,
-    name: str,
-    code: CodeArchive | None,
-    *,
-    at: float = 0.0,
-    names: ObjectNames | None = None,
-) -> RenderContext:
-    """The render context of a job on a cluster, where relative paths start from the shared volume.
-
-    `at` and `names` are known when it is started.
-    """
-    from holdfast.launch.kubernetes.manifests.render_context import RenderContext, workload_kind
-    from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
-
-    fabric = resolve(job.fabric.name, target_spec.fabric)
-    accepted = RunSpec(
-        job=job,
-        base=VOLUME_ROOT,
-        created_at=at,
-        code=code,
-        fabric=fabric.name,
-        fabric_env=dict(fabric.env),
-        backend=target_spec.backend,
-        workload=workload_kind(job, target_spec),
-        agent=target_spec.agent,
-        durable_controller_disk=target_spec.volume is not None,
-        target=name,
-    )
-    return RenderContext(accepted=accepted, target=target_spec, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
-
-
-def _accepted(job: Job, name: str, base: Path, archives: Path) -> RunSpec:
-    """The run specification of a job on a target; shipped code is archived in the folder `archives`."""
-    target = _target(name, base)
-    fabric = resolve(job.fabric.name, target.fabric)
-    return RunSpec(
-        job=job,
-        base=str(base.absolute()),
-        created_at=time.time(),
-        code=package_code(job, base, archives) if target.code is CodeDelivery.SHIPPED else None,
-        fabric=fabric.name,
-        fabric_env=dict(fabric.env),
-        isolation=target.isolation,
-        capacity=target.capacity,
-        target=name,
-        checkpoint_root=target.checkpoint_root,
-    )
-
-
-def _write_inputs(folder: RunDir, accepted: RunSpec, secrets: Mapping[str, str] | None = None) -> None:
-    """Write the inputs of the run's supervisor and controllers; `secrets` if its ranks are started from here."""
-    write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
-    write_private(folder.token, new_token())
-    write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": secrets or {}}))
+def _submission(job: Job | LoadedJob, target: str, base: Path) -> Submission:
+    spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, backends=TARGET_MODULES)
+    return Submission(loaded=_loaded(job), target=target, spec=spec, base=base)
 
 
 def _wait_for_end(run: RunDir) -> None:

@@ -14,8 +14,8 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AttemptStarted, StepCommitted, UpdateEnded, UpdateOutcome, UpdateRequested
 from holdfast.findings import Owner
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.targets import KUBERNETES
 from holdfast.launch.code.package_code import package_code
+from holdfast.launch.target import open_target
 from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir
 
@@ -79,13 +79,12 @@ def _refuse_without_steps(run: RunDir) -> None:
 def _update_requested(run: RunDir, code: Path | None, after_s: float | None) -> UpdateRequested:
     """The update request, with its archive in the run's folder."""
     before, former = RunSpec.read(run.job), read_status(run).code
-    if before.backend == KUBERNETES:
-        remedy = "Cancel it and start it again: it resumes from its newest checkpoint."
+    if not open_target(before.backend).can_update_code:
         raise failure(
             "not-supported",
-            "runs on Kubernetes cannot be updated yet",
+            f"runs on a target with `backend: {before.backend}` cannot be updated yet",
             exit_code=ExitCode.CANNOT_RUN_HERE,
-            remedy=remedy,
+            remedy="Cancel it and start it again: it resumes from its newest checkpoint.",
         )
     if before.code is None and code is not None:
         raise failure(

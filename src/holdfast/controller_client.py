@@ -19,6 +19,8 @@ from holdfast.events.requests import EXPIRES, Request
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.job.run_spec import RunSpec, corrupt_file_error
+from holdfast.launch.cluster_contact import lost_contact
+from holdfast.launch.target import target_of
 from holdfast.os_errors import disk_usage
 from holdfast.protocol import routes
 from holdfast.report.formatting import duration
@@ -173,7 +175,7 @@ def _has_ended(run: RunDir) -> bool:
     if is_finished(run):
         return True
     seen = pending_reason(run)
-    return seen is not None and seen.code == "workload-deleted"
+    return seen is not None and seen.findings[0].code == "workload-deleted"
 
 
 def _no_answer(run: RunDir, request: Request) -> HoldfastError:
@@ -184,43 +186,22 @@ def _no_answer(run: RunDir, request: Request) -> HoldfastError:
     if failing := controller_failing(run):
         return HoldfastError((failing,), ExitCode.UNAVAILABLE)
     seen = pending_reason(run)
-    return (
-        _controller_timeout(run) if seen is None or seen.severity is Severity.INFO else _cluster_refusal(seen, request)
-    )
+    if seen is None or seen.findings[0].severity is Severity.INFO:
+        return _controller_timeout(run)
+    return _not_delivered(seen, request)
 
 
-def pending_reason(run: RunDir) -> Finding | None:
-    """What keeps a run's pods, or this user, away according to its cluster; None if nothing does or there is no
-    cluster.
-    """
-    if not run.remote.exists():
-        return None
-    from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
-    from holdfast.launch.kubernetes.pending_reason import collect_pending
-
-    cluster = read_cluster_ref(run)
-    return collect_pending.read_pending_reason(
-        context=cluster.context, namespace=cluster.namespace, owner=cluster.owner
-    )
+def pending_reason(run: RunDir) -> HoldfastError | None:
+    """What keeps the nodes of a remote run, or this user, away; None if nothing does, or if it runs here."""
+    return target_of(run).pending_reason(run) if run.remote.exists() else None
 
 
 def staleness(run: RunDir, *, now: float) -> Finding | None:
     """How old the local data of a remote run is, and why; None if its cluster is in contact, or the run is over."""
-    from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
-    from holdfast.launch.kubernetes.sync.cluster_contact import lost_contact
-
-    if not run.remote.exists() or is_finished(run) or (silent := lost_contact(run)) is None:
+    if is_finished(run) or (silent := lost_contact(run)) is None:
         return None
-    cluster = read_cluster_ref(run)
-    if silent.namespace_deleted_since:
-        return Finding(
-            code="namespace-terminating",
-            what=f"namespace {cluster.namespace} is being deleted, and {run.run_id} with it",
-            where=run.run_id,
-            evidence=(f"deletionTimestamp: {silent.namespace_deleted_since}",),
-            remedy="Run it again in another `namespace`, or in this one once it is gone and made anew.",
-            owner=Owner.CLUSTER,
-        )
+    if silent.finding is not None:
+        return silent.finding
     if now - silent.since < STALE_S or (not run.events.exists() and not silent.remedy):
         return None  # before its first event the run waits for its pods, and pending_reason reports why
     return Finding(
@@ -230,21 +211,19 @@ def staleness(run: RunDir, *, now: float) -> Finding | None:
         where=run.run_id,
         evidence=(silent.reason,),
         remedy=f"{silent.remedy} The run continues there, and what is shown catches up once it is heard. ".lstrip()
-        + f"`kubectl get pods -n {cluster.namespace} -l holdfast/run={run.run_id}` asks the cluster itself.",
+        + f"`{silent.command}` asks the cluster itself.",
         owner=Owner.CLUSTER,
     )
 
 
-def _cluster_refusal(seen: Finding, request: Request) -> HoldfastError:
-    """The error if the cluster's own status explains why the controller does not answer."""
+def _not_delivered(seen: HoldfastError, request: Request) -> HoldfastError:
+    """The error if the target's own status explains why the controller does not answer."""
     import msgspec
-
-    from holdfast.launch.kubernetes.client.api_errors import EXIT_CODES
 
     forced = isinstance(request, CancelRequested) and request.force
     then = "The run is removed as soon as it can be." if forced else "The run has heard nothing: ask again then."
-    seen = msgspec.structs.replace(seen, remedy=f"{seen.remedy} {then}")
-    return HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
+    (finding,) = seen.findings
+    return HoldfastError((msgspec.structs.replace(finding, remedy=f"{finding.remedy} {then}"),), seen.exit_code)
 
 
 def _controller_timeout(run: RunDir) -> HoldfastError:

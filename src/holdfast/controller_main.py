@@ -15,10 +15,10 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from starlette.types import ASGIApp
 
@@ -36,18 +36,15 @@ from holdfast.events.log import EventReader, EventWriter, is_intact, last_event
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.host.process_limits import open_more_files, receive_signals
-from holdfast.job.backend import Backend
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.run_spec import RunSecrets, RunSpec, corrupt_file_error
 from holdfast.job.spec import Job
-from holdfast.job.targets import KUBERNETES
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.controller_faults import ControllerFaults
-from holdfast.launch.local.local_backend import LocalBackend
-from holdfast.launch.local.resource_split import node_resources
-from holdfast.launch.local.run_network import RunNetwork, run_network_for
+from holdfast.launch.local.run_network import run_network_for
 from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir
+from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
 from holdfast.protocol import routes
@@ -84,49 +81,6 @@ def _tls(folder: RunDir, host: str) -> ssl.SSLContext | None:
     if not folder.identity.exists():
         make_identity(folder.ca, folder.identity)
     return server_context(folder.identity)
-
-
-class MakeBackend(Protocol):
-    """Creates a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
-
-    def __call__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend: ...
-
-
-class _BackendHooks(NamedTuple):
-    """What differs between back ends."""
-
-    backend: MakeBackend
-    node_resources: Callable[[Job, Mapping[str, str]], tuple[NodeResources, ...]]
-    """What a node may use of its machine."""
-    controller_host: Callable[[RunDir, str], str]
-    """The host name by which nodes reach ports on the controller's machine."""
-    had_controller: Callable[[str], Awaitable[bool]]
-    """Whether a run had a controller before, though its folder is empty."""
-
-
-def _backend_hooks(name: str) -> _BackendHooks:
-    """The hooks of a back end; imported on use."""
-    if name == KUBERNETES:
-        from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller
-        from holdfast.launch.kubernetes.incluster.kubernetes_backend import (
-            KubernetesBackend,
-            controller_host,
-            pod_resources,
-        )
-
-        def on_cluster(*, folder: RunDir, accepted: RunSpec, **_: object) -> Backend:
-            return KubernetesBackend(folder=folder, accepted=accepted)
-
-        return _BackendHooks(on_cluster, pod_resources, controller_host, had_earlier_controller)
-    return _BackendHooks(LocalBackend, node_resources, _bound_host, _no_former_controller)
-
-
-def _bound_host(_folder: RunDir, host: str) -> str:
-    return host
-
-
-async def _no_former_controller(_run: str) -> bool:
-    return False
 
 
 def _code_shipped(accepted: RunSpec) -> tuple[CodeShipped, ...]:
@@ -192,7 +146,7 @@ async def _send_heartbeats(heartbeat_fd: int) -> None:
 async def _restore_log(
     folder: RunDir,
     accepted: RunSpec,
-    hooks: _BackendHooks,
+    hooks: ControllerHooks,
     keys: TokenIssuer,
     agents: socket.socket,
     server_factory: Callable[[ASGIApp], AdmissionServer],
@@ -303,7 +257,7 @@ async def serve(
     job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
     host, number = agents.getsockname()[:2]
     tls = _tls(folder, host)
-    hooks = _backend_hooks(accepted.backend)
+    hooks = open_target(accepted.backend).controller_hooks()
     keys = TokenIssuer(_token(folder))
     server_factory = partial(
         make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls

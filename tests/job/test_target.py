@@ -9,7 +9,7 @@ import pytest
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding
 from holdfast.job.isolation import Isolation
-from holdfast.job.targets import Target, find_target, known_targets
+from holdfast.job.targets import TargetSpec, find_target, known_targets
 
 
 def write(folder: Path, name: str, text: str) -> None:
@@ -19,14 +19,20 @@ def write(folder: Path, name: str, text: str) -> None:
 
 def refused(name: str, start: Path, exit_code: ExitCode = ExitCode.INVALID_JOB) -> Finding:
     with pytest.raises(HoldfastError) as raised:
-        find_target(name, start=start, environ={"XDG_CONFIG_HOME": str(start / "config")}, fabrics=("auto", "tcp"))
+        find_target(
+            name,
+            start=start,
+            environ={"XDG_CONFIG_HOME": str(start / "config")},
+            fabrics=("auto", "tcp"),
+            backends=("local", "kubernetes"),
+        )
     assert raised.value.exit_code is exit_code
     return raised.value.findings[0]
 
 
 def test_local_built_in_with_process_isolation(tmp_path: Path) -> None:
     target = find_target("local", start=tmp_path, environ={"HOME": str(tmp_path)})
-    assert target == Target()
+    assert target == TargetSpec()
     assert (target.backend, target.isolation) == ("local", Isolation.PROCESS)
 
 

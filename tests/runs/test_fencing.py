@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,8 +16,10 @@ from holdfast import api, controller_main
 from holdfast.events import AgentConnected, AnyEvent, NodeRequested, RanksStarted
 from holdfast.events.log import read_events
 from holdfast.job.backend import NodeId
+from holdfast.job.run_spec import RunSpec
 from holdfast.launch import controller_supervisor
 from holdfast.launch.local.local_backend import LocalBackend
+from holdfast.launch.new_run import write_inputs
 from holdfast.run_dir import RunDir
 
 DEADLINE_S = 90.0
@@ -55,8 +58,7 @@ async def end_of(descriptor: int) -> None:
 def test_agent_stopped_until_it_was_replaced_ends_its_ranks_when_it_wakes(home: Path, tmp_path: Path) -> None:
     job = api.load_job(None, command=("sleep", "3600"), nodes=2, name="far", overrides=("recovery.node_grace_s=6",))
     folder = RunDir.create("far")
-    three_machines = api._accepted(job, "local", tmp_path, folder.code).model_copy(update={"capacity": 3})
-    api._write_inputs(folder, three_machines)
+    write_inputs(folder, RunSpec(job=job, base=str(tmp_path), created_at=time.time(), fabric="tcp", capacity=3))
 
     async def scene() -> None:
         _, beat = os.pipe()

@@ -25,7 +25,7 @@ from holdfast.events import (
     RecoveryDecided,
 )
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.local import netns
+from holdfast.launch.local import local_target, netns
 from holdfast.run_dir import RunDir, runs_root
 
 PROGRAM = """
@@ -130,7 +130,7 @@ def test_code_that_is_too_large_starts_nothing_and_leaves_no_folder(runs: Runs, 
 def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
     runs: Runs, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = api.start_supervisor
+    real = local_target.start_supervisor
 
     def damage(run: RunDir, accepted: RunSpec) -> None:
         (archive,) = run.code.glob("*.tar")
@@ -139,7 +139,7 @@ def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
             file.write(b"rot")
         real(run, accepted)
 
-    monkeypatch.setattr(api, "start_supervisor", damage)
+    monkeypatch.setattr(local_target, "start_supervisor", damage)
     watched = start(runs)
     ended = watched.wait_for_end()
     assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.UNAVAILABLE)

@@ -23,6 +23,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.events.log import EventReader
+from holdfast.launch.start_supervisor import start_supervisor
 
 DEADLINE_S = 60.0
 
@@ -43,7 +44,7 @@ def test_second_supervisor_of_a_run_is_refused(runs: Runs) -> None:
     supervisor = supervisor_of(watched)
     accepted = api.accepted(watched.folder)
     with pytest.raises(api.HoldfastError) as refused:
-        api.start_supervisor(watched.folder, accepted)
+        start_supervisor(watched.folder, accepted)
     assert refused.value.findings[0].code == "start-failed"
     assert "the run has a controller already" in "".join(refused.value.findings[0].evidence)
     assert supervisor_of(watched) == supervisor

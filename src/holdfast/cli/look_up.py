@@ -64,12 +64,14 @@ def target(
     """List the targets to run on, or show one."""
     from holdfast.fabric.catalog import NAMES
     from holdfast.job.targets import find_target, known_targets
+    from holdfast.launch.target import TARGET_MODULES
 
     here = Path.cwd()
     if name is None:
         names = known_targets(here, os.environ)
         print_result(output, names, "\n".join(names))
         return
-    found = find_target(name, start=here, environ=os.environ, fabrics=NAMES).model_dump(mode="json")
+    spec = find_target(name, start=here, environ=os.environ, fabrics=NAMES, backends=TARGET_MODULES)
+    found = spec.model_dump(mode="json")
     text = "\n".join(f"{field}: {value}" for field, value in found.items() if value is not None)
     print_result(output, {"name": name, **found}, text)

@@ -1,6 +1,6 @@
-"""The target model (where to run), and the lookup of target files.
+"""The model of a target file (where to run), and the lookup of target files.
 
-fabric/catalog.py resolves the fabric `auto`.
+fabric/catalog.py resolves the fabric `auto`; launch/target.py has the kinds of target.
 """
 
 from __future__ import annotations
@@ -23,10 +23,7 @@ from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, parse, printable
 
 LOCAL = "local"
-KUBERNETES = "kubernetes"
-BACKENDS = (LOCAL, KUBERNETES)
-PLANNED_BACKENDS = ("slurm", "monarch")
-"""Back ends that are planned but not implemented."""
+"""The built-in target, and the default back end of every other."""
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
@@ -119,8 +116,8 @@ class ControllerPod(Model):
     """Taints that it tolerates; the target's `tolerations` apply to nodes only."""
 
 
-class Target(Model):
-    """Where jobs run."""
+class TargetSpec(Model):
+    """Where jobs run, as its file says."""
 
     backend: NonEmpty = LOCAL
     """Back end that creates the nodes: `local` or `kubernetes`."""
@@ -173,27 +170,37 @@ class Target(Model):
     """Cluster back ends: `demo` for a small test cluster, `production` for a shared one."""
 
 
-def find_target(name: str, *, start: Path, environ: Mapping[str, str], fabrics: Collection[str] = ()) -> Target:
+def find_target(
+    name: str,
+    *,
+    start: Path,
+    environ: Mapping[str, str],
+    fabrics: Collection[str] = (),
+    backends: Collection[str] = (),
+) -> TargetSpec:
     """Find a target: in the nearest project above `start` or the current folder, else the user's, else built in.
 
-    Raises HoldfastError if there is none, or if its file is invalid; `fabrics` are the catalogue's names.
+    Raises HoldfastError if there is none, or if its file is invalid; `fabrics` and `backends` are the names that exist.
     """
     if not _NAME.fullmatch(name):
         raise _not_found(name, start, environ)
     path = _file(name, start, environ)
     if path is not None:
-        return read_target(path, fabrics)
+        return read_target(path, fabrics=fabrics, backends=backends)
     if name == LOCAL:
-        return Target()
+        return TargetSpec()
     raise _not_found(name, start, environ)
 
 
-def read_target(path: Path, fabrics: Collection[str] = ()) -> Target:
+def read_target(path: Path, *, fabrics: Collection[str] = (), backends: Collection[str] = ()) -> TargetSpec:
     """The target that a file describes; raises HoldfastError with every problem."""
     source = parse(read_text(path), printable(str(path)))
-    target = validate_model(source, Target, reserved={})
+    target = validate_model(source, TargetSpec, reserved={})
     if target is not None:
-        source.findings.extend((*_backend_problems(target.backend, source), *_fabric_problems(target, source, fabrics)))
+        if backends and target.backend not in backends:
+            source.findings.append(_unknown("unknown-backend", source, "backend", target.backend, backends))
+        if fabrics and target.fabric is not None and target.fabric not in fabrics:
+            source.findings.append(_unknown("unknown-fabric", source, "fabric", target.fabric, fabrics))
     if target is None or source.findings:
         raise HoldfastError(source.all_findings(), ExitCode.INVALID_JOB)
     return target
@@ -245,16 +252,6 @@ def _not_found(name: str, start: Path, environ: Mapping[str, str]) -> HoldfastEr
         evidence=(f"known targets: {', '.join(known)}",),
         remedy=suggest(name, known) or f"Write .holdfast/targets/{printable(name, 64)}.yaml, or use `local`.",
     )
-
-
-def _backend_problems(backend: str, source: YamlSource) -> Iterator[Finding]:
-    if backend not in BACKENDS:
-        yield _unknown("unknown-backend", source, "backend", backend, BACKENDS)
-
-
-def _fabric_problems(target: Target, source: YamlSource, fabrics: Collection[str]) -> Iterator[Finding]:
-    if fabrics and target.fabric is not None and target.fabric not in fabrics:
-        yield _unknown("unknown-fabric", source, "fabric", target.fabric, fabrics)
 
 
 def _unknown(code: str, source: YamlSource, field: str, name: str, known: Collection[str]) -> Finding:

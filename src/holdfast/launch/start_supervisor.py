@@ -11,19 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Owner
 from holdfast.job.run_spec import RunSecrets, RunSpec
-from holdfast.job.targets import KUBERNETES, LOCAL
+from holdfast.launch.target import open_target
 from holdfast.run_dir import RunDir
-
-SUPERVISOR_MODULES: Mapping[str, Callable[[RunSpec], tuple[str, ...]]] = {
-    LOCAL: lambda accepted: ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation),
-    KUBERNETES: lambda _: ("holdfast.launch.kubernetes.sync.run_sync",),
-}
-"""The supervisor module of each back end, with its options."""
 
 STARTUP_TIMEOUT_S = 10.0
 """Longest time from a supervisor's start until it listens."""
@@ -32,7 +25,7 @@ STARTUP_TIMEOUT_S = 10.0
 def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
     """Start a supervisor with the environment of the run's first start, and wait until it listens."""
     environ = RunSecrets.read(run.secrets).environ
-    module, *options = SUPERVISOR_MODULES[accepted.backend](accepted)
+    module, *options = open_target(accepted.backend).supervisor(accepted)
     with run.controller_log.open("ab") as output:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", module, str(run.path), *options],

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.job.loader import make_job
 from holdfast.job.run_spec import CodeArchive, RunSpec
-from holdfast.job.targets import KUBERNETES, Target
+from holdfast.job.targets import TargetSpec
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
 
@@ -103,7 +103,7 @@ CASES: Mapping[str, Case] = {
 def render_context(case: Case) -> RenderContext:
     """The render input of a case."""
     job = make_job({**JOB, **case.job}, fabrics=NAMES)
-    place = Target.model_validate({**TARGET, **case.target})
+    place = TargetSpec.model_validate({**TARGET, **case.target})
     fabric = CATALOG["tcp" if job.fabric.name == "auto" else job.fabric.name]
     accepted = RunSpec(
         job=job,
@@ -112,7 +112,7 @@ def render_context(case: Case) -> RenderContext:
         code=CodeArchive(digest="0" * 64, bytes=10240, files=3, cwd=".") if place.agent else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
-        backend=KUBERNETES,
+        backend="kubernetes",
         workload=place.workload,
         durable_controller_disk=place.volume is not None,
         target="cluster",

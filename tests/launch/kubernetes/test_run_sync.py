@@ -20,13 +20,12 @@ from holdfast.events.log import EventReader, EventWriter, last_event, read_event
 from holdfast.findings import Finding
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
-from holdfast.job.targets import KUBERNETES
+from holdfast.launch.cluster_contact import lost_contact
 from holdfast.launch.controller_supervisor import listen_for_clients, lock_run
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, to_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, object_path
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.launch.kubernetes.sync import run_sync
-from holdfast.launch.kubernetes.sync.cluster_contact import lost_contact
 from holdfast.launch.kubernetes.sync.finish_run import finish_run
 from holdfast.launch.kubernetes.sync.run_sync import RunSync
 from holdfast.run_dir import RunDir
@@ -144,7 +143,7 @@ Scene = Callable[[RunDir, FakeCluster, asyncio.Event], Awaitable[None]]
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
     here, there = RunDir(tmp_path / "here" / "run"), RunDir(tmp_path / "there" / "run")
-    accepted = RunSpec(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp", backend=KUBERNETES)
+    accepted = RunSpec(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp", backend="kubernetes")
     for folder in (here, there):
         folder.path.mkdir(parents=True)
         folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
@@ -277,7 +276,7 @@ def test_run_whose_controller_stays_away_is_ended_by_force_alone(
 def test_run_that_is_gone_before_anybody_said_so_was_cancelled(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_client, "REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.setattr(controller_client, "ANSWER_MARGIN_S", 0.5)
-    (gone,) = to_holdfast_error(ApiError(404, 'jobsets.jobset.x-k8s.io "run" not found')).findings
+    gone = to_holdfast_error(ApiError(404, 'jobsets.jobset.x-k8s.io "run" not found'))
 
     async def scene(run: RunDir, pods: FakeCluster, asked: asyncio.Event) -> None:
         pods.removing.clear()  # the cluster takes its time

@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.host.files import atomic_write, read_small
 from holdfast.job.run_spec import corrupt_file_error
+from holdfast.launch.kubernetes.object_names import RUN_LABEL
 from holdfast.run_dir import RunDir
 
 
@@ -21,6 +22,11 @@ class ClusterRef(msgspec.Struct, frozen=True, kw_only=True):
     """API path of the run's owner object: deleting it deletes the run."""
     controller: dict[str, Any] | None = None
     """Manifest of the controller's ReplicaSet, so that it can be created again; None for a run without agents."""
+
+
+def pods_command(folder: RunDir, cluster_ref: ClusterRef) -> str:
+    """The command that lists the run's pods without holdfast."""
+    return f"kubectl get pods -n {cluster_ref.namespace} -l {RUN_LABEL}={folder.run_id}"
 
 
 def write_cluster_ref(folder: RunDir, cluster_ref: ClusterRef) -> None:

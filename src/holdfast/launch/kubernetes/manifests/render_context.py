@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from holdfast.fabric.catalog import CATALOG, Fabric, PodAccess
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Launch
-from holdfast.job.targets import Target, Workload
+from holdfast.job.targets import TargetSpec, Workload
 from holdfast.launch.kubernetes.object_names import RUNS, VOLUME_ROOT, ObjectNames
 
 
-def workload_kind(job: Job, target: Target) -> Workload:
+def workload_kind(job: Job, target: TargetSpec) -> Workload:
     """The run's kind of object: the target's, or an MPIJob for `mpirun` without agents."""
     return Workload.MPIJOB if job.launch is Launch.MPI and not target.agent else target.workload
 
@@ -21,7 +21,7 @@ class RenderContext:
     """One run to render."""
 
     accepted: RunSpec
-    target: Target
+    target: TargetSpec
     names: ObjectNames
 
     @property

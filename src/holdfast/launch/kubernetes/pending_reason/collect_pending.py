@@ -13,6 +13,7 @@ from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError, to_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, PODS_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.cluster_ref import ClusterRef
 from holdfast.launch.kubernetes.object_names import RUN_LABEL
 from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject, PendingRun, find_pending_reason
 
@@ -23,14 +24,11 @@ MAX_EVENTS = "1000"
 """Most warning events read from a namespace."""
 
 
-def read_pending_reason(*, context: str | None, namespace: str, owner: str) -> Finding | None:
-    """Why a run is pending, or why that is unknown; None if no object shows that it is pending.
-
-    `owner` is the path of its owner object, with `{namespace}` as a placeholder.
-    """
-    cluster = ClusterClient(context=context, namespace=namespace, timeout_s=REQUEST_TIMEOUT_S)
+def read_pending_reason(run: ClusterRef) -> Finding | None:
+    """Why a run is pending, or why that is unknown; None if no object shows that it is pending."""
+    cluster = ClusterClient(context=run.context, namespace=run.namespace, timeout_s=REQUEST_TIMEOUT_S)
     try:
-        return find_pending_reason(asyncio.run(read_run(cluster, owner)))
+        return find_pending_reason(asyncio.run(read_run(cluster, run.owner)))
     except ClusterError as error:
         return to_holdfast_error(error).findings[0]
 

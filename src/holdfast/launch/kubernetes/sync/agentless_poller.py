@@ -17,12 +17,12 @@ from holdfast.errors import ExitCode
 from holdfast.events import AnyEvent, Outcome, RunFinished
 from holdfast.events.log import EventWriter, last_event, read_events
 from holdfast.job.run_spec import RunSpec
+from holdfast.launch.cluster_contact import ClusterContact
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError
 from holdfast.launch.kubernetes.client.api_paths import PODS_PATH
-from holdfast.launch.kubernetes.cluster_ref import ClusterRef
+from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command
 from holdfast.launch.kubernetes.object_names import PART_LABEL, RUN_LABEL
 from holdfast.launch.kubernetes.sync import pod_events
-from holdfast.launch.kubernetes.sync.cluster_contact import ClusterContact
 from holdfast.launch.kubernetes.sync.finish_run import CANCEL_REQUEST, OK_RESPONSE, finish_run
 from holdfast.run_dir import RunDir
 
@@ -42,7 +42,7 @@ class AgentlessPoller:
     def __init__(self, folder: RunDir, cluster: ClusterClient, cluster_ref: ClusterRef) -> None:
         self._folder, self._cluster, self._cluster_ref = folder, cluster, cluster_ref
         self._accepted = RunSpec.read(folder.job)
-        self._contact = ClusterContact(folder)
+        self._contact = ClusterContact(folder, pods_command(folder, cluster_ref))
         self._log_tasks: dict[pod_events.PodCommand, asyncio.Task[bool]] = {}
         self._events = read_events(folder.events) if folder.events.exists() else []
         if not self._events:

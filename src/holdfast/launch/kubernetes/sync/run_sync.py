@@ -26,12 +26,14 @@ import msgspec
 from holdfast.errors import ExitCode
 from holdfast.events import CancelRequested, Outcome, RunFinished
 from holdfast.events.log import last_event
+from holdfast.findings import Finding, Owner
 from holdfast.host.files import read_small
+from holdfast.launch.cluster_contact import ClusterContact
 from holdfast.launch.controller_supervisor import listen_for_clients, lock_run, write_controller_record
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError, to_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, collection_path, object_path
 from holdfast.launch.kubernetes.client.pod_exec import CommandFailed, PodExec
-from holdfast.launch.kubernetes.cluster_ref import ClusterRef, read_cluster_ref
+from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command, read_cluster_ref
 from holdfast.launch.kubernetes.incluster.exec_commands import (
     CHUNK_BYTES,
     LOG_TAIL_KEY,
@@ -40,7 +42,6 @@ from holdfast.launch.kubernetes.incluster.exec_commands import (
     request_deadline,
     shift_deadline,
 )
-from holdfast.launch.kubernetes.sync.cluster_contact import ClusterContact
 from holdfast.launch.kubernetes.sync.code_upload import (
     EXEC_COMMANDS,
     controller_pod,
@@ -111,7 +112,7 @@ class RunSync:
         self._connected = asyncio.Event()
         """Set while the controller's pod is connected."""
         self._options = SyncOptions.of(folder)
-        self._contact = ClusterContact(folder)
+        self._contact = ClusterContact(folder, pods_command(folder, cluster_ref))
         self._log_reader = None if self._options.durable_controller_disk else PodLogReader(folder, cluster)
         self._code_sent_to: str | None = None
         """The last pod that received the run's code."""
@@ -133,17 +134,17 @@ class RunSync:
     async def _follow(self) -> None:
         logged = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
-            why, remedy, ends = "its controller's pod does not run", "", ""
+            why, remedy, finding = "its controller's pod does not run", "", None
             try:
                 await self._sync_with_pod()
-                ends = await self._namespace_deleted_since()
+                finding = await self._namespace_terminating()
             except RunDeleted:
                 self._finish("its object was removed from the cluster")
             except (ClusterError, CommandFailed) as error:
                 why = str(error)
                 if isinstance(error, ClusterError):
-                    (finding,) = to_holdfast_error(error).findings
-                    why, remedy = finding.what, finding.remedy
+                    (seen,) = to_holdfast_error(error).findings
+                    why, remedy = seen.what, seen.remedy
                 if why != logged:
                     logged = why
                     log.warning("%s", logged)
@@ -153,7 +154,7 @@ class RunSync:
             finally:
                 self._pod = None
                 self._connected.clear()
-            self._contact.on_contact_lost(why, remedy, namespace_deleted_since=ends)
+            self._contact.on_contact_lost(why, remedy, finding=finding)
             await asyncio.sleep(CODE_RETRY_S if self._waits_for_code() else RETRY_S)
 
     async def handle_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -248,16 +249,26 @@ class RunSync:
         else:
             log.warning("ReplicaSet %s was deleted during the run; it has been recreated", lost["metadata"]["name"])
 
-    async def _namespace_deleted_since(self) -> str:
-        """Since when the namespace of an active run is being deleted; empty if it is not, or cannot be read."""
+    async def _namespace_terminating(self) -> Finding | None:
+        """The finding if the namespace of an active run is being deleted; None if it is not, or cannot be read."""
         latest = last_event(self._folder.events)
         if latest is None or isinstance(latest, RunFinished):
-            return ""  # before the start, `holdfast status` looks up the pending reason
+            return None  # before the start, `holdfast status` looks up the pending reason
         try:
             namespace = await self._cluster.get(NAMESPACE_PATH)
         except ApiError:
-            return ""
-        return namespace["metadata"].get("deletionTimestamp", "")
+            return None
+        if (ends := namespace["metadata"].get("deletionTimestamp")) is None:
+            return None
+        run = self._folder.run_id
+        return Finding(
+            code="namespace-terminating",
+            what=f"namespace {self._cluster_ref.namespace} is being deleted, and {run} with it",
+            where=run,
+            evidence=(f"deletionTimestamp: {ends}",),
+            remedy="Run it again in another `namespace`, or in this one once it is gone and made anew.",
+            owner=Owner.CLUSTER,
+        )
 
     async def _upload_code(self, pod: str) -> None:
         """Upload the run's code, unless done: once per run, or once per pod if a pod's folder is lost with it."""

@@ -1,4 +1,7 @@
-"""Records since when and why a run's cluster is unreachable; the sync process writes it, `holdfast status` reads it."""
+"""Records since when and why a run's cluster is unreachable; the process that mirrors the run writes it.
+
+`holdfast status` reads it.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import time
 
 import msgspec
 
+from holdfast.findings import Finding
 from holdfast.host.files import atomic_write, read_small
 from holdfast.run_dir import RunDir
 
@@ -18,8 +22,10 @@ class LostContact(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     remedy: str = ""
     """What the user can do about it, if anything."""
-    namespace_deleted_since: str = ""
-    """Since when the run's namespace is being deleted, if it is."""
+    command: str
+    """What shows the run without holdfast."""
+    finding: Finding | None = None
+    """Why the run cannot continue there, if that is known."""
 
 
 def lost_contact(folder: RunDir) -> LostContact | None:
@@ -31,10 +37,10 @@ def lost_contact(folder: RunDir) -> LostContact | None:
 
 
 class ClusterContact:
-    """Stores the sync process's contact with the cluster in the run's folder."""
+    """Stores in the run's folder whether its cluster is in contact; `command` shows the run without holdfast."""
 
-    def __init__(self, folder: RunDir) -> None:
-        self._folder = folder
+    def __init__(self, folder: RunDir, command: str) -> None:
+        self._folder, self._command = folder, command
         known = lost_contact(folder)
         self._last_contact = known.since if known else _last_change(folder)
 
@@ -43,10 +49,10 @@ class ClusterContact:
         self._last_contact = time.time()
         self._folder.cluster_contact.unlink(missing_ok=True)
 
-    def on_contact_lost(self, reason: str, remedy: str = "", *, namespace_deleted_since: str = "") -> None:
+    def on_contact_lost(self, reason: str, remedy: str = "", *, finding: Finding | None = None) -> None:
         """The cluster could not be reached, for this reason."""
         silent = LostContact(
-            since=self._last_contact, reason=reason, remedy=remedy, namespace_deleted_since=namespace_deleted_since
+            since=self._last_contact, reason=reason, remedy=remedy, command=self._command, finding=finding
         )
         atomic_write(self._folder.cluster_contact, msgspec.json.encode(silent))
 

@@ -1,0 +1,174 @@
+"""The Kubernetes target: an operator creates a run's nodes as pods, and the controller is a pod too."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from holdfast.errors import ExitCode, HoldfastError, require_extra
+from holdfast.fabric.catalog import resolve
+from holdfast.job.run_spec import CodeArchive, RunSpec
+from holdfast.job.targets import located_in_target
+from holdfast.launch.code.package_code import package_code
+from holdfast.launch.new_run import new_run_dir, write_inputs
+from holdfast.launch.secret_values import missing_secrets, read_secrets
+from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target, refuse_errors
+
+if TYPE_CHECKING:
+    from holdfast.findings import Finding
+    from holdfast.job.backend import Backend
+    from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+    from holdfast.launch.kubernetes.object_names import ObjectNames
+    from holdfast.run_dir import RunDir
+
+
+class KubernetesTarget:
+    """Runs jobs on a cluster. Imports on use, because the parts of a start are timed against one another."""
+
+    can_update_code = False
+
+    def check(self, wanted: Submission) -> tuple[Finding, ...]:
+        """Problems of the job on any cluster, each with its line in the job's or the target's file."""
+        from holdfast.launch.kubernetes.preflight.job_checks import check_job_on_cluster
+
+        return (
+            *wanted.job_findings(),
+            *(_located(finding, wanted) for finding in check_job_on_cluster(_context(wanted, None))),
+        )
+
+    def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
+        """The same and what the cluster lacks, asked as this user."""
+        known = self.check(wanted)
+        if for_any_job:
+            known = tuple(each for each in known if each.code == "checkpoint-not-shared")
+        if any(each.code == "no-image" for each in known):
+            return known
+        _require_client()
+        from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
+        from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
+        from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
+
+        context = _context(wanted, None)
+        with as_holdfast_error():
+            seen = collect_inventory(context)
+        return (*known, *check_cluster(context, seen))
+
+    def render(self, wanted: Submission) -> Rendered:
+        """The run's objects."""
+        from holdfast.launch.kubernetes.manifests.run_manifests import render
+
+        findings = self.check(wanted)
+        refuse_errors(findings)
+        with tempfile.TemporaryDirectory() as scratch:
+            rendering = render(_context(wanted, _code(wanted, Path(scratch))))
+        return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
+
+    def start(self, wanted: Submission) -> RunDir:
+        """Create the run's objects; the process that does then mirrors the run."""
+        job, base = wanted.job, wanted.base
+        refuse_errors(tuple(missing_secrets(job, base.absolute(), os.environ)))
+        _require_client()
+        from holdfast.launch.kubernetes.submit.submit_process import connect
+
+        connect(wanted.spec.context, wanted.spec.namespace)  # connect in parallel with the rest
+        from holdfast.launch.kubernetes.object_names import ObjectNames, name_stem
+        from holdfast.launch.kubernetes.submit.submit_run import submit
+
+        with new_run_dir(name_stem(job)) as folder:
+            code = _code(wanted, folder.code)
+            context = _context(wanted, code, at=time.time(), names=ObjectNames(folder.run_id))
+            write_inputs(folder, context.accepted)
+            submit(folder, context, read_secrets(job, base.absolute(), os.environ))
+        return folder
+
+    def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
+        """The process that mirrors the run's folder."""
+        return ("holdfast.launch.kubernetes.sync.run_sync",)
+
+    def force_cancel(self) -> None:
+        """Nothing: the sync process deletes a run whose controller does not answer."""
+
+    def pending_reason(self, run: RunDir) -> HoldfastError | None:
+        """What the cluster's objects show."""
+        if not run.remote.exists():
+            return None
+        from holdfast.launch.kubernetes.client.api_errors import EXIT_CODES
+        from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
+        from holdfast.launch.kubernetes.pending_reason.collect_pending import read_pending_reason
+
+        seen = read_pending_reason(read_cluster_ref(run))
+        return seen and HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
+
+    def controller_hooks(self) -> ControllerHooks:
+        """The controller is in a pod, which may have lost its folder."""
+        from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller
+        from holdfast.launch.kubernetes.incluster.kubernetes_backend import (
+            KubernetesBackend,
+            controller_host,
+            pod_resources,
+        )
+
+        def backend(*, folder: RunDir, accepted: RunSpec, **_: object) -> Backend:
+            return KubernetesBackend(folder=folder, accepted=accepted)
+
+        return ControllerHooks(
+            backend=backend,
+            node_resources=pod_resources,
+            controller_host=controller_host,
+            had_controller=had_earlier_controller,
+        )
+
+
+def _require_client() -> None:
+    require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
+
+
+def _located(finding: Finding, wanted: Submission) -> Finding:
+    """The finding with its line in the job's file, or for a field of the target in the target's."""
+    from holdfast.launch.kubernetes.preflight.job_checks import TARGET_PREFIX
+
+    if not finding.where.startswith(TARGET_PREFIX):
+        return wanted.loaded.located(finding)
+    of_target = replace(finding, where=finding.where.removeprefix(TARGET_PREFIX))
+    return located_in_target(of_target, wanted.target, start=wanted.base, environ=os.environ)
+
+
+def _code(wanted: Submission, archives: Path) -> CodeArchive | None:
+    """The job's code, archived in the folder `archives`; None without agents, whose images have it."""
+    return package_code(wanted.job, wanted.base, archives) if wanted.spec.agent else None
+
+
+def _context(
+    wanted: Submission, code: CodeArchive | None, *, at: float = 0.0, names: ObjectNames | None = None
+) -> RenderContext:
+    """The render context of a job, where relative paths start from the shared volume.
+
+    `at` and `names` are known when it is started.
+    """
+    from holdfast.launch.kubernetes.manifests.render_context import RenderContext, workload_kind
+    from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
+
+    job, spec = wanted.job, wanted.spec
+    fabric = resolve(job.fabric.name, spec.fabric)
+    accepted = RunSpec(
+        job=job,
+        base=VOLUME_ROOT,
+        created_at=at,
+        code=code,
+        fabric=fabric.name,
+        fabric_env=dict(fabric.env),
+        backend=spec.backend,
+        workload=workload_kind(job, spec),
+        agent=spec.agent,
+        durable_controller_disk=spec.volume is not None,
+        target=wanted.target,
+    )
+    return RenderContext(accepted=accepted, target=spec, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
+
+
+TARGET: Target = KubernetesTarget()

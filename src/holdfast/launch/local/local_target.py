@@ -1,0 +1,116 @@
+"""The local target: nodes are processes on this machine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.fabric.catalog import resolve
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.targets import CodeDelivery
+from holdfast.launch.code.package_code import list_code, package_code
+from holdfast.launch.new_run import new_run_dir, write_inputs
+from holdfast.launch.secret_values import read_secrets
+from holdfast.launch.start_supervisor import start_supervisor
+from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target
+
+if TYPE_CHECKING:
+    from holdfast.errors import HoldfastError
+    from holdfast.events import CancelRequested
+    from holdfast.findings import Finding
+    from holdfast.run_dir import RunDir
+
+
+class LocalTarget:
+    """Runs jobs on this machine; the specification of every other target. Imports on use what only some verbs need."""
+
+    can_update_code = True
+
+    def check(self, wanted: Submission) -> tuple[Finding, ...]:
+        """Problems of the job on this machine."""
+        from holdfast.launch.local.local_preflight import check_locally
+
+        job, spec = wanted.job, wanted.spec
+        here = check_locally(
+            job,
+            isolation=spec.isolation,
+            base=wanted.base,
+            environ=os.environ,
+            checkpoint_root=spec.checkpoint_root,
+            capacity=spec.capacity,
+        )
+        code = list_code(job, wanted.base).findings if spec.code is CodeDelivery.SHIPPED else ()
+        return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
+
+    def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
+        """The same: `check` has examined this machine."""
+        return self.check(wanted)
+
+    def render(self, wanted: Submission) -> Rendered:
+        """Every rank's environment and command."""
+        from holdfast.launch.local.local_backend import render  # a fifth of all imports
+
+        with tempfile.TemporaryDirectory() as scratch:
+            text = render(accept(wanted, Path(scratch)))
+        return Rendered(text=text, findings=wanted.loaded.findings)
+
+    def start(self, wanted: Submission) -> RunDir:
+        """Start a supervisor, which starts the controller."""
+        with new_run_dir(wanted.job.name) as folder:
+            accepted = accept(wanted, folder.code)
+            write_inputs(folder, accepted, read_secrets(wanted.job, wanted.base.absolute(), os.environ))
+            start_supervisor(folder, accepted)
+        return folder
+
+    def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
+        """The process that restarts the controller."""
+        return ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation)
+
+    def force_cancel(self) -> Callable[[RunDir, CancelRequested], None]:
+        """All processes of the run are on this machine."""
+        from holdfast.launch.local.force_cancel import force_cancel
+
+        return force_cancel
+
+    def pending_reason(self, run: RunDir) -> HoldfastError | None:
+        """Nothing: the back end reports missing machines in the run's log."""
+
+    def controller_hooks(self) -> ControllerHooks:
+        """The controller is on the nodes' machine, and its folder outlives it."""
+        from holdfast.launch.local.local_backend import LocalBackend
+        from holdfast.launch.local.resource_split import node_resources
+
+        async def never(_run: str) -> bool:
+            return False
+
+        return ControllerHooks(
+            backend=LocalBackend,
+            node_resources=node_resources,
+            controller_host=lambda _folder, host: host,
+            had_controller=never,
+        )
+
+
+def accept(wanted: Submission, archives: Path) -> RunSpec:
+    """The specification of a run; shipped code is archived in the folder `archives`."""
+    job, spec = wanted.job, wanted.spec
+    fabric = resolve(job.fabric.name, spec.fabric)
+    return RunSpec(
+        job=job,
+        base=str(wanted.base.absolute()),
+        created_at=time.time(),
+        code=package_code(job, wanted.base, archives) if spec.code is CodeDelivery.SHIPPED else None,
+        fabric=fabric.name,
+        fabric_env=dict(fabric.env),
+        isolation=spec.isolation,
+        capacity=spec.capacity,
+        target=wanted.target,
+        checkpoint_root=spec.checkpoint_root,
+    )
+
+
+TARGET: Target = LocalTarget()

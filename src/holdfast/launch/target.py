@@ -1,0 +1,146 @@
+"""The target protocol: what holdfast does with a place to run, and the one table of its kinds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.findings import Severity
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.targets import LOCAL
+
+if TYPE_CHECKING:
+    from holdfast.events import CancelRequested
+    from holdfast.findings import Finding
+    from holdfast.job.backend import Backend
+    from holdfast.job.loader import LoadedJob
+    from holdfast.job.spec import Job
+    from holdfast.job.targets import TargetSpec
+    from holdfast.launch.local.run_network import RunNetwork
+    from holdfast.launch.rank_env import NodeResources
+    from holdfast.run_dir import RunDir
+
+TARGET_MODULES: Mapping[str, str] = {
+    LOCAL: "holdfast.launch.local.local_target",
+    "kubernetes": "holdfast.launch.kubernetes.kubernetes_target",
+}
+"""The module of each back end, with its target as TARGET; imported on use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Submission:
+    """A job and the target that it is for."""
+
+    loaded: LoadedJob
+    target: str
+    """Name of the target."""
+    spec: TargetSpec
+    base: Path
+    """Folder that the job's relative paths start from."""
+
+    @property
+    def job(self) -> Job:
+        return self.loaded.job
+
+    def job_findings(self) -> tuple[Finding, ...]:
+        """The findings that the job has on every target."""
+        from holdfast.launch.shell_script import launcher_in_script
+
+        return (*self.loaded.findings, *map(self.loaded.located, launcher_in_script(self.job, self.base)))
+
+
+def refuse_errors(findings: tuple[Finding, ...]) -> None:
+    """Raise HoldfastError if a finding is an error."""
+    if any(finding.severity is Severity.ERROR for finding in findings):
+        raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """Exactly what would be sent to a target, or given to each rank."""
+
+    text: str
+    findings: tuple[Finding, ...]
+    objects: tuple[dict[str, Any], ...] = ()
+    """The same as data, if it is sent to a cluster."""
+
+
+class MakeBackend(Protocol):
+    """Creates a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
+
+    def __call__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControllerHooks:
+    """What a run's controller needs from its target."""
+
+    backend: MakeBackend
+    node_resources: Callable[[Job, Mapping[str, str]], tuple[NodeResources, ...]]
+    """What a node may use of its machine."""
+    controller_host: Callable[[RunDir, str], str]
+    """The host name by which nodes reach ports on the controller's machine."""
+    had_controller: Callable[[str], Awaitable[bool]]
+    """Whether a run had a controller before, though its folder is empty."""
+
+
+class Target(Protocol):
+    """A place to run; the local one is the specification. Its methods run on the user's machine."""
+
+    can_update_code: bool
+    """Whether a run's code can be replaced while it runs."""
+
+    def check(self, wanted: Submission) -> tuple[Finding, ...]:
+        """All findings about a job on this target, before anything starts; without a request over the network."""
+        ...
+
+    def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
+        """The same and what the target itself lacks; queries it but creates nothing there.
+
+        `for_any_job` leaves out what concerns only this job. Raises HoldfastError if the target does not answer.
+        """
+        ...
+
+    def render(self, wanted: Submission) -> Rendered:
+        """Exactly what would be sent, or given to each rank; raises HoldfastError if that is impossible."""
+        ...
+
+    def start(self, wanted: Submission) -> RunDir:
+        """Start a run of a job without errors; returns as soon as its controller or its target has accepted it."""
+        ...
+
+    def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
+        """Module and options of the process on this machine that supervises a run, or mirrors it from elsewhere."""
+        ...
+
+    def force_cancel(self) -> Callable[[RunDir, CancelRequested], None] | None:
+        """What ends a run from here when its controller does not answer; None if nothing can."""
+        ...
+
+    def pending_reason(self, run: RunDir) -> HoldfastError | None:
+        """What keeps a run's nodes, or this user, away; None if nothing does."""
+        ...
+
+    def controller_hooks(self) -> ControllerHooks:
+        """The target's part in the controller's process, imported only there."""
+        ...
+
+
+def open_target(backend: str) -> Target:
+    """The target of a back end."""
+    return import_module(TARGET_MODULES[backend]).TARGET
+
+
+def target_of(run: RunDir) -> Target:
+    """The target of a run; raises HoldfastError if its job file is corrupt and it has no nodes on this machine."""
+    try:
+        return open_target(RunSpec.read(run.job).backend)
+    except HoldfastError:
+        if not os.path.lexists(run.nodes):
+            raise
+        return open_target(LOCAL)

@@ -1,0 +1,191 @@
+"""Diagnoses a run, or log files: gathers its logs, events and stacks, and has `diagnose` explain them.
+
+`holdfast.diagnose` is imported on use: its rules are a fifth of all imports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from holdfast.controller_client import STACK_DUMP, follow_request, is_finished
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events import AnyEvent, Outcome, RunFinished, StackDumpRequested, StacksDumped
+from holdfast.events.log import line_of, read_events
+from holdfast.fabric.catalog import CATALOG, Fabric
+from holdfast.findings import Finding
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.spec import Launch
+from holdfast.job.yaml_source import printable
+from holdfast.report.log_tail import last_lines
+from holdfast.report.rank_logs import RankLog, find_rank_logs
+from holdfast.report.run_status import RunStatus
+from holdfast.report.stall import DIAGNOSE_IDLE_S, STATUS_IDLE_S, Stall, find_stall, format_stacks
+from holdfast.report.status_reducer import read_status, status_from_events
+from holdfast.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from holdfast.diagnose.diagnosis import Diagnosis, Evidence
+
+LAST_LINES = 10
+"""Last lines shown of the rank that failed first, if the diagnosis finds nothing better."""
+LAST_LINE_CHARS = 2000
+STACK_DUMP_TIMEOUT_S = 20.0
+"""Maximum seconds to wait for the stacks of a live run's ranks."""
+
+
+def diagnose(
+    paths: Sequence[Path], *, stdin: BinaryIO | None = None, hide: Callable[[str], str] | None = None
+) -> Diagnosis:
+    """Diagnose log files and folders: what happened, where first, and what to do; `-` is standard input.
+
+    `hide` replaces secrets in a line before it is cut.
+    """
+    from holdfast.diagnose.log_input import LogInput
+    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
+
+    for path in paths:
+        if str(path) != "-" and not os.path.exists(path):  # False also for a name that is too long
+            name, remedy = printable(str(path)), "Give files or folders that are there, or the id of a run."
+            raise failure(
+                "no-such-file", f"there is no {name}", exit_code=ExitCode.NOT_FOUND, where=name, remedy=remedy
+            )
+    log_input = LogInput(tuple(paths), stdin=stdin)
+    answer = diagnose_logs(log_input, hide=hide)
+    if log_input.bytes == 0:
+        remedy = "Give the files or the folder of the ranks' logs, `-` for standard input, or the id of a run."
+        raise failure(
+            "nothing-to-read",
+            "no line could be read in what was given",
+            exit_code=ExitCode.NOT_FOUND,
+            evidence=tuple(log_input.notes),
+            remedy=remedy,
+        )
+    return answer
+
+
+def diagnose_run(
+    run: RunDir, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
+) -> Diagnosis:
+    """Diagnose a run's last failed attempt from its event log and its ranks' logs.
+
+    `known` are the events to use; by default the whole log. `hide` replaces secrets in a line before it is cut.
+    """
+    from holdfast.diagnose.failed_attempt import last_failure
+    from holdfast.diagnose.log_input import LogInput
+    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
+    from holdfast.diagnose.run_context import (
+        RUN_LOGS_EVIDENCE,
+        STACKS_EVIDENCE,
+        caused_by_drill,
+        is_inconclusive,
+        nothing_failed,
+        with_node,
+        without_evidence,
+    )
+
+    known = read_events(run.events) if known is None else known
+    failed = last_failure(known, str(run.events))
+    fabric = CATALOG.get(RunSpec.read(run.job).fabric)
+    if failed is None:
+        outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
+        still = None if outcome else _standstill(run, status_from_events(known), DIAGNOSE_IDLE_S, known)
+        if still is not None:
+            return _diagnose_standstill(run, still, fabric, hide)
+        answer = diagnose_logs(LogInput(tuple(find_rank_logs(run).values())), fabric=fabric, hide=hide)
+        return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
+    job = RunSpec.read(run.job).job
+    shared = job.launch is not Launch.PER_RANK
+    logs = {
+        log.rank: path
+        for log, path in find_rank_logs(run).items()
+        if (log.attempt, log.replica) == (failed.attempt, failed.replica)
+    }
+    stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
+    fact = replace(failed.fact, line=line_of(run.events, failed.event))
+    log_input = LogInput((*logs.values(), *stacks), shared_logs=shared)
+    # A launcher process has the number of its node's first rank, whichever of its ranks failed.
+    first_rank = None if shared and failed.log_rank is None else failed.rank
+    if first_rank is None:
+        fact = replace(fact, process=replace(fact.process, rank=None))
+    answer = diagnose_logs(
+        log_input, known=(fact, *failed.exited_early), first_rank=first_rank, fabric=fabric, hide=hide
+    )
+    wrote = failed.rank if failed.log_rank is None else failed.log_rank
+    if is_inconclusive(answer) and wrote in logs:
+        answer = replace(answer, last_lines=_last_lines(logs[wrote], hide))
+    ranks = range(job.local_world_size if shared else 1)
+    answer = with_node(answer, {first + rank: node for first, node in failed.nodes.items() for rank in ranks})
+    if failed.drill is not None:
+        return caused_by_drill(answer, failed.drill)
+    answer = without_evidence(answer, STACKS_EVIDENCE) if stacks else answer
+    whole = len(logs) * (job.local_world_size if shared else 1) >= failed.world_size
+    return without_evidence(answer, RUN_LOGS_EVIDENCE) if whole else answer
+
+
+def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence, ...]:
+    """The last lines that a rank wrote."""
+    from holdfast.diagnose.diagnosis import Evidence
+
+    lines = (line for line in last_lines(path, 2 * LAST_LINES) if line.strip())
+    texts = [(hide(line) if hide else line)[:LAST_LINE_CHARS] for line in lines]
+    return tuple(Evidence(where=str(path), text=text, code="") for text in texts[-LAST_LINES:])
+
+
+def _standstill(
+    run: RunDir, status: RunStatus, least_s: float, known: Sequence[AnyEvent] | None = None
+) -> Stall | None:
+    """Since when a live run shows no progress; reads its log only if nothing else shows progress."""
+    written_s: dict[RankLog, float] = {}
+    for log, path in find_rank_logs(run).items():
+        with contextlib.suppress(OSError):
+            written_s[log] = max(0.0, time.time() - path.stat().st_mtime)
+    now = status.now
+    stepped_s = (now - replica.recent_steps[-1].ended for replica in status.replicas.values() if replica.recent_steps)
+    if min((*written_s.values(), *stepped_s), default=least_s) < least_s:
+        return None
+    return find_stall(known or read_events(run.events), now=now, written_s=written_s, least_s=least_s)
+
+
+def standstill_finding(run: RunDir, status: RunStatus | None = None) -> Finding | None:
+    """The finding for an unfinished run without progress for minutes."""
+    still = None if is_finished(run) else _standstill(run, status or read_status(run), STATUS_IDLE_S)
+    return still and still.finding(run.run_id)
+
+
+def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> list[StacksDumped]:
+    """Have the agents dump the stacks of ranks; returns the dumps that arrived within `timeout_s` seconds."""
+    taken: list[StacksDumped] = []
+    waiting = set(of)
+    with contextlib.suppress(HoldfastError):  # the run restarts or ends meanwhile, or its controller does not answer
+        for _, event in follow_request(run, StackDumpRequested(at=time.time()), STACK_DUMP, timeout_s):
+            if isinstance(event, StacksDumped):
+                taken.append(event)
+                waiting.discard(RankLog(attempt=event.attempt, replica=event.replica, rank=event.rank))
+            if not waiting:
+                break
+    return taken
+
+
+def _diagnose_standstill(
+    run: RunDir, still: Stall, fabric: Fabric | None, hide: Callable[[str], str] | None
+) -> Diagnosis:
+    """Diagnose a live run without progress: its logs, and its ranks' current stacks."""
+    from holdfast.diagnose.failed_attempt import early_exit_fact
+    from holdfast.diagnose.log_input import LogInput
+    from holdfast.diagnose.pipeline import diagnose as diagnose_logs
+    from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_standstill, without_evidence
+
+    taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
+    files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
+    latest = {(log.attempt, log.replica) for log in still.running}
+    logs = tuple(path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest)
+    early = tuple(early_exit_fact(exited, str(run.events)) for exited, _ in still.ended)
+    answer = diagnose_logs(LogInput((*logs, *files)), known=early, fabric=fabric, hide=hide)
+    answer = with_standstill(answer, "; ".join(filter(None, (still.what, format_stacks(taken)))))
+    return without_evidence(answer, STACKS_EVIDENCE) if files else answer

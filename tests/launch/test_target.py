@@ -1,0 +1,94 @@
+"""What holds for every kind of target; the local one is the specification."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from holdfast import api
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.findings import Severity
+from holdfast.job.loader import LoadedJob
+from holdfast.job.run_spec import RunSpec
+from holdfast.launch.target import TARGET_MODULES, open_target, target_of
+from holdfast.run_dir import RunDir
+
+JOB = ("image=registry.example/train:1", "nodes=2", "env={GREETING: hello}")
+SECRETS = "secrets={KEY: {env: NOT_SET_ANYWHERE}, OTHER: {file: not-there}}"
+INVALID: Mapping[str, str] = {"local": "workdir=nowhere", "kubernetes": "checkpoint.path=/tmp/here"}
+"""A field that makes the job impossible on a kind of target."""
+
+
+@pytest.fixture(params=sorted(TARGET_MODULES))
+def backend(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A back end with a target `here`, and no cluster to be reached."""
+    folder = tmp_path / ".holdfast" / "targets"
+    folder.mkdir(parents=True)
+    (folder / "here.yaml").write_text(f"backend: {request.param}\n")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    return request.param
+
+
+def load(*overrides: str) -> LoadedJob:
+    return api.load(None, command=(sys.executable, "-c", "pass"), overrides=(*JOB, *overrides))
+
+
+def test_job_that_can_run_has_no_errors_and_is_rendered_with_its_command_and_variables(
+    backend: str, tmp_path: Path
+) -> None:
+    findings = api.check(load(), "here", base=tmp_path)
+    assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
+    text = api.render(load(), "here", base=tmp_path).text
+    assert sys.executable in text
+    assert "hello" in text
+
+
+def test_job_that_cannot_run_is_refused_with_its_field_and_leaves_no_run(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError) as refused:
+        api.start(load(INVALID[backend]), "here", base=tmp_path)
+    assert refused.value.exit_code is ExitCode.CANNOT_RUN_HERE
+    errors = [finding for finding in refused.value.findings if finding.severity is Severity.ERROR]
+    assert [finding.where for finding in errors] == [f"--set {INVALID[backend].partition('=')[0]}"]
+    assert api.runs() == []
+
+
+def test_missing_secrets_are_named_before_anything_starts(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError) as refused:
+        api.start(load(SECRETS), "here", base=tmp_path)
+    errors = [finding.code for finding in refused.value.findings if finding.severity is Severity.ERROR]
+    assert errors == ["missing-secret", "missing-secret"]
+    assert api.runs() == []
+
+
+def test_rendering_starts_nothing_and_never_reads_a_secret(backend: str, tmp_path: Path) -> None:
+    assert "KEY" in api.render(load(SECRETS), "here", base=tmp_path).text
+    assert api.runs() == []
+
+
+def test_target_of_a_run_is_the_one_it_was_accepted_for(backend: str, tmp_path: Path) -> None:
+    run = RunDir.create("accepted")
+    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", backend=backend)
+    run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
+    assert target_of(run) is open_target(backend)
+    assert target_of(run).pending_reason(run) is None  # it is not known to be anywhere else
+    module, *options = target_of(run).supervisor(accepted)
+    assert module.startswith(f"holdfast.launch.{backend}.")
+    assert all(isinstance(option, str) for option in options)
+
+
+def test_run_with_a_corrupt_job_file_is_ended_from_here_only_if_it_has_nodes_here(home: Path) -> None:
+    run = RunDir.create("corrupt")
+    run.job.write_text("{")
+    with pytest.raises(HoldfastError, match="is not what holdfast wrote there"):
+        target_of(run)
+    run.nodes.mkdir()
+    assert target_of(run) is open_target("local")
+
+
+def test_controllers_part_gives_each_node_its_resources(backend: str, tmp_path: Path) -> None:
+    hooks = open_target(backend).controller_hooks()
+    assert len(hooks.node_resources(load().job, {})) == 2
+    assert hooks.controller_host(RunDir(tmp_path / "run-abc"), "10.0.0.1")
