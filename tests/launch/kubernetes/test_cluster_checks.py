@@ -9,18 +9,16 @@ import pytest
 from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
 from holdfast.findings import Finding
-from holdfast.job.targets import Workload
-from holdfast.launch.kubernetes.manifests.run_objects import API_RESOURCES
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
     NOT_READABLE,
-    VERSIONS,
     ClusterInventory,
     check_cluster,
     required_permissions,
 )
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-SERVED = {key: frozenset({VERSIONS.get(key[0]) or VERSIONS["/".join(key)]}) for key in API_RESOURCES.values()}
+SERVED = {(kind.group, kind.resource): frozenset({kind.version}) for kind in CATALOG.values()}
 SERVED[KUEUE, "localqueues"] = frozenset({"v1beta2"})
 
 
@@ -65,7 +63,7 @@ def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
     [
         (replace(GOOD, namespace=None), "namespace-missing", "ml"),
         (replace(GOOD, namespace={"metadata": {"deletionTimestamp": "2026"}}), "namespace-terminating", "deleted"),
-        (replace(GOOD, served=SERVED | {API_RESOURCES[Workload.JOBSET]: frozenset()}), "operator-missing", "jobsets"),
+        (replace(GOOD, served=SERVED | {("jobset.x-k8s.io", "jobsets"): frozenset()}), "operator-missing", "jobsets"),
         (
             replace(GOOD, served=SERVED | {(KUEUE, "localqueues"): frozenset({"v1beta1"})}),
             "operator-version",

@@ -10,8 +10,8 @@ from tests.launch.kubernetes.golden_cases import Case, render_context
 from holdfast.events import AnyEvent, AttemptStarted, Outcome, RankExited, RanksStarted
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import Workload
-from holdfast.launch.kubernetes.incluster.kubernetes_backend import NODE_LABELS
 from holdfast.launch.kubernetes.sync import pod_events
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 
 def pod(node: int, state: dict[str, Any], *, restarts: int = 0, remade: int = 0, **labels: str) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def test_pod_of_somebody_else_with_labels_of_ours_hides_no_other(accepted: RunSp
         other["metadata"]["labels"][name] = "x"
     events = told(accepted, [*others, pod(1, RUNNING)])
     assert [event.node for event in events if isinstance(event, RanksStarted)] == [1]
-    numbering = NODE_LABELS[Workload.JOBSET]
+    numbering = CATALOG[Workload.JOBSET].node_labels
     assert [numbering.node({numbering.label: said}) for said in ("", "x", "-1", "9" * 5000, "²", "7")] == [None] * 5 + [
         7
     ]

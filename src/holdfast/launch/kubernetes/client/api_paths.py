@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+KubeObject = Mapping[str, Any]
+"""An object of the API server, as JSON."""
+
 NAMESPACE_PATH = "/api/v1/namespaces/{namespace}"
 PODS_PATH = f"{NAMESPACE_PATH}/pods"
 
 
-def collection_path(thing: Mapping[str, Any]) -> str:
+def collection_path(thing: KubeObject) -> str:
     """Path to create objects of this kind."""
     version, kind = thing["apiVersion"], thing["kind"].lower()
     plural = f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"
     return f"{'/apis' if '/' in version else '/api'}/{version}/namespaces/{{namespace}}/{plural}"
 
 
-def object_path(thing: Mapping[str, Any]) -> str:
+def object_path(thing: KubeObject) -> str:
     """Path of an object."""
     return f"{collection_path(thing)}/{thing['metadata']['name']}"
 
 
-def can_dry_run_alone(thing: Mapping[str, Any]) -> bool:
+def can_dry_run_alone(thing: KubeObject) -> bool:
     """Whether a dry run works before the other objects exist; a RoleBinding needs its Role."""
     return thing["kind"] != "RoleBinding"

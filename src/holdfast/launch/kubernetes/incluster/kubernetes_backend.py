@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -20,50 +20,16 @@ from holdfast.events.log import read_events
 from holdfast.job.backend import NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
-from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError
 from holdfast.launch.kubernetes.client.api_paths import PODS_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
-from holdfast.launch.kubernetes.incluster.owner_status import POD_OWNERS, mark_failed
 from holdfast.launch.kubernetes.incluster.pod_assignment import PodAssignments, PodStatus, assignments_from_log
 from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL, QUEUE_LABEL, RUN_LABEL, ObjectNames
+from holdfast.launch.kubernetes.workload_catalog import CATALOG, NodeLabels, pod_owner
 from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
 
 log = logging.getLogger("holdfast.controller")
-
-
-_NUMBER = re.compile(r"[0-9]{1,9}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeLabels:
-    """The labels that have a pod's node number, for one kind of object."""
-
-    label: str
-    offset_label: tuple[str, str] | None = None
-    """A label, and its value in pods numbered from 1, because another group with one pod comes first."""
-    own_job: bool = False
-    """Whether each node has its own Job, which its operator recreates immediately after a deletion."""
-
-    def node(self, labels: Mapping[str, str]) -> int | None:
-        """The node's number; None for a foreign pod with the run's labels."""
-        number = labels.get(self.label, "")
-        if not _NUMBER.fullmatch(number):
-            return None
-        return int(number) + (
-            self.offset_label is not None and labels.get(self.offset_label[0]) == self.offset_label[1]
-        )
-
-
-NODE_LABELS: Mapping[Workload, NodeLabels] = {
-    Workload.JOBSET: NodeLabels(label="jobset.sigs.k8s.io/job-index", own_job=True),
-    Workload.TRAINJOB: NodeLabels(label="batch.kubernetes.io/job-completion-index"),
-    Workload.PYTORCHJOB: NodeLabels(
-        label="training.kubeflow.org/replica-index", offset_label=("training.kubeflow.org/replica-type", "worker")
-    ),
-}
-"""Node labels of each kind of object that can run agents."""
 
 IMAGE_PYTHON = "python"
 """The Python of the image."""
@@ -91,8 +57,7 @@ class KubernetesBackend:
 
     def __init__(self, *, folder: RunDir, accepted: RunSpec, cluster: ClusterClient | None = None) -> None:
         self._run = folder.run_id
-        self._workload = accepted.workload
-        self._node_labels = NODE_LABELS[self._workload]
+        self._kind, self._owner = CATALOG[accepted.workload], pod_owner(accepted.workload)
         self._cluster = cluster or ClusterClient()
         self._pods = assignments_from_log(read_events(folder.events)) if folder.events.exists() else PodAssignments()
         self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
@@ -134,7 +99,7 @@ class KubernetesBackend:
         if self._pods.has_pod(node_id) or self._pods.suspended:
             return  # a suspended gang gets all its pods when it is admitted
         log.info("replacing node%s: %s", node_id.node, reason)
-        if self._node_labels.own_job:
+        if self._kind.job_per_node:
             await self._delete(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node_id.node}")
             return
         for pod in tuple(self._pods.retired_pods(node_id)):
@@ -153,7 +118,7 @@ class KubernetesBackend:
         why = f"{reason} (exit code {exit_code})"
         while True:
             try:
-                await mark_failed(self._cluster, self._workload, self._run, why)
+                await self._mark_failed(why)
                 return
             except ApiUnavailable as error:
                 log.warning("the run's object cannot be marked as failed yet: %s", error)
@@ -162,6 +127,19 @@ class KubernetesBackend:
                 if refused.status != HTTPStatus.CONFLICT:
                     log.warning("the run's object is not marked as failed: %s", refused)
                     return
+
+    async def _mark_failed(self, why: str) -> None:
+        """Mark the gang's object as failed, after which its operator creates no more pods; raises ClusterError."""
+        path = f"{self._owner.path}/{self._run}"
+        known = await self._cluster.get(path)
+        at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        failed = {"type": "Failed", "status": "True", "reason": "RunFailed", "message": why, "lastTransitionTime": at}
+        others = [each for each in known.get("status", {}).get("conditions", ()) if each["type"] != failed["type"]]
+        more = {name: value.format(at=at) for name, value in self._owner.failed_status.items()}
+        version = {"resourceVersion": known["metadata"]["resourceVersion"]}
+        await self._cluster.patch(
+            f"{path}/status", {"metadata": version, "status": {"conditions": [*others, failed]} | more}
+        )
 
     async def cancel(self) -> None:
         """Wait until the agents' pods exit, and delete those that do not."""
@@ -178,7 +156,7 @@ class KubernetesBackend:
             all_of_them = True
             try:
                 async for known in batches(self._cluster.watch_pods(selector)):
-                    pods = [pod for each in known if (pod := pod_status(each, self._node_labels))]
+                    pods = [pod for each in known if (pod := pod_status(each, self._kind.node_labels))]
                     if all_of_them or self._pods.suspension_outdated(pods):
                         await self._read_owner()
                     assignments = replace(self._pods, pods={}) if all_of_them else self._pods
@@ -213,7 +191,7 @@ class KubernetesBackend:
         await asyncio.sleep(self._owner_polled_at + MIN_OWNER_POLL_S - time.monotonic())
         self._owner_polled_at = time.monotonic()
         try:
-            gang = await self._cluster.get(f"{POD_OWNERS[self._workload].path}/{self._run}")
+            gang = await self._cluster.get(f"{self._owner.path}/{self._run}")
         except ClusterError:
             return  # keep the last known state; the pod watch logs the outage
         self._update(self._pods.suspend(_suspended_reason(gang)))

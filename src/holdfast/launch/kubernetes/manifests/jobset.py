@@ -11,6 +11,7 @@ from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, pod
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import NODE, QUEUE_LABEL
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 NODE_INDEX = "$(HOLDFAST_NODE_INDEX)"
 
@@ -32,11 +33,9 @@ RENDEZVOUS_NETWORK: YamlValue = {
 
 def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The JobSet of a run."""
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2",
-        "kind": "JobSet",
-        "metadata": owner_metadata(ctx),
-        "spec": {
+    return owner(
+        ctx,
+        {
             "suspend": suspended(ctx),
             "network": RENDEZVOUS_NETWORK,
             "ttlSecondsAfterFinished": Commented(
@@ -44,15 +43,20 @@ def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
             ),
             **(_with_agent(ctx) if ctx.target.agent else _without_agent(ctx)),
         },
-    }
+    )
 
 
-def owner_metadata(ctx: RenderContext) -> YamlValue:
-    """Name and labels of the run's owner object, which owns the others and which a queue admits."""
-    labels = ctx.names.labels()
+def owner(ctx: RenderContext, spec: YamlValue) -> Mapping[str, YamlValue]:
+    """The run's owner object, which owns the others and which a queue admits."""
+    kind, labels = CATALOG[ctx.workload], ctx.names.labels()
     if ctx.queue:
         labels |= {QUEUE_LABEL: ctx.queue}
-    return {"name": ctx.names.name, "namespace": ctx.target.namespace, "labels": labels}
+    return {
+        "apiVersion": kind.api_version,
+        "kind": kind.kind,
+        "metadata": {"name": ctx.names.name, "namespace": ctx.target.namespace, "labels": labels},
+        "spec": spec,
+    }
 
 
 def suspended(ctx: RenderContext) -> YamlValue:

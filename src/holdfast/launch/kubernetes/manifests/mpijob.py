@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
 from holdfast.launch.kubernetes.manifests.command_container import command_container, command_env
-from holdfast.launch.kubernetes.manifests.jobset import owner_metadata, suspended
+from holdfast.launch.kubernetes.manifests.jobset import owner, suspended
 from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, helper_pod_template, pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue, to_plain
@@ -26,11 +26,9 @@ tested: sshd exits without it if the kernel audits."""
 def mpijob(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The MPIJob of a run."""
     job, root = ctx.job, ctx.target.user == 0
-    return {
-        "apiVersion": "kubeflow.org/v2beta1",
-        "kind": "MPIJob",
-        "metadata": owner_metadata(ctx),
-        "spec": {
+    return owner(
+        ctx,
+        {
             "slotsPerWorker": job.local_world_size,
             "sshAuthMountPath": Commented(
                 "/root/.ssh" if root else f"{MPI_HOME}/.ssh", "The folder that this user's sshd reads."
@@ -55,7 +53,7 @@ def mpijob(ctx: RenderContext) -> Mapping[str, YamlValue]:
                 "Worker": {"replicas": job.nodes.max, "template": pod_template(ctx, _worker(ctx))},
             },
         },
-    }
+    )
 
 
 def _launcher(ctx: RenderContext) -> Mapping[str, YamlValue]:

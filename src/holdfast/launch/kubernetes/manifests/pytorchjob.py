@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
 from holdfast.launch.kubernetes.manifests.agent_container import agent_container
 from holdfast.launch.kubernetes.manifests.command_container import command_container
-from holdfast.launch.kubernetes.manifests.jobset import owner_metadata, suspended
+from holdfast.launch.kubernetes.manifests.jobset import owner, suspended
 from holdfast.launch.kubernetes.manifests.pod_template import pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
@@ -22,11 +22,9 @@ def pytorchjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
     replicas: dict[str, YamlValue] = {"Master": _replica(ctx, 1)}
     if workers:
         replicas["Worker"] = _replica(ctx, workers)
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": owner_metadata(ctx),
-        "spec": {
+    return owner(
+        ctx,
+        {
             "nprocPerNode": Commented(str(job.local_world_size), "A string, because `gpu` is valid too."),
             "runPolicy": {
                 "suspend": suspended(ctx),
@@ -40,7 +38,7 @@ def pytorchjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
             },
             "pytorchReplicaSpecs": replicas,
         },
-    }
+    )
 
 
 def _replica(ctx: RenderContext, count: int) -> YamlValue:

@@ -6,26 +6,12 @@ import json
 from collections.abc import Mapping, Sequence
 
 from holdfast.job.spec import SecretRef
-from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests.pod_template import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, NODE
 from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
-
-API_RESOURCES: Mapping[Workload, tuple[str, str]] = {
-    Workload.JOBSET: ("jobset.x-k8s.io", "jobsets"),
-    Workload.TRAINJOB: ("trainer.kubeflow.org", "trainjobs"),
-    Workload.PYTORCHJOB: ("kubeflow.org", "pytorchjobs"),
-    Workload.MPIJOB: ("kubeflow.org", "mpijobs"),
-}
-"""API group and resource of each kind."""
-
-POD_OWNER_RESOURCES: Mapping[Workload, tuple[str, str]] = {
-    **API_RESOURCES,
-    Workload.TRAINJOB: API_RESOURCES[Workload.JOBSET],
-}
-"""The same for the object that creates the pods: a TrainJob creates a JobSet of its name and copies its conditions."""
+from holdfast.launch.kubernetes.workload_catalog import CATALOG, pod_owner
 
 SET_AT_START = "(set when the run is started)"
 
@@ -35,15 +21,15 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     if ctx.target.service_account is not None:
         return []
     names, namespace = ctx.names, ctx.target.namespace
-    group, resource = POD_OWNER_RESOURCES[ctx.workload]
+    owner = pod_owner(ctx.workload)
     about = {"name": names.controller, "namespace": namespace, "labels": names.labels(CONTROLLER)}
     rules: list[YamlValue] = [
         Commented(
-            _rule(group, resource, "get", names=[names.name]),
+            _rule(owner.group, owner.resource, "get", names=[names.name]),
             "Only its own run, to mark it as failed with the reason: agents exit with code 0, which the operator would "
             "count as success.",
         ),
-        _rule(group, f"{resource}/status", "patch", names=[names.name]),
+        _rule(owner.group, f"{owner.resource}/status", "patch", names=[names.name]),
         *_node_replacement_rules(ctx),
         Commented(
             _rule("apps", "replicasets/scale", "patch", names=[names.controller]),
@@ -70,7 +56,7 @@ def _node_replacement_rules(ctx: RenderContext) -> list[YamlValue]:
     """Permissions to watch nodes, to replace a broken one, and to delete what remains."""
     unnamed = "Pod names are not known in advance."
     rules: list[YamlValue] = [Commented(_rule("", "pods", "list", "watch", "delete"), unnamed)]
-    if ctx.workload is Workload.JOBSET:
+    if CATALOG[ctx.workload].job_per_node:
         jobs = [f"{ctx.names.name}-{NODE}-{node}" for node in range(ctx.job.nodes.max)]
         at_once = "A deleted Job of a node is recreated immediately; a failed pod is replaced after 10 s, then later."
         rules.append(Commented(_rule("batch", "jobs", "delete", names=jobs), at_once))

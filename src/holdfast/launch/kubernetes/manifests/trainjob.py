@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests.agent_container import agent_container
 from holdfast.launch.kubernetes.manifests.command_container import command_container, jobset_rank_env
 from holdfast.launch.kubernetes.manifests.jobset import (
@@ -14,7 +15,7 @@ from holdfast.launch.kubernetes.manifests.jobset import (
     RESTARTS_COUNTED_BY_CONTROLLER,
     UNLIMITED_RETRIES,
     gang_job_spec,
-    owner_metadata,
+    owner,
     restart_policy,
     suspended,
 )
@@ -22,8 +23,9 @@ from holdfast.launch.kubernetes.manifests.pod_template import pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import NODE
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-API = "trainer.kubeflow.org/v1alpha1"
+_TRAINJOB = CATALOG[Workload.TRAINJOB]
 
 
 def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
@@ -32,7 +34,7 @@ def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
     supervised = ctx.target.agent
     policy, job = (NO_RESTARTS, _with_agent(ctx)) if supervised else (restart_policy(ctx), _without_agent(ctx))
     return {
-        "apiVersion": API,
+        "apiVersion": _TRAINJOB.api_version,
         "kind": "TrainingRuntime",
         "metadata": {"name": names.name, "namespace": ctx.target.namespace, "labels": names.labels()},
         "spec": {
@@ -66,16 +68,14 @@ def trainjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The TrainJob of a run."""
     names, job = ctx.names, ctx.job
     trainer: YamlValue = {"numNodes": job.nodes.max, "numProcPerNode": job.local_world_size}
-    return {
-        "apiVersion": API,
-        "kind": "TrainJob",
-        "metadata": owner_metadata(ctx),
-        "spec": {
+    return owner(
+        ctx,
+        {
             "suspend": suspended(ctx),
-            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": names.name},
+            "runtimeRef": {"apiGroup": _TRAINJOB.group, "kind": "TrainingRuntime", "name": names.name},
             "trainer": None if ctx.target.agent else trainer,
         },
-    }
+    )
 
 
 def _with_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:

@@ -11,11 +11,11 @@ from typing import Any
 
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError, to_holdfast_error
-from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, PODS_PATH
+from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, PODS_PATH, KubeObject
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef
 from holdfast.launch.kubernetes.object_names import RUN_LABEL
-from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject, PendingRun, find_pending_reason
+from holdfast.launch.kubernetes.pending_reason.pending_rules import PendingRun, find_pending_reason
 
 REQUEST_TIMEOUT_S = 10.0
 """Longest time to wait for a response."""

@@ -6,15 +6,14 @@ a rule matches is the reason. collect_pending.py reads the objects.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.findings import Finding, Owner, Severity
+from holdfast.launch.kubernetes.client.api_paths import KubeObject
 from holdfast.launch.kubernetes.client.message_rules import ADMISSION_RULES, MessageRule, match_rule
 from holdfast.launch.kubernetes.object_names import QUEUE_LABEL
-
-KubeObject = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,34 +17,17 @@ import msgspec
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.targets import Toleration, Workload
 from holdfast.launch.kubernetes.client.api_errors import REJECTION_RULES
-from holdfast.launch.kubernetes.client.api_paths import collection_path
+from holdfast.launch.kubernetes.client.api_paths import KubeObject, collection_path
 from holdfast.launch.kubernetes.client.message_rules import match_rule
 from holdfast.launch.kubernetes.manifests import controller_objects
 from holdfast.launch.kubernetes.manifests.pod_template import node_limits
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
-from holdfast.launch.kubernetes.manifests.run_objects import API_RESOURCES
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
-from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 KUEUE = "kueue.x-k8s.io"
-VERSIONS: Mapping[str, str] = {
-    "jobset.x-k8s.io": "v1alpha2",
-    "trainer.kubeflow.org": "v1alpha1",
-    "kubeflow.org/pytorchjobs": "v1",
-    "kubeflow.org/mpijobs": "v2beta1",
-    KUEUE: "v1beta2",
-}
-"""The API version that manifests use, by group, or by group and resource if several operators serve the group."""
-
-FRAMEWORKS: Mapping[Workload, str] = {
-    Workload.JOBSET: "jobset.x-k8s.io/jobset",
-    Workload.TRAINJOB: "trainer.kubeflow.org/trainjob",
-    Workload.PYTORCHJOB: "kubeflow.org/pytorchjob",
-    Workload.MPIJOB: "kubeflow.org/mpijob",
-}
-"""Kueue's name of the integration with each kind."""
-
+KUEUE_VERSION = "v1beta2"
 
 NOT_READABLE: KubeObject = {}
 """Placeholder for an object that this user may not read."""
@@ -106,9 +89,9 @@ def namespace(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding
 
 def operators(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Checks that the operator of the run's object is installed, runs, and serves the API version used."""
-    wanted = [API_RESOURCES[ctx.workload], *([(KUEUE, "localqueues")] if ctx.queue else [])]
-    for group, resource in wanted:
-        version = VERSIONS.get(group) or VERSIONS[f"{group}/{resource}"]
+    kind = CATALOG[ctx.workload]
+    queues = [(KUEUE, KUEUE_VERSION, "localqueues")] if ctx.queue else []
+    for group, version, resource in ((kind.group, kind.version, kind.resource), *queues):
         served = cluster.served.get((group, resource), frozenset())
         if not served:
             what = f"the cluster does not know {resource} ({group})"
@@ -144,7 +127,7 @@ def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
                     "queue-closed", "queue", what, "`kubectl describe clusterqueue` says why.", condition["message"]
                 )
     if cluster.suspended_by_kueue is False:
-        framework = FRAMEWORKS[ctx.workload]
+        framework = CATALOG[ctx.workload].kueue_framework
         what = f"Kueue's integration with {framework} is off, so the run would stay suspended for ever"
         remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
         seen = "made for a dry run with `suspend: false`, it was not held back"
@@ -358,13 +341,13 @@ class Permission:
 
 def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
     """Permissions that starting a run needs: create, read and delete its objects, and access its pods."""
-    made = [collection_path(each).split("/") for each in render(ctx).objects]
-    kinds = dict.fromkeys((words[2] if words[1] == "apis" else "", words[-1]) for words in made)
-    group, resource = API_RESOURCES[ctx.workload]
-    runtime = [Permission(verb="patch", group=group, resource="trainingruntimes")]
+    paths = [collection_path(each).split("/") for each in render(ctx).objects]
+    made = dict.fromkeys((words[2] if words[1] == "apis" else "", words[-1]) for words in paths)
+    kind = CATALOG[ctx.workload]
+    runtime = [Permission(verb="patch", group=kind.group, resource="trainingruntimes")]
     return (
-        *(Permission(verb="create", group=each, resource=kind) for each, kind in kinds),
-        *(Permission(verb=verb, group=group, resource=resource) for verb in ("get", "delete")),
+        *(Permission(verb="create", group=group, resource=resource) for group, resource in made),
+        *(Permission(verb=verb, group=kind.group, resource=kind.resource) for verb in ("get", "delete")),
         Permission(verb="list", group="", resource="pods"),
         *(Permission(verb=verb, group="", resource="pods", subresource=into) for verb, into in _pod_access_verbs(ctx)),
         Permission(verb="list", group="", resource="events"),

@@ -11,16 +11,13 @@ from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable
-from holdfast.launch.kubernetes.client.api_paths import can_dry_run_alone, collection_path
+from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, KubeObject, can_dry_run_alone, collection_path
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
-from holdfast.launch.kubernetes.manifests.run_objects import API_RESOURCES
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.kubernetes.pending_reason.collect_pending import REQUEST_TIMEOUT_S, get_or_empty
-from holdfast.launch.kubernetes.pending_reason.pending_rules import KubeObject
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
     NOT_READABLE,
@@ -29,16 +26,8 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     required_permissions,
 )
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-OPERATOR_DEPLOYMENTS: Mapping[Workload, str] = {
-    Workload.JOBSET: "jobset-controller-manager",
-    Workload.TRAINJOB: "kubeflow-trainer-controller-manager",
-    Workload.PYTORCHJOB: "training-operator",
-    Workload.MPIJOB: "mpi-operator",
-}
-"""Names of each operator's Deployments, as published."""
-
-_HERE = "/api/v1/namespaces/{namespace}"
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -53,14 +42,15 @@ class _Collector:
 
     def __init__(self, cluster: ClusterClient, ctx: RenderContext) -> None:
         self._cluster, self._ctx = cluster, ctx
+        self._kind = CATALOG[ctx.workload]
         self._not_readable: list[str] = []
 
     async def collect(self) -> ClusterInventory:
         ctx, target = self._ctx, self._ctx.target
         served = await self._served()
-        namespace = await self._get(_HERE)
+        namespace = await self._get(NAMESPACE_PATH)
         rendering = render(ctx)
-        whole = namespace is not None and bool(served.get(API_RESOURCES[ctx.workload]))
+        whole = namespace is not None and bool(served.get((self._kind.group, self._kind.resource)))
         owner, rest, of_pods, denied = await asyncio.gather(
             self._dry_run_owner(rendering) if whole else _nothing(),
             self._dry_run_others(rendering) if namespace is not None else _none(),
@@ -74,8 +64,8 @@ class _Collector:
             namespace=namespace,
             local_queue=local_queue,
             cluster_queue=await self._cluster_queue(local_queue),
-            resource_quotas=(await get_or_empty(self._cluster, f"{_HERE}/resourcequotas")).get("items", ()),
-            claim=await self._get(f"{_HERE}/persistentvolumeclaims/{target.volume.claim}") if target.volume else None,
+            resource_quotas=(await get_or_empty(self._cluster, f"{NAMESPACE_PATH}/resourcequotas")).get("items", ()),
+            claim=await self._get_own(f"persistentvolumeclaims/{target.volume.claim}") if target.volume else None,
             nodes=await self._list("/api/v1/nodes"),
             operators=await self._operators(),
             storage_classes=_names(await self._list("/apis/storage.k8s.io/v1/storageclasses"))
@@ -85,7 +75,7 @@ class _Collector:
             if target.priority_class
             else None,
             missing_secrets=[
-                name for name in target.image_pull_secrets if await self._get(f"{_HERE}/secrets/{name}") is None
+                name for name in target.image_pull_secrets if await self._get_own(f"secrets/{name}") is None
             ],
             suspended_by_kueue=owner[0],
             denied=denied,
@@ -110,6 +100,10 @@ class _Collector:
             self._not_readable.append(path.rpartition("}/")[2] if "}/" in path else "namespace")
             return NOT_READABLE
 
+    async def _get_own(self, path: str) -> KubeObject | None:
+        """The same for an object of the namespace."""
+        return await self._get(f"{NAMESPACE_PATH}/{path}")
+
     async def _list(self, path: str) -> Sequence[KubeObject] | None:
         """All objects of a cluster-scoped kind; None if this user may not read them."""
         try:
@@ -122,7 +116,7 @@ class _Collector:
 
     async def _served(self) -> dict[tuple[str, str], frozenset[str]]:
         """Served versions of the run's kinds and the queue's."""
-        wanted = (API_RESOURCES[self._ctx.workload], *([(KUEUE, "localqueues")] if self._ctx.queue else ()))
+        wanted = ((self._kind.group, self._kind.resource), *([(KUEUE, "localqueues")] if self._ctx.queue else ()))
         return {each: await self._versions(*each) for each in wanted}
 
     async def _versions(self, group: str, resource: str) -> frozenset[str]:
@@ -136,7 +130,7 @@ class _Collector:
         )
 
     async def _operators(self) -> list[KubeObject]:
-        names = [OPERATOR_DEPLOYMENTS[self._ctx.workload], *(["kueue-controller-manager"] if self._ctx.queue else [])]
+        names = [self._kind.operator, *(["kueue-controller-manager"] if self._ctx.queue else [])]
         path = "/apis/apps/v1/deployments"
         found = [await get_or_empty(self._cluster, path, fieldSelector=f"metadata.name={name}") for name in names]
         return [each for answer in found for each in answer.get("items", ())]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from holdfast.events import (
     AnyEvent,
@@ -22,14 +21,11 @@ from holdfast.events import (
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Launch
 from holdfast.job.targets import Workload
-from holdfast.launch.kubernetes.incluster.kubernetes_backend import NODE_LABELS, NodeLabels
+from holdfast.launch.kubernetes.client.api_paths import KubeObject
 from holdfast.launch.kubernetes.manifests.mpijob import LAUNCHER
 from holdfast.launch.kubernetes.object_names import NODE
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-KubeObject = Mapping[str, Any]
-_INDEX = NodeLabels(label="batch.kubernetes.io/job-completion-index")
-COMMAND_NODE_LABELS: Mapping[Workload, NodeLabels] = {**NODE_LABELS, Workload.JOBSET: _INDEX, Workload.TRAINJOB: _INDEX}
-"""Node labels of pods that run the user's command: without agents one Job owns all pods."""
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 """The label with the number of the JobSet's restarts before this pod."""
 SUCCESS_CONDITIONS = {"Complete": Outcome.SUCCEEDED, "Completed": Outcome.SUCCEEDED, "Succeeded": Outcome.SUCCEEDED}
@@ -55,9 +51,10 @@ def command_part(workload: Workload) -> str:
 
 def pod_commands(pods: Sequence[KubeObject], workload: Workload) -> Iterator[PodCommand]:
     """The commands of these pods."""
+    numbering = CATALOG[workload].command_labels or CATALOG[workload].node_labels
     for pod in pods:
         labels: Mapping[str, str] = pod["metadata"].get("labels", {})
-        node = 0 if workload is Workload.MPIJOB else COMMAND_NODE_LABELS[workload].node(labels)
+        node = 0 if workload is Workload.MPIJOB else numbering.node(labels)
         remade = labels.get(RESTART_LABEL, "0")
         if node is None or not (remade.isascii() and remade.isdecimal()):
             continue  # a foreign pod with the run's labels
