@@ -17,10 +17,10 @@ version = release = holdfast.__version__
 extensions = ["myst_parser", "reference"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
-# Other pages include the last five.
+# Other pages include the last four.
 exclude_patterns = [
     "_build",
-    *(f"reference/generated/{part}.md" for part in ("phases", "drills", "metrics", "devices", "models")),
+    *(f"reference/generated/{part}.md" for part in ("drills", "metrics", "devices", "models")),
 ]
 nitpicky = True
 

@@ -1,4 +1,4 @@
-"""Generates the reference pages from the code: job fields, Python API, commands, exit codes, events, finding codes.
+"""Generates the reference pages from the code: job, Python API, commands, exit codes, events, findings, phase table.
 
 The text comes from docstrings, help texts and tables in src/holdfast, so that it cannot go stale.
 """
@@ -13,6 +13,7 @@ import json
 import re
 import signal
 import sys
+import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,9 @@ from pygments.lexers.special import TextLexer
 
 import holdfast
 from holdfast import errors, events, findings
-from holdfast.control import policy, state
+from holdfast.control import machine, policy
+from holdfast.control.context import FollowUp
+from holdfast.control.state import NodePhase, ReplicaPhase, Timer
 from holdfast.diagnose.knowledge.index import GROUPS
 from holdfast.job import fault_catalog, spec
 from holdfast.metrics import devices, flops, metric_catalog
@@ -394,15 +397,106 @@ def _attribute_docstrings(struct: type) -> dict[str, str]:
     return found
 
 
-def phases_table() -> str:
-    """The phases of the state machine; docs/architecture.md includes the table."""
-    rows = [
-        (what, f"`{phase.value}`", meanings.get(phase.name, ""))
-        for what, kind in (("replica", state.ReplicaPhase), ("node", state.NodePhase))
-        for meanings in [_attribute_docstrings(kind)]
-        for phase in kind
+# -- the state machine --------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PhaseRow:
+    """One row of the machine's table."""
+
+    event: str
+    phases: tuple[str, ...]
+    """Phases of the replica; empty if they make no difference."""
+    handler: str
+    summary: str
+    leads_to: tuple[str, ...]
+    """Phases that it sets, and follow-ups that it raises."""
+
+
+def phase_rows(table: str) -> Iterator[PhaseRow]:
+    """Each row of a table of control/machine.py: `RUN_HANDLERS`, `NODE_HANDLERS` or `REPLICA_HANDLERS`."""
+    for trigger, handlers in getattr(machine, table).items():
+        by_phase = {(): handlers} if table == "RUN_HANDLERS" else handlers
+        for phases, handler in by_phase.items():
+            names = tuple(phase.value if phase else "standby" for phase in phases)
+            yield PhaseRow(
+                event=_trigger(trigger),
+                phases=() if set(ReplicaPhase) <= set(phases) else names,
+                handler=f"{handler.__module__.rpartition('.')[2]}.{handler.__name__}",
+                summary=inspect.cleandoc(handler.__doc__ or "").partition("\n\n")[0],
+                leads_to=tuple(dict.fromkeys(_consequences(handler, set()))),
+            )
+
+
+def _trigger(trigger: Any) -> str:
+    match trigger:
+        case Timer():
+            return f"timer `{trigger}`"
+        case FollowUp():
+            return f"*{trigger.value}*"
+        case _:
+            return f"`{_tag(trigger)}`"
+
+
+def _consequences(function: Any, seen: set[Any]) -> Iterator[str]:
+    """The phases that a function and those it calls in `control` set, and the follow-ups that they raise."""
+    seen.add(function)
+    for call in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(function)))):
+        if not isinstance(call, ast.Call):
+            continue
+        for argument in (*call.args, *(given.value for given in call.keywords if given.arg == "phase")):
+            match argument:
+                case ast.Attribute(value=ast.Name(id="ReplicaPhase"), attr=name):
+                    yield ReplicaPhase[name].value
+                case ast.Attribute(value=ast.Name(id="FollowUp"), attr=name):
+                    yield f"*{FollowUp[name].value}*"
+                case _:
+                    pass
+        match call.func:
+            case ast.Name(id=name):
+                called = function.__globals__.get(name)
+            case ast.Attribute(value=ast.Name(id=module), attr=name):
+                called = getattr(function.__globals__.get(module), name, None)
+            case _:
+                called = None
+        if inspect.isfunction(called) and called not in seen and called.__module__.startswith("holdfast.control"):
+            yield from _consequences(called, seen)
+
+
+def phases_page() -> str:
+    """The table of the state machine: each event, the phases in which it matters, and what follows."""
+    parts = [
+        "# Phase table",
+        "The controller decides with one function from a state and an event to the next state and commands "
+        "(`control/machine.py`). It finds the handler of an event by the event's type and the phase of the replica. A "
+        "handler may raise follow-ups (*in italics*), which find their handlers in the same way before the next event.",
+        "## Phases of a replica",
+        _table(("phase", "meaning"), _members(ReplicaPhase)),
+        "## Phases of a node",
+        _table(("phase", "meaning"), _members(NodePhase)),
+        "## Follow-ups",
+        _table(("follow-up", "raised when"), _members(FollowUp)),
+        "## Timers",
+        _table(("timer", "meaning"), _members(Timer)),
     ]
-    return _page([_table(("of a", "phase", "meaning"), rows)])
+    tables = {
+        "RUN_HANDLERS": "Events of the run",
+        "NODE_HANDLERS": "Events of one node",
+        "REPLICA_HANDLERS": "Events of one replica",
+    }
+    for table, heading in tables.items():
+        parts.append(f"## {heading}")
+        rows = (
+            (row.event, ", ".join(row.phases) or "any", f"`{row.handler}`", row.summary, ", ".join(row.leads_to))
+            for row in phase_rows(table)
+        )
+        parts.append(_table(("event", "phase", "handler", "what it does", "leads to"), rows))
+    return _page(parts)
+
+
+def _members(kind: type[enum.Enum]) -> Iterator[tuple[str, str]]:
+    meanings = _attribute_docstrings(kind)
+    return ((f"`{member.value}`", meanings.get(member.name, "")) for member in kind)
 
 
 def limits_page() -> str:
@@ -484,8 +578,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "explain": explain_page,
     "events": events_page,
     "python": python_api.python_api_page,
+    "phases": phases_page,
     "limits": limits_page,
-    "phases": phases_table,
     "drills": drills_table,
     "metrics": metrics_table,
     "devices": devices_table,

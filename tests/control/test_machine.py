@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
 from holdfast.control.commands import (
-    AnnounceReplicaDown,
-    AnnounceReplicaStarting,
     Command,
-    DumpStacks,
     FinishRun,
     InjectFault,
-    ProfileSteps,
     RecordEvent,
     ReplaceNode,
-    ReportSilentRanks,
+    Send,
     StartAttempt,
-    StopRanks,
     SubmitNodes,
-    TakeCheckpoint,
 )
 from holdfast.control.machine import Machine
 from holdfast.control.policy import HANG_VERDICT_S, STOP_GRACE_S
@@ -61,7 +55,18 @@ from holdfast.events import (
 from holdfast.job.backend import NodeId
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.spec import Job, Launch, Nodes, Recovery
+from holdfast.protocol import orders
+from holdfast.protocol.orders import (
+    AnnounceReplicaDown,
+    AnnounceReplicaStarting,
+    DumpStacks,
+    ProfileSteps,
+    ReportSilentRanks,
+    StopRanks,
+    TakeCheckpoint,
+)
 
+OneOrder = TypeVar("OneOrder", bound=orders.Order)
 GRACE_S = 7.0
 AWAY_S = HeartbeatTimeouts(node_grace_s=Recovery().node_grace_s).reconnect_s
 
@@ -186,12 +191,29 @@ def evicted(node: int, *, at: float = 19.0, generation: int = 0) -> NodeEvicted:
     return NodeEvicted(at=at, node=node, generation=generation, reason="its JobSet is suspended")
 
 
-def stop(*nodes: int, attempt: int = 0, grace_s: float = 0.0) -> StopRanks:
-    return StopRanks(replica=0, attempt=attempt, nodes=nodes, grace_s=grace_s)
+def stop(*nodes: int, replica: int = 0, attempt: int = 0, grace_s: float = 0.0) -> Send:
+    return Send(order=StopRanks(replica=replica, attempt=attempt, grace_s=grace_s), nodes=nodes)
 
 
-def look(*nodes: int, everyone: bool = False) -> ReportSilentRanks:
-    return ReportSilentRanks(replica=0, attempt=0, nodes=nodes, all_ranks=everyone)
+def look(*nodes: int, replica: int = 0, attempt: int = 0, everyone: bool = False) -> Send:
+    return Send(order=ReportSilentRanks(replica=replica, attempt=attempt, all_ranks=everyone), nodes=nodes)
+
+
+def fault(request: FaultRequested, node: int) -> Send:
+    order = orders.InjectFault(
+        requested_at=request.at,
+        target=request.target,
+        rank=request.index,
+        index=request.index,
+        action=request.action,
+        at_step=request.at_step,
+    )
+    return Send(order=order, nodes=(node,))
+
+
+def sent(commands: list[Command], kind: type[OneOrder]) -> list[tuple[OneOrder, tuple[int, ...] | None]]:
+    """The orders of one kind, and the nodes that they go to."""
+    return [(one.order, one.nodes) for one in commands if isinstance(one, Send) and isinstance(one.order, kind)]
 
 
 # Gathering
@@ -387,12 +409,12 @@ def test_attempt_follows_when_all_is_quiet_with_a_fresh_port() -> None:
 def test_failure_of_one_replica_leaves_the_other_alone() -> None:
     run = Run(nodes=2, replicas=2).running()
     commands = run.do(killed(1, rank=0, replica=1))
-    lost = AnnounceReplicaDown(replica=1, attempt=0, nodes=(0,))
-    assert commands == [lost, StopRanks(replica=1, attempt=0, nodes=(1,), grace_s=0.0)]
+    lost = Send(order=AnnounceReplicaDown(replica=1, attempt=0), nodes=(0,))
+    assert commands == [stop(1, replica=1), lost]
     assert run.phase(0) is ReplicaPhase.RUNNING
     started = run.do(stopped(1, replica=1))
     assert [(one.replica, one.attempt, one.nodes) for one in started if isinstance(one, StartAttempt)] == [(1, 1, (1,))]
-    assert started[-1] == AnnounceReplicaStarting(replica=1, attempt=1, nodes=(0,))
+    assert started[-1] == Send(order=AnnounceReplicaStarting(replica=1, attempt=1), nodes=(0,))
     assert [replica.attempt for replica in run.state.replicas] == [0, 1]
 
 
@@ -633,12 +655,12 @@ def test_finished_run_takes_nothing_more() -> None:
 
 
 def test_checkpoint_is_asked_of_everybody() -> None:
-    assert Run().running().do(CheckpointRequested(at=5.0)) == [TakeCheckpoint()]
+    assert Run().running().do(CheckpointRequested(at=5.0)) == [Send(order=TakeCheckpoint())]
 
 
 def test_step_profile_is_requested_from_all_ranks() -> None:
-    assert Run().running().do(ProfileRequested(at=5.0)) == [ProfileSteps()]
-    assert Run().running().do(StackDumpRequested(at=5.0)) == [DumpStacks()]
+    assert Run().running().do(ProfileRequested(at=5.0)) == [Send(order=ProfileSteps())]
+    assert Run().running().do(StackDumpRequested(at=5.0)) == [Send(order=DumpStacks())]
 
 
 @pytest.mark.parametrize(
@@ -647,8 +669,8 @@ def test_step_profile_is_requested_from_all_ranks() -> None:
 def test_drill_is_given_to_its_node_and_again_when_that_returns(target: FaultTarget, index: int, node: int) -> None:
     run = Run(ranks=2).running()
     drill = FaultRequested(at=5.0, target=target, index=index, action=FaultAction.KILL, at_step=9)
-    assert run.do(drill) == [InjectFault(fault=drill, node=node)]
-    assert run.do(joined(node, attempt=0)) == [InjectFault(fault=drill, node=node)]
+    assert run.do(drill) == [fault(drill, node)]
+    assert run.do(joined(node, attempt=0)) == [fault(drill, node)]
     run.do(FaultInjected(at=6.0, node=node, requested_at=5.0, target="x", action="kill"))
     assert run.do(joined(node, attempt=0)) == []
 
@@ -665,7 +687,7 @@ def test_drill_that_no_agent_can_do_waits_for_its_step_and_is_done_once(
     step = StepCommitted(at=6.0, replica=0, attempt=0, step=1, started=5.0, ended=6.0)
     assert run.do(drill, step) == []
     second = StepCommitted(at=7.0, replica=0, attempt=0, step=2, started=6.0, ended=7.0)
-    assert run.do(second) == [InjectFault(fault=drill, node=None)]
+    assert run.do(second) == [InjectFault(fault=drill)]
     assert run.do(second) == []
 
 

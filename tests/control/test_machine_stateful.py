@@ -29,14 +29,13 @@ from hypothesis.stateful import (
 )
 
 from holdfast.control.commands import (
-    CheckpointAndExit,
     Command,
     FinishRun,
     PrepareNode,
     RecordEvent,
     ReplaceNode,
+    Send,
     StartAttempt,
-    StopRanks,
     SubmitNodes,
 )
 from holdfast.control.machine import Machine
@@ -71,6 +70,7 @@ from holdfast.events import (
 from holdfast.events.log import decode_line, encode_line
 from holdfast.job.backend import NodeId
 from holdfast.job.spec import Job, Nodes, Recovery
+from holdfast.protocol.orders import CheckpointAndExit, StopRanks
 
 STOPPED_EARLY = 75
 WINDOW_S = 1000.0
@@ -229,10 +229,12 @@ class World:
                 self.backend.append(command)
             case StartAttempt():
                 self.check_start(command)
-                self.order(command)
-            case StopRanks() | CheckpointAndExit():
-                assert command.nodes
-                self.order(command)
+                for node in command.nodes:
+                    self.tell(node, command)
+            case Send(order=StopRanks() | CheckpointAndExit() as order, nodes=nodes):
+                assert nodes
+                for node in nodes:
+                    self.tell(node, order)
             case PrepareNode():
                 self.tell(command.node, command)
             case FinishRun():
@@ -241,10 +243,6 @@ class World:
                 self.finishing = True
             case _:
                 pass
-
-    def order(self, order: StartAttempt | StopRanks | CheckpointAndExit) -> None:
-        for node in order.nodes:
-            self.tell(node, order)
 
     def tell(self, node: int, order: StartAttempt | StopRanks | CheckpointAndExit | PrepareNode) -> None:
         if node in self.links and self.links[node].open:
@@ -293,9 +291,10 @@ class World:
         of_node = getattr(event, "node", int(key[2]) if key[0] == "reconnect" else -1)
         whose = before.nodes[of_node].replica if of_node >= 0 else getattr(event, "replica", int(key[2]))
         for command in commands:
-            if isinstance(command, StopRanks) and before.replicas[command.replica].is_running:
-                accused = before.replicas[command.replica].hangs and key[0] == "hang-verdict"
-                assert command.replica == whose or accused, f"{event} stopped a healthy replica"
+            order = command.order if isinstance(command, Send) else None
+            if isinstance(order, StopRanks) and before.replicas[order.replica].is_running:
+                accused = before.replicas[order.replica].hangs and key[0] == "hang-verdict"
+                assert order.replica == whose or accused, f"{event} stopped a healthy replica"
 
     def ended_well(self, replica: int, attempt: int) -> bool:
         """Whether every rank of an attempt ended by itself with code 0, and was heard of before it was given up."""
@@ -792,9 +791,7 @@ class Play(RuleBasedStateMachine):
     @rule(index=pick)
     def standby_never_gets_ready(self, index: int) -> None:
         waiting = [agent for agent in self.living() if self.world.state.nodes[agent.node].replica is None]
-        waiting = [
-            agent for agent in waiting if not self.world.state.ready_standbys >> agent.node & 1 and not agent.outbox
-        ]
+        waiting = [agent for agent in waiting if agent.node not in self.world.state.ready_standbys and not agent.outbox]
         if waiting:
             waiting[index % len(waiting)].unfit = True
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, stopped
+from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, look, sent, stopped
 
-from holdfast.control.commands import AnnounceReplicaDown, ReplaceNode, ReportSilentRanks, StartAttempt, StopRanks
+from holdfast.control.commands import ReplaceNode, Send, StartAttempt
 from holdfast.control.policy import BACK_OFF_S, FLAP_LIMIT, HANG_VERDICT_S, PROGRESS_STEPS
 from holdfast.control.state import ReplicaPhase, Timer
 from holdfast.events import (
@@ -21,6 +21,7 @@ from holdfast.events import (
     TimerExpired,
 )
 from holdfast.job.step_timeouts import AUTO_FACTOR, EARLY_MARGIN_S, EARLY_STEPS, NON_STEP_FACTOR
+from holdfast.protocol.orders import AnnounceReplicaDown, StopRanks
 
 WAITING = "ReplicaGroup._wait_arrival (holdfast/train/ft/replica_group.py:2)"
 WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
@@ -56,7 +57,7 @@ def step(replica: int, number: int = 3, *, attempt: int = 0, at: float = 20.0) -
 
 
 def stops(commands: list[object]) -> list[int]:
-    return [command.replica for command in commands if isinstance(command, StopRanks)]
+    return [order.replica for order, _ in sent(commands, StopRanks)]
 
 
 def training(replicas: int = 2, **recovery: float | str) -> Run:
@@ -162,7 +163,7 @@ def test_replica_that_never_opens_its_session_is_dumped_and_evicted(
     due = run.state.timers[Timer.FIRST_STEP.key(1)]
     assert due == 11.0 + times * took_s + more_s
     late = TimerExpired(at=due, timer=Timer.FIRST_STEP.key(1))
-    assert run.do(late) == [ReportSilentRanks(replica=1, attempt=1, nodes=(1,), all_ranks=False)]
+    assert run.do(late) == [look(1, replica=1, attempt=1)]
     assert stops(run.do(hung(1, at=due, state="T", attempt=1, last_step=-1))) == [1]
 
 
@@ -254,7 +255,7 @@ def test_node_that_was_out_of_reach_hears_who_was_lost() -> None:
     run = training()
     run.do(killed(1, rank=0, replica=1))
     commands = run.do(joined(0, attempt=0))
-    assert AnnounceReplicaDown(replica=1, attempt=0, nodes=(0,)) in commands
+    assert Send(order=AnnounceReplicaDown(replica=1, attempt=0), nodes=(0,)) in commands
 
 
 @pytest.mark.parametrize(
@@ -269,24 +270,24 @@ def test_replica_whose_node_is_about_to_go_may_take_its_step_and_the_others_hear
     leaving = NodePreemptionNotice(at=30.0, node=1, grace_s=GRACE_S)
     told = run.do(leaving)
     assert stops(told) == [1]
-    assert not any(isinstance(each, AnnounceReplicaDown) for each in told)
+    assert not sent(told, AnnounceReplicaDown)
     assert run.state.rendezvous_by_replica[1] != ""
     told = run.do(word)
-    assert [(each.replica, each.nodes) for each in told if isinstance(each, AnnounceReplicaDown)] == [(1, (0,))]
+    assert [(order.replica, nodes) for order, nodes in sent(told, AnnounceReplicaDown)] == [(1, (0,))]
     assert run.state.rendezvous_by_replica[1] == ""
     told = run.do(exited(1, rank=0, replica=1, code=75, stopped=True), stopped(1, replica=1))
-    assert not any(isinstance(each, AnnounceReplicaDown) for each in told)
+    assert not sent(told, AnnounceReplicaDown)
 
 
 def test_replica_that_hangs_is_not_waited_for_when_its_node_is_about_to_go() -> None:
     run = training(2)
     run.do(hung(1))
     told = run.do(NodePreemptionNotice(at=31.0, node=1, grace_s=GRACE_S))
-    assert [each.replica for each in told if isinstance(each, AnnounceReplicaDown)] == [1]
+    assert [order.replica for order, _ in sent(told, AnnounceReplicaDown)] == [1]
 
 
 def test_replica_whose_node_is_gone_before_it_has_left_is_lost_to_the_others_at_once() -> None:
     run = training(3)
     run.do(NodePreemptionNotice(at=30.0, node=1, grace_s=GRACE_S))
     told = run.do(NodeTerminated(at=31.0, node=1, generation=0, reason="gone"))
-    assert [(each.replica, each.nodes) for each in told if isinstance(each, AnnounceReplicaDown)] == [(1, (0, 2))]
+    assert [(order.replica, nodes) for order, nodes in sent(told, AnnounceReplicaDown)] == [(1, (0, 2))]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.control.test_machine import Run, exited, gone, joined, stopped
+from tests.control.test_machine import Run, exited, gone, joined, sent, stopped
 
-from holdfast.control.code_versions import TRIAL_STEPS
-from holdfast.control.commands import CheckpointAndExit, FetchCode, FreeState, StartAttempt, StopRanks
-from holdfast.control.rollout import REASON
+from holdfast.control.commands import Send, StartAttempt
+from holdfast.control.rollout import TRIAL_STEPS
 from holdfast.control.state import ReplicaPhase
 from holdfast.errors import ExitCode
 from holdfast.events import (
@@ -28,10 +27,13 @@ from holdfast.events import (
 )
 from holdfast.findings import Finding
 from holdfast.job.run_spec import CodeArchive
+from holdfast.protocol.orders import CheckpointAndExit, FetchCode, FreeState, StopRanks
 
 OLD, NEW = "0" * 64, "1" * 64
 OLD_CODE, NEW_CODE = (CodeArchive(digest=digest, bytes=10, files=1, cwd=".") for digest in (OLD, NEW))
-HANDS_OVER = CheckpointAndExit(nodes=(0, 1), reason=REASON, transfer_state=True)
+TRANSFER = CheckpointAndExit(reason="the run resumes with other code", transfer_state=True)
+HANDS_OVER = Send(order=TRANSFER, nodes=(0, 1))
+FETCH = FetchCode(digest=NEW)
 
 
 def shipped(*, replicas: int = 1, nodes: int = 2) -> Run:
@@ -77,7 +79,7 @@ def told(run: Run, kind: type[Any]) -> list[Any]:
 
 def test_code_is_on_every_node_before_ranks_are_asked_to_leave() -> None:
     run = shipped()
-    assert run.do(asked()) == [FetchCode(nodes=(0, 1), digest=NEW)]
+    assert run.do(asked()) == [Send(order=FETCH, nodes=(0, 1))]
     assert run.do(had(0)) == []
     assert run.do(had(1)) == [HANDS_OVER]
     assert run.phase() is ReplicaPhase.RUNNING
@@ -96,7 +98,7 @@ def test_ranks_that_have_left_start_again_with_the_new_code() -> None:
 def test_update_is_applied_after_its_steps_and_what_was_handed_over_is_given_back() -> None:
     run = on_trial()
     assert run.do(step(5 + TRIAL_STEPS - 1, 1)) == []
-    assert run.do(step(5 + TRIAL_STEPS, 1)) == [FreeState(node=0, replica=0), FreeState(node=1, replica=0)]
+    assert run.do(step(5 + TRIAL_STEPS, 1)) == [Send(order=FreeState(replica=0), nodes=(node,)) for node in (0, 1)]
     (ended,) = told(run, UpdateEnded)
     assert (ended.outcome, ended.digest, ended.previous_digest) == (UpdateOutcome.APPLIED, NEW, OLD)
     assert (run.state.update, run.state.code) == (None, NEW_CODE)
@@ -147,7 +149,7 @@ def test_rank_that_dies_while_it_hands_over_is_a_failure_and_the_next_start_has_
 
 def test_update_that_waits_for_a_restart_stops_nothing_and_comes_with_the_next() -> None:
     run = shipped()
-    assert run.do(asked(after_s=None), had(0), had(1)) == [FetchCode(nodes=(0, 1), digest=NEW)]
+    assert run.do(asked(after_s=None), had(0), had(1)) == [Send(order=FETCH, nodes=(0, 1))]
     run.do(exited(0, how=ExitReason.SIGNAL, code=9), stopped(0))
     (start,) = run.do(stopped(1))
     assert isinstance(start, StartAttempt)
@@ -165,7 +167,7 @@ def test_update_with_a_deadline_comes_when_that_passes() -> None:
 def test_code_that_a_node_cannot_have_stops_nothing() -> None:
     run = shipped()
     problem = Finding(code="code-not-delivered", what="the code arrived damaged 3 times")
-    assert run.do(asked(), had(0), had(1, problem)) == [FetchCode(nodes=(0, 1), digest=NEW)]
+    assert run.do(asked(), had(0), had(1, problem)) == [Send(order=FETCH, nodes=(0, 1))]
     (ended,) = told(run, UpdateEnded)
     assert (ended.outcome, ended.finding) == (UpdateOutcome.ABANDONED, problem)
     assert run.phase() is ReplicaPhase.RUNNING
@@ -175,7 +177,7 @@ def test_code_that_a_node_cannot_have_stops_nothing() -> None:
 def test_second_update_is_refused_once_the_first_has_begun_and_else_takes_its_place() -> None:
     run = shipped()
     run.do(asked("2" * 64, after_s=None))
-    assert run.do(asked()) == [FetchCode(nodes=(0, 1), digest=NEW)]
+    assert run.do(asked()) == [Send(order=FETCH, nodes=(0, 1))]
     run.do(had(0), had(1))
     assert run.do(asked("3" * 64)) == []
     assert [event.finding.code for event in told(run, FindingRaised)] == ["update-in-progress"]
@@ -185,8 +187,7 @@ def test_ranks_that_tell_of_no_step_are_stopped_and_it_is_said() -> None:
     run = Run()
     run.do(CodeShipped(at=0.0, digest=OLD, bytes=10, files=1))
     run.running()
-    (stop,) = run.do(asked(), had(0), had(1))[1:]
-    assert isinstance(stop, StopRanks)
+    assert len(sent(run.do(asked(), had(0), had(1))[1:], StopRanks)) == 1
     assert [event.finding.code for event in told(run, FindingRaised)] == ["state-transfer-skipped"]
     run.do(exited(0, code=0, stopped=True), stopped(0), exited(1, stopped=True))
     (start,) = run.do(stopped(1))
@@ -209,14 +210,14 @@ def test_code_in_place_needs_no_fetching_and_is_never_taken_back() -> None:
 def test_node_that_joins_while_an_update_waits_is_told_of_it() -> None:
     run = shipped()
     run.do(asked(after_s=None), gone(1), stopped(0))
-    assert FetchCode(nodes=(1,), digest=NEW) in run.do(joined(1, at=30.0, generation=1))
+    assert Send(order=FETCH, nodes=(1,)) in run.do(joined(1, at=30.0, generation=1))
 
 
 def test_replicas_leave_together_and_go_back_together() -> None:
     run = shipped(replicas=2)
     run.do(asked(), had(0))
     commands = run.do(had(1))
-    assert [command.nodes for command in commands if isinstance(command, CheckpointAndExit)] == [(0,), (1,)]
+    assert [nodes for _, nodes in sent(commands, CheckpointAndExit)] == [(0,), (1,)]
     for replica in (0, 1):
         run.do(*leave(replica, replica=replica, rank=0))
     assert [replica.code for replica in run.state.replicas] == [NEW_CODE, NEW_CODE]
@@ -232,6 +233,4 @@ def test_replica_that_restarts_with_an_update_takes_the_others_along() -> None:
     run.do(exited(0, how=ExitReason.SIGNAL, code=9, rank=0), stopped(0))
     assert run.state.replicas[0].code == NEW_CODE
     (key,) = (key for key in run.state.timers if key.startswith("update"))
-    assert run.do(TimerExpired(at=20.0, timer=key)) == [
-        CheckpointAndExit(nodes=(1,), reason=REASON, transfer_state=True)
-    ]
+    assert run.do(TimerExpired(at=20.0, timer=key)) == [Send(order=TRANSFER, nodes=(1,))]

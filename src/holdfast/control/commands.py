@@ -1,6 +1,7 @@
 """Commands of the state machine, which the controller executes; nothing here does I/O.
 
 Every command is idempotent: after a controller died, the next one repeats those that may not have been executed.
+Orders of protocol/orders.py are sent as they are; only starts are expanded by the controller.
 """
 
 from __future__ import annotations
@@ -10,6 +11,35 @@ from dataclasses import dataclass
 from holdfast.events import AnyEvent, FaultRequested
 from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import CodeArchive
+from holdfast.protocol.orders import Order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Send:
+    """Send an order to the agents of these nodes; None means all that are connected."""
+
+    order: Order
+    nodes: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartAttempt:
+    """Have these nodes start their ranks of an attempt; the controller fills in each rank's launch."""
+
+    replica: int
+    attempt: int
+    nodes: tuple[int, ...]
+    master_addr: str
+    master_port: int
+    code: CodeArchive | None = None
+    """The code they run; None for code in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareNode:
+    """Have a standby do everything that precedes a start."""
+
+    node: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,112 +72,10 @@ class Uncordon:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StartAttempt:
-    """Have these nodes start their ranks of an attempt; the controller fills in each rank's launch."""
-
-    replica: int
-    attempt: int
-    nodes: tuple[int, ...]
-    master_addr: str
-    master_port: int
-    code: CodeArchive | None = None
-    """The code they run; None for code in place."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FetchCode:
-    """Have these nodes download code before ranks start with it."""
-
-    nodes: tuple[int, ...]
-    digest: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class FreeState:
-    """Have a node free the memory that holds the state of a replica's ranks."""
-
-    node: int
-    replica: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareNode:
-    """Have a standby do everything that precedes a start."""
-
-    node: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class StopRanks:
-    """Have these nodes stop every rank up to and including an attempt."""
-
-    replica: int
-    attempt: int
-    nodes: tuple[int, ...]
-    grace_s: float
-    all_replicas: bool = False
-    """Whether all replicas are to stop."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckpointAndExit:
-    """Request that the ranks of these nodes take a checkpoint and exit; ranks that cannot continue unaffected."""
-
-    nodes: tuple[int, ...]
-    reason: str
-    transfer_state: bool = False
-    """Whether to keep their state in memory instead of a checkpoint."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportSilentRanks:
-    """Have these nodes report the ranks of an attempt that have sent no hello yet, or with `all_ranks` every rank."""
-
-    replica: int
-    attempt: int
-    nodes: tuple[int, ...]
-    all_ranks: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnnounceReplicaDown:
-    """Have these nodes notify their ranks that another replica's attempt is over."""
-
-    replica: int
-    attempt: int
-    nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnnounceReplicaStarting:
-    """Have these nodes notify their ranks that another replica is starting."""
-
-    replica: int
-    attempt: int
-    nodes: tuple[int, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
 class InjectFault:
-    """Inject a requested fault; `node` is None for the controller itself."""
+    """Inject a requested fault that no agent can."""
 
     fault: FaultRequested
-    node: int | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class TakeCheckpoint:
-    """Request a checkpoint from every rank at its next step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProfileSteps:
-    """Request a step profile from every rank."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DumpStacks:
-    """Have every node dump the stacks of its ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,23 +91,14 @@ class FinishRun:
 
 
 Command = (
-    SubmitNodes
+    Send
+    | StartAttempt
+    | PrepareNode
+    | SubmitNodes
     | ReplaceNode
     | Cordon
     | Uncordon
-    | StartAttempt
-    | FetchCode
-    | FreeState
-    | PrepareNode
-    | StopRanks
-    | CheckpointAndExit
-    | ReportSilentRanks
-    | AnnounceReplicaDown
-    | AnnounceReplicaStarting
     | InjectFault
-    | TakeCheckpoint
-    | ProfileSteps
-    | DumpStacks
     | RecordEvent
     | FinishRun
 )

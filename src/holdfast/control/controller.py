@@ -33,11 +33,11 @@ from holdfast.control.commands import (
     PrepareNode,
     RecordEvent,
     ReplaceNode,
+    Send,
     StartAttempt,
     SubmitNodes,
     Uncordon,
 )
-from holdfast.control.dispatch import order_for
 from holdfast.control.event_batching import MAX_BATCH_DELAY_S, EventBatcher
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
@@ -494,13 +494,14 @@ class Controller:
                 )
             case PrepareNode(node=node):
                 self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
-            case InjectFault(fault=fault, node=None):
+            case InjectFault(fault=fault):
                 self._spawn(self._inject_fault(fault))
             case FinishRun():
                 self._spawn(self._finish())
-            case _:
-                nodes, order = order_for(command, replica_world_size=self._machine.job.replica_world_size)
+            case Send(order=order, nodes=nodes):
                 self._agents.send(nodes, lambda _: order)
+            case RecordEvent():
+                pass  # it is in the log by now
 
     def _send_or_retry(
         self, subject: str, send: Callable[[], None], current: Callable[[], bool] = lambda: True

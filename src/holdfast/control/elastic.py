@@ -1,14 +1,19 @@
-"""Decides how many nodes an attempt starts with, how long it waits for more, and what to report on a change.
+"""Decides how many nodes an attempt starts with, how long it waits for more, and when it adds nodes that came later.
 
-Pure questions about a state; lifecycle.py acts on the answers. Adding nodes while ranks run is in scale_up.py.
+To add nodes, ranks checkpoint and exit, and more ranks start. No step is lost if ranks take a checkpoint on request.
+Other ranks are stopped after their next checkpoint, or once `nodes.scale_up_timeout_s` is over. policy.py limits how
+often a run may add nodes.
 """
 
 from __future__ import annotations
 
+from holdfast.control.context import Context, FollowUp
+from holdfast.control.policy import EXIT_GRACE_S, scale_up_due
 from holdfast.control.state import NodePhase, NodeState, ReplicaState, State, Timer
-from holdfast.events import ScalingEffect, WorldSizeChanged
+from holdfast.events import CheckpointCommitted, ScalingEffect, WorldSizeChanged
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.spec import GlobalBatch, Job, LearningRate
+from holdfast.protocol.orders import CheckpointAndExit
 
 MAX_REASONS = 4
 """Maximum number of missing nodes whose reason is reported."""
@@ -28,7 +33,7 @@ def select_members(job: Job, state: State, replica: ReplicaState) -> tuple[NodeS
     ready = state.ready_nodes & replica.slots
     if ready == replica.slots:
         return state.nodes_of(replica.replica)
-    if Timer.MIN_NODES.key(replica.replica) in state.timers or ready.bit_count() < min_nodes(job, state):
+    if Timer.MIN_NODES.key(replica.replica) in state.timers or len(ready) < min_nodes(job, state):
         return ()
     nodes = state.nodes_of(replica.replica)
     undecided = any(node.is_expected or node.maybe_alive for node in nodes)
@@ -50,6 +55,60 @@ def too_few_nodes_finding(job: Job, state: State, index: int, at: float) -> Find
         evidence=tuple(_absence_text(node, at) for node in absent[:MAX_REASONS]),
         remedy="Nothing, if a node will come back: the run resumes by itself. Otherwise ask for fewer, or a range.",
         owner=Owner.CLUSTER,
+    )
+
+
+def scale_up(ctx: Context, index: int) -> None:
+    """Add nodes, now or when due, if it has spare nodes and no other is on its way."""
+    replica = ctx.state.replicas[index]
+    if ctx.state.ending or replica.exit_requested or not ctx.state.ready_nodes & replica.slots:
+        return
+    nodes = ctx.state.nodes_of(index)
+    fresh = tuple(node for node in nodes if node.is_ready and node.node not in replica.members)
+    if not fresh or any(node.is_expected for node in nodes):
+        return
+    due = scale_up_due(replica.scale_ups, ctx.at, ctx.job.recovery.restart_window_s)
+    if ctx.at < due:
+        ctx.set_timer(Timer.SCALE_UP, index, due)
+        return
+    ctx.change_replica(index, exit_requested=True)
+    ctx.set_timer(Timer.EXIT, index, ctx.at + ctx.job.nodes.scale_up_timeout_s)
+    ctx.report(_scale_up_finding(ctx.job, fresh, len(replica.members) + len(fresh), len(nodes)))
+    request_exit(ctx, replica, replica.members)
+
+
+def request_exit(ctx: Context, replica: ReplicaState, nodes: tuple[int, ...]) -> None:
+    """Request that the ranks of these nodes exit, after a checkpoint or with their state kept in memory."""
+    reason = "the run resumes with other code" if replica.transfers_state else "the run resumes with more nodes"
+    ctx.send(CheckpointAndExit(reason=reason, transfer_state=replica.transfers_state), nodes)
+
+
+def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> None:
+    """Ranks that were requested to exit have `EXIT_GRACE_S` to do so."""
+    if ctx.state.replicas[event.replica].exit_requested:
+        shorten_exit_timeout(ctx, event.replica)
+
+
+def shorten_exit_timeout(ctx: Context, index: int) -> None:
+    """Limit the remaining wait for a replica that is exiting."""
+    ctx.set_timer(Timer.EXIT, index, ctx.at + EXIT_GRACE_S, earliest=True)
+
+
+def exit_timed_out(ctx: Context, index: int) -> None:
+    """Its ranks have not exited on request: stop them."""
+    if ctx.state.replicas[index].exit_requested:
+        ctx.raise_(FollowUp.STOP, index=index)
+
+
+def _scale_up_finding(job: Job, fresh: tuple[NodeState, ...], after: int, full: int) -> Finding:
+    names = ", ".join(f"node{node.node}" for node in fresh)
+    return Finding(
+        code="scale-up-started",
+        severity=Severity.INFO,
+        what=f"{names} can take part: after a checkpoint the ranks start again on {after} of {full} nodes",
+        where=names,
+        remedy="Nothing: ranks without a holdfast.train Session are stopped "
+        f"within {job.nodes.scale_up_timeout_s:g} s.",
     )
 
 

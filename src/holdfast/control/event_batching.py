@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from holdfast.control.node_set import NodeSet
 from holdfast.control.root_cause import hang_suspicion, precedence, timed_out_waiting
 from holdfast.control.state import ReplicaPhase, State
 from holdfast.events import (
@@ -50,8 +51,8 @@ class EventBatcher:
         self.rounds = 0
         """Number of flushes; messages offered in an earlier round are written."""
         self._pending: dict[tuple[str, int], BatchableEvent] = {}
-        self._reported_nodes: dict[tuple[type[BatchableEvent], int], int] = defaultdict(int)
-        """Nodes that sent a message, one bit each, by message type and replica."""
+        self._reported_nodes: dict[tuple[type[BatchableEvent], int], NodeSet] = defaultdict(NodeSet)
+        """Nodes that sent a message, by message type and replica."""
 
     def __bool__(self) -> bool:
         return bool(self._pending)
@@ -61,7 +62,7 @@ class EventBatcher:
         if not isinstance(message, BatchableEvent):
             return False
         replica = state.replicas[message.replica]
-        if replica.slots.bit_count() <= BATCH_ABOVE_NODES or message.attempt != replica.attempt:
+        if len(replica.slots) <= BATCH_ABOVE_NODES or message.attempt != replica.attempt:
             return False
         ending, hang_suspected = (
             replica.phase is phase for phase in (ReplicaPhase.STOPPING, ReplicaPhase.HANG_SUSPECTED)
@@ -76,7 +77,8 @@ class EventBatcher:
             case _:
                 pass
         self._pending[message.source, message.seq] = message
-        self._reported_nodes[type(message), message.replica] |= 1 << message.node
+        key = type(message), message.replica
+        self._reported_nodes[key] = self._reported_nodes[key].with_member(message.node)
         return True
 
     def is_flushed(self, round_offered: int) -> bool:
@@ -87,7 +89,7 @@ class EventBatcher:
         """Whether every node of a replica that can has reported that it started, or that it stopped."""
         return any(
             kind in (RanksStarted, RanksStopped)
-            and reported & state.nodes_with_processes == state.nodes_with_processes & state.replicas[index].slots
+            and state.nodes_with_processes & state.replicas[index].slots <= reported
             for (kind, index), reported in self._reported_nodes.items()
         )
 

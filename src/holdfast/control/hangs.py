@@ -8,85 +8,108 @@ replica. The replicas that wait for it continue when it is gone.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from holdfast.control.lifecycle import arm_hang_verdict, has_quorum, report_silent_command, stop_replica
+from holdfast.control.context import Context, FollowUp
+from holdfast.control.node_set import NO_RANKS
+from holdfast.control.notices import has_quorum
+from holdfast.control.policy import HANG_VERDICT_S
 from holdfast.control.root_cause import (
     HangSuspicion,
     hang_suspicion,
     is_not_waiting,
+    timed_out_waiting,
     waits_for_other_replicas,
     waits_inside_replica,
 )
-from holdfast.control.state import ReplicaPhase, ReplicaState, State, Timer, Transition
+from holdfast.control.state import ReplicaPhase, ReplicaState, State, Timer
 from holdfast.events import RankHung, StepCommitted
 from holdfast.job.spec import Job
 from holdfast.job.step_timeouts import EARLY_MARGIN_S, EARLY_STEPS, StepTimeouts
+from holdfast.protocol.orders import ReportSilentRanks
 
 
-def rank_hung(job: Job, state: State, event: RankHung) -> Transition:
+def rank_hung(ctx: Context, event: RankHung) -> None:
     """Wait for the reports of the other ranks, unless this one is conclusive."""
-    replica = state.replicas[event.replica]
-    if event.attempt != replica.attempt or not replica.is_running:
-        return state, ()
-    if state.has_replicas and not has_quorum(job, state):
-        return state, ()  # it waits for lost replicas
-    heard = replica.reported | 1 << event.rank
-    state = state.with_replica(replace(replica, reported=heard, hangs=(*replica.hangs, event)))
-    if state.has_replicas and _is_conclusive(job, state, event):
-        return _stop_suspect(job, state, event.replica, event.at)
-    return arm_hang_verdict(job, state, event.replica, event.at)
+    replica = ctx.state.replicas[event.replica]
+    if ctx.state.has_replicas and not has_quorum(ctx.job, ctx.state):
+        return  # it waits for lost replicas
+    ctx.change_replica(event.replica, reported=replica.reported.with_member(event.rank), hangs=(*replica.hangs, event))
+    if ctx.state.has_replicas and _is_conclusive(ctx.job, ctx.state, event):
+        _stop_suspect(ctx, event.replica)
+    else:
+        await_reports(ctx, event.replica)
 
 
-def on_hang_verdict(job: Job, state: State, index: int, at: float) -> Transition:
+def await_reports(ctx: Context, index: int) -> None:
+    """Suspect a hang, and stop the replica when every rank has reported: only the culprit's stack differs.
+
+    Among several replicas the culprit may be in another, so all ranks that may report get their time. Ranks that have
+    not reported a step yet have no step timeout: their reports are requested.
+    """
+    replica = ctx.change_replica(index, phase=ReplicaPhase.HANG_SUSPECTED)
+    if _all_heard(ctx.job, replica) and not ctx.state.has_replicas:
+        ctx.raise_(FollowUp.STOP, index=index)
+    elif ctx.timer(Timer.HANG_VERDICT, index) is None:
+        ctx.set_timer(Timer.HANG_VERDICT, index, ctx.at + HANG_VERDICT_S)
+        request_reports(ctx, index)
+
+
+def await_reports_again(ctx: Context, index: int) -> None:
+    """The other ranks get as much time again to report."""
+    ctx.set_timer(Timer.HANG_VERDICT, index, ctx.at + HANG_VERDICT_S)
+
+
+def request_reports(ctx: Context, index: int) -> None:
+    """Request reports from ranks that have yet to open their Session, since no step timeout watches them."""
+    send_report_request(ctx, ctx.state.replicas[index], ctx.state.busy_nodes_of(index))
+
+
+def send_report_request(ctx: Context, replica: ReplicaState, nodes: tuple[int, ...]) -> None:
+    """Have these nodes report ranks without a step timeout: those that have sent no hello yet.
+
+    If a rank gave up waiting there may be no step timeout, or a longer one: then all ranks report.
+    """
+    everyone = any(map(timed_out_waiting, replica.rank_failures))
+    ctx.send(ReportSilentRanks(replica=replica.replica, attempt=replica.attempt, all_ranks=everyone), nodes)
+
+
+def hang_verdict_due(ctx: Context, index: int) -> None:
     """No more reports will arrive: stop the suspect; among several replicas it may be another, or one that is gone."""
+    state = ctx.state
     if not state.has_replicas:
-        return stop_replica(job, state, index, at)
-    if state.replicas[index].phase is not ReplicaPhase.HANG_SUSPECTED:
-        return state, ()
-    others = [replica for replica in state.replicas if replica.replica != index]
-    if any(_is_recovering(replica) for replica in others):
-        return _clear_suspicion(state, index), ()
+        ctx.raise_(FollowUp.STOP, index=index)
+        return
     suspected = [replica for replica in state.replicas if replica.phase is ReplicaPhase.HANG_SUSPECTED]
     suspect = min(suspected, key=_suspicion)
-    if _waits_for_compiling_replica(job, state, suspect):
-        return _clear_suspicion(state, index), ()
-    return _stop_suspect(job, state, suspect.replica, at)
+    recovering = any(_is_recovering(replica) for replica in state.replicas if replica.replica != index)
+    if recovering or _waits_for_compiling_replica(ctx.job, state, suspect):
+        _clear_suspicion(ctx, index)
+    else:
+        _stop_suspect(ctx, suspect.replica)
 
 
-def on_progress(state: State, event: StepCommitted) -> State:
+def on_progress(ctx: Context, event: StepCommitted) -> None:
     """A replica that has completed a step since the report does not hang."""
-    replica = state.replicas[event.replica]
+    replica = ctx.state.replicas[event.replica]
     if replica.phase is ReplicaPhase.HANG_SUSPECTED and event.ended > max(hung.at for hung in replica.hangs):
-        return _clear_suspicion(state, event.replica)
-    return state
+        _clear_suspicion(ctx, event.replica)
 
 
-def on_first_step(state: State, event: StepCommitted) -> State:
-    """An attempt has completed its first step: other attempts get as much time."""
-    took_s = event.ended - state.replicas[event.replica].started_at
-    state = replace(state, longest_first_step_s=max(state.longest_first_step_s, took_s))
-    return state.with_timer(Timer.FIRST_STEP.key(event.replica), None)
-
-
-def on_first_step_timeout(job: Job, state: State, index: int, at: float) -> Transition:
-    """Request reports from ranks that have yet to open their Session, since no step timeout watches them."""
-    replica = state.replicas[index]
-    busy = tuple(node for node in state.nodes_of(index) if node.has_processes)
-    return (state, (report_silent_command(replica, busy),)) if replica.phase is ReplicaPhase.RUNNING else (state, ())
-
-
-def _stop_suspect(job: Job, state: State, index: int, at: float) -> Transition:
+def _stop_suspect(ctx: Context, index: int) -> None:
     """Stop a replica; other suspected ones have been waiting for it."""
-    for replica in state.replicas:
+    for replica in ctx.state.replicas:
         if replica.phase is ReplicaPhase.HANG_SUSPECTED and replica.replica != index:
-            state = _clear_suspicion(state, replica.replica)
-    return stop_replica(job, state, index, at)
+            _clear_suspicion(ctx, replica.replica)
+    ctx.raise_(FollowUp.STOP, index=index)
 
 
-def _clear_suspicion(state: State, index: int) -> State:
-    replica = replace(state.replicas[index], phase=ReplicaPhase.RUNNING, reported=0, hangs=())
-    return state.with_replica(replica).with_timer(Timer.HANG_VERDICT.key(index), None)
+def _clear_suspicion(ctx: Context, index: int) -> None:
+    ctx.change_replica(index, phase=ReplicaPhase.RUNNING, reported=NO_RANKS, hangs=())
+    ctx.clear_timers(index, Timer.HANG_VERDICT)
+
+
+def _all_heard(job: Job, replica: ReplicaState) -> bool:
+    """Whether every rank has reported, or has exited successfully."""
+    return len(replica.reported | replica.succeeded) >= len(replica.members) * job.local_world_size
 
 
 def _is_conclusive(job: Job, state: State, hung: RankHung) -> bool:
@@ -98,12 +121,8 @@ def _is_conclusive(job: Job, state: State, hung: RankHung) -> bool:
     excused = any(_is_recovering(other) for other in state.replicas if other is not replica)
     if excused and hung.waited_s < EARLY_MARGIN_S:
         return hung.process_state == "T"
-    all_heard = (replica.reported | replica.succeeded).bit_count() >= len(replica.members) * job.local_world_size
-    return (
-        hung.process_state == "T"
-        or is_not_waiting(hung)
-        or (all_heard and all(map(waits_inside_replica, replica.hangs)))
-    )
+    all_wait_inside = _all_heard(job, replica) and all(map(waits_inside_replica, replica.hangs))
+    return hung.process_state == "T" or is_not_waiting(hung) or all_wait_inside
 
 
 def _is_recovering(replica: ReplicaState) -> bool:

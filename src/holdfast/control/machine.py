@@ -1,65 +1,127 @@
-"""All decisions of a run: a pure function from (state, event) to (state, commands), with a handler table by event type.
+"""All decisions of a run: a pure function from (state, event) to (state, commands), with one table of handlers.
 
 The log holds the events that this machine received, so folding them gives back the state. Commands are then dropped,
 except those that `ControllerStarted` and `AgentConnected` issue again. Clock, randomness and processes arrive as
-events. The handlers are in node_handlers.py, rank_handlers.py, hangs.py, scale_up.py, fault_requests.py, rollout.py and
-request_handlers.py; lifecycle.py has the consequences. policy.py decides what follows a failure, root_cause.py which
-one came first.
+events. An event finds its handler by its type and the phase of its replica. A handler changes a `Context`; what else
+follows from the event is handled next, found in the same way, until nothing follows. policy.py decides what follows a
+failure, root_cause.py which one came first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, get_args
 
-from holdfast.control import (
-    fault_requests,
-    hangs,
-    lifecycle,
-    node_handlers,
-    rank_handlers,
-    request_handlers,
-    rollout,
-    scale_up,
-)
-from holdfast.control.state import NodeState, ReplicaState, State, Timer, Transition
-from holdfast.events import (
-    AgentConnected,
-    AgentDisconnected,
-    AnyEvent,
-    CancelRequested,
-    CheckpointCommitted,
-    CheckpointRequested,
-    CodeFetched,
-    CodeShipped,
-    ControllerStarted,
-    FaultInjected,
-    FaultRequested,
-    NodeCreated,
-    NodeEvicted,
-    NodePreemptionNotice,
-    NodesStopped,
-    NodeTerminated,
-    NodeUnavailable,
-    ProfileRequested,
-    RankExited,
-    RankHung,
-    RanksDrained,
-    RanksExited,
-    RanksHung,
-    RanksStopped,
-    RunCreated,
-    RunEvent,
-    RunFinished,
-    StackDumpRequested,
-    StandbyReady,
-    StepCommitted,
-    TimerExpired,
-    UpdateRequested,
-)
-from holdfast.job.run_spec import CodeArchive
+from holdfast import events
+from holdfast.control import elastic, hangs, lifecycle, node_handlers, node_slots, rank_handlers, requests, rollout
+from holdfast.control.commands import Commands
+from holdfast.control.context import Context, FollowUp
+from holdfast.control.node_set import NodeSet
+from holdfast.control.notices import announce_changes
+from holdfast.control.state import NodeState, ReplicaPhase, ReplicaState, State, Timer
 from holdfast.job.spec import Job
+
+Trigger = type[events.AnyEvent] | Timer | FollowUp
+Phases = tuple[ReplicaPhase | None, ...]
+Handler = Callable[[Context, Any], None]
+"""Takes the event, or the replica or node of an expired timer or a follow-up."""
+
+_GATHERING, _RUNNING, _HANG_SUSPECTED, _STOPPING, _DONE = ReplicaPhase
+_AT_WORK: Phases = (_RUNNING, _HANG_SUSPECTED)
+_NOT_AT_WORK: Phases = (_GATHERING, _STOPPING, _DONE)
+_ANY: Phases = tuple(ReplicaPhase)
+_STANDBY: Phases = (None,)
+
+RUN_HANDLERS: dict[Trigger, Handler] = {
+    events.ControllerStarted: node_handlers.controller_started,
+    events.CancelRequested: lifecycle.cancel_requested,
+    events.CheckpointRequested: requests.checkpoint_requested,
+    events.ProfileRequested: requests.profile_requested,
+    events.StackDumpRequested: requests.stack_dump_requested,
+    events.FaultRequested: requests.fault_requested,
+    events.FaultInjected: requests.fault_injected,
+    events.CodeShipped: rollout.code_shipped,
+    events.UpdateRequested: rollout.update_requested,
+    events.CodeFetched: rollout.code_fetched,
+    Timer.UPDATE: rollout.update_timed_out,
+    events.RunFinished: lifecycle.run_finished,
+}
+"""Of events that concern the whole run."""
+
+NODE_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
+    events.AgentConnected: {
+        _AT_WORK: node_handlers.agent_connected_to_attempt,
+        _NOT_AT_WORK: node_handlers.agent_connected,
+        _STANDBY: node_handlers.standby_connected,
+    },
+    events.AgentDisconnected: {_ANY + _STANDBY: node_handlers.agent_disconnected},
+    events.NodeCreated: {_ANY + _STANDBY: node_handlers.node_created},
+    events.NodeUnavailable: {_ANY + _STANDBY: node_handlers.node_unavailable},
+    events.NodeEvicted: {_ANY + _STANDBY: node_handlers.node_evicted},
+    events.NodeTerminated: {_ANY + _STANDBY: node_handlers.node_terminated},
+    events.NodePreemptionNotice: {
+        _AT_WORK: node_handlers.node_preempted,
+        _NOT_AT_WORK + _STANDBY: node_handlers.node_leaving,
+    },
+    events.StandbyReady: {_STANDBY: node_handlers.standby_ready},
+    Timer.RECONNECT: {_ANY + _STANDBY: node_handlers.reconnect_timed_out},
+    Timer.STANDBY_JOIN: {_STANDBY: node_handlers.standby_join_timed_out},
+    FollowUp.REFILL: {_ANY + _STANDBY: node_slots.refill_slot},
+}
+"""Of events of one node, by the phase of its replica; a standby has none."""
+
+REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
+    events.RankExited: {_AT_WORK: rank_handlers.rank_exited, (_STOPPING,): rank_handlers.rank_exited_in_stop},
+    events.RanksExited: {
+        (_HANG_SUSPECTED,): rank_handlers.ranks_exited_in_hang,
+        (_RUNNING, _STOPPING, _DONE): rank_handlers.ranks_exited,
+    },
+    events.RankHung: {_AT_WORK: hangs.rank_hung},
+    events.RanksHung: {(_HANG_SUSPECTED,): rank_handlers.ranks_hung},
+    events.RanksDrained: {(_STOPPING,): rank_handlers.ranks_drained},
+    events.RanksStopped: {_ANY: rank_handlers.ranks_stopped},
+    events.NodesStopped: {_ANY: rank_handlers.nodes_stopped},
+    events.StepCommitted: {_ANY: rank_handlers.step_committed},
+    events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
+    Timer.MIN_NODES: {(_GATHERING,): lifecycle.min_nodes_timed_out},
+    Timer.JOIN: {(_GATHERING, _RUNNING, _HANG_SUSPECTED, _STOPPING): node_handlers.join_timed_out},
+    Timer.BACK_OFF: {(_GATHERING,): lifecycle.start_attempt},
+    Timer.FIRST_STEP: {(_RUNNING,): hangs.request_reports},
+    Timer.HANG_VERDICT: {(_HANG_SUSPECTED,): hangs.hang_verdict_due},
+    Timer.STOP: {(_STOPPING,): node_handlers.stop_timed_out},
+    Timer.SCALE_UP: {(_RUNNING,): elastic.scale_up},
+    Timer.EXIT: {(_RUNNING,): elastic.exit_timed_out},
+    FollowUp.ADVANCE: {
+        (_GATHERING,): lifecycle.start_attempt,
+        (_RUNNING, _HANG_SUSPECTED, _STOPPING): lifecycle.judge_attempt,
+    },
+    FollowUp.STOP: {
+        (_GATHERING, _RUNNING, _HANG_SUSPECTED): lifecycle.stop_replica,
+        (_STOPPING,): lifecycle.judge_attempt,
+    },
+    FollowUp.SCALE_UP: {(_RUNNING,): elastic.scale_up},
+    FollowUp.RESUME: {
+        (_HANG_SUSPECTED,): hangs.await_reports_again,
+        (_STOPPING,): lifecycle.stop_again,
+        (_GATHERING, _RUNNING, _DONE): node_handlers.wait_again,
+    },
+    FollowUp.END: {
+        (_GATHERING,): lifecycle.finish_replica,
+        _AT_WORK: lifecycle.stop_replica,
+        (_STOPPING,): lifecycle.stop_running_nodes,
+    },
+    FollowUp.FINISH: {_ANY: lifecycle.finish_replica},
+}
+"""Of events of one replica, by its phase; those of an earlier attempt are ignored."""
+
+_BY_PHASE: dict[Trigger, dict[ReplicaPhase | None, Handler]] = {
+    trigger: {phase: handler for phases, handler in rows.items() for phase in phases}
+    for trigger, rows in (NODE_HANDLERS | REPLICA_HANDLERS).items()
+}
+_ATTEMPT_EVENTS = frozenset(
+    trigger for trigger in REPLICA_HANDLERS if isinstance(trigger, type) and trigger is not events.StepCommitted
+)
 
 
 @dataclass(frozen=True)
@@ -68,31 +130,40 @@ class Machine:
 
     job: Job
 
-    def step(self, state: State, event: AnyEvent) -> Transition:
-        """Handle one event; events without a handler leave the state unchanged."""
+    def step(self, state: State, event: events.AnyEvent) -> tuple[State, Commands]:
+        """Handle one event and all that follows; events without a handler leave the state unchanged."""
         if state.finished:
             return state, ()
-        if isinstance(event, RunCreated):
+        if isinstance(event, events.RunCreated):
             return self._initial_state(event.at), ()
-        handler = _HANDLERS.get(type(event))
-        return handler(self.job, state, event) if handler else (state, ())
+        ctx = Context(job=self.job, state=state, at=event.at)
+        pending = [_trigger_of(ctx, event)]
+        while pending:
+            trigger, subject = pending.pop()
+            before = ctx.state
+            if handler := _find_handler(before, trigger, subject):
+                handler(ctx, subject)
+                announce_changes(ctx, before)
+                pending.extend(reversed(ctx.raised))
+                ctx.raised.clear()
+        return ctx.state, tuple(ctx.commands)
 
-    def replay(self, events: Iterable[AnyEvent]) -> State:
+    def replay(self, log: Iterable[events.AnyEvent]) -> State:
         """The state after these events; commands are dropped."""
         state = State()
-        for event in events:
+        for event in log:
             state, _ = self.step(state, event)
         return state
 
     @staticmethod
-    def is_input(kind: type[AnyEvent]) -> bool:
+    def is_input(kind: type[events.AnyEvent]) -> bool:
         """Whether events of a type change the state."""
-        return kind is RunCreated or kind in _HANDLERS
+        return kind in (events.RunCreated, events.TimerExpired) or kind in RUN_HANDLERS or kind in _BY_PHASE
 
     @staticmethod
-    def is_output(kind: type[AnyEvent]) -> bool:
+    def is_output(kind: type[events.AnyEvent]) -> bool:
         """Whether events of a type are the machine's decisions, logged as it makes them."""
-        return kind in get_args(RunEvent) and not Machine.is_input(kind)
+        return kind in get_args(events.RunEvent) and not Machine.is_input(kind)
 
     def _initial_state(self, at: float) -> State:
         """The state in which every run begins: no node exists, and none was requested."""
@@ -104,70 +175,40 @@ class Machine:
             )
             for slot in range(self.job.node_slots)
         )
-        whole = (1 << per_replica) - 1
-        domains = (ReplicaState(replica=index, slots=whole << index * per_replica) for index in range(replicas))
+        domains = (
+            ReplicaState(replica=index, slots=NodeSet.span(index * per_replica, per_replica))
+            for index in range(replicas)
+        )
         waits = {Timer.MIN_NODES.key(index): at + self.job.nodes.min_nodes_wait_s for index in range(replicas)}
         return State(nodes=nodes, replicas=tuple(domains), timers=waits)
 
 
-def _timer_expired(job: Job, state: State, event: TimerExpired) -> Transition:
-    if event.timer not in state.timers:
-        return state, ()
-    kind, index = Timer.parse(event.timer)
-    return _TIMER_HANDLERS[kind](job, state.with_timer(event.timer, None), index, event.at)
+def _trigger_of(ctx: Context, event: events.AnyEvent) -> tuple[Trigger, Any]:
+    """What an event is looked up as, and what its handler takes; an expired timer is deleted."""
+    if not isinstance(event, events.TimerExpired):
+        return type(event), event
+    if event.timer not in ctx.state.timers:
+        return events.TimerExpired, event
+    timer, index = Timer.parse(event.timer)
+    ctx.clear_timers(index, timer)
+    return timer, index
 
 
-def _code_shipped(job: Job, state: State, event: CodeShipped) -> Transition:
-    code = CodeArchive(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
-    return replace(state, code=code), ()
-
-
-def _run_finished(job: Job, state: State, event: RunFinished) -> Transition:
-    return replace(state, finished=True, timers={}), ()
-
-
-_HANDLERS: dict[type[AnyEvent], Callable[[Job, State, Any], Transition]] = {
-    ControllerStarted: node_handlers.controller_started,
-    AgentConnected: node_handlers.agent_connected,
-    AgentDisconnected: node_handlers.agent_disconnected,
-    NodeCreated: node_handlers.node_created,
-    NodeUnavailable: node_handlers.node_unavailable,
-    NodeEvicted: node_handlers.node_evicted,
-    NodeTerminated: node_handlers.node_terminated,
-    NodePreemptionNotice: node_handlers.node_preemption_notice,
-    StandbyReady: node_handlers.standby_ready,
-    RankExited: rank_handlers.rank_exited,
-    RankHung: hangs.rank_hung,
-    RanksDrained: rank_handlers.ranks_drained,
-    RanksStopped: rank_handlers.ranks_stopped,
-    NodesStopped: rank_handlers.nodes_stopped,
-    RanksExited: rank_handlers.ranks_exited,
-    RanksHung: rank_handlers.ranks_hung,
-    StepCommitted: rank_handlers.step_committed,
-    CancelRequested: request_handlers.cancel,
-    CheckpointCommitted: scale_up.checkpoint_committed,
-    FaultRequested: fault_requests.fault_requested,
-    FaultInjected: fault_requests.fault_injected,
-    CheckpointRequested: request_handlers.checkpoint,
-    ProfileRequested: request_handlers.profile,
-    StackDumpRequested: request_handlers.dump_stacks,
-    UpdateRequested: rollout.update_requested,
-    CodeFetched: rollout.code_fetched,
-    CodeShipped: _code_shipped,
-    TimerExpired: _timer_expired,
-    RunFinished: _run_finished,
-}
-
-_TIMER_HANDLERS: dict[Timer, Callable[[Job, State, int, float], Transition]] = {
-    Timer.RECONNECT: node_handlers.on_reconnect_timeout,
-    Timer.STOP: node_handlers.on_stop_timeout,
-    Timer.HANG_VERDICT: hangs.on_hang_verdict,
-    Timer.FIRST_STEP: hangs.on_first_step_timeout,
-    Timer.JOIN: node_handlers.on_join_timeout,
-    Timer.STANDBY_JOIN: node_handlers.on_standby_join_timeout,
-    Timer.MIN_NODES: lifecycle.on_min_nodes_timeout,
-    Timer.BACK_OFF: lifecycle.advance,
-    Timer.SCALE_UP: scale_up.maybe_scale_up,
-    Timer.EXIT: scale_up.on_exit_timeout,
-    Timer.UPDATE: rollout.on_update_timeout,
-}
+def _find_handler(state: State, trigger: Trigger, subject: Any) -> Handler | None:
+    """The handler for an event; None if it is of an earlier attempt or generation, or changes nothing in this phase."""
+    if handler := RUN_HANDLERS.get(trigger):
+        return handler
+    by_phase = _BY_PHASE.get(trigger)
+    if by_phase is None:
+        return None
+    if trigger in NODE_HANDLERS:
+        index: int = getattr(subject, "node", subject)
+        node = state.nodes[index]
+        current = getattr(subject, "generation", node.generation) == node.generation
+        phase = None if node.replica is None else state.replicas[node.replica].phase
+    else:
+        index = getattr(subject, "replica", subject)
+        replica = state.replicas[index]
+        current = trigger not in _ATTEMPT_EVENTS or subject.attempt == replica.attempt
+        phase = replica.phase
+    return by_phase.get(phase) if current else None

@@ -1,45 +1,93 @@
-"""Empties and refills node slots; pure, used by lifecycle.py and node_handlers.py."""
+"""Empties and refills node slots: with a new node from the back end, or with a standby.
+
+A standby and a missing node swap roles: the standby's slot gets the replica and node rank of the missing node's, so
+that ranks keep their numbers; the other slot becomes a standby's once refilled.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
 
-from holdfast.control.commands import Commands, RecordEvent, ReplaceNode
-from holdfast.control.state import NodePhase, NodeState, State, Timer
-from holdfast.events import NodeRequested
-from holdfast.job.spec import Job
+from holdfast.control.commands import ReplaceNode
+from holdfast.control.context import Context, FollowUp
+from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
+from holdfast.events import NodeRequested, StandbyPromoted
 
 
-def next_generation(node: NodeState, at: float, reason: str, *, maybe_alive: bool) -> NodeState:
-    """The slot of a lost node, with the next generation requested."""
-    return replace(
-        node,
+def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> None:
+    """Empty the slot of a lost node: its next generation is to be requested."""
+    node = ctx.change_node(
+        index,
         phase=NodePhase.REQUESTED,
-        since=at,
+        since=ctx.at,
         reason=reason,
-        maybe_alive=maybe_alive or node.maybe_alive,
+        maybe_alive=maybe_alive or ctx.state.nodes[index].maybe_alive,
         has_processes=False,
         evicted=False,
         incarnation="",
-        generation=node.generation + 1,
+        generation=ctx.state.nodes[index].generation + 1,
     )
+    arm_join_timeout(ctx, node)
+    ctx.set_timer(Timer.RECONNECT, index, None)
 
 
-def arm_join_timeout(job: Job, state: State, node: NodeState) -> State:
+def arm_join_timeout(ctx: Context, node: NodeState) -> None:
     """Start the join timeout of a node that was requested or created."""
-    until = node.since + job.recovery.join_timeout_s
-    key = Timer.STANDBY_JOIN.key(node.node) if node.replica is None else Timer.JOIN.key(node.replica)
-    return state.with_node(node).with_timer(key, min(until, state.timers.get(key, until)))
+    timer, index = (Timer.STANDBY_JOIN, node.node) if node.replica is None else (Timer.JOIN, node.replica)
+    ctx.set_timer(timer, index, node.since + ctx.job.recovery.join_timeout_s, earliest=True)
 
 
-def node_requested(node: NodeState, at: float, reason: str = "") -> RecordEvent:
+def record_requested(ctx: Context, node: NodeState, reason: str = "") -> None:
     """Log that a node was requested."""
     standby = node.replica is None
-    asked = NodeRequested(at=at, node=node.node, generation=node.generation, reason=reason, standby=standby)
-    return RecordEvent(event=asked)
+    ctx.record(NodeRequested(at=ctx.at, node=node.node, generation=node.generation, reason=reason, standby=standby))
 
 
-def request_again(slots: tuple[NodeState, ...], at: float, reason: str) -> Commands:
-    """Log and execute requests to refill these slots."""
-    records = (node_requested(node, at, reason) for node in slots)
-    return (*records, *(ReplaceNode(node_id=node.node_id, reason=reason) for node in slots))
+def refill_slot(ctx: Context, index: int) -> None:
+    """Request a node for an empty slot, unless the run ends."""
+    node = ctx.state.nodes[index]
+    if not ctx.state.ending:
+        record_requested(ctx, node, node.reason)
+        ctx.emit(ReplaceNode(node_id=node.node_id, reason=node.reason))
+
+
+def nodes_changed(ctx: Context, replica: int | None) -> None:
+    """Promote ready standbys, and advance replicas that may have waited for this."""
+    for index in dict.fromkeys((*promote_standbys(ctx), *(() if replica is None else (replica,)))):
+        ctx.raise_(FollowUp.ADVANCE, FollowUp.SCALE_UP, index=index)
+
+
+def promote_standbys(ctx: Context) -> tuple[int, ...]:
+    """Put ready standbys in place of missing nodes; returns the replicas that gained a node."""
+    gained: list[int] = []
+    for replica in () if ctx.state.ending else ctx.state.replicas:
+        for missing in _replaceable(ctx, replica):
+            standby = next(iter(ctx.state.ready_standbys & ctx.state.ready_nodes), None)
+            if standby is None:
+                return tuple(gained)
+            _swap_roles(ctx, ctx.state.nodes[standby], missing, replica.replica)
+            ctx.record(StandbyPromoted(at=ctx.at, node=standby, replaces=missing.node, replica=replica.replica))
+            gained.append(replica.replica)
+    return tuple(gained)
+
+
+def _replaceable(ctx: Context, replica: ReplicaState) -> Iterator[NodeState]:
+    """Slots of a replica that a standby may take.
+
+    Not a slot whose former ranks may still live, and at first not one whose node is on its way: it was requested no
+    later.
+    """
+    if replica.phase is not ReplicaPhase.DONE and ctx.state.ready_standbys:
+        for node in map(
+            ctx.state.nodes.__getitem__, replica.slots - ctx.state.ready_nodes - ctx.state.nodes_with_processes
+        ):
+            if node.is_missing and not node.maybe_alive and (node.generation > 0 or not node.is_expected):
+                yield node
+
+
+def _swap_roles(ctx: Context, standby: NodeState, missing: NodeState, index: int) -> None:
+    ctx.change(ready_standbys=ctx.state.ready_standbys.with_member(standby.node, False))
+    ctx.change_node(standby.node, replica=index, node_rank=missing.node_rank)
+    arm_join_timeout(ctx, ctx.change_node(missing.node, replica=None, node_rank=standby.node_rank))
+    slots = ctx.state.replicas[index].slots
+    ctx.change_replica(index, slots=slots.with_member(missing.node, False).with_member(standby.node))

@@ -1,119 +1,182 @@
 """Rolls out new code in a run: nodes download it first, then ranks transfer their state and restart with it.
 
-code_versions.py decides which code an attempt runs; lifecycle.py rolls back code that fails soon.
+New code is on trial for its first `TRIAL_STEPS` steps: if it fails within them, every replica that runs it restarts
+with the previous code.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-from holdfast.control import code_versions
-from holdfast.control.commands import CheckpointAndExit, Commands, FetchCode, FreeState, RecordEvent
-from holdfast.control.lifecycle import stop_replica
-from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, State, Timer, Transition, Update
-from holdfast.events import CodeFetched, FindingRaised, UpdateOutcome, UpdateRequested
+from holdfast.control.context import Context, FollowUp
+from holdfast.control.elastic import request_exit
+from holdfast.control.policy import CRASH_SIGNALS, Failure, FailureKind
+from holdfast.control.state import NodePhase, ReplicaPhase, ReplicaState, State, Timer, Update
+from holdfast.events import CodeFetched, CodeShipped, UpdateEnded, UpdateOutcome, UpdateRequested
 from holdfast.findings import Finding, Severity
 from holdfast.job.run_spec import CodeArchive
-from holdfast.job.spec import Job
+from holdfast.protocol.orders import FetchCode, FreeState
+
+TRIAL_STEPS = 10
+"""Steps for which new code is on trial: if it fails within them, the run rolls back to the previous code."""
 
 STATE_TRANSFER_S, STATE_TRANSFER_STEPS = 60.0, 10
 """Maximum seconds, and maximum steps, that ranks have to finish their step and transfer their state."""
 
-REASON = "the run resumes with other code"
+_PROGRAM_FAILURES = (FailureKind.CRASHED, FailureKind.NOT_STARTED, FailureKind.HUNG, FailureKind.OUT_OF_MEMORY)
 
 
-def update_requested(job: Job, state: State, event: UpdateRequested) -> Transition:
-    """Handle an update request: nodes download the code first. It replaces an update that has not begun."""
-    if state.ending:
-        return state, ()
-    if state.update is not None and _has_started(state):
-        return state, (RecordEvent(event=FindingRaised(at=event.at, finding=_under_way_finding(state.update))),)
-    shipped = CodeArchive(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
-    due = None if event.after_s is None else event.at + event.after_s
-    update = Update(code=shipped if event.digest else None, due=due)
-    state = replace(state, update=update).with_timer(Timer.UPDATE.key(0), due)
+def code_shipped(ctx: Context, event: CodeShipped) -> None:
+    """Ranks run this code."""
+    ctx.change(code=_archive(event))
+
+
+def update_requested(ctx: Context, event: UpdateRequested) -> None:
+    """Nodes download the code first. It replaces an update that has not begun."""
+    if ctx.state.ending:
+        return
+    if ctx.state.update is not None and _has_started(ctx.state):
+        ctx.report(_under_way_finding(ctx.state.update))
+        return
+    due = None if event.after_s is None else ctx.at + event.after_s
+    update = Update(code=_archive(event) if event.digest else None, due=due)
+    ctx.change(update=update)
+    ctx.set_timer(Timer.UPDATE, 0, due)
     if update.code is None:
-        return advance_rollout(job, state, event.at)
-    return state, (fetch_command(update, tuple(node.node for node in state.nodes if node.phase is NodePhase.JOINED)),)
+        advance_rollout(ctx)
+    else:
+        joined = tuple(node.node for node in ctx.state.nodes if node.phase is NodePhase.JOINED)
+        ctx.send(FetchCode(digest=update.code.digest), joined)
 
 
-def fetch_command(update: Update, nodes: tuple[int, ...]) -> FetchCode:
-    """Have these nodes download the code of an update."""
-    assert update.code is not None, "code in place needs no download"
-    return FetchCode(nodes=nodes, digest=update.code.digest)
+def _archive(event: CodeShipped | UpdateRequested) -> CodeArchive:
+    return CodeArchive(digest=event.digest, bytes=event.bytes, files=event.files, cwd=event.cwd)
 
 
-def code_fetched(job: Job, state: State, event: CodeFetched) -> Transition:
-    """Handle a node that has the code, or failed to download it: then nothing is stopped for it."""
-    update = state.update
-    if update is None or update.code is None or update.code.digest != event.digest or _has_started(state):
-        return state, ()
+def code_fetched(ctx: Context, event: CodeFetched) -> None:
+    """A node has the code, or failed to download it: then nothing is stopped for it."""
+    update = ctx.state.update
+    if update is None or update.code is None or update.code.digest != event.digest or _has_started(ctx.state):
+        return
     if event.failure is not None:
-        state, ended = code_versions.update_ended(state, UpdateOutcome.ABANDONED, event.at, event.failure)
-        return state, (RecordEvent(event=ended),)
-    state = replace(state, update=replace(update, fetched_by=update.fetched_by | 1 << event.node))
-    return advance_rollout(job, state, event.at)
+        end_update(ctx, UpdateOutcome.ABANDONED, event.failure)
+    else:
+        _mark_fetched(ctx, update, event.node)
+        advance_rollout(ctx)
 
 
-def on_node_joined(state: State, node: NodeState) -> Transition:
-    """Handle a joined node: without the update's code, it downloads the code when its ranks start."""
-    update = state.update
-    if update is None or update.code is None or update.is_fetched_by((node.node,)):
-        return state, ()
+def _mark_fetched(ctx: Context, update: Update, node: int) -> None:
+    ctx.change(update=update.with_changes(fetched_by=update.fetched_by.with_member(node)))
+
+
+def fetch_on_join(ctx: Context, node: int) -> None:
+    """A joined node without the update's code downloads it, at the latest when its ranks start."""
+    update = ctx.state.update
+    if update is None or update.code is None or node in update.fetched_by:
+        return
     if update.fetched_by:
-        return replace(state, update=replace(update, fetched_by=update.fetched_by | 1 << node.node)), ()
-    return state, (fetch_command(update, (node.node,)),)
+        _mark_fetched(ctx, update, node)
+    else:
+        ctx.send(FetchCode(digest=update.code.digest), (node,))
 
 
-def on_update_timeout(job: Job, state: State, index: int, at: float) -> Transition:
+def update_timed_out(ctx: Context, index: int) -> None:
     """No restart came in time: stop the ranks for the update."""
-    return advance_rollout(job, state, at)
+    advance_rollout(ctx)
 
 
-def advance_rollout(job: Job, state: State, at: float) -> Transition:
+def advance_rollout(ctx: Context) -> None:
     """Have the ranks exit for the new code, once it is due and all their nodes have it."""
-    update = state.update
-    if update is None or update.due is None or at < update.due:
-        return state, ()
-    leaving = [
-        replica
-        for replica in state.replicas
-        if replica.phase is ReplicaPhase.RUNNING and replica.rollout_base_step is None
-    ]
-    if not all(update.is_fetched_by(replica.members) for replica in leaving):
-        return state, ()
-    commands: Commands = ()
-    for replica in leaving:
-        if not replica.exit_requested:
-            state, more = _stop_for_update(job, state, replica, at)
-            commands = (*commands, *more)
-    return state, commands
+    update = ctx.state.update
+    if update is None or update.due is None or ctx.at < update.due:
+        return
+    running = (replica for replica in ctx.state.replicas if replica.phase is ReplicaPhase.RUNNING)
+    leaving = [replica for replica in running if replica.rollout_base_step is None]
+    if all(update.is_fetched_by(replica.members) for replica in leaving):
+        for replica in leaving:
+            if not replica.exit_requested:
+                _stop_for_update(ctx, replica)
 
 
-def _stop_for_update(job: Job, state: State, replica: ReplicaState, at: float) -> Transition:
+def _stop_for_update(ctx: Context, replica: ReplicaState) -> None:
     """Ranks that report steps transfer their state; others are stopped."""
-    state = state.with_replica(replace(replica, exit_requested=True, transfers_state=replica.has_stepped))
+    index = replica.replica
+    replica = ctx.change_replica(index, exit_requested=True, transfers_state=replica.has_stepped)
     if not replica.has_stepped:
-        found = FindingRaised(at=at, finding=_state_transfer_skipped(replica))
-        state, commands = stop_replica(job, state, replica.replica, at)
-        return state, (RecordEvent(event=found), *commands)
+        ctx.report(_state_transfer_skipped(replica))
+        ctx.raise_(FollowUp.STOP, index=index)
+        return
     longest_s = STATE_TRANSFER_S + STATE_TRANSFER_STEPS * (replica.step_rate.step_s or 0.0)
-    return state.with_timer(Timer.EXIT.key(replica.replica), at + longest_s), (transfer_and_exit(replica.members),)
+    ctx.set_timer(Timer.EXIT, index, ctx.at + longest_s)
+    request_exit(ctx, replica, replica.members)
 
 
-def transfer_and_exit(nodes: tuple[int, ...]) -> CheckpointAndExit:
-    """Request that the ranks of these nodes keep their state in memory and exit."""
-    return CheckpointAndExit(nodes=nodes, reason=REASON, transfer_state=True)
+def code_of_next_attempt(state: State, replica: ReplicaState, members: tuple[int, ...]) -> dict[str, Any]:
+    """The changes to a replica whose next attempt has these members: the code it runs, and since which step."""
+    update = state.update
+    if update is None:
+        return {"code": state.code, "rollout_base_step": None}
+    if replica.rollout_base_step is not None:
+        return {}
+    if not update.is_fetched_by(members):
+        return {"code": state.code}
+    return {"code": update.code, "rollout_base_step": replica.highest_step}
 
 
-def settle_update(state: State, at: float) -> Transition:
+def make_update_due(ctx: Context, replica: ReplicaState) -> None:
+    """If one of several replicas runs an update's code, the others follow: two versions must not average gradients."""
+    update = ctx.state.update
+    if not ctx.state.has_replicas or update is None or replica.rollout_base_step is None or update.due is not None:
+        return
+    ctx.change(update=update.with_changes(due=ctx.at))
+    ctx.set_timer(Timer.UPDATE, 0, ctx.at)
+
+
+def is_rollout_failure(state: State, replica: ReplicaState, failure: Failure) -> bool:
+    """Whether a failure is attributed to code on trial, and there is previous code to roll back to."""
+    if replica.rollout_base_step is None or state.update is None or state.update.code is None:
+        return False
+    by_signal = failure.kind is FailureKind.KILLED and failure.code in CRASH_SIGNALS
+    return failure.kind in _PROGRAM_FAILURES or by_signal
+
+
+def settle_update(ctx: Context) -> None:
     """After a step: end the update if the new code has made enough steps; from then on there is no rollback."""
-    if state.update is None or not code_versions.is_settled(state):
-        return state, ()
-    state, ended = code_versions.update_ended(state, UpdateOutcome.APPLIED, at)
-    joined = (node for node in state.nodes if node.phase is NodePhase.JOINED)
-    releases = (FreeState(node=node.node, replica=node.replica) for node in joined if node.replica is not None)
-    return state, (RecordEvent(event=ended), *releases)
+    if ctx.state.update is None or not _is_settled(ctx.state):
+        return
+    end_update(ctx, UpdateOutcome.APPLIED)
+    for node in ctx.state.nodes:
+        if node.phase is NodePhase.JOINED and node.replica is not None:
+            ctx.send(FreeState(replica=node.replica), (node.node,))
+
+
+def _is_settled(state: State) -> bool:
+    """Whether every running replica has made its trial steps with the new code."""
+    at_work = state.running_replicas
+    return bool(at_work) and all(
+        replica.rollout_base_step is not None and replica.highest_step >= replica.rollout_base_step + TRIAL_STEPS
+        for replica in at_work
+    )
+
+
+def end_update(ctx: Context, outcome: UpdateOutcome, finding: Finding | None = None) -> None:
+    """End the update, and log how."""
+    state, update = ctx.state, ctx.state.update
+    assert update is not None, "an update ends once"
+    ctx.record(
+        UpdateEnded(
+            at=ctx.at,
+            digest=update.code.digest if update.code else "",
+            previous_digest=state.code.digest if state.code else "",
+            outcome=outcome,
+            step=max(replica.highest_step for replica in state.replicas),
+            finding=finding,
+        )
+    )
+    for replica in state.replicas:
+        ctx.change_replica(replica.replica, rollout_base_step=None)
+    ctx.change(update=None, code=update.code if outcome is UpdateOutcome.APPLIED else state.code)
+    ctx.clear_timers(0, Timer.UPDATE)
 
 
 def _has_started(state: State) -> bool:
@@ -128,7 +191,7 @@ def _under_way_finding(update: Update) -> Finding:
         what="an update is under way, and another is not begun before it is over",
         where="holdfast update",
         evidence=(f"code {digest}",),
-        remedy=f"Try again once it has made {code_versions.TRIAL_STEPS} steps; `holdfast events` says when.",
+        remedy=f"Try again once it has made {TRIAL_STEPS} steps; `holdfast events` says when.",
     )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from holdfast.control.commands import Commands
+from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
 from holdfast.control.policy import Failure
 from holdfast.events import FaultRequested, Outcome, RankExited, RankHung
 from holdfast.job.backend import NodeId
@@ -81,8 +81,18 @@ class ReplicaPhase(StrEnum):
     """All ranks have ended and none will restart."""
 
 
+class _Frozen:
+    """Frozen data of which copies with other fields are made."""
+
+    def with_changes(self, **changes: Any) -> Self:
+        """A copy with some fields changed; `replace` takes five times as long, and a restart changes thousands."""
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, **changes)
+        return copy
+
+
 @dataclass(frozen=True, kw_only=True)
-class NodeState:
+class NodeState(_Frozen):
     """One node slot."""
 
     node: int
@@ -107,12 +117,6 @@ class NodeState:
     port: int = 0
     has_processes: bool = False
     """Whether processes of its replica's current attempt may exist on it."""
-
-    def with_changes(self, **changes: Any) -> NodeState:
-        """This slot with some fields changed; `replace` takes five times as long, and a restart changes thousands."""
-        node = object.__new__(NodeState)
-        node.__dict__.update(self.__dict__, **changes)
-        return node
 
     @property
     def node_id(self) -> NodeId:
@@ -146,28 +150,28 @@ class StepRate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Update:
+class Update(_Frozen):
     """Other code that ranks are to run; ends once the code has made some steps or is rolled back."""
 
     code: CodeArchive | None
     """None for code in place."""
     due: float | None
     """Unix seconds at which ranks are stopped for it; None waits for a restart."""
-    fetched_by: int = 0
-    """Nodes that have the code, one bit each."""
+    fetched_by: NodeSet = NO_NODES
+    """Nodes that have the code."""
 
     def is_fetched_by(self, nodes: Iterable[int]) -> bool:
         """Whether all of these nodes have its code."""
-        return self.code is None or all(self.fetched_by >> node & 1 for node in nodes)
+        return self.code is None or all(node in self.fetched_by for node in nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaState:
+class ReplicaState(_Frozen):
     """One failure domain: the ranks that must restart together."""
 
     replica: int
-    slots: int = 0
-    """Its node slots, one bit each, as in `State.nodes_with_processes`."""
+    slots: NodeSet = NO_NODES
+    """Its node slots."""
     phase: ReplicaPhase = ReplicaPhase.GATHERING
     attempt: int = -1
     """The current attempt, from 0; -1 before the first."""
@@ -193,17 +197,17 @@ class ReplicaState:
     """The step after which it runs code of an update that is on trial."""
     scale_ups: tuple[float, ...] = ()
     """Unix seconds at which it stopped to add nodes, oldest first."""
-    succeeded: int = 0
-    """Ranks of this attempt that exited by themselves with code 0, one bit each."""
+    succeeded: RankSet = NO_RANKS
+    """Ranks of this attempt that exited by themselves with code 0."""
     rank_failures: tuple[RankExited, ...] = ()
     """Failed exits of this attempt's ranks, in order of arrival."""
-    reported: int = 0
-    """Ranks of this attempt that were reported hung or gave up waiting for others, one bit each."""
+    reported: RankSet = NO_RANKS
+    """Ranks of this attempt that were reported hung or gave up waiting for others."""
     hangs: tuple[RankHung, ...] = ()
     node_failures: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
-    lost_slots: int = 0
-    """Node slots lost since its last attempt ran, one bit each: together they are one disruption."""
+    lost_slots: NodeSet = NO_NODES
+    """Node slots lost since its last attempt ran: together they are one disruption."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 
@@ -228,16 +232,16 @@ class Ending:
 
 
 @dataclass(frozen=True, kw_only=True)
-class State:
+class State(_Frozen):
     """All that a controller knows about its run; the fold of its log."""
 
     nodes: tuple[NodeState, ...] = ()
-    nodes_with_processes: int = 0
-    """Nodes with `has_processes`, one bit each: read for each message, where scanning all nodes would be quadratic."""
-    ready_nodes: int = 0
-    """Nodes with `is_ready`, one bit each."""
-    ready_standbys: int = 0
-    """Standbys that reported ready, one bit each."""
+    nodes_with_processes: NodeSet = NO_NODES
+    """Nodes with `has_processes`: read for each message, where scanning all nodes would be quadratic."""
+    ready_nodes: NodeSet = NO_NODES
+    """Nodes with `is_ready`."""
+    ready_standbys: NodeSet = NO_NODES
+    """Standbys that reported ready."""
     replicas: tuple[ReplicaState, ...] = ()
     timers: Mapping[str, float] = field(default_factory=dict[str, float])
     """Unix seconds at which each timer expires, by key."""
@@ -292,24 +296,29 @@ class State:
         return self.ending is None and any(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
     def with_node(self, node: NodeState) -> State:
-        busy, ready = (
-            _with_bit(self.nodes_with_processes, node.node, node.has_processes),
-            _with_bit(self.ready_nodes, node.node, node.is_ready),
+        return self.with_changes(
+            nodes=(*self.nodes[: node.node], node, *self.nodes[node.node + 1 :]),
+            nodes_with_processes=self.nodes_with_processes.with_member(node.node, node.has_processes),
+            ready_nodes=self.ready_nodes.with_member(node.node, node.is_ready),
         )
-        nodes = (*self.nodes[: node.node], node, *self.nodes[node.node + 1 :])
-        return replace(self, nodes=nodes, nodes_with_processes=busy, ready_nodes=ready)
 
     def with_nodes(self, changed: Iterable[NodeState]) -> State:
-        """Replace many nodes in one pass: scanning all beats thousands of single-bit changes."""
-        nodes = list(self.nodes)
-        for node in changed:
+        """Replace many nodes in one pass."""
+        nodes, replaced = list(self.nodes), tuple(changed)
+        for node in replaced:
             nodes[node.node] = node
-        busy, ready = _bits(node.has_processes for node in nodes), _bits(node.is_ready for node in nodes)
-        return replace(self, nodes=tuple(nodes), nodes_with_processes=busy, ready_nodes=ready)
+        others = NodeSet.of(node.node for node in replaced)
+        busy = NodeSet.of(node.node for node in replaced if node.has_processes)
+        ready = NodeSet.of(node.node for node in replaced if node.is_ready)
+        return self.with_changes(
+            nodes=tuple(nodes),
+            nodes_with_processes=self.nodes_with_processes - others | busy,
+            ready_nodes=self.ready_nodes - others | ready,
+        )
 
     def with_replica(self, replica: ReplicaState) -> State:
         index = replica.replica
-        return replace(self, replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
+        return self.with_changes(replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
 
     def with_timer(self, key: str, at: float | None) -> State:
         """Set a timer, or delete it with None."""
@@ -320,29 +329,22 @@ class State:
             del deadlines[key]
         else:
             deadlines[key] = at
-        return replace(self, timers=deadlines)
-
-    def with_ready_standby(self, node: int, ready: bool) -> State:
-        return replace(self, ready_standbys=_with_bit(self.ready_standbys, node, ready))
+        return self.with_changes(timers=deadlines)
 
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
         """Its slots, filled or not, in the order of their ranks."""
-        return tuple(sorted((node for node in self.nodes if node.replica == replica), key=lambda node: node.node_rank))
+        slots = (self.nodes[slot] for slot in self.replicas[replica].slots)
+        return tuple(sorted(slots, key=lambda node: node.node_rank))
+
+    def has_ranks(self, replica: int) -> bool:
+        """Whether any node of a replica may have processes of its attempt."""
+        return bool(self.nodes_with_processes & self.replicas[replica].slots)
+
+    def busy_nodes_of(self, replica: int) -> tuple[int, ...]:
+        """Its nodes that may have ranks, in the order of those ranks."""
+        return tuple(node.node for node in self.nodes_of(replica) if node.has_processes)
 
     def node_at(self, replica: int, node_rank: int) -> int | None:
         """The node at a node rank of a replica's current attempt; None if the attempt has fewer nodes."""
         members = self.replicas[replica].members
         return members[node_rank] if node_rank < len(members) else None
-
-
-def _bits(flags: Iterable[bool]) -> int:
-    """One bit per flag, the first one lowest."""
-    return int("".join("1" if flag else "0" for flag in flags)[::-1] or "0", 2)
-
-
-def _with_bit(bits: int, index: int, on: bool) -> int:
-    return bits | 1 << index if on else bits & ~(1 << index)
-
-
-Transition = tuple[State, Commands]
-"""The result of an event: the state after it, and the commands."""

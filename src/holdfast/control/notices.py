@@ -1,0 +1,58 @@
+"""Notifies ranks of other replicas, and the user, of replicas that stop and start: from one comparison of two states.
+
+The machine compares the states before and after each handler.
+"""
+
+from __future__ import annotations
+
+from holdfast.control.context import Context
+from holdfast.control.policy import quorum_finding
+from holdfast.control.state import ReplicaPhase, ReplicaState, State
+from holdfast.job.spec import Job
+from holdfast.protocol.orders import AnnounceReplicaDown, AnnounceReplicaStarting
+
+
+def announce_changes(ctx: Context, before: State) -> None:
+    """Announce the replicas that have stopped or started since `before`, and a lost or restored quorum."""
+    after = ctx.state
+    if after.replicas is before.replicas or not before.has_replicas:
+        return
+    for was, now in zip(before.replicas, after.replicas, strict=True):
+        if was is now:
+            continue
+        starts = now.attempt > was.attempt
+        stops = not starts and ReplicaPhase.STOPPING in (was.phase, now.phase)  # ranks that leave say so themselves
+        if stops and before.may_step(was) and not after.may_step(now):
+            _send_to_others(ctx, now, AnnounceReplicaDown(replica=now.replica, attempt=now.attempt))
+        elif starts and now.attempt > 0:
+            _send_to_others(ctx, now, AnnounceReplicaStarting(replica=now.replica, attempt=now.attempt))
+        if starts or (stops and was.is_running):
+            _report_quorum(ctx, before)
+
+
+def has_quorum(job: Job, state: State) -> bool:
+    """Whether enough replicas run for steps to be committed."""
+    return len(state.running_replicas) >= job.recovery.min_replicas
+
+
+def missed_announcements(ctx: Context, node: int) -> None:
+    """Announce to a node what happened to other replicas while it was disconnected; its ranks may receive it twice."""
+    for other in ctx.state.replicas:
+        down = other.phase in (ReplicaPhase.STOPPING, ReplicaPhase.GATHERING) and not ctx.state.may_step(other)
+        if other.attempt >= 0 and down:
+            ctx.send(AnnounceReplicaDown(replica=other.replica, attempt=other.attempt), (node,))
+
+
+def _send_to_others(ctx: Context, about: ReplicaState, order: AnnounceReplicaDown | AnnounceReplicaStarting) -> None:
+    """Send an order to the nodes of other replicas whose ranks may take a step."""
+    others = (other for other in ctx.state.replicas if other.replica != about.replica and ctx.state.may_step(other))
+    if nodes := tuple(node for other in others for node in other.members):
+        ctx.send(order, nodes)
+
+
+def _report_quorum(ctx: Context, before: State) -> None:
+    state, least = ctx.state, ctx.job.recovery.min_replicas
+    was, now = has_quorum(ctx.job, before), has_quorum(ctx.job, state)
+    began = any(replica.attempt > 0 for replica in state.replicas) or was
+    if was != now and began and not state.ending and not state.training_complete:
+        ctx.report(quorum_finding(len(state.running_replicas), len(state.replicas), least))

@@ -1,0 +1,108 @@
+"""Handles user requests to all ranks, and faults: who injects each and when, and which machines a fault has cordoned.
+
+job/fault_catalog.py lists the faults.
+"""
+
+from __future__ import annotations
+
+from holdfast import events
+from holdfast.control.commands import Cordon, InjectFault, Uncordon
+from holdfast.control.context import Context
+from holdfast.job.fault_catalog import FAULTS, Executor
+from holdfast.protocol import orders
+
+
+def checkpoint_requested(ctx: Context, event: events.CheckpointRequested) -> None:
+    """Every rank takes a checkpoint."""
+    ctx.send(orders.TakeCheckpoint(), None)
+
+
+def profile_requested(ctx: Context, event: events.ProfileRequested) -> None:
+    """Every rank profiles its steps."""
+    ctx.send(orders.ProfileSteps(), None)
+
+
+def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None:
+    """Every agent dumps the stacks of its ranks."""
+    ctx.send(orders.DumpStacks(), None)
+
+
+def fault_requested(ctx: Context, event: events.FaultRequested) -> None:
+    """The fault's node receives it at once, and again whenever it joins, until it is injected."""
+    if event.action is events.FaultAction.RESTORE:
+        _uncordon(ctx, event.index)
+    elif event.at_step is None and _executor(event) is Executor.CONTROLLER:
+        ctx.emit(InjectFault(fault=event))
+    else:
+        ctx.change(pending_faults=(*ctx.state.pending_faults, event))
+        if (node := _target_node(ctx, event)) is not None:
+            _send_fault(ctx, event, node)
+
+
+def fault_injected(ctx: Context, event: events.FaultInjected) -> None:
+    """A fault took effect; a node that is removed for good cordons its machine."""
+    known = _drop_pending(ctx, tuple(fault for fault in ctx.state.pending_faults if fault.at == event.requested_at))
+    if any(fault.action is events.FaultAction.REMOVE for fault in known):
+        node_id = ctx.state.nodes[event.node].node_id
+        ctx.change(cordoned=(*ctx.state.cordoned, node_id))
+        ctx.emit(Cordon(node_id=node_id))
+
+
+def inject_faults_due(ctx: Context, step: int) -> None:
+    """Inject the controller's own faults that wait for a step."""
+    own = (fault for fault in ctx.state.pending_faults if _executor(fault) is Executor.CONTROLLER)
+    for fault in _drop_pending(ctx, tuple(fault for fault in own if step >= (fault.at_step or 0))):
+        ctx.emit(InjectFault(fault=fault))
+
+
+def send_pending_faults(ctx: Context, node: int) -> None:
+    """Send a node that joins or starts ranks its faults."""
+    for fault in ctx.state.pending_faults:
+        if _target_node(ctx, fault) == node:
+            _send_fault(ctx, fault, node)
+
+
+def cordon_again(ctx: Context) -> None:
+    """Cordon the cordoned machines, for a back end that may not know them."""
+    ctx.emit(*(Cordon(node_id=node_id) for node_id in ctx.state.cordoned))
+
+
+def _drop_pending(ctx: Context, faults: tuple[events.FaultRequested, ...]) -> tuple[events.FaultRequested, ...]:
+    if faults:
+        ctx.change(pending_faults=tuple(fault for fault in ctx.state.pending_faults if fault not in faults))
+    return faults
+
+
+def _uncordon(ctx: Context, node: int) -> None:
+    """Uncordon every machine that was lost under this node."""
+    back = tuple(node_id for node_id in ctx.state.cordoned if node_id.node == node)
+    ctx.change(cordoned=tuple(node_id for node_id in ctx.state.cordoned if node_id not in back))
+    ctx.emit(*(Uncordon(node_id=node_id) for node_id in back))
+
+
+def _executor(fault: events.FaultRequested) -> Executor:
+    return FAULTS[fault.action, fault.target].executor
+
+
+def _target_node(ctx: Context, fault: events.FaultRequested) -> int | None:
+    """The node whose agent injects a fault; None if another process does, or the current attempt lacks the rank."""
+    if _executor(fault) is not Executor.AGENT:
+        return None
+    if fault.target.is_rank:
+        replica, rank = divmod(fault.index, ctx.job.replica_world_size)
+        return ctx.state.node_at(replica, rank // ctx.job.local_world_size)
+    return fault.index
+
+
+def _send_fault(ctx: Context, fault: events.FaultRequested, node: int) -> None:
+    order = orders.InjectFault(
+        requested_at=fault.at,
+        target=fault.target,
+        rank=fault.index % ctx.job.replica_world_size,
+        index=fault.index,
+        action=fault.action,
+        at_step=fault.at_step,
+        for_s=fault.for_s,
+        amount=fault.amount,
+    )
+    ctx.send(order, (node,))
