@@ -37,7 +37,6 @@ class SemiSyncReplicas(MultiReplica):
             return progress
 
         super().__init__(config, train_state, coordinator, resume=resumed)
-        from holdfast.train.ft.outer_sync import OuterSynchronizer  # as with replica_group.py
 
         assert config.outer_sync is not None
         self._every = config.outer_sync.every
