@@ -14,6 +14,7 @@ from torchft.coordination import LighthouseServer
 
 from holdfast.findings import Finding
 from holdfast.protocol.rank_messages import Activity
+from holdfast.train.ft import abortable_pg
 from holdfast.train.ft.replica_group import ReplicaGroup, State
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
@@ -141,3 +142,27 @@ def test_one_that_is_to_leave_does_not_wait_for_the_others_word(both) -> None:
         return each.group.barrier_if_unchanged(1) if each.state == 0 else None
 
     assert both(stand) == [False, None]
+
+
+def test_one_that_dies_while_the_others_connect_is_not_waited_for_where_no_agent_tells(both, monkeypatch) -> None:
+    monkeypatch.setattr(abortable_pg, "CONNECT_S", 1.0)
+
+    def fail(each: Replica) -> bool:  # so that the next quorum connects anew
+        each.group.manager.report_error(RuntimeError("lost: replica 7"))
+        return each.step()
+
+    def join(each: Replica) -> bool:
+        if each.state == 0:
+            return each.group.join_quorum(2) and each.group.count == 1
+
+        def die(*_: object, **__: object) -> None:
+            each.group.manager.shutdown(wait=False)  # its heartbeats end
+            raise ConnectionError("it dies")
+
+        monkeypatch.setattr(each.group._group, "connect", die)
+        each.group.manager.start_quorum()
+        return each.group.manager.errored() is not None
+
+    assert both(fail) == [False, False]
+    assert both(join) == [True, True]
+    assert both(lambda each: each.state == 1 or each.step()) == [True, True]

@@ -23,6 +23,9 @@ from holdfast.train.torch_private import gloo_group
 
 TIMEOUT = timedelta(minutes=10)
 """Timeout of a step's collectives, for losses that no message reports."""
+CONNECT_S = 30.0
+"""Seconds that the members of a quorum have to connect: all begin at once. It bounds the wait for one that has died,
+where no agent reports the loss; a new quorum follows."""
 
 
 class _AbortableCall:
@@ -31,11 +34,11 @@ class _AbortableCall:
     def __init__(self) -> None:
         self._awaited = Future[Any]()
 
-    def run(self, work: Callable[[], Any]) -> Any:
+    def run(self, work: Callable[[], Any], timeout_s: float | None = None) -> Any:
         awaited = self._awaited = Future[Any]()
         Thread(target=_resolve, args=(awaited, work), daemon=True).start()
         try:
-            return awaited.result()
+            return awaited.result(timeout_s)
         finally:
             self._awaited = Future[Any]()  # a group closes when its last reference is dropped
 
@@ -102,7 +105,10 @@ class AbortableGloo(_AbortableGroup, ProcessGroupGloo):
             # Without torch 2.15's warning about TorchFT's group: it numbers operations, which torch now does itself.
             return gloo_group(create_store_client(store, timeout=TIMEOUT), rank, world_size, TIMEOUT)
 
-        replace_group(self, self.connecting.run(connected))
+        try:
+            replace_group(self, self.connecting.run(connected, CONNECT_S))
+        except TimeoutError:
+            raise ConnectionError(f"not all replicas connected within {CONNECT_S:g} s") from None
 
 
 class AbortableNccl(_AbortableGroup, ProcessGroupNCCL):
