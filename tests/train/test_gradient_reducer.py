@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holdfast.errors import HoldfastError
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.ft.gradient_reducer import GradientReducer
-from holdfast.train.ft.replica_strategy import SingleReplica, _GatedOptimizer
+from holdfast.train.ft.replica_strategy import ReplicaStrategy, _GatedOptimizer
 from holdfast.train.ft.wrappers import UNSUPPORTED, GradientSync, refuse_unsupported
 
 OTHERS = 8.0
@@ -81,10 +81,10 @@ def test_single_replica_switches_only_ddp_around_the_model_and_none_inside_it(gr
     both = torch.nn.ModuleDict(
         {"generator": DistributedDataParallel(model()), "module": DistributedDataParallel(model())}
     )
-    SingleReplica(both).before_backward(last=False)
+    ReplicaStrategy(both).before_backward(last=False)
     assert [each.require_backward_grad_sync for each in both.children()] == [True, True]
     wrapped = DistributedDataParallel(model())
-    alone = SingleReplica(torch.compile(wrapped, backend="eager"))
+    alone = ReplicaStrategy(torch.compile(wrapped, backend="eager"))
     for last in (False, True):
         alone.before_backward(last=last)
         assert wrapped.require_backward_grad_sync is last

@@ -35,7 +35,7 @@ from holdfast.protocol.rank_messages import (
 from holdfast.protocol.validation import MAX_METRICS
 from holdfast.train import RankConfig, Session
 from holdfast.train.checkpoint import staging
-from holdfast.train.ft.replica_strategy import SingleReplica, StoppedWhileWaiting, TrainingProgress
+from holdfast.train.ft.replica_strategy import ReplicaStrategy, StoppedWhileWaiting, TrainingProgress
 from holdfast.train.metrics.step_meter import StepMeter
 from holdfast.train.session.rank_coordinator import STATE_TRANSFER_S, STOP_WAIT_S, RankCoordinator
 
@@ -237,7 +237,7 @@ def test_seconds_between_checkpoints_are_counted(tmp_path: Path):
     assert saved(tmp_path) == ["step-00000001", "step-00000002"]
 
 
-class SecondReplica(SingleReplica):
+class SecondReplica(ReplicaStrategy):
     """As the second of replicas, for which the first saves."""
 
     replica_index = 1
@@ -256,7 +256,7 @@ def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoin
     assert saved(tmp_path) == []
 
 
-class LostPeers(SingleReplica):
+class LostPeers(ReplicaStrategy):
     """Like a rank that receives a stop while it waits for the others, after step 3."""
 
     def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:

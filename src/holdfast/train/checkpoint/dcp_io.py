@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 import os
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.state_dict_loader import load  # pyright: igno
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
 from holdfast.host.files import UnexpectedFile
+from holdfast.train.checkpoint import manifest_file
 from holdfast.train.checkpoint.manifest_file import FileChecksum
 from holdfast.train.checkpoint.regular_file import open_regular
 from holdfast.train.session.control_group import ControlGroup
@@ -44,18 +46,19 @@ class StoreUnreachable(Exception):
     """The storage that has the files does not answer; sent to all ranks likewise."""
 
 
-class ReadSource(Protocol):
+class ReadSource(ABC):
     """Storage that files are read from."""
 
     folder: Path
+    """Where its files can be read after `fetch`."""
 
+    @abstractmethod
     def fetch(self, names: Iterable[str]) -> None:
         """Make these files available in the folder; raises StoreUnreachable."""
-        ...
 
     def find_damage(self, name: str, expected: FileChecksum) -> str | None:
         """Describe the damage to a file; None if it matches `expected`."""
-        ...
+        return manifest_file.find_damage(self.folder / name, expected)
 
 
 def write(tensors: dict[str, Any], folder: Path, ranks: ControlGroup) -> list[Path]:

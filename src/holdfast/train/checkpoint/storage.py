@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import msgspec
 from torch.distributed.checkpoint.api import CheckpointException
@@ -20,13 +21,15 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.os_errors import disk_usage, probe_disk, resource_error_in, resource_error_of
 from holdfast.train.checkpoint import manifest_file
-from holdfast.train.checkpoint.dcp_io import StoreUnreachable
+from holdfast.train.checkpoint.dcp_io import ReadSource, StoreUnreachable
 from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
 from holdfast.train.checkpoint.regular_file import is_damage, open_regular
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
 from holdfast.train.checkpoint.writer_fence import WriterFence, WriterId
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import USE_ANOTHER_FOLDER
+
+T = TypeVar("T")
 
 STEP_FOLDER = re.compile(r"step-(\d{8,})")
 
@@ -42,68 +45,58 @@ class Incomplete(str):
     """Describes a checkpoint that was never complete, or was lost with a node before its upload."""
 
 
-class CheckpointRef(Protocol):
+class CheckpointRef(ReadSource):
     """A checkpoint in one location; `find_damage` and `fetch` are local to a rank, all other calls are collective."""
 
     step: int
     where: str
-    folder: Path
-    """Folder where its files can be read after `fetch`."""
 
+    @abstractmethod
     def manifest(self) -> Manifest | str:
         """Its manifest, or why it cannot be read: the same on all ranks."""
-        ...
 
-    def fetch(self, names: Iterable[str]) -> None:
-        """Make these files available in `folder`; raises StoreUnreachable."""
-        ...
-
-    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
-        """How a file differs from the manifest; None if it matches."""
-        ...
-
+    @abstractmethod
     def quarantine(self, damage: str) -> Finding:
         """Move the checkpoint out of the way, so that no start tries it again; returns the finding."""
-        ...
 
 
-class CheckpointStorage(Protocol):
+class CheckpointStorage(ABC):
     """Storage for the checkpoints of one run."""
 
     where: str
 
+    @abstractmethod
     def name(self, step: int) -> str: ...
 
+    @abstractmethod
     def partial(self, step: int) -> Path:
         """The folder that this rank writes its part to."""
-        ...
 
+    @abstractmethod
     def take_over(self) -> list[CheckpointRef]:
         """Fence other attempts; returns the checkpoints, newest first and, for one step, the nearest first."""
-        ...
 
-    def on_resumed(self, step: int) -> None:
-        """Training resumes after this step."""
-        ...
-
+    @abstractmethod
     def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
         """Make a checkpoint complete; `written` is this rank's part. Called by each rank's background thread."""
-        ...
 
+    @abstractmethod
     def prune(self) -> None:
         """Remove expired checkpoints after a commit; called by each rank's background thread."""
-        ...
+
+    def on_resumed(self, step: int) -> None:  # noqa: B027 - a storage need not act on it
+        """Training resumes after this step."""
 
     def take_finding(self) -> Finding | None:
         """Background failure since the last call; the same on all ranks."""
-        ...
+        return None
 
     def close(self) -> Finding | None:
         """Wait for background work; returns why the newest checkpoint is not in its final storage."""
-        ...
+        return None
 
 
-class SharedStorage:
+class SharedStorage(CheckpointStorage):
     """A folder that all ranks reach, with the only copy."""
 
     def __init__(self, folder: Path, *, retention: RetentionPolicy, ranks: ControlGroup, writer: WriterId) -> None:
@@ -133,9 +126,6 @@ class SharedStorage:
         check_readable(self.folder)
         return list_steps(self.folder)[::-1]
 
-    def on_resumed(self, step: int) -> None:
-        pass
-
     def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
         parts = group.gather(written)
         return group.broadcast(self._commit(manifest, parts) if parts else None)
@@ -162,14 +152,8 @@ class SharedStorage:
                 for step in self._retention.expired(list_steps(self.folder)):
                     self._fence.drop(self.path(step))
 
-    def take_finding(self) -> Finding | None:
-        return None
 
-    def close(self) -> Finding | None:
-        return None
-
-
-class _SharedCheckpoint:
+class _SharedCheckpoint(CheckpointRef):
     """A checkpoint in a folder that all ranks reach."""
 
     def __init__(self, step: int, folder: Path, ranks: ControlGroup) -> None:
@@ -196,9 +180,6 @@ class _SharedCheckpoint:
             except OSError as error:
                 if not is_damage(error):
                     raise StoreUnreachable(f"{type(error).__name__}: {error}") from None
-
-    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
-        return manifest_file.find_damage(self.folder / name, expected)
 
     def quarantine(self, damage: str) -> Finding:
         quarantined = self.folder.with_name(f"{self.folder.name}.damaged")
@@ -288,6 +269,16 @@ def not_saved(problem: Finding, *, last: bool) -> Finding:
     """Why there is no checkpoint, and the consequence; `last`: no later save follows."""
     follows = LAST if last else NEXT
     return msgspec.structs.replace(problem, remedy=f"{problem.remedy} {UNTOUCHED}, {follows}.")
+
+
+def ask_store(where: str, ask: Callable[[], T]) -> T:
+    """The answer of a store; raises HoldfastError if there is none."""
+    try:
+        return ask()
+    except HoldfastError:
+        raise
+    except Exception as error:  # any store client: it may raise anything
+        raise store_unreachable(where, f"{type(error).__name__}: {error}") from error
 
 
 def store_unreachable(where: str, *evidence: str) -> HoldfastError:

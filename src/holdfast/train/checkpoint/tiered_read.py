@@ -17,7 +17,7 @@ from holdfast.train.checkpoint.dcp_io import StoreUnreachable
 from holdfast.train.checkpoint.local_tier import LocalTier
 from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
 from holdfast.train.checkpoint.remote_tier import RemoteTier
-from holdfast.train.checkpoint.storage import Incomplete, damaged_finding, store_unreachable
+from holdfast.train.checkpoint.storage import CheckpointRef, Incomplete, ask_store, damaged_finding, store_unreachable
 from holdfast.train.session.control_group import ControlGroup
 
 Upload = Callable[[Manifest, Collection[Path], ControlGroup], Finding | None]
@@ -34,7 +34,7 @@ class FileLocations(NamedTuple):
     """Whether each rank's node has all files."""
 
 
-class RemoteCheckpoint:
+class RemoteCheckpoint(CheckpointRef):
     """A checkpoint in the store alone."""
 
     def __init__(self, disk: LocalTier, store: RemoteTier, ranks: ControlGroup, step: int, stored: str) -> None:
@@ -46,16 +46,8 @@ class RemoteCheckpoint:
         self._name = stored
 
     def manifest(self) -> Manifest | str:
-        found: Manifest | str | StoreUnreachable = ""
-        if self._ranks.rank == 0:
-            try:
-                found = self._store.read_manifest(self._name)
-            except Exception as error:  # any store client: it may raise anything
-                found = StoreUnreachable(f"{type(error).__name__}: {error}")
-        found = self._ranks.broadcast(found)
-        if isinstance(found, StoreUnreachable):
-            raise store_unreachable(self._store.url, str(found))
-        return found
+        store = self._store
+        return self._ranks.run_on_first(lambda: ask_store(store.url, lambda: store.read_manifest(self._name)))
 
     def fetch(self, names: Iterable[str]) -> None:
         for name in names:
@@ -63,9 +55,6 @@ class RemoteCheckpoint:
                 self._store.download(self._name, name, self.folder)
             except Exception as error:  # any store client: it may raise anything
                 raise StoreUnreachable(f"{name}: {type(error).__name__}: {error}") from None
-
-    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
-        return manifest_file.find_damage(self.folder / name, expected)
 
     def quarantine(self, damage: str) -> Finding:
         where = ""
@@ -75,7 +64,7 @@ class RemoteCheckpoint:
         return damaged_finding(self._name, where, damage)
 
 
-class LocalFirstCheckpoint:
+class LocalFirstCheckpoint(CheckpointRef):
     """A checkpoint that nodes have, or of which they had a part."""
 
     def __init__(
@@ -126,15 +115,12 @@ class LocalFirstCheckpoint:
                 with suppress(FileExistsError, FileNotFoundError):
                     (self.folder / name).hardlink_to(self._remote.folder / name)
 
-    def find_damage(self, name: str, expected: FileChecksum) -> str | None:
-        return manifest_file.find_damage(self.folder / name, expected)
-
     def quarantine(self, damage: str) -> Finding:
         self._local.remove(self.step)
         return _local_incomplete(self.step, str(self.folder), damage)
 
 
-class DamagedLocalCheckpoint:
+class DamagedLocalCheckpoint(CheckpointRef):
     """A checkpoint in node folders with damaged manifests; other nodes or the store may have it intact."""
 
     def __init__(self, disk: LocalTier, step: int, damage: str) -> None:

@@ -17,7 +17,14 @@ from holdfast.train.checkpoint.local_tier import LocalTier
 from holdfast.train.checkpoint.manifest_file import Manifest
 from holdfast.train.checkpoint.remote_tier import RemoteTier
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
-from holdfast.train.checkpoint.storage import CheckpointRef, WrittenFiles, merge_files, save_failed, store_unreachable
+from holdfast.train.checkpoint.storage import (
+    CheckpointRef,
+    CheckpointStorage,
+    WrittenFiles,
+    ask_store,
+    merge_files,
+    save_failed,
+)
 from holdfast.train.checkpoint.tiered_read import (
     DamagedLocalCheckpoint,
     LocalFirstCheckpoint,
@@ -30,7 +37,7 @@ LOCAL_RETENTION = RetentionPolicy(keep=1)
 """On the nodes, in addition to the one last submitted for upload."""
 
 
-class TieredStorage:
+class TieredStorage(CheckpointStorage):
     """The nodes' own disks in front of a store."""
 
     def __init__(
@@ -60,7 +67,8 @@ class TieredStorage:
     def take_over(self) -> list[CheckpointRef]:
         disk, store, ranks = self._local, self.remote, self._ranks
         disk.clear()
-        stored = [RemoteCheckpoint(disk, store, ranks, step, folder) for step, folder in self._list_remote()]
+        listed = ranks.run_on_first(lambda: ask_store(self.where, self._list_remote))
+        stored = [RemoteCheckpoint(disk, store, ranks, step, folder) for step, folder in listed]
         on_nodes = ranks.broadcast(merge_locations(ranks.gather(disk.checkpoints())))
         spoilt = ranks.broadcast(
             {step: why for part in ranks.gather(disk.damaged_manifests()) for step, why in part.items()}
@@ -170,17 +178,6 @@ class TieredStorage:
         return [name for name in whole.files if (self._local.folder(whole.step) / name).exists()]
 
     def _list_remote(self) -> list[tuple[int, str]]:
-        """Steps and folders in the store, after rank 0 took it over; raises on all ranks if it does not answer."""
-        found: list[tuple[int, str]] | HoldfastError = []
-        if self._ranks.rank == 0:
-            try:
-                self.remote.take_over()
-                found = self.remote.list_complete()
-            except HoldfastError as error:
-                found = error
-            except Exception as error:  # any store client: it may raise anything
-                found = store_unreachable(self.where, f"{type(error).__name__}: {error}")
-        found = self._ranks.broadcast(found)
-        if isinstance(found, HoldfastError):
-            raise found
-        return found
+        """Steps and folders in the store; only rank 0 takes it over."""
+        self.remote.take_over()
+        return self.remote.list_complete()

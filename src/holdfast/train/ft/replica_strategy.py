@@ -9,10 +9,10 @@ session.py.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from types import MethodType
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -45,23 +45,24 @@ class StoppedWhileWaiting(Exception):
         """Its progress."""
 
 
-class ReplicaStrategy(Protocol):
-    """What a session requires of replicas."""
+Resume = Callable[[], TrainingProgress]
+"""Loads the newest checkpoint; called by all ranks of a replica."""
 
-    @property
-    def count(self) -> int:
-        """Replicas that take part in the current step."""
-        ...
 
-    @property
-    def replica_index(self) -> int:
-        """Index of this replica among them, from 0."""
-        ...
+class ReplicaStrategy:
+    """How steps count for a session; without other replicas, as here, every step does."""
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """Metrics about replicas for the step's report."""
-        ...
+    stopping = False
+    """Whether all replicas exit after the step that ended last."""
+    count = 1
+    """Replicas that take part in the current step."""
+    replica_index = 0
+    """Index of this replica among them, from 0."""
+    metrics: Mapping[str, float] = {}
+    """Metrics about replicas for the step's report."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._gradient_sync = GradientSync(model, nested=False)
 
     def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
         """Prepare the next step; returns the actual progress of training. All ranks call it.
@@ -69,72 +70,32 @@ class ReplicaStrategy(Protocol):
         Also called after the last step, with `ended`: that step may have been discarded. Raises StoppedWhileWaiting, as
         `end_step` does.
         """
-        ...
+        return progress
 
     def before_backward(self, *, last: bool) -> None:
         """Set whether the next backward pass is the step's last: only the last exchanges gradients."""
-        ...
-
-    @property
-    def stopping(self) -> bool:
-        """Whether all replicas exit after the step that ended last."""
-        ...
+        self._gradient_sync.set(enabled=last)
 
     def request_stop(self) -> None:
         """Make all replicas exit, after a step in which all of them receive the request."""
-        ...
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         """Progress after the step ended: `after`, or the progress of other replicas.
 
         None if the step is discarded: then everything is as before it.
         """
-        ...
-
-
-class SingleReplica:
-    """The only replica: every step counts."""
-
-    count = 1
-    replica_index = 0
-    metrics: dict[str, float] = {}
-    stopping = False
-
-    def __init__(self, model: nn.Module) -> None:
-        self._gradient_sync = GradientSync(model, nested=False)
-
-    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
-        return progress
-
-    def request_stop(self) -> None:
-        pass
-
-    def before_backward(self, *, last: bool) -> None:
-        self._gradient_sync.set(enabled=last)
-
-    def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         return after
 
 
-class MultiReplica:
+class MultiReplica(ReplicaStrategy):
     """One of several replicas that may each be lost and rejoin: exports and imports their state."""
 
     def __init__(
-        self,
-        config: RankConfig,
-        train_state: TrainState,
-        coordinator: RankCoordinator,
-        *,
-        resume: Callable[[], TrainingProgress],
+        self, config: RankConfig, train_state: TrainState, coordinator: RankCoordinator, resume: Resume
     ) -> None:
-        """`resume` loads the newest checkpoint; called if no replica has any state.
-
-        Called by all ranks of the replica.
-        """
+        """Called by all ranks; `resume` is called if no replica has any state."""
         require_extra("ft", "torchft", "replicas need")
-        from holdfast.train.ft.replica_group import (
-            ReplicaGroup,  # imported here: TorchFT takes time to import
-        )
+        from holdfast.train.ft.replica_group import ReplicaGroup  # imported here: TorchFT takes time to import
 
         refuse_unsupported(train_state.model)
         self._train_state = train_state
@@ -150,26 +111,25 @@ class MultiReplica:
             export_state=self._export_state,
             import_state=self._import_state,
         )
-        self.stopping = False
         self._has_inner_group = coordinator.ranks.world_size > 1
         """Whether DDP communicates inside this replica."""
         self._gradient_sync = GradientSync(train_state.model)
         self._gradient_sync.set(enabled=self._has_inner_group)
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - only read
         return self._replica_group.count
 
     @property
-    def replica_index(self) -> int:
+    def replica_index(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride] - only read
         return self._replica_group.replica_index
 
     @property
-    def metrics(self) -> dict[str, float]:
+    def metrics(self) -> Mapping[str, float]:  # pyright: ignore[reportIncompatibleVariableOverride] - only read
         return {"replicas": self.count}
 
-    def request_stop(self) -> None:
-        """Replicas that synchronise periodically stop individually."""
+    def before_backward(self, *, last: bool) -> None:
+        self._gradient_sync.set(enabled=last and self._has_inner_group)
 
     def _join(self, progress: TrainingProgress) -> None:
         """Join the quorum, and adopt the others' progress."""
@@ -211,14 +171,9 @@ class SyncReplicas(MultiReplica):
     """One of several replicas that take every step together."""
 
     def __init__(
-        self,
-        config: RankConfig,
-        train_state: TrainState,
-        coordinator: RankCoordinator,
-        *,
-        resume: Callable[[], TrainingProgress],
+        self, config: RankConfig, train_state: TrainState, coordinator: RankCoordinator, resume: Resume
     ) -> None:
-        super().__init__(config, train_state, coordinator, resume=resume)
+        super().__init__(config, train_state, coordinator, resume)
         self._ranks = coordinator.ranks
         self._reducer = GradientReducer(train_state.model, self._replica_group, ranks=self._ranks.world_size)
         self._optimizer_gate = _GatedOptimizer(
@@ -246,7 +201,7 @@ class SyncReplicas(MultiReplica):
 
     def before_backward(self, *, last: bool) -> None:
         self._reducer.armed = last
-        self._gradient_sync.set(enabled=last and self._has_inner_group)
+        super().before_backward(last=last)
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         if (beside := self._optimizer_gate.close_step()) is None:

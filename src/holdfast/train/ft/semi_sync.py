@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from holdfast.train.checkpoint.train_state import TrainState
-from holdfast.train.ft.replica_strategy import MultiReplica, TrainingProgress
+from holdfast.train.ft.replica_strategy import MultiReplica, Resume, TrainingProgress
 from holdfast.train.session.rank_config import OuterSyncConfig, RankConfig, SyncMethod
 from holdfast.train.session.rank_coordinator import RankCoordinator
 
@@ -24,20 +24,14 @@ class SemiSyncReplicas(MultiReplica):
     """One of several replicas that synchronise periodically."""
 
     def __init__(
-        self,
-        config: RankConfig,
-        train_state: TrainState,
-        coordinator: RankCoordinator,
-        *,
-        resume: Callable[[], TrainingProgress],
+        self, config: RankConfig, train_state: TrainState, coordinator: RankCoordinator, resume: Resume
     ) -> None:
         def resumed() -> TrainingProgress:
             progress = resume()
             self._outer_sync.reset_reference()
             return progress
 
-        super().__init__(config, train_state, coordinator, resume=resumed)
-
+        super().__init__(config, train_state, coordinator, resumed)
         assert config.outer_sync is not None
         self._every = config.outer_sync.every
         self._outer_sync = _OuterSync(config.outer_sync, self._replica_group.manager, train_state)
@@ -45,9 +39,6 @@ class SemiSyncReplicas(MultiReplica):
 
     def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
         return progress if self._synced else self._synchronize(progress)
-
-    def before_backward(self, *, last: bool) -> None:
-        self._gradient_sync.set(enabled=last and self._has_inner_group)
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         return after if after.step % self._every else self._synchronize(after)

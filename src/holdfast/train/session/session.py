@@ -34,7 +34,6 @@ from holdfast.train.ft.lr_scaling import LearningRateScaler
 from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
 from holdfast.train.ft.replica_strategy import (
     ReplicaStrategy,
-    SingleReplica,
     StoppedWhileWaiting,
     SyncReplicas,
     TrainingProgress,
@@ -130,7 +129,7 @@ class Session:
             )
             if (placement := self._peer_checkpointer.placement_finding()) is not None:
                 self._coordinator.report_finding(placement)
-        self._replicas: ReplicaStrategy = SingleReplica(model)
+        self._replicas = ReplicaStrategy(model)
         if settings.replica_count > 1:
             strategy = SyncReplicas if settings.outer_sync is None else SemiSyncReplicas
             self._replicas = strategy(settings, train_state, self._coordinator, resume=self._resume)
