@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.job.loading import parse_job
 
 import holdfast
-from holdfast.job.loader import parse_job
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAIN = "train"

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.job.loading import make_job, parse_job, read_job
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding, Severity
-from holdfast.job.loader import RESERVED_FIELDS, make_job, parse_job, read_job, validate_data, validate_text
+from holdfast.job.loader import RESERVED_FIELDS, validate_data, validate_text
 from holdfast.job.spec import Fabric, Launch, Nodes
 from holdfast.job.validation_messages import MESSAGES
 from holdfast.job.yaml_source import MAX_BYTES, MAX_FINDINGS

@@ -11,11 +11,12 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.job.loading import make_job, parse_job, read_job
 
 from holdfast.errors import HoldfastError
 from holdfast.findings import Finding
 from holdfast.job.job_template import job_template
-from holdfast.job.loader import RESERVED_FIELDS, make_job, parse_job, read_job
+from holdfast.job.loader import RESERVED_FIELDS
 from holdfast.job.spec import Job
 
 FABRICS = ("auto", "tcp")

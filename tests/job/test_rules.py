@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.job.loading import make_job
 
 from holdfast.findings import Severity
-from holdfast.job.loader import make_job
 from holdfast.job.rules import MAX_ARGUMENT_BYTES, check_job
 from holdfast.job.spec import Job
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.job.loading import parse_job
 
 from holdfast.errors import HoldfastError
-from holdfast.job.loader import parse_job
 from holdfast.job.spec import Job
 
 

@@ -86,21 +86,6 @@ class ValidationResult:
         return self.loaded_or_raise().job
 
 
-def read_job(path: str | os.PathLike[str], overrides: Iterable[str] = (), fabrics: Collection[str] = ()) -> Job:
-    """The job that a file describes; raises HoldfastError with every problem."""
-    return validate_text(read_text(path), os.fspath(path), overrides, fabrics).job_or_raise()
-
-
-def parse_job(text: str, source_name: str, overrides: Iterable[str] = (), fabrics: Collection[str] = ()) -> Job:
-    """The job that a text describes; raises HoldfastError with every problem."""
-    return validate_text(text, source_name, overrides, fabrics).job_or_raise()
-
-
-def make_job(data: Mapping[str, Any], overrides: Iterable[str] = (), fabrics: Collection[str] = ()) -> Job:
-    """The job that plain data describes, for example from a command line; raises HoldfastError with every problem."""
-    return validate_data(data, overrides, fabrics).job_or_raise()
-
-
 def validate_text(
     text: str, source_name: str, overrides: Iterable[str] = (), fabrics: Collection[str] = ()
 ) -> ValidationResult:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.job.loading import make_job
+
 from holdfast.fabric.catalog import CATALOG, NAMES
-from holdfast.job.loader import make_job
 from holdfast.job.run_spec import CodeArchive, RunSpec
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext

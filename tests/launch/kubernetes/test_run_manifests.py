@@ -14,9 +14,9 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.job.loading import make_job
 from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
-from holdfast.job.loader import make_job
 from holdfast.job.spec import JOB_NAME_PATTERN
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, to_plain, to_yaml

@@ -17,18 +17,10 @@ from torch.jit import ScriptModule
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from holdfast.train import torch_private
 from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
 from holdfast.train.checkpoint.pytree import PLAIN_TYPES, iter_tensors
 from holdfast.train.checkpoint.train_state import TrainState
-from holdfast.train.torch_private import (
-    FSDP_RESHARD_HOOK,
-    STATE_OVERRIDES,
-    has_default_state_methods,
-    has_state_dict_hooks,
-    local_part,
-    module_parts,
-    sharding,
-)
 
 _KINDS = frozenset(PLAIN_TYPES)
 _END, _NUMBER = object(), object()
@@ -117,7 +109,7 @@ def _source_indices(given: dict[str, Any], walk: _StateWalk) -> list[int]:
     found: dict[object, int] = {}
     for place, each in enumerate(walk.held):
         known = walk.held[found.setdefault(_storage_key(each), place)]
-        if known is not each and local_part(each).nbytes:
+        if known is not each and torch_private.local_part(each).nbytes:
             raise _Uncacheable
     try:
         return [found[_storage_key(each)] for each in iter_tensors(given)]
@@ -126,7 +118,7 @@ def _source_indices(given: dict[str, Any], walk: _StateWalk) -> list[int]:
 
 
 def _storage_key(tensor: torch.Tensor) -> object:
-    here = local_part(tensor)
+    here = torch_private.local_part(tensor)
     return here.data_ptr(), here.shape, here.stride(), here.dtype, here.device
 
 
@@ -140,7 +132,7 @@ def _walk_state(train_state: TrainState) -> _StateWalk:
     if not _KINDS.issuperset(kinds):
         raise _Uncacheable
     if DTensor in kinds:
-        signature += [sharding(each) if type(each) is DTensor else None for each in held]
+        signature += [torch_private.sharding(each) if type(each) is DTensor else None for each in held]
     # Aliases: each tensor is numbered by its first occurrence.
     first: dict[int, int] = {}
     signature += [first.setdefault(id(each), len(first)) for each in held]
@@ -157,15 +149,15 @@ def _walk_modules(model: Module, signature: list[object], held: list[torch.Tenso
     modules, classes = [model], set[type[Module]]()
     for module in modules:  # the loop appends to the list
         if type(module) not in classes:
-            if not has_default_state_methods(type(module)) or issubclass(type(module), ScriptModule):
+            if not torch_private.has_default_state_methods(type(module)) or issubclass(type(module), ScriptModule):
                 raise _Uncacheable
             classes.add(type(module))
         own = vars(module)
-        parameters, buffers, unsaved, children, hooks, pre_hooks = module_parts(own)
-        if hooks or not STATE_OVERRIDES.isdisjoint(own):
+        parameters, buffers, unsaved, children, hooks, pre_hooks = torch_private.module_parts(own)
+        if hooks or not torch_private.STATE_OVERRIDES.isdisjoint(own):
             raise _Uncacheable
         for hook in pre_hooks.values():
-            if (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) != FSDP_RESHARD_HOOK:
+            if (getattr(hook, "__module__", ""), getattr(hook, "__qualname__", "")) != torch_private.FSDP_RESHARD_HOOK:
                 raise _Uncacheable
         signature.append(type(module))
         for name, parameter in parameters.items():
@@ -194,7 +186,7 @@ def _walk_optimizer(
         or groups is None
         or "state_dict" in own
         or type(optimizer).state_dict is not Optimizer.state_dict
-        or has_state_dict_hooks(optimizer)
+        or torch_private.has_state_dict_hooks(optimizer)
     ):
         raise _Uncacheable
     numbers: list[object] = []

@@ -9,7 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.train.checkpoint.writer_fence import WriterId
 
 Number = TypeVar("Number", int, float)
@@ -193,27 +193,16 @@ def _outer_sync(value: str) -> OuterSyncConfig | None:
     method, _, every = value.partition("/")
     if method in list(SyncMethod) and every.isdecimal() and int(every) > 0:
         return OuterSyncConfig(method=SyncMethod(method), every=int(every))
-    raise failure(
-        "environment-invalid-outer-sync",
-        f"HOLDFAST_OUTER_SYNC must be one of {', '.join(SyncMethod)} and a number of steps",
-        exit_code=ExitCode.USAGE,
-        where="HOLDFAST_OUTER_SYNC",
-        evidence=(f"HOLDFAST_OUTER_SYNC={value}",),
-        remedy="set it to such as `local_sgd/16`, or unset it",
-    )
+    allowed = f"one of {', '.join(SyncMethod)} and a number of steps"
+    remedy = "set it to such as `local_sgd/16`, or unset it"
+    raise _invalid("environment-invalid-outer-sync", "HOLDFAST_OUTER_SYNC", value, allowed, remedy)
 
 
 def _is_auto(value: str) -> bool:
     if value in {"", "auto"}:
         return value == "auto"
-    raise failure(
-        "environment-invalid-auto",
-        "HOLDFAST_CHECKPOINT_EVERY must be auto",
-        exit_code=ExitCode.USAGE,
-        where="HOLDFAST_CHECKPOINT_EVERY",
-        evidence=(f"HOLDFAST_CHECKPOINT_EVERY={value}",),
-        remedy="for a number of steps set HOLDFAST_CHECKPOINT_EVERY_STEPS, for seconds HOLDFAST_CHECKPOINT_EVERY_S",
-    )
+    remedy = "for a number of steps set HOLDFAST_CHECKPOINT_EVERY_STEPS, for seconds HOLDFAST_CHECKPOINT_EVERY_S"
+    raise _invalid("environment-invalid-auto", "HOLDFAST_CHECKPOINT_EVERY", value, "auto", remedy)
 
 
 def _peer_checkpoints(variables: Mapping[str, str]) -> int | Literal["auto"]:
@@ -252,12 +241,17 @@ def _number(variables: Mapping[str, str], name: str, read: Callable[[str], Numbe
     except ValueError:
         number = None
     if number is None or not at_least <= number < float("inf"):
-        raise failure(
-            "environment-invalid-number",
-            f"{name} must be a number of at least {at_least}",
-            exit_code=ExitCode.USAGE,
-            where=name,
-            evidence=(f"{name}={value}",),
-            remedy=f"set {name} to such a number, or unset it",
-        )
+        allowed = f"a number of at least {at_least}"
+        raise _invalid("environment-invalid-number", name, value, allowed, f"set {name} to such a number, or unset it")
     return number
+
+
+def _invalid(code: str, name: str, value: str, allowed: str, remedy: str) -> HoldfastError:
+    return failure(
+        code,
+        f"{name} must be {allowed}",
+        exit_code=ExitCode.USAGE,
+        where=name,
+        evidence=(f"{name}={value}",),
+        remedy=remedy,
+    )

@@ -22,22 +22,9 @@ from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding, Severity, replica_suffix
 from holdfast.metrics.metric_catalog import DERIVED, Reduction, reduction_of
+from holdfast.protocol import rank_messages
 from holdfast.protocol.metric_validation import DroppedMetrics, limit_metric_count
-from holdfast.protocol.rank_messages import (
-    Activity,
-    ActivityChanged,
-    CheckpointAndExitNow,
-    ExitingOnRequest,
-    Hello,
-    InjectRankFault,
-    ProfileStepsNow,
-    RankCheckpointCommitted,
-    RankStep,
-    ReplicaDown,
-    ReplicaStarting,
-    TakeCheckpointNow,
-    TransferAndExitNow,
-)
+from holdfast.protocol.rank_messages import Activity
 from holdfast.train.checkpoint.interval import YoungInterval
 from holdfast.train.ft.rank_faults import inject
 from holdfast.train.metrics.nan_guard import SKIPPED, NonFiniteGuard, skipped
@@ -69,7 +56,7 @@ class RankCoordinator:
         self._agent_client = AgentClient.connect(config.rank_socket, rank=config.rank)
         self._agent_address = config.rank_socket, config.rank
         self._clock = Clock()
-        self._agent_client.send(Hello(rank=config.rank, pid=os.getpid(), clock=self._clock.sample))
+        self._agent_client.send(rank_messages.Hello(rank=config.rank, pid=os.getpid(), clock=self._clock.sample))
         self.ranks = ControlGroup.join(announced=config.world_size)
         self._consensus = ActionConsensus(self.ranks)
         self.meter = meter or StepMeter()
@@ -151,7 +138,9 @@ class RankCoordinator:
         sent, crowded = limit_metric_count({name: value for name, value in finite.items() if name not in DERIVED})
         self._activity = Activity.STEPPING
         self._agent_client.send(
-            RankStep(step=step, started=started, ended=self._step_ended_at, checkpoint_s=stalled_s, metrics=sent)
+            rank_messages.RankStep(
+                step=step, started=started, ended=self._step_ended_at, checkpoint_s=stalled_s, metrics=sent
+            )
         )
         if self._metrics_sink is not None:
             self._metrics_sink.log(step, finite | {"checkpoint_stall_s": stalled_s})
@@ -168,7 +157,7 @@ class RankCoordinator:
         """Report the next activity before it starts: a checkpoint has another deadline than a step."""
         if to is not self._activity and self._activity is not Activity.FINISHED:
             self._activity = to
-            self._agent_client.send(ActivityChanged(to=to))
+            self._agent_client.send(rank_messages.ActivityChanged(to=to))
 
     def next_action(self, step: int, *, total: int | None, stop: bool = False) -> StepAction:
         """The action that all ranks take after this step; every rank calls it once. After the last step it is STOP.
@@ -222,7 +211,7 @@ class RankCoordinator:
     def checkpoint_committed(self, step: int, path: Path | str, *, took_s: float) -> None:
         """Report that a checkpoint is complete, `took_s` after its start."""
         if self.ranks.rank == 0:
-            self._agent_client.send(RankCheckpointCommitted(step=step, path=str(path), took_s=took_s))
+            self._agent_client.send(rank_messages.RankCheckpointCommitted(step=step, path=str(path), took_s=took_s))
         if self._auto_interval is not None and (chosen := self._auto_interval.on_saved(took_s=took_s)):
             self.report_finding(chosen)
         if self._auto_interval is not None:
@@ -276,7 +265,7 @@ class RankCoordinator:
     def exit_early(self, step: int) -> NoReturn:
         """End the process after this step on request: SystemExit(75), because steps remain."""
         self.close()
-        self._agent_client.send(ExitingOnRequest())
+        self._agent_client.send(rank_messages.ExitingOnRequest())
         if self.ranks.rank == 0:
             log_line(f"stopped after step {step}, as asked")
         raise SystemExit(ExitCode.CHECKPOINTED_AND_EXITED)
@@ -309,21 +298,21 @@ class RankCoordinator:
         """Process the agent's messages since the last call."""
         for request in self._agent_client.requests():
             match request:
-                case TakeCheckpointNow():
+                case rank_messages.TakeCheckpointNow():
                     self._requested |= StepAction.CHECKPOINT
                     self._save_requested = True
-                case ProfileStepsNow():
+                case rank_messages.ProfileStepsNow():
                     self._requested |= StepAction.PROFILE
-                case CheckpointAndExitNow(all_replicas=together):
+                case rank_messages.CheckpointAndExitNow(all_replicas=together):
                     self._stopping_together = self._stopping_together or (together and self._synchronous)
                     self._requested |= StepAction.STOP_TOGETHER if self._stopping_together else StepAction.STOP
-                case TransferAndExitNow():
+                case rank_messages.TransferAndExitNow():
                     self._requested |= StepAction.TRANSFER_STATE if self.transfers_state else StepAction.STOP
-                case ReplicaDown():
+                case rank_messages.ReplicaDown():
                     self._lost_replicas.add(request.replica)
-                case InjectRankFault():
+                case rank_messages.InjectRankFault():
                     inject(request.fault)
-                case ReplicaStarting():
+                case rank_messages.ReplicaStarting():
                     pass
 
     def _own_action(self) -> StepAction:
