@@ -9,7 +9,7 @@ steps that lose one: replica_group.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
@@ -18,32 +18,18 @@ from torch.distributed.tensor import DTensor
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.train.torch_private import after_backward, local_part, sharded, version_of
 
+if TYPE_CHECKING:  # TorchFT takes time to import
+    from holdfast.train.ft.replica_group import ReplicaGroup
+
 FIRST_BYTES = 1 << 20
 """Size of the first bucket: small, so that communication starts early, as in DDP."""
 BUCKET_BYTES = 25 << 20
 
 
-class ReplicaLink(Protocol):
-    """Connection to the other replicas (replica_group.py)."""
-
-    @property
-    def count(self) -> int:
-        """Replicas that take part in the current step."""
-        ...
-
-    def start_allreduce(self, tensor: torch.Tensor) -> None:
-        """Start an in-place all-reduce that sums a tensor over the replicas; does nothing after the step has failed."""
-        ...
-
-    def wait_all(self) -> bool:
-        """Wait for all started operations; False if the step has failed."""
-        ...
-
-
 class GradientReducer:
     """Averages the gradients of one model over the replicas, in each backward pass while it is `armed`."""
 
-    def __init__(self, model: nn.Module, link: ReplicaLink, *, ranks: int) -> None:
+    def __init__(self, model: nn.Module, link: ReplicaGroup, *, ranks: int) -> None:
         """`ranks`: number of ranks in a replica."""
         self.armed = True
         self.request_stop = False

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
@@ -29,6 +29,7 @@ from holdfast.train.ft.abortable_pg import TIMEOUT, AbortableGloo, AbortableNccl
 from holdfast.train.ft.torchft_private import adjust_manager, quorum_future, quorum_id
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
+from holdfast.train.session.rank_coordinator import RankCoordinator
 
 State = dict[str, Any]
 """State for a lagging replica: anything that can be pickled, tensors in dicts."""
@@ -56,28 +57,6 @@ class _StopRequested(Exception):
     """This process must exit, and the other replicas do not come."""
 
 
-class PeerEvents(Protocol):
-    """A rank's source of events about other replicas, and its sink for findings (rank_coordinator.py)."""
-
-    def fileno(self) -> int | None:
-        """File descriptor that becomes readable when there may be events; None without a source."""
-        ...
-
-    def take_lost_replicas(self) -> frozenset[int]:
-        """Replicas reported lost since the last call."""
-        ...
-
-    def set_activity(self, to: Activity) -> None:
-        """Report the next activity."""
-        ...
-
-    def report_finding(self, finding: Finding) -> None: ...
-
-    def wait_limit_s(self) -> float:
-        """Seconds that this process may still wait for others, if it must exit; otherwise infinite."""
-        ...
-
-
 class ReplicaGroup:
     """The replicas that train together, and their current step."""
 
@@ -85,7 +64,7 @@ class ReplicaGroup:
         self,
         config: RankConfig,
         ranks: ControlGroup,
-        events: PeerEvents,
+        events: RankCoordinator,
         *,
         nccl: bool,
         export_state: Callable[[], State],
@@ -294,7 +273,7 @@ class ReplicaGroup:
 
     @property
     def manager(self) -> Any:
-        """TorchFT's manager, for its other uses (outer_sync.py)."""
+        """TorchFT's manager, for its other uses (semi_sync.py)."""
         return self._manager
 
     def _wait_arrival(self) -> None:
