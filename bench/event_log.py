@@ -60,6 +60,7 @@ from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Nodes
 from holdfast.protocol.orders import PROTOCOL, Order, StartRanks
 from holdfast.report.run_summary import summarise
+from holdfast.report.status_reducer import status_from_events
 from holdfast.run_dir import RunDir
 
 NODES, DAYS = 2048, 30.0
@@ -449,7 +450,7 @@ def main() -> None:
             "read": best_of_three(lambda: read_events(folder.events)),
             "a new controller checks and replays that log": best_of_three(taken_over),
             "status from that log": best_of_three(lambda: api.status(folder)),
-            "summary": best_of_three(lambda: summarise(events, run="", logs="", now=events[-1].at)),
+            "summary": best_of_three(lambda: summarise(status_from_events(events), logs="", now=events[-1].at)),
             "`holdfast status` from that log": best_of_three(lambda: verb("status")),
             "`holdfast status -o json`": best_of_three(lambda: verb("status", "-o", "json")),
             "`holdfast ps`": best_of_three(lambda: verb("ps")),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from holdfast import code_update, controller_client, run_diagnosis
-from holdfast.clock import Clock
 from holdfast.controller_client import (
     CHECKPOINT,
     POLL_S,
@@ -31,12 +30,10 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     CheckpointRequested,
-    ControllerStarted,
     FaultAction,
     FaultRequested,
     FaultTarget,
     ProfileRequested,
-    RunCreated,
     RunFinished,
     StepCommitted,
 )
@@ -311,20 +308,10 @@ def _cache_row(run: RunDir, known: RunRow) -> None:
         atomic_write(run.run_row, msgspec.json.encode(known))
 
 
-def summary(run: RunDir) -> RunSummary:
-    """How a run went so far: where its time went, and what failed."""
-    reader = EventReader(run.events)
-    known, logs = list(reader.read()), str(run.logs) if run.logs.is_dir() else ""
-    clock = next((event.clock for event in reversed(known) if isinstance(event, ControllerStarted)), None)
-    return summarise(
-        known, run=run.run_id, logs=logs, now=Clock(clock)(), corrupt_lines=_corrupt_line_count(reader, known)
-    )
-
-
-def _corrupt_line_count(reader: EventReader, known: Sequence[AnyEvent]) -> int:
-    """Number of corrupt lines of a log, at least 1 if its beginning is gone."""
-    begins = not known or isinstance(known[0], RunCreated)
-    return reader.corrupt_line_count or int(not begins)
+def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
+    """How a run went so far: where its time went, and what failed; reads its log unless its status is given."""
+    status = status or read_status(run)
+    return summarise(status, logs=str(run.logs) if run.logs.is_dir() else "", now=status.now)
 
 
 def storage_finding(run: RunDir) -> Finding | None:

@@ -17,6 +17,7 @@ from holdfast.events import (
 )
 from holdfast.findings import Finding
 from holdfast.report.run_summary import summarise
+from holdfast.report.status_reducer import status_from_events
 
 CREATED = RunCreated(at=0, run="soak", job={})
 
@@ -32,7 +33,7 @@ def steps(attempt: int, first: int, last: int) -> list[StepCommitted]:
 
 def problems(events: list[AnyEvent], notes: RecordedSteps) -> tuple[str, ...]:
     log = [CREATED, *events]
-    return fault_outcomes(log, summarise(log, run="soak", logs="", now=1000), notes).problems
+    return fault_outcomes(log, summarise(status_from_events(log), logs="", now=1000), notes).problems
 
 
 def both(**attempts: tuple[int, int]) -> RecordedSteps:
@@ -93,7 +94,7 @@ def test_recoveries_are_timed_by_what_failed_and_counted_when_they_have_no_end()
         at=130, replica=0, attempt=1, action="restart", failed_at=129, finding=Finding(code="rank-hung", what="")
     )
     log: list[AnyEvent] = [CREATED, step(1), lost, step(2, 1), drill, back, again]
-    came = fault_outcomes(log, summarise(log, run="soak", logs="", now=1000), {})
+    came = fault_outcomes(log, summarise(status_from_events(log), logs="", now=1000), {})
     assert came.requested == {"kill controller": 1}
     assert came.recovered_s == {"node-lost": [98], "controller": [1.5]}
     assert came.unrecovered == 1

@@ -227,5 +227,8 @@ def test_nothing_that_a_rank_says_reaches_the_terminal_as_it_is(capsys: pytest.C
         pictures += [shown(view), shown(render_status(view.status, 9)), describe(event)]
         pictures += [shown(render_finding(finding)) for finding in view.status.findings]
     print_json(*hostile_log())
-    pictures += [format_summary(summarise(hostile_log(), run="demo", logs="/logs", now=9)), capsys.readouterr().out]
+    pictures += [
+        format_summary(summarise(status_from_events(hostile_log()), logs="/logs", now=9)),
+        capsys.readouterr().out,
+    ]
     assert not [text for text in pictures if HARMFUL.search(text.replace("\r\n", "\n"))]

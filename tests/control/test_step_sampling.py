@@ -22,7 +22,6 @@ from holdfast.events import (
 )
 from holdfast.events.controller_events import Outcome
 from holdfast.findings import Finding
-from holdfast.report.goodput import account_of
 from holdfast.report.status_reducer import status_from_events
 
 LOST = Finding(code="node-lost", what="node1 was lost")
@@ -91,7 +90,7 @@ def test_thinned_log_has_every_step_once_and_the_same_account(
         ShutdownDecided(at=end, outcome=Outcome.SUCCEEDED, reason="", exit_code=0),
         RunFinished(at=end + 1, outcome=Outcome.SUCCEEDED, exit_code=0),
     ]
-    assert account_of([*few, *closed]) == account_of([*events, *closed])
+    assert status_from_events([*few, *closed]).account() == status_from_events([*events, *closed]).account()
     last, before = status_from_events(few).leader, status_from_events(events).leader
     assert (last.step, last.attempt) == (before.step, before.attempt)
 

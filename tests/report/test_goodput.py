@@ -20,9 +20,14 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.findings import Finding
-from holdfast.report.goodput import Account, Ledger, TimeCategory, account_of, update_ledger
+from holdfast.report.goodput import Account, TimeCategory
+from holdfast.report.status_reducer import status_from_events
 
 LOST = Finding(code="node-lost", what="node1 was lost")
+
+
+def account_of(log: list[AnyEvent], now: float | None = None) -> Account:
+    return status_from_events(log).account(now)
 
 
 def created(at: float) -> RunCreated:
@@ -185,22 +190,21 @@ def test_cancelled_before_any_rank_starts_until_the_decision_then_stops() -> Non
 
 
 def test_two_replicas_have_accounts_of_their_own_and_the_run_their_mean() -> None:
-    ledger = Ledger()
-    for event in [
+    log = [
         created(0),
         attempt(0, 0),
         attempt(0, 0, replica=1),
         step(1, 2, 10),
         step(1, 4, 10, replica=1),
         finished(10),
-    ]:
-        ledger = update_ledger(ledger, event)
-    assert {index: one.parts for index, one in ledger.replica_accounts().items()} == {
+    ]
+    status = status_from_events(log)
+    assert {index: one.parts for index, one in status.replica_accounts().items()} == {
         0: {TimeCategory.STARTING: 2, TimeCategory.TRAINING: 8},
         1: {TimeCategory.STARTING: 4, TimeCategory.TRAINING: 6},
     }
-    assert ledger.run_account().parts == {TimeCategory.STARTING: 3, TimeCategory.TRAINING: 7}
-    assert ledger.run_account().total_s == 10
+    assert status.account().parts == {TimeCategory.STARTING: 3, TimeCategory.TRAINING: 7}
+    assert status.account().total_s == 10
 
 
 def test_empty_log_has_an_empty_account() -> None:
@@ -226,10 +230,8 @@ def test_any_log_has_parts_that_are_never_negative_and_sum_to_its_total(
     middle: list[AnyEvent], start: float, end: float | None, now: float
 ) -> None:
     log: list[AnyEvent] = [created(start), *middle, *([] if end is None else [finished(end)])]
-    ledger = Ledger()
-    for event in log:
-        ledger = update_ledger(ledger, event)
-    for told in (*ledger.replica_accounts(now).values(), ledger.run_account(now)):
+    status = status_from_events(log)
+    for told in (*status.replica_accounts(now).values(), status.account(now)):
         assert all(spent > 0 for spent in told.parts.values())
         assert sum(told.parts.values()) == pytest.approx(told.total_s, abs=1e-9)
         assert told.ettr is None or 0 <= told.ettr <= 1

@@ -12,7 +12,7 @@ from holdfast import api
 from holdfast.control.machine import Machine
 from holdfast.events import RankExited, RanksStopped, RecoveryDecided, StepCommitted
 from holdfast.events.log import read_events
-from holdfast.report.goodput import TimeCategory, account_of
+from holdfast.report.goodput import TimeCategory
 from holdfast.report.rank_table import RankPhase
 from holdfast.report.run_status import RunPhase
 from holdfast.run_dir import RunDir
@@ -35,12 +35,12 @@ def test_log_of_days_is_small_and_holds_every_step_restart_and_second(tmp_path: 
     assert sum(isinstance(event, RecoveryDecided) for event in events) == restarts
     said_by_ranks = sum(isinstance(event, RankExited | RanksStopped) for event in events)
     assert said_by_ranks < 30 * restarts < NODES * RANKS * restarts
-    told = account_of(events, now=run.now)
+    status = api.status(folder)
+    told = status.account(run.now)
     assert told.total_s == pytest.approx(DAYS * 86400, rel=0.01)
     assert sum(told.parts.values()) == pytest.approx(told.total_s)
     assert told.recomputed_steps == sum(count - 1 for count in Counter(number for _, number in run.committed).values())
     assert told.parts[TimeCategory.TRAINING] > 0.8 * told.total_s
-    status = api.status(folder)
     assert status.phase is RunPhase.STOPPING  # the run's end is not part of it
     assert (status.restarts, status.leader.step) == (restarts, run.step)
     assert status.leader.seconds_per_step == pytest.approx(10.0, rel=0.2)

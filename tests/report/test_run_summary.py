@@ -20,6 +20,7 @@ from holdfast.events import (
 )
 from holdfast.findings import Finding, Severity
 from holdfast.report.run_summary import format_summary, summarise
+from holdfast.report.status_reducer import status_from_events
 
 LOST = Finding(code="node-lost", what="node1 was lost", evidence=("its agent was ended by SIGKILL",))
 CRASHED = Finding(code="rank-crashed", what="rank 0 exited with code 1", remedy="Mend the error and run again.")
@@ -55,13 +56,13 @@ RECOVERED: list[AnyEvent] = [
 
 def test_shipped_code_is_named_by_the_start_of_its_digest() -> None:
     shipped = CodeShipped(at=0, digest="5f70" * 16, bytes=1, files=1)
-    summary = summarise([RECOVERED[0], shipped, *RECOVERED[1:]], run="demo-abc234", logs="/logs", now=24)
+    summary = summarise(status_from_events([RECOVERED[0], shipped, *RECOVERED[1:]]), logs="/logs", now=24)
     assert "\ncode  5f705f705f70, shipped\nlogs  /logs" in format_summary(summary)
-    assert "code  " not in format_summary(summarise(RECOVERED, run="demo-abc234", logs="/logs", now=24))
+    assert "code  " not in format_summary(summarise(status_from_events(RECOVERED), logs="/logs", now=24))
 
 
 def test_recovery_tells_what_failed_and_what_it_cost() -> None:
-    summary = summarise(RECOVERED, run="demo-abc234", logs="/runs/demo/logs", now=99)
+    summary = summarise(status_from_events(RECOVERED), logs="/runs/demo/logs", now=99)
     assert (summary.outcome, summary.exit_code, summary.restarts) == (Outcome.SUCCEEDED, 0, 1)
     (recovery,) = summary.recoveries
     assert (recovery.after_s, recovery.step, recovery.resumed_step) == (14, 3, 2)
@@ -70,7 +71,7 @@ def test_recovery_tells_what_failed_and_what_it_cost() -> None:
 
 
 def test_words_of_a_recovered_run() -> None:
-    assert format_summary(summarise(RECOVERED, run="demo-abc234", logs="/runs/demo/logs", now=99)) == (
+    assert format_summary(summarise(status_from_events(RECOVERED), logs="/runs/demo/logs", now=99)) == (
         """\
 demo-abc234 succeeded: every rank finished
   4 steps, 24.0 s, 1 restart, ETTR 16.7 %
@@ -103,7 +104,7 @@ def test_words_of_a_run_that_reports_no_steps_and_was_restarted() -> None:
         ShutdownDecided(at=15622, outcome=Outcome.SUCCEEDED, reason="every rank finished", exit_code=0),
         RunFinished(at=15623, outcome=Outcome.SUCCEEDED, exit_code=0),
     ]
-    words = format_summary(summarise(log, run="demo-abc234", logs="/l", now=99)).splitlines()
+    words = format_summary(summarise(status_from_events(log), logs="/l", now=99)).splitlines()
     assert words[3:10] == [
         "where the time went",
         "  starting                    10.0 s    0.1 %  ▏",
@@ -124,7 +125,7 @@ def test_failed_run_tells_the_failure_once_and_what_to_do() -> None:
         ShutdownDecided(at=15, outcome=Outcome.FAILED, reason=CRASHED.what, exit_code=1, finding=CRASHED),
         RunFinished(at=16, outcome=Outcome.FAILED, exit_code=1, reason=CRASHED.what),
     ]
-    words = format_summary(summarise(log, run="demo-abc234", logs="/l", now=99))
+    words = format_summary(summarise(status_from_events(log), logs="/l", now=99))
     assert words.startswith("demo-abc234 failed: rank 0 exited with code 1 (exit code 1)\n")
     assert words.count("[rank-crashed]") == 1
     assert "what to do: Mend the error and run again." in words
@@ -132,14 +133,14 @@ def test_failed_run_tells_the_failure_once_and_what_to_do() -> None:
 
 def test_failures_on_the_way_to_one_step_are_all_recovered_by_it() -> None:
     log = [*RECOVERED[:6], attempt(1), decided(18, 1, LOST), attempt(2), step(4, 20, attempt=2)]
-    summary = summarise(log, run="demo-abc234", logs="/l", now=30)
+    summary = summarise(status_from_events(log), logs="/l", now=30)
     assert [recovery.until_step_s for recovery in summary.recoveries] == [7, 4]
     assert summary.outcome is None
     assert format_summary(summary).startswith("demo-abc234 is not over\n")
 
 
 def test_empty_log_has_a_summary() -> None:
-    summary = summarise([], run="demo-abc234", logs="/l", now=1)
+    summary = summarise(status_from_events([]), logs="/l", now=1)
     assert (summary.job, summary.outcome, summary.recoveries) == ("", None, ())
     assert "logs  /l" in format_summary(summary)
 
@@ -159,7 +160,7 @@ def test_replica_that_is_lost_is_told_with_what_it_cost_the_others() -> None:
         of(0, 4, 13.25, 1.0),
         of(1, 5, 14.25, 1.0, attempt=1),
     ]
-    summary = summarise(events, run="demo-abc234", logs="/logs", now=24)
+    summary = summarise(status_from_events(events), logs="/logs", now=24)
     (recovery,) = summary.recoveries
     assert recovery.other_replica_step_s == 1.25
     assert "; another replica continued, with a step of 1.25 s; its next step was committed" in format_summary(summary)
@@ -174,18 +175,18 @@ def raised(finding: Finding, at: float) -> FindingRaised:
 
 
 def test_nobody_is_asked_to_free_space_once_there_is_room() -> None:
-    full = format_summary(summarise([RECOVERED[0], raised(FULL, 5)], run="demo-abc234", logs="/logs", now=9))
+    full = format_summary(summarise(status_from_events([RECOVERED[0], raised(FULL, 5)]), logs="/logs", now=9))
     assert "Free some space" in full
     over = [RECOVERED[0], raised(FULL, 5), raised(ROOM, 6)]
-    said = format_summary(summarise(over, run="demo-abc234", logs="/logs", now=9))
+    said = format_summary(summarise(status_from_events(over), logs="/logs", now=9))
     assert "no space is left; there is room again  [disk-full]" in said
     assert "what to do" not in said
-    again = format_summary(summarise([*over, raised(FULL, 7)], run="demo-abc234", logs="/logs", now=9))
+    again = format_summary(summarise(status_from_events([*over, raised(FULL, 7)]), logs="/logs", now=9))
     assert "Free some space" in again
 
 
 def test_disk_that_a_drill_filled_says_what_holds_the_space() -> None:
     drill = FaultInjected(at=4, node=-1, requested_at=4, target="run-dir", action="fill")
-    said = format_summary(summarise([RECOVERED[0], drill, raised(FULL, 5)], run="demo-abc234", logs="/logs", now=9))
+    said = format_summary(summarise(status_from_events([RECOVERED[0], drill, raised(FULL, 5)]), logs="/logs", now=9))
     assert "injected by a drill: fill run-dir" in said
     assert "what to do: Remove drill.ballast from the run's folder" in said

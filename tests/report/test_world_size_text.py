@@ -94,6 +94,6 @@ def test_status_says_which_node_cannot_be_had_and_how_many_would_do() -> None:
 
 def test_summary_lists_every_change_of_the_world() -> None:
     events = [RunCreated(at=0.0, run="demo-abc234", job={}), SHRUNK, step(1, global_batch=64.0), WHOLE]
-    summary = summarise(events, run="demo-abc234", logs="", now=70.0)
+    summary = summarise(status_from_events(events), logs="", now=70.0)
     assert [world.attempt for world in summary.world_size_changes] == [1, 2]
     assert "attempt 1  degraded: world size 4 of 8" in format_summary(summary)

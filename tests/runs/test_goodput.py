@@ -6,7 +6,7 @@ import pytest
 from tests.runs.conftest import Runs, WatchedRun
 
 from holdfast.events import FaultAction, FaultTarget, RunCreated
-from holdfast.report.goodput import account_of
+from holdfast.report.status_reducer import status_from_events
 
 
 def ettr_from_outside(watched: WatchedRun, total_s: float) -> float:
@@ -29,6 +29,6 @@ def test_ettr_equals_an_outside_count(runs: Runs, target: FaultTarget | None) ->
         watched.drill(target, 1, FaultAction.KILL, at_step=33)
     ended = watched.wait_for_end()
     total_s = ended.at - watched.all(RunCreated)[0].at
-    accounts = account_of(watched.seen)
+    accounts = status_from_events(watched.seen).account()
     assert accounts.total_s == pytest.approx(total_s)
     assert accounts.ettr == pytest.approx(ettr_from_outside(watched, total_s), abs=0.02)

@@ -18,7 +18,6 @@ from holdfast.cli.finding_text import render_recent
 from holdfast.events import AnyEvent
 from holdfast.metrics.metric_text import BREAKDOWN, DETAILS, format_metrics, format_number
 from holdfast.report.formatting import count, duration, format_numbers, percentage, sanitize, short_digest
-from holdfast.report.goodput import Ledger, update_ledger
 from holdfast.report.rank_table import RankPhase, RankStatus
 from holdfast.report.run_status import NodePhase, NodeStatus, ReplicaStatus, RunPhase, RunStatus
 from holdfast.report.status_reducer import update_status
@@ -56,12 +55,10 @@ class LiveView:
         self._line_filter = EventLineFilter()
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
         self._output: RenderableType = Group()
-        self._ledger = Ledger()
         self.status = RunStatus()
 
     def on_event(self, event: AnyEvent) -> None:
         self.status = update_status(self.status, event)
-        self._ledger = update_ledger(self._ledger, event)
         self._lines.extend(self._line_filter.lines_for(event))
 
     def add_note(self, text: str) -> None:
@@ -79,7 +76,7 @@ class LiveView:
         now = self._clock(self.status)
         findings = render_recent(self.status, now, most=FINDINGS_SHOWN)
         return Group(
-            render_status(self.status, now, self._ledger.run_account(now).ettr), self._output, Text(), recent, *findings
+            render_status(self.status, now, self.status.account(now).ettr), self._output, Text(), recent, *findings
         )
 
 

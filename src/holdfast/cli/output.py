@@ -7,12 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+    from msgspec import Struct
     from rich.console import Console, RenderableType
 
 
@@ -73,9 +74,10 @@ def _printable(value: object) -> object:
             return value
 
 
-def with_properties(value: DataclassInstance, *names: str) -> dict[str, object]:
-    """A dataclass as a JSON document, plus the named properties."""
-    plain = {field.name: getattr(value, field.name) for field in fields(value)}
+def with_properties(value: DataclassInstance | Struct, *names: str) -> dict[str, object]:
+    """A dataclass or struct as a JSON document, plus the named properties."""
+    own = [field.name for field in fields(value)] if is_dataclass(value) else value.__struct_fields__
+    plain = {name: getattr(value, name) for name in own}
     return plain | {name: getattr(value, name) for name in names}
 
 

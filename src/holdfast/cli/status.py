@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from holdfast.report.run_status import RunStatus
 
 
+_SUMMARISED = ("history", "ledgers")
+"""Fields of the status that the summary shows."""
+
+
 def status(
     run: RunArgument = None,
     output: OutputOption = Output.TEXT,
@@ -31,7 +35,7 @@ def status(
     unheard = api.staleness(found)
     waits = api.pending_reason(found) if known.phase in (RunPhase.PENDING, RunPhase.RECOVERING) else None
     if output is Output.JSON:
-        summary = api.summary(found)
+        summary = api.summary(found, known)
         moves = known.is_progressing(known.now)
         speed = {
             "tokens_per_s": known.tokens_per_s if moves else None,
@@ -46,7 +50,7 @@ def status(
         if known.phase is RunPhase.FAILED:
             print_text(f"why   `holdfast diagnose {found.run_id}`")
     else:
-        print_rich(render_status(known, known.now, api.summary(found).account.ettr))
+        print_rich(render_status(known, known.now, known.account(known.now).ettr))
         storage, failing = api.storage_finding(found), api.controller_failing(found)
         still = api.standstill_finding(found, known)
         present = [finding for finding in (unheard, waits, failing, storage, still) if finding]
@@ -62,4 +66,5 @@ def _document(known: RunStatus) -> dict[str, object]:
         for number, replica in known.replicas.items()
     }
     nodes = {number: with_properties(node, "name") for number, node in known.nodes.items()}
-    return with_properties(known, "is_degraded") | {"replicas": replicas, "nodes": nodes}
+    document = with_properties(known, "is_degraded") | {"replicas": replicas, "nodes": nodes}
+    return {name: value for name, value in document.items() if name not in _SUMMARISED}

@@ -15,27 +15,20 @@
 
 Times are clipped to be in order, so a clock that is set back shortens a category but never makes it negative. If steps
 end after RunFinished, the account ends with the last of them. Sums are whole microseconds, so the categories add up
-exactly. ETTR is training / total. Each replica has its own account; the run's account is their mean.
+exactly. ETTR is training / total. Each replica has its own account; the run's account is their mean. status_reducer.py
+keeps a ledger for each replica in the run's status.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum, auto
-from typing import Any
 
-from holdfast.events import (
-    AnyEvent,
-    AttemptStarted,
-    NodesStarted,
-    RanksStarted,
-    RecoveryDecided,
-    RunCreated,
-    RunFinished,
-    ShutdownDecided,
-    StepCommitted,
-)
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from holdfast.events import AttemptStarted, NodesStarted, RanksStarted, RecoveryDecided, StepCommitted
 
 
 class TimeCategory(StrEnum):
@@ -86,11 +79,22 @@ class _Activity(StrEnum):
     STOPPING = auto()
 
 
-_RANKS = frozenset({_Activity.STARTING_RANKS, _Activity.RECOVERING_RANKS})
+_WAITING: Mapping[_Activity, TimeCategory] = {
+    _Activity.STARTING: TimeCategory.STARTING,
+    _Activity.STARTING_RANKS: TimeCategory.STARTING,
+    _Activity.RECOVERING: TimeCategory.RECOVERING,
+    _Activity.RECOVERING_RANKS: TimeCategory.RECOVERING,
+    _Activity.STOPPING: TimeCategory.STOPPING,
+}
+"""The category of time without a step."""
+_RANKS_RUN = {
+    _Activity.STARTING: _Activity.STARTING_RANKS,
+    _Activity.RECOVERING: _Activity.RECOVERING_RANKS,
+}
+"""What a replica does once its ranks run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ReplicaLedger:
+class ReplicaLedger(Struct, frozen=True, kw_only=True):
     """One replica's ledger; times in microseconds."""
 
     cursor: int
@@ -108,36 +112,74 @@ class _ReplicaLedger:
     maybe_recomputed: int = 0
     """How much of it belongs to attempts before the last."""
 
-    def spend_until(self, moment: int, part: TimeCategory, *, unreported: bool = False) -> _ReplicaLedger:
+    def spend_until(self, moment: int, part: TimeCategory) -> ReplicaLedger:
         """Assign the time up to a moment to a category; a moment in the past changes nothing."""
         if moment <= self.cursor:
             return self
-        book = self.unreported if unreported else self.spent
-        after = {**book, part: book.get(part, 0) + moment - self.cursor}
-        if unreported:
-            return replace(self, cursor=moment, unreported=after)
-        return replace(self, cursor=moment, spent=after)
+        return replace(self, cursor=moment, spent=_plus(self.spent, part, moment - self.cursor))
 
-    def spend_waiting_until(self, moment: int) -> _ReplicaLedger:
-        """Assign the time up to a moment to the current activity; a step in progress counts as its later category."""
-        match self.activity:
-            case _Activity.STARTING:
-                return self.spend_until(moment, TimeCategory.STARTING)
-            case _Activity.STARTING_RANKS:
-                return self.spend_until(moment, TimeCategory.STARTING, unreported=True)
-            case _Activity.STEPPING:
-                return self.spend_until(
-                    moment, TimeCategory.RECOMPUTING if self.step < self.highest_step else TimeCategory.TRAINING
-                )
-            case _Activity.RECOVERING:
-                return self.spend_until(moment, TimeCategory.RECOVERING)
-            case _Activity.RECOVERING_RANKS:
-                return self.spend_until(moment, TimeCategory.RECOVERING, unreported=True)
-            case _Activity.STOPPING:
-                return self.spend_until(moment, TimeCategory.STOPPING)
+    def wait_until(self, moment: int, in_step: TimeCategory | None = None) -> ReplicaLedger:
+        """Assign the time up to a moment to the current activity; `in_step` is the category of a step in progress."""
+        if self.activity is _Activity.STEPPING:
+            redone = self.step < self.highest_step
+            return self.spend_until(moment, in_step or (TimeCategory.RECOMPUTING if redone else TimeCategory.TRAINING))
+        part = _WAITING[self.activity]
+        if self.activity not in _RANKS_RUN.values() or moment <= self.cursor:
+            return self.spend_until(moment, part)
+        return replace(self, cursor=moment, unreported=_plus(self.unreported, part, moment - self.cursor))
 
-    def by_category(self, *, alone: bool) -> dict[TimeCategory, int]:
-        """Microseconds by category; called once it is known whether there are steps. `alone`: the only replica."""
+    def attempt_started(self, event: AttemptStarted) -> ReplicaLedger:
+        """If the replica was running and nothing failed, this is a scale-up."""
+        after, at = self, microseconds(event.at)
+        if self.activity is _Activity.STEPPING:
+            after = self.spend_until(at, TimeCategory.RECOVERING)
+            after = replace(after, activity=_Activity.RECOVERING, failed_attempt=event.attempt - 1)
+        elif self.activity in _RANKS_RUN.values():
+            after = self.wait_until(at)
+        return replace(after, maybe_recomputed=sum(after.unreported.values()))
+
+    def ranks_started(self, event: RanksStarted | NodesStarted) -> ReplicaLedger:
+        activity = _RANKS_RUN.get(self.activity)
+        if event.attempt <= self.failed_attempt or activity is None:
+            return self
+        return replace(self.wait_until(microseconds(event.at)), activity=activity)
+
+    def step_committed(self, event: StepCommitted) -> ReplicaLedger:
+        if event.attempt <= self.failed_attempt:
+            return self
+        redone = event.step <= self.highest_step
+        work = TimeCategory.RECOMPUTING if redone else TimeCategory.TRAINING
+        started, ended = microseconds(event.started), microseconds(event.ended)
+        worked_until = ended - max(0, microseconds(event.checkpoint_s))
+        after = self.wait_until(started, work).spend_until(worked_until, work)
+        after = after.spend_until(ended, TimeCategory.CHECKPOINTING)
+        return replace(
+            after,
+            activity=after.activity if after.activity is _Activity.STOPPING else _Activity.STEPPING,
+            lowest_step=event.first if self.lowest_step is None else min(self.lowest_step, event.first),
+            highest_step=max(self.highest_step, event.step),
+            step=event.step,
+            recomputed_steps=self.recomputed_steps + event.steps * redone,
+        )
+
+    def recovery_decided(self, event: RecoveryDecided) -> ReplicaLedger:
+        decided = microseconds(event.at)
+        lost = TimeCategory.RECOVERING if event.finding.code in _BETWEEN_STEPS else TimeCategory.RECOMPUTING
+        after = self.wait_until(min(microseconds(event.failed_at), decided), lost)
+        after = after.spend_until(decided, TimeCategory.DETECTING)
+        return replace(
+            after,
+            activity=after.activity if after.activity is _Activity.STOPPING else _Activity.RECOVERING,
+            failed_attempt=max(self.failed_attempt, event.attempt),
+        )
+
+    def shutdown_decided(self, at: float) -> ReplicaLedger:
+        """From here on the replica is stopping; a running one since its last step."""
+        after = self if self.activity is _Activity.STEPPING else self.wait_until(microseconds(at))
+        return replace(after, activity=_Activity.STOPPING)
+
+    def account(self, *, alone: bool) -> Account:
+        """The account so far; `alone`: the run's only replica."""
         parts = dict(self.spent)
         for part, spent in self.unreported.items():
             known = TimeCategory.RUNNING if self.lowest_step is None else part
@@ -145,173 +187,30 @@ class _ReplicaLedger:
         if alone and self.lowest_step is None and self.maybe_recomputed:
             parts[TimeCategory.MAYBE_RECOMPUTING] = self.maybe_recomputed
             parts[TimeCategory.RUNNING] -= self.maybe_recomputed
-        return parts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ledger:
-    """The fold's state; `Ledger()` is a run without events."""
-
-    created: int | None = None
-    finished: bool = False
-    replica_ledgers: Mapping[int, _ReplicaLedger] = field(default_factory=dict[int, _ReplicaLedger])
-
-    def replica_ledger(self, replica: int) -> _ReplicaLedger:
-        return self.replica_ledgers.get(replica) or _ReplicaLedger(cursor=self.created or 0)
-
-    def replica_accounts(self, now: float | None = None) -> dict[int, Account]:
-        """Each replica's account; `now` (Unix seconds) ends the account of an unfinished run."""
-        if self.created is None:
-            return {}
-        columns = self.replica_ledgers or {0: _ReplicaLedger(cursor=self.created)}
-        if not self.finished and now is not None:
-            columns = {index: column.spend_waiting_until(_microseconds(now)) for index, column in columns.items()}
-        return {index: _account(column, alone=len(columns) == 1) for index, column in columns.items()}
-
-    def run_account(self, now: float | None = None) -> Account:
-        """The run's account: the mean over its replicas."""
-        accounts = list(self.replica_accounts(now).values())
-        if not accounts:
-            return Account(parts={}, total_s=0.0, steps=0, recomputed_steps=0)
-        number = len(accounts)
-        sums = {part: sum(account.parts.get(part, 0.0) for account in accounts) for part in TimeCategory}
         return Account(
-            parts={part: spent / number for part, spent in sums.items() if spent > 0},
-            total_s=sum(account.total_s for account in accounts) / number,
-            steps=max(account.steps for account in accounts),
-            recomputed_steps=max(account.recomputed_steps for account in accounts),
+            parts={part: parts[part] / 1e6 for part in TimeCategory if parts.get(part)},
+            total_s=sum(parts.values()) / 1e6,
+            steps=0 if self.lowest_step is None else self.highest_step - self.lowest_step + 1,
+            recomputed_steps=self.recomputed_steps,
         )
 
 
-def _account(column: _ReplicaLedger, *, alone: bool) -> Account:
-    parts = column.by_category(alone=alone)
+def mean_account(accounts: Sequence[Account]) -> Account:
+    """The run's account: the mean over its replicas."""
+    number = len(accounts)
+    sums = {part: sum(account.parts.get(part, 0.0) for account in accounts) for part in TimeCategory}
     return Account(
-        parts={part: parts[part] / 1e6 for part in TimeCategory if parts.get(part)},
-        total_s=sum(parts.values()) / 1e6,
-        steps=0 if column.lowest_step is None else column.highest_step - column.lowest_step + 1,
-        recomputed_steps=column.recomputed_steps,
+        parts={part: spent / number for part, spent in sums.items() if spent > 0},
+        total_s=sum(account.total_s for account in accounts) / max(1, number),
+        steps=max((account.steps for account in accounts), default=0),
+        recomputed_steps=max((account.recomputed_steps for account in accounts), default=0),
     )
 
 
-def _microseconds(seconds: float) -> int:
+def microseconds(seconds: float) -> int:
+    """Rounded to a whole number."""
     return round(seconds * 1e6)
 
 
-def update_ledger(ledger: Ledger, event: AnyEvent) -> Ledger:
-    """Apply one event; events without effect on time leave the ledger unchanged."""
-    handler = _TABLE.get(type(event))
-    return handler(ledger, event) if handler else ledger
-
-
-def account_of(events: Iterable[AnyEvent], now: float | None = None) -> Account:
-    """The account of these events, up to `now` if the run has not finished."""
-    ledger = Ledger()
-    for event in events:
-        ledger = update_ledger(ledger, event)
-    return ledger.run_account(now)
-
-
-def _created(ledger: Ledger, event: RunCreated) -> Ledger:
-    return replace(ledger, created=_microseconds(event.at)) if ledger.created is None else ledger
-
-
-def _attempt_started(ledger: Ledger, event: AttemptStarted) -> Ledger:
-    """Add the replica; if it was running and nothing failed, this is a scale-up."""
-    column = ledger.replica_ledger(event.replica)
-    if column.activity is _Activity.STEPPING:
-        column = column.spend_until(_microseconds(event.at), TimeCategory.RECOVERING)
-        column = replace(column, activity=_Activity.RECOVERING, failed_attempt=event.attempt - 1)
-    if column.activity in _RANKS:
-        column = column.spend_waiting_until(_microseconds(event.at))
-    column = replace(column, maybe_recomputed=sum(column.unreported.values()))
-    return _with(ledger, event.replica, column)
-
-
-def _ranks_started(ledger: Ledger, event: RanksStarted | NodesStarted) -> Ledger:
-    column = ledger.replica_ledger(event.replica)
-    if event.attempt <= column.failed_attempt:
-        return ledger
-    match column.activity:
-        case _Activity.STARTING:
-            mode = _Activity.STARTING_RANKS
-        case _Activity.RECOVERING:
-            mode = _Activity.RECOVERING_RANKS
-        case _:
-            return ledger
-    return _with(ledger, event.replica, replace(column.spend_waiting_until(_microseconds(event.at)), activity=mode))
-
-
-def _step_committed(ledger: Ledger, event: StepCommitted) -> Ledger:
-    column = ledger.replica_ledger(event.replica)
-    if event.attempt <= column.failed_attempt:
-        return ledger
-    redone = event.step <= column.highest_step
-    work = TimeCategory.RECOMPUTING if redone else TimeCategory.TRAINING
-    started, ended = _microseconds(event.started), _microseconds(event.ended)
-    column = (
-        column.spend_until(started, work)
-        if column.activity is _Activity.STEPPING
-        else column.spend_waiting_until(started)
-    )
-    worked_until = ended - max(0, _microseconds(event.checkpoint_s))
-    column = column.spend_until(worked_until, work).spend_until(ended, TimeCategory.CHECKPOINTING)
-    column = replace(
-        column,
-        activity=_Activity.STOPPING if column.activity is _Activity.STOPPING else _Activity.STEPPING,
-        lowest_step=event.first if column.lowest_step is None else min(column.lowest_step, event.first),
-        highest_step=max(column.highest_step, event.step),
-        step=event.step,
-        recomputed_steps=column.recomputed_steps + event.steps * redone,
-    )
-    return _with(ledger, event.replica, column)
-
-
-def _recovery_decided(ledger: Ledger, event: RecoveryDecided) -> Ledger:
-    column = ledger.replica_ledger(event.replica)
-    decided = _microseconds(event.at)
-    failed = min(_microseconds(event.failed_at), decided)
-    lost = TimeCategory.RECOVERING if event.finding.code in _BETWEEN_STEPS else TimeCategory.RECOMPUTING
-    column = (
-        column.spend_until(failed, lost)
-        if column.activity is _Activity.STEPPING
-        else column.spend_waiting_until(failed)
-    )
-    column = column.spend_until(decided, TimeCategory.DETECTING)
-    mode = _Activity.STOPPING if column.activity is _Activity.STOPPING else _Activity.RECOVERING
-    failed_attempt = max(column.failed_attempt, event.attempt)
-    return _with(ledger, event.replica, replace(column, activity=mode, failed_attempt=failed_attempt))
-
-
-def _shutdown_decided(ledger: Ledger, event: ShutdownDecided) -> Ledger:
-    """From here on replicas are stopping; a running one since its last step."""
-    at = _microseconds(event.at)
-    for index, column in (ledger.replica_ledgers or {0: ledger.replica_ledger(0)}).items():
-        waited = column if column.activity is _Activity.STEPPING else column.spend_waiting_until(at)
-        ledger = _with(ledger, index, replace(waited, activity=_Activity.STOPPING))
-    return ledger
-
-
-def _finished(ledger: Ledger, event: RunFinished) -> Ledger:
-    ledger = _shutdown_decided(ledger, ShutdownDecided(at=event.at, outcome=event.outcome, reason="", exit_code=0))
-    at = _microseconds(event.at)
-    return replace(
-        ledger,
-        finished=True,
-        replica_ledgers={index: one.spend_waiting_until(at) for index, one in ledger.replica_ledgers.items()},
-    )
-
-
-def _with(ledger: Ledger, replica: int, column: _ReplicaLedger) -> Ledger:
-    return replace(ledger, replica_ledgers={**ledger.replica_ledgers, replica: column})
-
-
-_TABLE: dict[type[AnyEvent], Callable[[Ledger, Any], Ledger]] = {
-    RunCreated: _created,
-    AttemptStarted: _attempt_started,
-    RanksStarted: _ranks_started,
-    NodesStarted: _ranks_started,
-    StepCommitted: _step_committed,
-    RecoveryDecided: _recovery_decided,
-    ShutdownDecided: _shutdown_decided,
-    RunFinished: _finished,
-}
+def _plus(book: Mapping[TimeCategory, int], part: TimeCategory, spent: int) -> dict[TimeCategory, int]:
+    return {**book, part: book.get(part, 0) + spent}

@@ -7,8 +7,9 @@ log immediately would take minutes. So an event only records its update.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class RankPhase(StrEnum):
@@ -24,8 +25,7 @@ class RankPhase(StrEnum):
     """Lost with its node."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStatus:
+class RankStatus(Struct, frozen=True, kw_only=True):
     """One rank of a replica's latest attempt."""
 
     rank: int

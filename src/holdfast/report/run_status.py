@@ -1,18 +1,22 @@
 """The status model of a run; status_reducer.py builds it from events, and cli prints it.
 
-It never reads the clock. goodput.py accounts for time.
+It never reads the clock. goodput.py accounts for time, run_history.py keeps the past. Its classes
+are structs, because msgspec replaces fields five times as fast as dataclasses do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from holdfast.clock import Clock, ClockSample
 from holdfast.events import FaultInjected, Outcome, WorldSizeChanged
 from holdfast.findings import Finding
+from holdfast.report.goodput import Account, ReplicaLedger, mean_account, microseconds
 from holdfast.report.rank_table import RankTable
+from holdfast.report.run_history import RunHistory
 
 STALLED_S = 45.0
 """A replica without a step for this many seconds has no speed; steps are logged within 30 s."""
@@ -47,8 +51,7 @@ class NodePhase(StrEnum):
     GONE = "gone"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True, kw_only=True):
     """One node slot and its current node."""
 
     node: int
@@ -68,8 +71,7 @@ class NodeStatus:
         return f"node{self.node}.{self.generation}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTime:
+class StepTime(Struct, frozen=True, kw_only=True):
     """A sample for the speed; one log line may cover several steps, `first` to `step`."""
 
     first: int
@@ -79,8 +81,7 @@ class StepTime:
     tokens: float | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaStatus:
+class ReplicaStatus(Struct, frozen=True, kw_only=True):
     """The ranks that restart together, and their progress."""
 
     replica: int
@@ -132,8 +133,7 @@ class ReplicaStatus:
         return since_s if since_s > max(STALLED_S, STALLED_STEPS * (self.seconds_per_step or 0.0)) else 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointStatus:
+class CheckpointStatus(Struct, frozen=True, kw_only=True):
     """The latest complete checkpoint."""
 
     at: float
@@ -141,8 +141,7 @@ class CheckpointStatus:
     path: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunStatus:
+class RunStatus(Struct, frozen=True, kw_only=True):
     """Status of a run according to its event log."""
 
     run: str = ""
@@ -172,7 +171,10 @@ class RunStatus:
     reason: str = ""
     exit_code: int | None = None
     corrupt_lines: int = 0
-    """Number of corrupt log lines; their events are missing here."""
+    """Number of corrupt log lines, at least 1 if the log's beginning is gone; their events are missing here."""
+    history: RunHistory = field(default_factory=RunHistory)
+    ledgers: Mapping[int, ReplicaLedger] = field(default_factory=dict[int, ReplicaLedger])
+    """What each replica's time was spent on."""
 
     @property
     def phase(self) -> RunPhase:
@@ -209,6 +211,22 @@ class RunStatus:
     def tokens_per_s(self) -> float | None:
         """Speed of all replicas together: each reports the tokens of all that take part in a step."""
         return self.leader.tokens_per_s
+
+    def ledger(self, replica: int) -> ReplicaLedger:
+        return self.ledgers.get(replica) or ReplicaLedger(cursor=microseconds(self.created_at or 0.0))
+
+    def replica_accounts(self, now: float | None = None) -> dict[int, Account]:
+        """Where each replica's time went; `now` (Unix seconds) ends the account of an unfinished run."""
+        if self.created_at is None:
+            return {}
+        ledgers = self.ledgers or {0: self.ledger(0)}
+        if self.finished_at is None and now is not None:
+            ledgers = {index: each.wait_until(microseconds(now)) for index, each in ledgers.items()}
+        return {index: each.account(alone=len(ledgers) == 1) for index, each in ledgers.items()}
+
+    def account(self, now: float | None = None) -> Account:
+        """Where the run's time went: the mean over its replicas."""
+        return mean_account(list(self.replica_accounts(now).values()))
 
     def is_progressing(self, now: float) -> bool:
         """Whether ranks complete steps, so that the speed is current."""

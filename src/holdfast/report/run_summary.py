@@ -1,42 +1,21 @@
-"""The summary of a run, finished or not: result, goodput, and each failure with its cost.
-
-goodput.py measures the time.
-"""
+"""The summary of a run, finished or not, as text: result, goodput, and each failure with its cost."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from holdfast.events import (
-    AnyEvent,
-    AttemptStarted,
-    CodeShipped,
-    FaultInjected,
-    FindingRaised,
-    Outcome,
-    RecoveryDecided,
-    RunCreated,
-    RunFinished,
-    ShutdownDecided,
-    StepCommitted,
-    UpdateEnded,
-    WorldSizeChanged,
-)
-from holdfast.findings import Finding, Severity
-from holdfast.job import fault_attribution
-from holdfast.metrics.metric_catalog import sticky_metrics
+from holdfast.events import Outcome, UpdateEnded, WorldSizeChanged
+from holdfast.findings import Finding
 from holdfast.metrics.metric_text import format_metrics
-from holdfast.os_errors import resolved
 from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
-from holdfast.report.goodput import Account, Ledger, TimeCategory, update_ledger
-from holdfast.report.world_size_text import format_world_size, with_observed_batch
+from holdfast.report.goodput import Account, TimeCategory
+from holdfast.report.run_history import CodeVersion, RecoverySummary
+from holdfast.report.run_status import RunStatus
+from holdfast.report.world_size_text import format_world_size
 
 OTHER_FINDINGS_SHOWN = 5
-RECENT_STEP_LINES = 64
-"""Step events searched for other replicas' steps between a failure and its decision."""
 BAR_WIDTH = 24
 """Width in characters of a 100 % bar."""
 
@@ -51,45 +30,6 @@ class Heading(StrEnum):
     VERSIONS = "which code ran"
     CODE = "code"
     LOGS = "logs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecoverySummary:
-    """One failure and its recovery."""
-
-    replica: int
-    attempt: int
-    after_s: float
-    """Seconds from the run's start to the failure."""
-    failed_at: float
-    finding: Finding
-    first_rank: int | None
-    action: str
-    step: int | None = None
-    """Last step committed before the failure."""
-    resumed_step: int | None = None
-    """First step committed after the failure; None if there was none."""
-    until_step_s: float | None = None
-    """Seconds from the failure to the end of that step."""
-    other_replica_step_s: float | None = None
-    """Duration of the first step that another replica committed after the failure; None if none did."""
-    maybe_recomputed_s: float = 0.0
-    """Seconds that the restart repeats unless the program loads its own checkpoint; 0 if it reports steps."""
-
-    @property
-    def recomputed_steps(self) -> int:
-        """Number of recomputed steps."""
-        if self.step is None or self.resumed_step is None:
-            return 0
-        return max(0, self.step - self.resumed_step + 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodeVersion:
-    """Code, and the first step it ran."""
-
-    digest: str
-    step: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,122 +64,28 @@ class RunSummary:
     """Outcomes of the requested code updates."""
 
 
-def summarise(events: Iterable[AnyEvent], *, run: str, logs: str, now: float, corrupt_lines: int = 0) -> RunSummary:
-    """Fold a whole log; `logs` is the folder of the ranks' output, `now` (Unix seconds) ends a live run's account."""
-    created: RunCreated | None = None
-    code = ""
-    decided: ShutdownDecided | None = None
-    finished: RunFinished | None = None
-    ledger = Ledger()
-    recoveries: list[RecoverySummary] = []
-    worlds: list[WorldSizeChanged] = []
-    versions: list[CodeVersion] = []
-    updates: list[UpdateEnded] = []
-    steps: dict[int, int] = {}
-    latest: deque[StepCommitted] = deque(maxlen=RECENT_STEP_LINES)
-    metrics: Mapping[str, float] = {}
-    restarts = 0
-    noticed: dict[tuple[str, str], Finding] = {}
-    faults: fault_attribution.InjectedFaults = ()
-    for event in events:
-        ledger = update_ledger(ledger, event)
-        before, faults = faults, fault_attribution.unattributed_after(faults, event)
-        match event:
-            case RunCreated():
-                created = event
-            case CodeShipped():
-                code = event.digest
-            case ShutdownDecided():
-                decided = event
-            case RunFinished():
-                finished = event
-            case FindingRaised(finding=finding) if finding.severity is Severity.INFO:
-                noticed = {key: resolved(known, finding) for key, known in noticed.items()}
-            case FindingRaised(finding=finding):
-                fault = fault_attribution.injected_cause(faults, event)
-                noticed[finding.code, finding.where] = fault_attribution.with_injected_cause(finding, fault)
-            case AttemptStarted():
-                restarts += event.attempt > 0
-                code = event.code_digest or code
-            case UpdateEnded():
-                updates.append(event)
-            case RecoveryDecided():
-                recovery = _recovery(
-                    event, created, steps.get(event.replica), fault_attribution.injected_cause(before, event)
-                )
-                for step in latest:  # other replicas may have continued before the decision
-                    recovery = _with_other_replica_step(recovery, step)
-                recoveries.append(recovery)
-            case WorldSizeChanged():
-                worlds.append(event)
-            case StepCommitted():
-                worlds = [_with_observed_batch(world, event) for world in worlds]
-                recoveries = [
-                    _with_resumed_step(_with_other_replica_step(recovery, event), event) for recovery in recoveries
-                ]
-                steps[event.replica] = event.step
-                if code and (not versions or versions[-1].digest != code):
-                    versions.append(CodeVersion(digest=code, step=event.first))
-                latest.append(event)
-                metrics = sticky_metrics(metrics) | event.metrics
-            case _:
-                pass
-    ending = finished or decided
+def summarise(status: RunStatus, *, logs: str, now: float) -> RunSummary:
+    """Project a status; `logs` is the folder of the ranks' output, `now` (Unix seconds) ends a live run's account."""
+    history = status.history
     return RunSummary(
-        run=run,
-        job=str(created.job.get("name", "")) if created else "",
-        outcome=finished.outcome if finished else None,
-        exit_code=ending.exit_code if ending else None,
-        reason=(finished.reason if finished else "") or (decided.reason if decided else ""),
-        finding=decided.finding if decided else None,
-        account=ledger.run_account(now),
-        recoveries=tuple(recoveries),
-        world_size_changes=tuple(worlds),
-        restarts=restarts,
+        run=status.run,
+        job=status.job,
+        outcome=status.outcome if status.finished_at is not None else None,
+        exit_code=status.exit_code,
+        reason=status.reason,
+        finding=history.end,
+        account=status.account(now),
+        recoveries=history.recoveries,
+        world_size_changes=history.world_size_changes,
+        restarts=status.restarts,
         logs=logs,
-        other_findings=tuple(noticed.values()),
-        metrics=metrics,
-        corrupt_lines=corrupt_lines,
-        code=code,
-        code_versions=tuple(versions),
-        updates=tuple(updates),
+        other_findings=tuple(history.raised.values()),
+        metrics=history.metrics,
+        corrupt_lines=status.corrupt_lines,
+        code=status.code,
+        code_versions=history.code_versions,
+        updates=history.updates,
     )
-
-
-def _recovery(
-    event: RecoveryDecided, created: RunCreated | None, step: int | None, fault: FaultInjected | None
-) -> RecoverySummary:
-    return RecoverySummary(
-        replica=event.replica,
-        attempt=event.attempt,
-        after_s=max(0.0, event.failed_at - created.at) if created else 0.0,
-        failed_at=event.failed_at,
-        finding=fault_attribution.with_injected_cause(event.finding, fault),
-        first_rank=event.first_failed_rank,
-        action=event.action,
-        step=step,
-        maybe_recomputed_s=event.recomputed_s,
-    )
-
-
-def _with_resumed_step(recovery: RecoverySummary, step: StepCommitted) -> RecoverySummary:
-    """The first step after a failure ends its recovery, and the recovery of failures in between."""
-    waited = recovery.until_step_s is None and recovery.replica == step.replica and recovery.attempt < step.attempt
-    if not waited:
-        return recovery
-    return replace(recovery, resumed_step=step.first, until_step_s=max(0.0, step.ended - recovery.failed_at))
-
-
-def _with_other_replica_step(recovery: RecoverySummary, step: StepCommitted) -> RecoverySummary:
-    """Another replica's first step after a failure is its longest: it waited in that step or repeated it."""
-    if recovery.other_replica_step_s is not None or recovery.replica == step.replica or step.ended < recovery.failed_at:
-        return recovery
-    return replace(recovery, other_replica_step_s=(step.ended - step.started) / step.steps)
-
-
-def _with_observed_batch(world: WorldSizeChanged, step: StepCommitted) -> WorldSizeChanged:
-    same = (world.replica, world.attempt) == (step.replica, step.attempt)
-    return with_observed_batch(world, step) if same and not world.confirmed else world
 
 
 def format_maybe_recomputed(seconds: float) -> str:

@@ -1,56 +1,23 @@
 """The reducer from a run's events to its status: a table by event type.
 
-`update_status` applies one event, starting from `RunStatus()`; run_status.py defines the status. The file is long
-because it is one table.
+`update_status` applies one event, starting from `RunStatus()`; run_status.py defines the status. Every view of a run
+is a projection of it, so each fact is derived from events here only. The file is long because it is one table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
-from dataclasses import replace
 from typing import Any
 
-from msgspec import structs
+from msgspec.structs import replace
 
-from holdfast.events import (
-    AgentConnected,
-    AgentDisconnected,
-    AnyEvent,
-    AttemptStarted,
-    CancelRequested,
-    CheckpointCommitted,
-    CodeShipped,
-    ControllerStarted,
-    ExitReason,
-    FaultInjected,
-    FindingRaised,
-    NodeCreated,
-    NodeRequested,
-    NodesStarted,
-    NodesStopped,
-    NodeTerminated,
-    NodeUnavailable,
-    RankExited,
-    RankHung,
-    RanksExited,
-    RanksHung,
-    RanksPrewarmed,
-    RanksStarted,
-    RanksStopped,
-    RecoveryDecided,
-    RunCreated,
-    RunFinished,
-    ShutdownDecided,
-    StandbyPromoted,
-    StandbyReady,
-    StepCommitted,
-    WorldSizeChanged,
-    from_ranges,
-)
+from holdfast import events
+from holdfast.events import AnyEvent, ExitReason, from_ranges
 from holdfast.events.log import EventReader
 from holdfast.findings import Finding, Severity
 from holdfast.job import fault_attribution
 from holdfast.os_errors import resolved
+from holdfast.report.goodput import ReplicaLedger, microseconds
 from holdfast.report.rank_table import RankPhase, RankStatus, RankTable, RankUpdate
 from holdfast.report.run_status import CheckpointStatus, NodePhase, NodeStatus, ReplicaStatus, RunStatus, StepTime
 from holdfast.report.world_size_text import with_observed_batch
@@ -69,23 +36,23 @@ def update_status(status: RunStatus, event: AnyEvent) -> RunStatus:
     return handler(status, event) if handler else status
 
 
-def status_from_events(events: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStatus:
+def status_from_events(log: Iterable[AnyEvent], status: RunStatus | None = None) -> RunStatus:
     """Apply all events to `status`, or to an empty status."""
     status = status or RunStatus()
-    for event in events:
+    for event in log:
         status = update_status(status, event)
     return status
 
 
 def read_status(run: RunDir) -> RunStatus:
     """The status of a run, from its event log."""
-    reader = EventReader(run.events)
-    return replace(
-        status_from_events(reader.read(), RunStatus(run=run.run_id)), corrupt_lines=reader.corrupt_line_count
-    )
+    reader, empty = EventReader(run.events), RunStatus(run=run.run_id)
+    status = status_from_events(reader.read(), empty)
+    without_beginning = status.created_at is None and status != empty
+    return replace(status, corrupt_lines=reader.corrupt_line_count or int(without_beginning))
 
 
-def format_exit(event: RankExited | RanksExited) -> str:
+def format_exit(event: events.RankExited | events.RanksExited) -> str:
     """`exited with code 1`, `ended by signal 9`."""
     match event.reason:
         case ExitReason.CODE:
@@ -107,18 +74,18 @@ def format_exit(event: RankExited | RanksExited) -> str:
 # The run
 
 
-def _created(status: RunStatus, event: RunCreated) -> RunStatus:
+def _created(status: RunStatus, event: events.RunCreated) -> RunStatus:
     job = str(event.job.get("name") or event.run.rpartition("-")[0])
     nodes = event.job.get("nodes", {})
     least = nodes["min"] if nodes and nodes["min"] < nodes["max"] else 0
     return RunStatus(run=event.run, job=job, created_at=event.at, min_nodes=least)
 
 
-def _code_shipped(status: RunStatus, event: CodeShipped) -> RunStatus:
+def _code_shipped(status: RunStatus, event: events.CodeShipped) -> RunStatus:
     return replace(status, code=event.digest)
 
 
-def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatus:
+def _controller_started(status: RunStatus, event: events.ControllerStarted) -> RunStatus:
     """Agent connections do not survive a controller."""
     nodes = {
         index: replace(node, phase=NodePhase.UNREACHABLE) if node.phase is NodePhase.JOINED else node
@@ -127,17 +94,25 @@ def _controller_started(status: RunStatus, event: ControllerStarted) -> RunStatu
     return replace(status, controller_pid=event.pid, clock=event.clock, nodes=nodes)
 
 
-def _cancel_requested(status: RunStatus, event: CancelRequested) -> RunStatus:
+def _cancel_requested(status: RunStatus, event: events.CancelRequested) -> RunStatus:
     return replace(status, cancelling=True)
 
 
-def _shutdown_decided(status: RunStatus, event: ShutdownDecided) -> RunStatus:
-    status = replace(status, outcome=event.outcome, reason=event.reason, exit_code=event.exit_code)
+def _shutdown_decided(status: RunStatus, event: events.ShutdownDecided) -> RunStatus:
+    status = replace(
+        status,
+        outcome=event.outcome,
+        reason=event.reason,
+        exit_code=event.exit_code,
+        history=replace(status.history, end=event.finding),
+        ledgers=_stopping(status, event.at),
+    )
     return _with_finding(status, event.finding, event) if event.finding else status
 
 
-def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
+def _finished(status: RunStatus, event: events.RunFinished) -> RunStatus:
     """All nodes are gone when the run is finished."""
+    at = microseconds(event.at)
     return replace(
         status,
         finished_at=event.at,
@@ -145,10 +120,22 @@ def _finished(status: RunStatus, event: RunFinished) -> RunStatus:
         exit_code=event.exit_code,
         reason=event.reason or status.reason,
         nodes={index: replace(node, phase=NodePhase.GONE) for index, node in status.nodes.items()},
+        ledgers={index: ledger.wait_until(at) for index, ledger in _stopping(status, event.at).items()},
     )
 
 
-def _finding_raised(status: RunStatus, event: FindingRaised) -> RunStatus:
+def _stopping(status: RunStatus, at: float) -> dict[int, ReplicaLedger]:
+    """The ledgers of a run that is ending, which may not have started any replica."""
+    return {index: ledger.shutdown_decided(at) for index, ledger in (status.ledgers or {0: status.ledger(0)}).items()}
+
+
+def _update_ended(status: RunStatus, event: events.UpdateEnded) -> RunStatus:
+    return replace(status, history=replace(status.history, updates=(*status.history.updates, event)))
+
+
+def _finding_raised(status: RunStatus, event: events.FindingRaised) -> RunStatus:
+    fault = fault_attribution.injected_cause(status.injected_faults, event)
+    status = replace(status, history=status.history.with_finding(event.finding, fault))
     return _with_finding(status, event.finding, event)
 
 
@@ -159,7 +146,7 @@ def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunSt
     )
     known, at = status.findings, status.findings_at
     if any(_is_same(finding, last) for last in known[-1:]):
-        again = structs.replace(known[-1], severity=finding.severity)
+        again = replace(known[-1], severity=finding.severity)
         return replace(status, findings=(*known[:-1], again), findings_at=(*at[:-1], event.at))
     known = (*(resolved(one, finding) for one in known), finding)
     return replace(status, findings=known[-FINDINGS_KEPT:], findings_at=(*at, event.at)[-FINDINGS_KEPT:])
@@ -168,31 +155,31 @@ def _with_finding(status: RunStatus, finding: Finding, event: AnyEvent) -> RunSt
 # Nodes
 
 
-def _node_requested(status: RunStatus, event: NodeRequested) -> RunStatus:
+def _node_requested(status: RunStatus, event: events.NodeRequested) -> RunStatus:
     status = _lose_ranks(status, event.node) if event.generation > 0 else status
     node = NodeStatus(node=event.node, generation=event.generation, reason=event.reason, standby=event.standby)
     return _with_node(status, node)
 
 
-def _standby_ready(status: RunStatus, event: StandbyReady) -> RunStatus:
+def _standby_ready(status: RunStatus, event: events.StandbyReady) -> RunStatus:
     known = status.nodes.get(event.node)
     if known is None or known.generation != event.generation:
         return status
     return _with_node(status, replace(known, ready=True))
 
 
-def _standby_promoted(status: RunStatus, event: StandbyPromoted) -> RunStatus:
+def _standby_promoted(status: RunStatus, event: events.StandbyPromoted) -> RunStatus:
     for node, standby in ((event.node, False), (event.replaces, True)):
         if known := status.nodes.get(node):
             status = _with_node(status, replace(known, standby=standby, ready=False))
     return status
 
 
-def _node_created(status: RunStatus, event: NodeCreated) -> RunStatus:
+def _node_created(status: RunStatus, event: events.NodeCreated) -> RunStatus:
     return _while_missing(status, event.node, event.generation, NodePhase.CREATED)
 
 
-def _node_unavailable(status: RunStatus, event: NodeUnavailable) -> RunStatus:
+def _node_unavailable(status: RunStatus, event: events.NodeUnavailable) -> RunStatus:
     return _while_missing(status, event.node, event.generation, NodePhase.UNAVAILABLE, event.reason)
 
 
@@ -204,7 +191,7 @@ def _while_missing(status: RunStatus, node: int, generation: int, phase: NodePha
     return _with_node(status, replace(known, phase=phase, reason=reason or known.reason))
 
 
-def _agent_connected(status: RunStatus, event: AgentConnected) -> RunStatus:
+def _agent_connected(status: RunStatus, event: events.AgentConnected) -> RunStatus:
     known = status.nodes.get(event.node)
     if known and known.generation > event.generation:
         return status
@@ -220,14 +207,14 @@ def _agent_connected(status: RunStatus, event: AgentConnected) -> RunStatus:
     return _with_node(status, joined)
 
 
-def _agent_disconnected(status: RunStatus, event: AgentDisconnected) -> RunStatus:
+def _agent_disconnected(status: RunStatus, event: events.AgentDisconnected) -> RunStatus:
     known = status.nodes.get(event.node)
     if known is None or (known.generation, known.incarnation) != (event.generation, event.incarnation):
         return status
     return _with_node(status, replace(known, phase=NodePhase.GONE if status.outcome else NodePhase.UNREACHABLE))
 
 
-def _node_terminated(status: RunStatus, event: NodeTerminated) -> RunStatus:
+def _node_terminated(status: RunStatus, event: events.NodeTerminated) -> RunStatus:
     known = status.nodes.get(event.node)
     if known is None or known.generation != event.generation:
         return status
@@ -250,55 +237,60 @@ def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
 # Replicas and ranks
 
 
-def _attempt_started(status: RunStatus, event: AttemptStarted) -> RunStatus:
+def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStatus:
     before = _replica(status, event.replica)
     after = replace(
         before, attempt=event.attempt, world_size=event.world_size, ranks=RankTable(), metrics={}, recent_steps=()
     )
+    status = _with_ledger(status, event.replica, status.ledger(event.replica).attempt_started(event))
     code = event.code_digest or status.code
     return _with_replica(replace(status, code=code, restarts=status.restarts + (event.attempt > 0)), after)
 
 
-def _world_size_changed(status: RunStatus, event: WorldSizeChanged) -> RunStatus:
+def _world_size_changed(status: RunStatus, event: events.WorldSizeChanged) -> RunStatus:
+    changes = (*status.history.world_size_changes, event)
+    status = replace(status, history=replace(status.history, world_size_changes=changes))
     return _with_replica(status, replace(_replica(status, event.replica), world_size_change=event))
 
 
-def _ranks_started(status: RunStatus, event: RanksStarted) -> RunStatus:
-    replica = _replica(status, event.replica)
-    if event.attempt < replica.attempt:
-        return status
+def _ranks_started(status: RunStatus, event: events.RanksStarted) -> RunStatus:
     started = {state.rank: RankStatus(rank=state.rank, node=event.node, pid=state.pid) for state in event.ranks}
-    return _with_replica(status, _started(replica, lambda known: known.update(started)))
+    return _with_started(status, event, lambda known: known.update(started))
 
 
-def _ranks_prewarmed(status: RunStatus, event: RanksPrewarmed) -> RunStatus:
+def _ranks_prewarmed(status: RunStatus, event: events.RanksPrewarmed) -> RunStatus:
     replica = _replica(status, event.replica)
     return _with_replica(status, replace(replica, prewarmed=replica.prewarmed | frozenset(event.ranks)))
 
 
-def _nodes_started(status: RunStatus, event: NodesStarted) -> RunStatus:
-    replica = _replica(status, event.replica)
-    if event.attempt < replica.attempt:
-        return status
-
+def _nodes_started(status: RunStatus, event: events.NodesStarted) -> RunStatus:
     def start(known: dict[int, RankStatus]) -> None:
         nodes, ranks = list(from_ranges(event.nodes)), list(from_ranges(event.ranks))
         each = max(1, len(ranks) // len(nodes))
         known.update((rank, RankStatus(rank=rank, node=nodes[index // each])) for index, rank in enumerate(ranks))
 
-    return _with_replica(status, _started(replica, start))
+    return _with_started(status, event, start)
 
 
-def _started(replica: ReplicaStatus, start: RankUpdate) -> ReplicaStatus:
-    # A job that reports no steps has recovered when its ranks run again.
-    recovering = replica.recovering and replica.step is not None
-    return replace(replica, ranks=replica.ranks.updated(start), recovering=recovering)
-
-
-def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
+def _with_started(status: RunStatus, event: events.RanksStarted | events.NodesStarted, start: RankUpdate) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt < replica.attempt:
         return status
+    status = _with_ledger(status, event.replica, status.ledger(event.replica).ranks_started(event))
+    # A job that reports no steps has recovered when its ranks run again.
+    recovering = replica.recovering and replica.step is not None
+    return _with_replica(status, replace(replica, ranks=replica.ranks.updated(start), recovering=recovering))
+
+
+def _step_committed(status: RunStatus, event: events.StepCommitted) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt < replica.attempt:
+        return status
+    status = replace(
+        status,
+        ledgers={**status.ledgers, event.replica: status.ledger(event.replica).step_committed(event)},
+        history=status.history.with_step(event, status.code),
+    )
     tokens = event.metrics.get("tokens")
     time = StepTime(first=event.first, step=event.step, started=event.started, ended=event.ended, tokens=tokens)
     total = event.metrics.get("total_steps")
@@ -318,29 +310,31 @@ def _step_committed(status: RunStatus, event: StepCommitted) -> RunStatus:
     return _with_replica(status, after)
 
 
-def _stall(event: StepCommitted) -> dict[str, float]:
+def _stall(event: events.StepCommitted) -> dict[str, float]:
     """The time the latest checkpoint cost the loop; most steps have none."""
     return {"checkpoint_stall_s": event.checkpoint_s} if event.checkpoint_s > 0 else {}
 
 
-def _rank_exited(status: RunStatus, event: RankExited) -> RunStatus:
+def _rank_exited(status: RunStatus, event: events.RankExited) -> RunStatus:
     last_step = event.last_step if event.last_step >= 0 else None
     return _with_rank(status, event, _phase_after(event), format_exit(event), last_step)
 
 
-def _phase_after(event: RankExited | RanksExited) -> RankPhase:
+def _phase_after(event: events.RankExited | events.RanksExited) -> RankPhase:
     return RankPhase.STOPPED if event.stopped else RankPhase.FAILED if event.failed else RankPhase.EXITED
 
 
-def _ranks_exited(status: RunStatus, event: RanksExited) -> RunStatus:
+def _ranks_exited(status: RunStatus, event: events.RanksExited) -> RunStatus:
     return _with_ranks(status, event, _phase_after(event), format_exit(event))
 
 
-def _ranks_hung(status: RunStatus, event: RanksHung) -> RunStatus:
+def _ranks_hung(status: RunStatus, event: events.RanksHung) -> RunStatus:
     return _with_ranks(status, event, RankPhase.HUNG, "")
 
 
-def _with_ranks(status: RunStatus, event: RanksExited | RanksHung, phase: RankPhase, detail: str) -> RunStatus:
+def _with_ranks(
+    status: RunStatus, event: events.RanksExited | events.RanksHung, phase: RankPhase, detail: str
+) -> RunStatus:
     """Update all known ranks of the event alike."""
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
@@ -354,14 +348,14 @@ def _with_ranks(status: RunStatus, event: RanksExited | RanksHung, phase: RankPh
     return _with_replica(status, replace(replica, ranks=replica.ranks.updated(end)))
 
 
-def _rank_hung(status: RunStatus, event: RankHung) -> RunStatus:
+def _rank_hung(status: RunStatus, event: events.RankHung) -> RunStatus:
     where = f" in {event.top_frame}" if event.top_frame else ""
     detail = f"no step for {event.waited_s:.0f} s{where}"
     return _with_rank(status, event, RankPhase.HUNG, detail, event.last_step if event.last_step >= 0 else None)
 
 
 def _with_rank(
-    status: RunStatus, event: RankExited | RankHung, phase: RankPhase, detail: str, last_step: int | None
+    status: RunStatus, event: events.RankExited | events.RankHung, phase: RankPhase, detail: str, last_step: int | None
 ) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
@@ -374,14 +368,14 @@ def _with_rank(
     return _with_replica(status, replace(replica, ranks=replica.ranks.updated(end)))
 
 
-def _ranks_stopped(status: RunStatus, event: RanksStopped) -> RunStatus:
+def _ranks_stopped(status: RunStatus, event: events.RanksStopped) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
     return _with_replica(status, _ended(replica, {event.node}, RankPhase.STOPPED))
 
 
-def _nodes_stopped(status: RunStatus, event: NodesStopped) -> RunStatus:
+def _nodes_stopped(status: RunStatus, event: events.NodesStopped) -> RunStatus:
     replica = _replica(status, event.replica)
     if event.attempt != replica.attempt:
         return status
@@ -406,20 +400,26 @@ def _is_same(finding: Finding, known: Finding) -> bool:
     return alike and known.what.startswith(finding.what)
 
 
-def _recovery_decided(status: RunStatus, event: RecoveryDecided) -> RunStatus:
-    status = _with_replica(status, replace(_replica(status, event.replica), recovering=True))
+def _recovery_decided(status: RunStatus, event: events.RecoveryDecided) -> RunStatus:
+    replica = _replica(status, event.replica)
+    fault = fault_attribution.injected_cause(status.injected_faults, event)
+    status = replace(
+        _with_replica(status, replace(replica, recovering=True)),
+        history=status.history.with_recovery(event, status.created_at, replica.step, fault),
+        ledgers={**status.ledgers, event.replica: status.ledger(event.replica).recovery_decided(event)},
+    )
     finding = event.finding
     if event.action != STOP_ACTION:
-        finding = structs.replace(finding, severity=Severity.WARNING)
+        finding = replace(finding, severity=Severity.WARNING)
     status = _with_finding(status, finding, event)
     return replace(status, injected_faults=fault_attribution.unattributed_after(status.injected_faults, event))
 
 
-def _fault_injected(status: RunStatus, event: FaultInjected) -> RunStatus:
+def _fault_injected(status: RunStatus, event: events.FaultInjected) -> RunStatus:
     return replace(status, injected_faults=fault_attribution.unattributed_after(status.injected_faults, event))
 
 
-def _checkpoint_committed(status: RunStatus, event: CheckpointCommitted) -> RunStatus:
+def _checkpoint_committed(status: RunStatus, event: events.CheckpointCommitted) -> RunStatus:
     return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
 
 
@@ -431,35 +431,40 @@ def _with_replica(status: RunStatus, replica: ReplicaStatus) -> RunStatus:
     return replace(status, replicas={**status.replicas, replica.replica: replica})
 
 
+def _with_ledger(status: RunStatus, replica: int, ledger: ReplicaLedger) -> RunStatus:
+    return replace(status, ledgers={**status.ledgers, replica: ledger})
+
+
 _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
-    RunCreated: _created,
-    CodeShipped: _code_shipped,
-    ControllerStarted: _controller_started,
-    CancelRequested: _cancel_requested,
-    ShutdownDecided: _shutdown_decided,
-    RunFinished: _finished,
-    FindingRaised: _finding_raised,
-    FaultInjected: _fault_injected,
-    NodeRequested: _node_requested,
-    StandbyReady: _standby_ready,
-    StandbyPromoted: _standby_promoted,
-    AgentConnected: _agent_connected,
-    AgentDisconnected: _agent_disconnected,
-    NodeTerminated: _node_terminated,
-    NodeCreated: _node_created,
-    NodeUnavailable: _node_unavailable,
-    WorldSizeChanged: _world_size_changed,
-    AttemptStarted: _attempt_started,
-    RanksStarted: _ranks_started,
-    RanksPrewarmed: _ranks_prewarmed,
-    StepCommitted: _step_committed,
-    RankExited: _rank_exited,
-    RankHung: _rank_hung,
-    RanksStopped: _ranks_stopped,
-    NodesStarted: _nodes_started,
-    NodesStopped: _nodes_stopped,
-    RanksExited: _ranks_exited,
-    RanksHung: _ranks_hung,
-    RecoveryDecided: _recovery_decided,
-    CheckpointCommitted: _checkpoint_committed,
+    events.RunCreated: _created,
+    events.CodeShipped: _code_shipped,
+    events.ControllerStarted: _controller_started,
+    events.CancelRequested: _cancel_requested,
+    events.ShutdownDecided: _shutdown_decided,
+    events.RunFinished: _finished,
+    events.FindingRaised: _finding_raised,
+    events.FaultInjected: _fault_injected,
+    events.UpdateEnded: _update_ended,
+    events.NodeRequested: _node_requested,
+    events.StandbyReady: _standby_ready,
+    events.StandbyPromoted: _standby_promoted,
+    events.AgentConnected: _agent_connected,
+    events.AgentDisconnected: _agent_disconnected,
+    events.NodeTerminated: _node_terminated,
+    events.NodeCreated: _node_created,
+    events.NodeUnavailable: _node_unavailable,
+    events.WorldSizeChanged: _world_size_changed,
+    events.AttemptStarted: _attempt_started,
+    events.RanksStarted: _ranks_started,
+    events.RanksPrewarmed: _ranks_prewarmed,
+    events.StepCommitted: _step_committed,
+    events.RankExited: _rank_exited,
+    events.RankHung: _rank_hung,
+    events.RanksStopped: _ranks_stopped,
+    events.NodesStarted: _nodes_started,
+    events.NodesStopped: _nodes_stopped,
+    events.RanksExited: _ranks_exited,
+    events.RanksHung: _ranks_hung,
+    events.RecoveryDecided: _recovery_decided,
+    events.CheckpointCommitted: _checkpoint_committed,
 }
