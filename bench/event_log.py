@@ -54,7 +54,8 @@ from holdfast.events import (
     RunCreated,
     StepCommitted,
 )
-from holdfast.events.log import EventReader, EventWriter, is_intact, read_events
+from holdfast.events.log import EventReader, is_intact, read_events
+from holdfast.events.log_writer import EventWriter
 from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Nodes

@@ -16,7 +16,8 @@ import pytest
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import CancelRequested, FaultAction, FaultTarget, Outcome, RunCreated, RunFinished
-from holdfast.events.log import EventWriter, encode_line
+from holdfast.events.log import encode_line
+from holdfast.events.log_writer import EventWriter
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.report.run_status import RunPhase

@@ -34,7 +34,8 @@ from holdfast.events import (
     Outcome,
     RunCreated,
 )
-from holdfast.events.log import EventWriter, read_events
+from holdfast.events.log import read_events
+from holdfast.events.log_writer import EventWriter
 from holdfast.events.requests import EXPIRES
 from holdfast.findings import Finding
 from holdfast.job.backend import NodeId, NodeObservation

@@ -18,7 +18,8 @@ from holdfast.control.log_replication import CHUNK_BYTES, MAX_REPLICAS, LogRepli
 from holdfast.controller_api import make_server
 from holdfast.events import AgentConnected, ControllerStarted, Event, FindingRaised, RunCreated
 from holdfast.events.agent_events import LogReplicaPosition
-from holdfast.events.log import EventWriter, encode_line
+from holdfast.events.log import encode_line
+from holdfast.events.log_writer import EventWriter
 from holdfast.findings import Finding
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.log_restore import restore_log

@@ -32,7 +32,8 @@ from holdfast.control.state import NodeState
 from holdfast.controller_api import ControllerApi, make_server
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, CodeShipped, FaultTarget, FindingRaised, RunFinished
-from holdfast.events.log import EventReader, EventWriter, is_intact, last_event
+from holdfast.events.log import EventReader, is_intact, last_event
+from holdfast.events.log_writer import EventWriter
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.host.process_limits import open_more_files, receive_signals

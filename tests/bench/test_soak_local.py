@@ -9,7 +9,7 @@ import pytest
 from bench.soak import faults, local
 
 from holdfast.events import AnyEvent, FaultAction, FaultInjected, FaultRequested, FaultTarget, StepCommitted
-from holdfast.events.log import EventWriter
+from holdfast.events.log_writer import EventWriter
 from holdfast.run_dir import RunDir
 
 

@@ -13,7 +13,8 @@ import pytest
 from holdfast import api
 from holdfast.errors import ExitCode
 from holdfast.events import Outcome, RunFinished
-from holdfast.events.log import EventWriter, last_event
+from holdfast.events.log import last_event
+from holdfast.events.log_writer import EventWriter
 from holdfast.job.run_spec import RunSpec
 from holdfast.run_dir import RunDir
 

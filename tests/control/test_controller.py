@@ -46,7 +46,8 @@ from holdfast.events import (
     ShutdownDecided,
     StepCommitted,
 )
-from holdfast.events.log import EventWriter, read_events
+from holdfast.events.log import read_events
+from holdfast.events.log_writer import EventWriter
 from holdfast.findings import Finding, Severity
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.spec import Job, Nodes

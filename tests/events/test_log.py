@@ -20,9 +20,7 @@ from holdfast.events import AgentDisconnected, AnyEvent, NodeTerminated, RunCrea
 from holdfast.events.controller_events import FORMAT, Outcome
 from holdfast.events.log import (
     BLOCK_BYTES,
-    AnotherWriter,
     EventReader,
-    EventWriter,
     UnsupportedFormat,
     encode_line,
     is_intact,
@@ -30,6 +28,7 @@ from holdfast.events.log import (
     line_of,
     read_events,
 )
+from holdfast.events.log_writer import AnotherWriter, EventWriter
 from holdfast.host.files import UnexpectedFile
 
 CREATED = RunCreated(at=1.0, run="test-abc", job={"command": ["true"]})

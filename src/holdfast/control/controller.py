@@ -67,7 +67,7 @@ from holdfast.events import (
     StepCommitted,
     TimerExpired,
 )
-from holdfast.events.log import AnotherWriter, EventWriter
+from holdfast.events.log_writer import AnotherWriter, EventWriter
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
 from holdfast.os_errors import resource_error_of, waiting_finding

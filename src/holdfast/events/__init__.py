@@ -4,6 +4,9 @@ State, status, accounting, the live view and the report are folds over these eve
 fields.
 """
 
+# pyright: reportUnusedImport=false
+# Consumers import every event from here.
+
 from __future__ import annotations
 
 from holdfast.events.agent_events import (
@@ -102,65 +105,3 @@ RunEvent = (
 )
 BatchedEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
 AnyEvent = AgentEvent | BatchedEvent | RequestEvent | RunEvent
-
-__all__ = [
-    "FORMAT",
-    "AgentConnected",
-    "AgentDisconnected",
-    "AgentEvent",
-    "AnyEvent",
-    "AttemptStarted",
-    "BatchedEvent",
-    "CancelRequested",
-    "CheckpointCommitted",
-    "CheckpointRequested",
-    "CodeFetched",
-    "CodeShipped",
-    "ControllerStarted",
-    "Event",
-    "ExitReason",
-    "FaultAction",
-    "FaultInjected",
-    "FaultRequested",
-    "FaultTarget",
-    "FindingRaised",
-    "NodeCreated",
-    "NodeEvicted",
-    "NodePreemptionNotice",
-    "NodeRequested",
-    "NodeTerminated",
-    "NodeUnavailable",
-    "NodesStarted",
-    "NodesStopped",
-    "Outcome",
-    "ProfileRequested",
-    "Ranges",
-    "RankExited",
-    "RankHung",
-    "RankState",
-    "RanksDrained",
-    "RanksExited",
-    "RanksHung",
-    "RanksPrewarmed",
-    "RanksStarted",
-    "RanksStopped",
-    "RecoveryDecided",
-    "RequestEvent",
-    "RunCreated",
-    "RunEvent",
-    "RunFinished",
-    "ScalingEffect",
-    "ShutdownDecided",
-    "StackDumpRequested",
-    "StacksDumped",
-    "StandbyPromoted",
-    "StandbyReady",
-    "StepCommitted",
-    "TimerExpired",
-    "UpdateEnded",
-    "UpdateOutcome",
-    "UpdateRequested",
-    "WorldSizeChanged",
-    "from_ranges",
-    "to_ranges",
-]  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.events import NodeCreated
-from holdfast.events.log import EventWriter
+from holdfast.events.log_writer import EventWriter
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job

@@ -16,7 +16,8 @@ import pytest
 from holdfast import api, controller_client
 from holdfast.errors import HoldfastError
 from holdfast.events import ControllerStarted, Outcome, RunFinished
-from holdfast.events.log import EventReader, EventWriter, last_event, read_events
+from holdfast.events.log import EventReader, last_event, read_events
+from holdfast.events.log_writer import EventWriter
 from holdfast.findings import Finding
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job

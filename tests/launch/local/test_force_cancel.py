@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import CancelRequested, RunCreated, RunFinished
-from holdfast.events.log import EventWriter, last_event
+from holdfast.events.log import last_event
+from holdfast.events.log_writer import EventWriter
 from holdfast.host.cgroups import PREFIX, record_group
 from holdfast.host.files import atomic_write, read_object
 from holdfast.host.processes import machine_id

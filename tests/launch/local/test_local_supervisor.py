@@ -9,7 +9,7 @@ from pathlib import Path
 
 from holdfast.errors import ExitCode
 from holdfast.events import Outcome, RunFinished
-from holdfast.events.log import EventWriter
+from holdfast.events.log_writer import EventWriter
 from holdfast.launch.controller_supervisor import RestartBackoff
 from holdfast.run_dir import RunDir
 

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import CancelRequested, Outcome, RunFinished, ShutdownDecided
-from holdfast.events.log import EventWriter, last_event
+from holdfast.events.log import last_event
+from holdfast.events.log_writer import EventWriter
 from holdfast.findings import Owner
 from holdfast.host.processes import (
     all_pids,

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode
 from holdfast.events import AnyEvent, Outcome, RunFinished
-from holdfast.events.log import EventWriter, last_event, read_events
+from holdfast.events.log import last_event, read_events
+from holdfast.events.log_writer import EventWriter
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.cluster_contact import ClusterContact
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 
 from holdfast.events import CancelRequested, Outcome, RunFinished, ShutdownDecided
-from holdfast.events.log import EventWriter, last_event
+from holdfast.events.log import last_event
+from holdfast.events.log_writer import EventWriter
 from holdfast.protocol.routes import REQUEST_ROUTES
 from holdfast.run_dir import RunDir
 
