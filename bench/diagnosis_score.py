@@ -20,10 +20,9 @@ from pathlib import Path
 
 from bench.paired_stats import headline, say, table
 from holdfast.diagnose.diagnosis import Diagnosis
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.pipeline import diagnose_chunks
-from holdfast.diagnose.rules.rule import Confidence
 
 MOST_CLASSES = 8
 """An unknown that leaves more classes open than these does not name the deciding fact."""

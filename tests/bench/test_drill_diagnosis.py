@@ -8,8 +8,7 @@ import pytest
 from bench.drill_diagnosis import CASES, Case, Unavailable, diagnose_drill, is_correct
 
 from holdfast.diagnose.diagnosis import Diagnosis, FirstFailure
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.events import FaultAction, FaultTarget
 from holdfast.job.fault_catalog import FAULTS
 

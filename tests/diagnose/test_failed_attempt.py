@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.diagnose.failed_attempt import FailedAttempt, last_failure
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,

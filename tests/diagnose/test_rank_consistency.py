@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from tests.diagnose.log_lines import chunk, diagnose_lines
 
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.pipeline import diagnose_chunks
 from holdfast.diagnose.root_cause_analysis import diagnose_facts
-from holdfast.diagnose.rules.rule import Confidence
 from holdfast.diagnose.scanner import Scanner
 
 

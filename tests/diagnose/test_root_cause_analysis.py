@@ -9,16 +9,16 @@ import pytest
 from tests.diagnose.log_lines import chunk, diagnose_lines
 
 from holdfast.diagnose.fact import Fact, ProcessRef
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.hypotheses import Hypothesis, hypothesis_of
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.log_input import LogInput
 from holdfast.diagnose.next_evidence import MAX_OPEN_CLASSES
 from holdfast.diagnose.pipeline import diagnose, diagnose_chunks
-from holdfast.diagnose.root_cause_analysis import MAX_CLOCK_SKEW_S, _by_likelihood
+from holdfast.diagnose.precedence import by_likelihood
+from holdfast.diagnose.root_cause_analysis import CLOCKS, MAX_CLOCK_SKEW_S, as_suspect
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
-from holdfast.diagnose.rules.rule import Confidence
 
 CLOSED = "n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1<51159>"
 OUT_OF_MEMORY = "n1:77:91 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'"
@@ -441,5 +441,5 @@ def test_what_it_may_be_goes_by_evidence_then_by_time_then_by_depth() -> None:
     )
     nearest = replace(slows, code="nearest")
     expected = [nearest, sure, close, early, deep, late, slows]
-    assert _by_likelihood([slows, late, deep, early, close, nearest, sure], nearest) == expected
-    assert _by_likelihood(expected, nearest) == expected
+    for causes in ([slows, late, deep, early, close, nearest, sure], expected):
+        assert by_likelihood([as_suspect(cause, None) for cause in causes], nearest, CLOCKS) == expected

@@ -2,10 +2,10 @@ import pytest
 import re2
 from tests.diagnose.log_lines import diagnose_lines
 
-from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass
+from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, Confidence, FailureClass
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.rules.rule import Role, Rule
 
 ROWS = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 

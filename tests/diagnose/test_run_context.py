@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from holdfast.diagnose.diagnosis import Diagnosis, Evidence, FirstFailure, NextEvidence
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
-from holdfast.diagnose.rules.rule import Confidence
 from holdfast.diagnose.run_context import RUN_LOGS_EVIDENCE, nothing_failed, with_node, without_evidence
 from holdfast.events import Outcome
 

@@ -9,8 +9,7 @@ import pytest
 from tests.runs.conftest import Runs
 
 from holdfast import api
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.events import FaultAction, FaultTarget, RankHung, RecoveryDecided, StepCommitted
 
 SLEEPING_RANK = str(Path(__file__).parents[1] / "programs" / "sleeping_rank.py")

@@ -1,48 +1,25 @@
-"""Decides which failure came first: the root cause of an attempt's end."""
+"""Decides from a run's events which failure came first: the root cause of an attempt's end.
+
+diagnose/precedence.py has the rules, which hold for logs too.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from enum import IntEnum
 
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind
 from holdfast.control.state import ReplicaState
+from holdfast.diagnose.failure_classes import Confidence
+from holdfast.diagnose.peer_symptoms import gave_up_waiting, peer_symptom
+from holdfast.diagnose.precedence import Clocks, PeerSymptom, Suspect, first_cause
 from holdfast.events import ExitReason, RankExited, RankHung
 from holdfast.os_errors import resource_error_in
 
-# Error lines of a rank whose peer is gone: never the cause while another failure is known.
-#   RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29318
-#   torch.distributed.DistNetworkError: recvValueWithTimeout failed on SocketImpl(fd=3, ...): Connection reset by peer
-#   torch.distributed.DistBackendError: NCCL communicator was aborted on rank 1.
-#   ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.
-#   torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.
-#   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
-#   RuntimeError: Broken pipe
-# (the store of torch before 2.1; Python's own error would be BrokenPipeError: [Errno 32] Broken pipe)
-_OF_A_PEER = re.compile(
-    r"closed by (?:remote )?peer|remote process exit|communicator was aborted|DistNetworkError|Socket recv failed|"
-    r"Timed out waiting \d+ms for|Timed out after \d+ seconds waiting for clients|"
-    r"(?:torch\.distributed|gloo|nccl|c10d|TCPStore|SocketImpl|XlaRuntimeError|JaxRuntimeError)\b.*"
-    r"(?:reset by peer|broken pipe|connection refused|timed out)|"
-    r"(?:RuntimeError: |what\(\): +)(?:Connection reset by peer|Broken pipe|Connection refused|Connection timed out)",
-    re.IGNORECASE,
-)
-
-# Error lines that may mean a lost peer, or a lost data server: the cause if no better one is known.
-#   ConnectionRefusedError: [Errno 111] Connection refused
-#   requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='data', port=443): Read timed out. (read timeout=10)
-_OF_A_NETWORK = re.compile(r"reset by peer|broken pipe|connection refused|timed out", re.IGNORECASE)
-
-# Error lines of a rank whose wait for its peers timed out:
-#   RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv
-#   torch.distributed.DistBackendError: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, ...
-#   torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0
-#   torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.
-_GAVE_UP = re.compile(
-    r"Timed out waiting \d+ms for (?:recv|send)|collective operation timeout|wait timeout after \d+ms|"
-    r"Timed out after \d+ seconds waiting for clients"
-)
+_CLOCKS = Clocks(skew_s=0.0, report_lag_s=math.inf)
+"""One clock orders all ends of an attempt; they belong together, since the first of them ends the attempt."""
+_PROCESS, _HANG = range(2)
+"""Layers of causes: a death leaves the other ranks waiting, and a hang never kills one before it is reported."""
 
 # Frames a rank waits in because another is late.
 _WAITING = re.compile(
@@ -54,16 +31,6 @@ _WAITING = re.compile(
 _FOR_REPLICAS = re.compile(
     r"ReplicaGroup\._wait_arrival|ReplicaGroup\.wait_for_replicas|_Bucket\.unpack"
 )  # _Bucket.unpack: on a GPU
-
-
-class PeerSymptom(IntEnum):
-    """How likely a rank's last error line is a symptom of a failure elsewhere."""
-
-    NONE = 0
-    NETWORK = 1
-    """It mentions a connection, perhaps to a peer."""
-    PEER = 2
-    """It mentions a peer that is gone."""
 
 
 _KINDS: dict[ExitReason, FailureKind] = {
@@ -85,40 +52,50 @@ def exited_on_request(replica: ReplicaState, exited: RankExited) -> bool:
 def first_failure(replica: ReplicaState, at: float) -> Failure:
     """The failure that began the end, at `at`, of an attempt that did not succeed.
 
-    Lost nodes and exits are ordered by time, with those that only mention a lost peer last. A hang is the cause only if
-    no node was lost and no rank ended before it was reported: a death leaves the others waiting, while ranks that end
-    after the report end because a hung replica is being stopped. If the ranks that ended only gave up waiting, the
-    cause is the rank that was seen doing something else.
+    Ranks that end after a reported hang end because a hung replica is being stopped. If the ranks that ended only gave
+    up waiting, the cause is the rank that was seen doing something else.
     """
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
     ends = sorted((one for one in replica.rank_failures if one.failed and one.at <= reported_at), key=precedence)
     awaited = [hung for hung in replica.hangs if is_not_waiting(hung)]
-    if awaited and ends and not replica.node_failures and all(map(timed_out_waiting, ends)):
-        return _from_hang(replica, min(awaited, key=hang_suspicion), ends[0])
-    lost = min(replica.node_failures, key=lambda loss: loss.at, default=None)
-    if ends and (lost is None or precedence(ends[0]) <= (PeerSymptom.NONE, lost.at)):
-        return _from_exit(replica, ends[0])
-    if lost is not None:
-        return lost
-    if replica.hangs:
-        return _from_hang(replica, min(replica.hangs, key=hang_suspicion))
-    return Failure(kind=FailureKind.CAUSE_UNKNOWN, at=at, node=0, attempt=replica.attempt, step=replica.highest_step)
+    gave_up = bool(awaited and ends) and not replica.node_failures and all(map(timed_out_waiting, ends))
+    suspects: list[Suspect[RankExited | RankHung | Failure]] = [
+        Suspect(
+            failure=one,
+            at=one.at,
+            layer=_HANG if isinstance(one, RankHung) else _PROCESS,
+            confidence=sure,
+            ends_process=not isinstance(one, RankHung),
+            symptom=peer_symptom(one.error) if isinstance(one, RankExited) else PeerSymptom.NONE,
+        )
+        for seen, sure in (
+            (ends, Confidence.UNSURE if gave_up else Confidence.CERTAIN),
+            (sorted(replica.node_failures, key=lambda lost: lost.at), Confidence.CERTAIN),
+            (sorted(awaited if gave_up else replica.hangs, key=hang_suspicion)[:1], Confidence.LIKELY),
+        )
+        for one in seen
+    ]
+    first = first_cause(suspects, _CLOCKS)
+    match first and first.failure:
+        case RankExited() as exited:
+            return _from_exit(replica, exited)
+        case RankHung() as hung:
+            return _from_hang(replica, hung, ends[0] if gave_up else None)
+        case Failure() as lost:
+            return lost
+        case None:
+            unknown = FailureKind.CAUSE_UNKNOWN
+            return Failure(kind=unknown, at=at, node=0, attempt=replica.attempt, step=replica.highest_step)
 
 
 def precedence(exited: RankExited) -> tuple[PeerSymptom, float]:
     """Smallest for the likeliest first failure: it does not only mention a lost peer, and is early."""
-    return (_peer_symptom(exited), exited.at)
-
-
-def _peer_symptom(exited: RankExited) -> PeerSymptom:
-    if _OF_A_PEER.search(exited.error):
-        return PeerSymptom.PEER
-    return PeerSymptom.NETWORK if _OF_A_NETWORK.search(exited.error) else PeerSymptom.NONE
+    return (peer_symptom(exited.error), exited.at)
 
 
 def timed_out_waiting(exited: RankExited) -> bool:
     """Whether a rank ended because its wait for other ranks timed out."""
-    return exited.reason in (ExitReason.CODE, ExitReason.SIGNAL) and bool(_GAVE_UP.search(exited.error))
+    return exited.reason in (ExitReason.CODE, ExitReason.SIGNAL) and gave_up_waiting(exited.error)
 
 
 def is_not_waiting(hung: RankHung) -> bool:
@@ -185,8 +162,8 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         made_progress=replica.attempt_steps >= PROGRESS_STEPS,
         has_session=exited.has_session,
         uptime_s=exited.at - replica.started_at,
-        is_peer_symptom=_peer_symptom(exited) is PeerSymptom.PEER,
-        is_network_error=_peer_symptom(exited) is PeerSymptom.NETWORK,
+        is_peer_symptom=peer_symptom(exited.error) is PeerSymptom.PEER,
+        is_network_error=peer_symptom(exited.error) is PeerSymptom.NETWORK,
     )
 
 

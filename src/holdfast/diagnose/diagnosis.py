@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.nccl_transport import TransportReport
 from holdfast.diagnose.nccl_transport import to_dict as transport_document
-from holdfast.diagnose.rules.rule import Confidence
 
 MOST_MAY_BE = 3
 """How many classes an undecided diagnosis lists; `missing` has all of them."""

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.diagnose.fact import Fact, ProcessRef
+from holdfast.diagnose.failure_classes import Confidence
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.rules.rule import Role, Rule
 from holdfast.diagnose.rules.run_events import FOR_FINDING
 from holdfast.events import (
     AnyEvent,

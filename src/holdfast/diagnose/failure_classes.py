@@ -1,4 +1,4 @@
-"""The failure classes that a diagnosis can name, and who can fix each.
+"""The failure classes that a diagnosis can name, its confidence, and who can fix each.
 
 The values are the labels under which incidents are collected and scored: more may come, none is ever renamed.
 """
@@ -9,6 +9,17 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.findings import Owner
+
+
+class Confidence(StrEnum):
+    """The confidence of a diagnosis."""
+
+    CERTAIN = "certain"
+    """The line has one cause, and no evidence contradicts it."""
+    LIKELY = "likely"
+    """The usual cause; another one is possible and is named."""
+    UNSURE = "unsure"
+    """Several causes write this line; deciding needs other evidence."""
 
 
 class FailureClass(StrEnum):

@@ -12,52 +12,15 @@ from holdfast.diagnose.desync import Desync
 from holdfast.diagnose.diagnosis import FirstFailure
 from holdfast.diagnose.diagnosis_text import fill_values, first_failure_among, first_failure_of, format_ranks
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.precedence import HANG_FAILURE_CLASSES
 from holdfast.diagnose.rank_consistency import missing_lightning_members, missing_ranks, rank_conflict
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.combinations import COMBINATIONS
 from holdfast.diagnose.rules.nccl_setup import FABRIC_CODES
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.rules.rule import Role, Rule
 
-_CAUSAL_LAYERS: tuple[tuple[FailureClass, ...], ...] = (
-    (FailureClass.GPU_XID, FailureClass.OOM_HOST, FailureClass.NODE_LOST),
-    (
-        FailureClass.SHM_TOO_SMALL,
-        FailureClass.MEMLOCK,
-        FailureClass.DRIVER,
-        FailureClass.VERSION_MISMATCH,
-        FailureClass.STORAGE,
-        FailureClass.OOM_GPU,
-    ),
-    (
-        FailureClass.NAN_DATA,
-        FailureClass.RANK_COUNT,
-        FailureClass.WRONG_INTERFACE,
-        FailureClass.RDMA_DEVICE_MISSING,
-        FailureClass.NOT_STARTED,
-    ),
-    (
-        FailureClass.ACS_IOMMU,
-        FailureClass.FIREWALL,
-        FailureClass.NETWORK_LOSS,
-        FailureClass.GDR_MISSING,
-        FailureClass.TCP_FALLBACK,
-        FailureClass.RENDEZVOUS,
-    ),
-    (
-        FailureClass.OTHER,
-        FailureClass.PROGRAM_ERROR,
-        FailureClass.USAGE,
-        FailureClass.UNREACHABLE,
-        FailureClass.PREEMPTED,
-        FailureClass.KILLED,
-    ),
-    (FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN),
-)
-CAUSAL_LAYER = {each: depth for depth, classes in enumerate(_CAUSAL_LAYERS) for each in classes}
-"""Deeper layers explain those above: a lost GPU explains a hang, never a hang a lost GPU."""
 _FABRIC_CLASSES = frozenset({FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING, FailureClass.GDR_MISSING})
-HANG_FAILURE_CLASSES = frozenset(_CAUSAL_LAYERS[-1])
 _RENDEZVOUS_CLASSES = {FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT, *HANG_FAILURE_CLASSES}
 """Classes under which ranks also report different world sizes."""
 

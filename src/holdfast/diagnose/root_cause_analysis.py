@@ -1,9 +1,8 @@
 """Derives one diagnosis from facts: who failed first, what only followed, the confidence, and the missing evidence.
 
-Pure: the same facts give the same diagnosis. Rules define what a line means and hypotheses.py which causes are
-possible; here they are weighed. A line that follows from others is never the cause, and confidence is limited by how
-specific the line is. Where lines leave several causes open, the diagnosis is `unknown` and names the evidence that
-would decide.
+Pure: the same facts give the same diagnosis. Rules define what a line means, hypotheses.py which causes are possible,
+and precedence.py which of them came first. Where lines leave several causes open, the diagnosis is `unknown` and names
+the evidence that would decide.
 """
 
 from __future__ import annotations
@@ -16,25 +15,29 @@ from holdfast.diagnose.desync import find_desync
 from holdfast.diagnose.diagnosis import Diagnosis, Symptom
 from holdfast.diagnose.diagnosis_text import as_evidence, evidence, fill_values, first_failure_of, next_evidence
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.hypotheses import (
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.hypotheses import Hypothesis, hypothesis_of, is_fabric_rule, make_hypotheses
+from holdfast.diagnose.next_evidence import also_possible, candidates_without_failure, select_evidence
+from holdfast.diagnose.precedence import (
     CAUSAL_LAYER,
     HANG_FAILURE_CLASSES,
-    Hypothesis,
-    hypothesis_of,
-    is_fabric_rule,
-    make_hypotheses,
+    Clocks,
+    PeerSymptom,
+    Suspect,
+    by_likelihood,
+    explained_among,
+    first_cause,
 )
-from holdfast.diagnose.next_evidence import also_possible, candidates_without_failure, select_evidence
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.hang_records import STACK
-from holdfast.diagnose.rules.rule import Confidence, Role
+from holdfast.diagnose.rules.rule import Role
 from holdfast.diagnose.rules.torchrun import LAUNCHER_ROOT_CAUSE
 
 MAX_CLOCK_SKEW_S = 5.0
 """Clocks of two hosts may differ by this much without the order of their lines being wrong."""
 
-_CONFIDENCE_ORDER = tuple(Confidence)
+CLOCKS = Clocks(skew_s=MAX_CLOCK_SKEW_S, report_lag_s=MAX_CLOCK_SKEW_S)
+"""The clocks of several hosts."""
 _EXIT_CLASSES = {
     FailureClass.PROGRAM_ERROR,
     FailureClass.USAGE,
@@ -68,12 +71,14 @@ def diagnose_facts(
     causes = make_hypotheses(facts, hang, fabric_verified)
     if first_rank is not None:
         causes = [_of_first_rank(cause, first_rank) for cause in causes]
-    chosen = _root_cause(causes, first_rank)
-    if chosen is None or chosen.confidence is Confidence.UNSURE:
+    suspects = [as_suspect(cause, first_rank) for cause in causes]
+    found = first_cause(suspects, CLOCKS)
+    if found is None or found.confidence is Confidence.UNSURE:
         if fabric_verified:
             facts = [fact for fact in facts if not is_fabric_rule(fact.rule)]
-        return _unknown(facts, causes, chosen, counts, has_nccl_setup, notes)
-    explained = [each for each in causes if _is_peer_death_symptom(each, causes)]
+        return _unknown(facts, suspects, found, counts, has_nccl_setup, notes)
+    chosen = found.failure
+    explained = [each.failure for each in explained_among(suspects, CLOCKS)]
     rivals = [each for each in causes if each is not chosen and each not in explained and not _explains(chosen, each)]
     sure = chosen.confidence
     if any(each.confidence is sure and each.failure_class.label is not chosen.failure_class.label for each in rivals):
@@ -154,53 +159,23 @@ def _is_reported_by_peers(cause: Hypothesis) -> bool:
     return rank is not None and rank not in wrote
 
 
-def _root_cause(causes: Sequence[Hypothesis], first_rank: int | None) -> Hypothesis | None:
-    """The cause: ending a run ranks before slowing it, then confidence, then depth, then time."""
-
-    def of_another(cause: Hypothesis) -> bool:
-        rank = cause.first_failure.rank if cause.first_failure else None
-        if first_rank is None or rank is None or _is_reported_by_peers(cause):
-            return False
-        return rank != first_rank
-
-    def weight(cause: Hypothesis) -> tuple[bool, bool, bool, int]:
-        gone = _is_peer_death_symptom(cause, causes)
-        return cause.performance_only, of_another(cause), gone, _CONFIDENCE_ORDER.index(cause.confidence)
-
-    # Of equals, a rank's own log counts more than what the run saw of its end.
-    ranked = sorted(
-        causes, key=lambda each: (weight(each), CAUSAL_LAYER[each.failure_class], each.code.startswith("run-"))
+def as_suspect(cause: Hypothesis, first_rank: int | None) -> Suspect[Hypothesis]:
+    """What matters of a cause for the order."""
+    rank = cause.first_failure.rank if cause.first_failure else None
+    is_known = first_rank is not None and rank is not None and not _is_reported_by_peers(cause)
+    rule, first = RULES.get(cause.code), cause.facts[0]
+    return Suspect(
+        failure=cause,
+        at=first.at,
+        layer=CAUSAL_LAYER[cause.failure_class],
+        confidence=cause.confidence,
+        ends_process=cause.failure_class in _EXIT_CLASSES and cause.confidence is not Confidence.UNSURE,
+        symptom=PeerSymptom.PEER if rule is not None and rule.peer_death_symptom else PeerSymptom.NONE,
+        is_of_other_rank=is_known and rank != first_rank,
+        slows_only=cause.performance_only,
+        is_indirect=cause.code.startswith("run-"),  # a rank's own log shows more than what the run saw of its end
+        line=(first.source, first.line),
     )
-    if not ranked:
-        return None
-    best = ranked[0]
-    alike = [each for each in ranked if weight(each) == weight(best)]
-    return next((each for each in alike if _clearly_before(each, best) and _may_precede(each, best)), best)
-
-
-def _is_peer_death_symptom(cause: Hypothesis, causes: Sequence[Hypothesis]) -> bool:
-    """Whether its lines only report that a peer no longer answers, and another cause ended a rank before."""
-    rule = RULES.get(cause.code)
-    if rule is None or not rule.peer_death_symptom:
-        return False
-    return any(
-        other.failure_class in _EXIT_CLASSES
-        and other.confidence is not Confidence.UNSURE
-        and not _clearly_before(cause, other)
-        for other in causes
-    )
-
-
-def _clearly_before(one: Hypothesis, other: Hypothesis) -> bool:
-    mine, theirs = one.facts[0].at, other.facts[0].at
-    if one.facts[0].source == other.facts[0].source and (mine is None or theirs is None):
-        return one.facts[0].line < other.facts[0].line
-    return mine is not None and theirs is not None and mine < theirs - MAX_CLOCK_SKEW_S
-
-
-def _may_precede(one: Hypothesis, other: Hypothesis) -> bool:
-    """Whether being earlier is enough: for causes as deep, and for certain ones."""
-    return CAUSAL_LAYER[one.failure_class] <= CAUSAL_LAYER[other.failure_class] or one.confidence is Confidence.CERTAIN
 
 
 def _explains(cause: Hypothesis, other: Hypothesis) -> bool:
@@ -216,15 +191,16 @@ def _explains(cause: Hypothesis, other: Hypothesis) -> bool:
 
 def _unknown(
     facts: Sequence[Fact],
-    causes: Sequence[Hypothesis],
-    nearest: Hypothesis | None,
+    suspects: Sequence[Suspect[Hypothesis]],
+    found: Suspect[Hypothesis] | None,
     counts: Mapping[str, int],
     has_nccl_setup: bool,
     notes: tuple[str, ...],
 ) -> Diagnosis:
     """What is known, and which evidence would decide."""
-    if nearest is not None:
-        ordered = _by_likelihood(causes, nearest)
+    if found is not None:
+        nearest = found.failure
+        ordered = by_likelihood(suspects, nearest, CLOCKS)
         votes = Counter(failure_class for cause in ordered for failure_class in cause.classes)
         asked = (
             (
@@ -277,29 +253,6 @@ def _unknown(
         next_evidence=select_evidence(asked),
         notes=notes,
     )
-
-
-def _by_likelihood(causes: Sequence[Hypothesis], nearest: Hypothesis) -> list[Hypothesis]:
-    """The causes between which no line decides, the likeliest first.
-
-    The order: `nearest`, then those that end a run before those that slow it; of these the ones with the stronger
-    evidence; then those whose first line is earlier by more than clocks differ; then the deeper ones.
-    """
-    clocks = [cause.facts[0].at for cause in causes if cause.facts[0].at is not None]
-    began = min(clocks, default=0.0)
-
-    def weight(cause: Hypothesis) -> tuple[bool, bool, int, int, int]:
-        at = cause.facts[0].at
-        late = 0 if at is None else int((at - began) // MAX_CLOCK_SKEW_S)
-        return (
-            cause is not nearest,
-            cause.performance_only,
-            _CONFIDENCE_ORDER.index(cause.confidence),
-            late,
-            CAUSAL_LAYER[cause.failure_class],
-        )
-
-    return sorted(causes, key=weight)
 
 
 def _launcher_root_cause(facts: Iterable[Fact]) -> Fact | None:

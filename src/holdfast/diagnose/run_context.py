@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from holdfast.diagnose.diagnosis import Diagnosis, NextEvidence
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
-from holdfast.diagnose.rules.rule import Confidence
 from holdfast.events import FaultInjected, Outcome
 from holdfast.job.fault_attribution import format_fault, remedy_for
 

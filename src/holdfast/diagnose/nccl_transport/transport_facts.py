@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.failure_classes import Confidence
 from holdfast.diagnose.nccl_transport.fabric_verdict import ONE_NODE
 from holdfast.diagnose.nccl_transport.transport_report import FabricOutcome, TransportReport
 from holdfast.diagnose.rules.nccl_setup import FOR_CAUSE
-from holdfast.diagnose.rules.rule import Confidence
 
 
 def to_facts(transport: TransportReport, *, expected_known: bool) -> Sequence[Fact]:

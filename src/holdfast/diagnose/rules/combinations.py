@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.rdma import GIVE_DEVICES
-from holdfast.diagnose.rules.rule import Confidence
 
 
 @dataclass(frozen=True, kw_only=True)

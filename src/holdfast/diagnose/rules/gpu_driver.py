@@ -5,8 +5,8 @@ A long file, because it is one table.
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Role, Rule
 
 DRAIN = (
     "take the node out (kubectl cordon NODE; scontrol update nodename=NODE state=drain reason=xid), reset or reboot it"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
 
 NAME_INTERFACE = (
     "NCCL_SOCKET_IFNAME=eth0 and GLOO_SOCKET_IFNAME=eth0 (the interface that reaches the other nodes; `ip -br addr`)"
@@ -270,6 +270,7 @@ RULES: tuple[Rule, ...] = (
         ),
         needs=("resolves", "reachable", "who-joined"),
         source="torch elastic rendezvous, c10d TCPStore, JAX coordination service",
+        peer_death_symptom=True,
     ),
     Rule(
         code="jax-barrier",

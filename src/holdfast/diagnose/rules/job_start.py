@@ -4,8 +4,8 @@ shell.
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(

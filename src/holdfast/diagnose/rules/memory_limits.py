@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
 
 FREE_MEMORY_FOR_NCCL = (
     "leave 1 to 2 GB of GPU memory to NCCL: smaller batch or activation checkpointing; no other process on the GPU"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.rdma import GIVE_DEVICES
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.rules.rule import Role, Rule
 
 RULES: tuple[Rule, ...] = (
     Rule(

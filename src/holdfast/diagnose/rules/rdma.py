@@ -5,8 +5,8 @@ A long file, because it is one table.
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
 
 GIVE_DEVICES = (
     "Kubernetes: resources.limits of the RDMA resource (such as rdma/hca: 1), capabilities: {add: [IPC_LOCK]}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.diagnose.failure_classes import FailureClass
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
 
 NO_FAULT_PATTERN = (
     r"(?i)\b(?:no|0|zero|without)\s+(?:\w+\s+){0,2}(?:unhealthy|fail(?:ed|ures?)\b|errors?\b|fatal\b|straggl|corrupt|symbol)"
@@ -24,17 +24,6 @@ class Role(StrEnum):
     """It follows from a failure elsewhere; never the cause."""
     CONTEXT = "context"
     """It describes the environment, and supports or rules out other lines."""
-
-
-class Confidence(StrEnum):
-    """The confidence of a diagnosis."""
-
-    CERTAIN = "certain"
-    """The line has one cause, and no evidence contradicts it."""
-    LIKELY = "likely"
-    """The usual cause; another one is possible and is named."""
-    UNSURE = "unsure"
-    """Several causes write this line; deciding needs other evidence."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
 
 _SOURCE = "the run's event log"
 

@@ -6,8 +6,8 @@ A long file, because it is one table.
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import Role, Rule
 
 HANG_CLASSES = (FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN)
 

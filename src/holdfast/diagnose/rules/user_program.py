@@ -5,8 +5,8 @@ A long file, because it is one table.
 
 from __future__ import annotations
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Confidence, Role, Rule
+from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Role, Rule
 
 # Written out, so that the combined search for all rules matches `loss: nan` and not `nan` alone, which takes five times
 # as long. For the same reason a number in a pattern that begins with a common word, such as `rank`, has a bounded
