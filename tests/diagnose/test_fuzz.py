@@ -21,7 +21,7 @@ from holdfast.diagnose.rules import RULES
 
 INPUTS = 10_000
 ROUNDS = 5
-LINES = [line.encode() for rule in RULES.values() for line in rule.lines]
+LINES = [line.encode() for rule in RULES.values() for line in rule.matches.values()]
 PREFIXES = [
     b"",
     b"3: ",

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 import re2
 from tests.diagnose.log_lines import diagnose_lines
@@ -10,11 +12,19 @@ from holdfast.diagnose.rules.rule import Role, Rule
 ROWS = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 
 
-@ROWS
-def test_rule_recognises_the_lines_it_quotes(rule: Rule):
-    assert bool(rule.lines) == bool(rule.pattern)
-    for line in rule.lines:
-        assert re2.search(rule.pattern, line), line
+PAIRS = [(rule, pattern, line) for rule in RULES.values() for pattern, line in rule.matches.items()]
+LINES = [row.split("\t", 1) for row in Path(__file__).with_name("rule_lines.tsv").read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize(("rule", "pattern", "line"), PAIRS, ids=lambda value: getattr(value, "code", ""))
+def test_pattern_matches_the_line_beside_it(rule: Rule, pattern: str, line: str):
+    assert re2.search(pattern, line)
+    assert re2.search(rule.pattern, line)
+
+
+@pytest.mark.parametrize(("code", "line"), LINES)
+def test_rule_matches_the_same_line_of_other_versions(code: str, line: str):
+    assert re2.search(RULES[code].pattern, line)
 
 
 @ROWS

@@ -14,9 +14,9 @@ from holdfast.diagnose.timestamps import parse_timestamp
 HIT = "n1:8:9 [0] NCCL WARN Accept failed: Too many open files"
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.pattern], ids=lambda rule: rule.code)
+@pytest.mark.parametrize("rule", [rule for rule in RULES.values() if rule.matches], ids=lambda rule: rule.code)
 def test_each_quoted_line_is_found_among_others(rule) -> None:
-    for line in rule.lines:
+    for line in rule.matches.values():
         found = list(Scanner().feed(chunk("before", line, "after")))
         codes = {fact.rule.code for fact in found}
         assert rule.code in codes or (rule.fallback and codes)

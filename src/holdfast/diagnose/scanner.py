@@ -49,9 +49,10 @@ class RuleMatcher:
     """The compiled rules; compiled once, since that takes longer than scanning most logs."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
-        self.rules = [rule for rule in rules if rule.pattern]
-        self.names_rank = ["(?P<rank>" in rule.pattern for rule in self.rules]
-        self._scan = compile_scan([*(rule.pattern.encode() for rule in self.rules), _NCCL_SETUP], once=[_NCCL_SETUP])
+        self.rules = [rule for rule in rules if rule.matches]
+        self._patterns = [rule.pattern for rule in self.rules]
+        self.names_rank = ["(?P<rank>" in pattern for pattern in self._patterns]
+        self._scan = compile_scan([*map(str.encode, self._patterns), _NCCL_SETUP], once=[_NCCL_SETUP])
 
     def candidate_lines(self, data: bytes) -> tuple[list[tuple[int, int, list[int]]], bool]:
         """Start and end of each line in which a rule may match, and which rules, by their index.
@@ -82,7 +83,7 @@ class RuleMatcher:
 
     def search(self, index: int, line: bytes) -> tuple[int, dict[str, str]] | None:
         """Where a rule matches in a line, and its values, cut where they are long."""
-        found = _compiled(self.rules[index].pattern).search(line)
+        found = _compiled(self._patterns[index]).search(line)
         if found is None:
             return None
         return found.start(), {

@@ -44,7 +44,9 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
 
 def _from_rule(rule: Rule) -> Explanation:
     text = _VALUE.sub("…", rule.message)
-    lines = f"A line such as `{rule.lines[0]}`." if rule.lines else "A structured record shows it."
+    lines = (
+        f"A line such as `{next(iter(rule.matches.values()))}`." if rule.matches else "A structured record shows it."
+    )
     means = f" It points to {' or '.join(rule.classes)}." if rule.classes else ""
     decides = "; ".join(EVIDENCE_REQUESTS[name].how for name in rule.needs)
     return Explanation(

@@ -8,12 +8,9 @@ from holdfast.diagnose.rules.rule import Rule
 RULES: tuple[Rule, ...] = (
     Rule(
         code="connection-exception",
-        lines=(
-            "RuntimeError: Connection refused",
-            "TimeoutError: timed out waiting for workers to connect",
-            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Deadline Exceeded",
-        ),
-        pattern=r"(?:Error|Exception): (?i:.{0,200}\b(?:connect(?:ion|ing)?|rendezvous|sockets?|timed out|deadline exceeded|unreachable|(?:service|server|code\.) ?unavailable|heartbeats?)\b)",
+        matches={
+            r"(?:Error|Exception): (?i:.{0,200}\b(?:connect(?:ion|ing)?|rendezvous|sockets?|timed out|deadline exceeded|unreachable|(?:service|server|code\.) ?unavailable|heartbeats?)\b)": "RuntimeError: Connection refused",
+        },
         classes=(
             FailureClass.RENDEZVOUS,
             FailureClass.FIREWALL,
@@ -30,14 +27,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="count-exception",
-        lines=(
-            "AssertionError: global batch size (1024) is not divisible by micro batch size (4) times data parallel size (6)",
-            "RuntimeError: Invalid mesh shape: data parallel 4 * tensor parallel 4 != WORLD_SIZE(8)",
-            "KeyError: 'LOCAL_RANK'",
-            "ValueError: No slot '4' specified on host 'worker-1'",
-            "ValueError: You set `devices=4` in Lightning, but the number of tasks per node configured in SLURM `--ntasks-per-node=8` does not match. HINT: Set `devices=8`.",
-        ),
-        pattern=r"(?:Error|Exception): (?i:.{0,160}\b(?:world[ _]size|data[ _]parallel|tensor[ _](?:model[ _])?parallel|pipeline|num(?:ber of)?[ _](?:gpus|nodes|processes|ranks|tasks)|process group|n(?:proc|tasks)|micro[ _]batch\w*|devices?|hostfile|slot|mesh|rank|num of nodes)\b.{0,120}(?:interval|must be in|divisible|match|exceed|greater|less than|larger|smaller|equal|at least|twice|!=|specified|not found|not supported|initialized)|.{0,160}\bnot (?:divisible|a multiple).{0,120}\b(?:parallel|batch|world)\b)|KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w{1,40})'|Hostname '\S+' not found in hostfile",
+        matches={
+            r"(?:Error|Exception): (?i:.{0,160}\b(?:world[ _]size|data[ _]parallel|tensor[ _](?:model[ _])?parallel|pipeline|num(?:ber of)?[ _](?:gpus|nodes|processes|ranks|tasks)|process group|n(?:proc|tasks)|micro[ _]batch\w*|devices?|hostfile|slot|mesh|rank|num of nodes)\b.{0,120}(?:interval|must be in|divisible|match|exceed|greater|less than|larger|smaller|equal|at least|twice|!=|specified|not found|not supported|initialized)|.{0,160}\bnot (?:divisible|a multiple).{0,120}\b(?:parallel|batch|world)\b)": "AssertionError: global batch size (1024) is not divisible by micro batch size (4) times data parallel size (6)",
+            r"KeyError: '(?:(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|SLURM_\w{1,40})'": "KeyError: 'LOCAL_RANK'",
+            r"Hostname '\S+' not found in hostfile": "ValueError: Hostname 'n3' not found in hostfile",
+        },
         classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR, FailureClass.NOT_STARTED),
         message="the configured numbers of ranks, GPUs or parts are inconsistent, or the program was started by the "
         "wrong launcher",
@@ -52,13 +46,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="version-exception",
-        lines=(
-            "RuntimeError: Version mismatch: The cluster was started with:",
-            "TypeError: init_process_group() got an unexpected keyword argument 'device_id'",
-            "RuntimeError: Ninja is required to load C++ extensions",
-            "train.py: error: unrecognized arguments: --local-rank=0",
-        ),
-        pattern=r"(?:Error|Exception): (?i:.{0,160}(?:version mismatch|mismatch.{0,40}version|mismatches the version|incompatible|not compatible|unsupported version|unexpected keyword argument|requires \S+ ?(?:>=|version|\d)|not (?:been )?(?:built|compiled) with|is required to load|doesn't have \w+ built in|has no attribute|cannot import name))|unrecognized arguments: --local[-_]rank",
+        matches={
+            r"(?:Error|Exception): (?i:.{0,160}(?:version mismatch|mismatch.{0,40}version|mismatches the version|incompatible|not compatible|unsupported version|unexpected keyword argument|requires \S+ ?(?:>=|version|\d)|not (?:been )?(?:built|compiled) with|is required to load|doesn't have \w+ built in|has no attribute|cannot import name))": "RuntimeError: Version mismatch: The cluster was started with:",
+            r"unrecognized arguments: --local[-_]rank": "train.py: error: unrecognized arguments: --local-rank=0",
+        },
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.PROGRAM_ERROR),
         message="the program raised an error that suggests two incompatible versions",
         remedy=("install the versions that the program was written for, the same on every node",),
@@ -68,11 +59,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="memory-exception",
-        lines=(
-            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
-            'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1006, please report a bug to PyTorch.',
-        ),
-        pattern=r"(?:Error|Exception): (?i:.{0,160}(?:out of memory|cannot allocate memory|not enough memory|insufficient memory|no available memory|memory utilization|CachingAllocator|KV cache|find an engine to execute|CUSOLVER_STATUS))",
+        matches={
+            r"(?:Error|Exception): (?i:.{0,160}(?:out of memory|cannot allocate memory|not enough memory|insufficient memory|no available memory|memory utilization|CachingAllocator|KV cache|find an engine to execute|CUSOLVER_STATUS))": "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+        },
         classes=(FailureClass.OOM_GPU, FailureClass.OOM_HOST, FailureClass.PROGRAM_ERROR),
         message="the program raised an error about memory",
         remedy=(
@@ -84,11 +73,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="data-exception",
-        lines=(
-            "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
-            "RuntimeError: The size of tensor a (4096) must match the size of tensor b (2048) at non-singleton dimension 1",
-        ),
-        pattern=r"\bDataset\w{0,40}Error\b|NonMatching(?:Splits|Checksum)\w*Error|The size of tensor a \(\d+\) must match|shapes cannot be multiplied|Expected all tensors to be the same size",
+        matches={
+            r"\bDataset\w{0,40}Error\b": "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
+            r"NonMatching(?:Splits|Checksum)\w*Error": "datasets.exceptions.NonMatchingSplitsSizesError: [{'expected': SplitInfo(name='train')}]",
+            r"The size of tensor a \(\d+\) must match": "RuntimeError: The size of tensor a (4096) must match the size of tensor b (2048) at non-singleton dimension 1",
+            r"shapes cannot be multiplied": "RuntimeError: mat1 and mat2 shapes cannot be multiplied (8x512 and 768x10)",
+            r"Expected all tensors to be the same size": "Expected all tensors to be the same size, but got [3] and [4]",
+        },
         classes=(FailureClass.NAN_DATA, FailureClass.PROGRAM_ERROR, FailureClass.STORAGE),
         message="the program raised an error about its data, or about the data's shape",
         remedy=("check the sample and the file that the traceback names; the same configuration on every rank",),

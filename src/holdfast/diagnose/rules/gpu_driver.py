@@ -20,16 +20,11 @@ _SXID = _BEFORE_SXID + r"(?P<sxid>\d{5})\b"
 RULES: tuple[Rule, ...] = (
     Rule(
         code="xid-hardware",
-        lines=(
-            "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
-            "kernel: NVRM: Xid (PCI:0000:65:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU",
-            "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
-            "NVRM: Xid (0000:03:00): 62, 2b60(2ef0) 00000000 00000000",
-            "NVRM: Xid (PCI:0009:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 02",
-        ),
-        pattern=_XID
-        + r"(?P<xid>8|46|48|54|56|57|58|62|64|69|74|78|79|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
-        r"|149|150|151|154|155|156|157|158|160|161|167|168|169)\b",
+        matches={
+            _XID
+            + r"(?P<xid>8|46|48|54|56|57|58|62|64|69|74|78|79|94|95|109|110|119|120|121|122|123|136|137|140|143|144|145|146|147|148"
+            r"|149|150|151|154|155|156|157|158|160|161|167|168|169)\b": "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus.",
+        },
         classes=(FailureClass.GPU_XID,),
         confidence=Confidence.CERTAIN,
         message="the driver reported a failing GPU or link (Xid {xid})",
@@ -39,11 +34,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="xid-program",
-        lines=(
-            "NVRM: Xid (PCI:0000:07:00): 31, pid=7192, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2e_00000000.",
-            "NVRM: Xid (PCI:0000:07:00): 13, Graphics Exception: ESR 0x514730=0x201000e",
-        ),
-        pattern=_XID + r"(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b",
+        matches={
+            _XID
+            + r"(?P<xid>11|13|25|31|32|37|38|39|4[014]|80)\b": "NVRM: Xid (PCI:0000:07:00): 31, pid=7192, Ch 00000010, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2e_00000000.",
+        },
         classes=(FailureClass.GPU_XID, FailureClass.PROGRAM_ERROR),
         confidence=Confidence.LIKELY,
         message="the GPU stopped a program for an illegal operation (Xid {xid}): mostly the program's fault, sometimes "
@@ -57,10 +51,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="xid-recorded",
-        lines=(
-            "NVRM: Xid (PCI:0000:07:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
-        ),
-        pattern=_XID + r"(?P<xid>63|92|171|172)\b",
+        matches={
+            _XID
+            + r"(?P<xid>63|92|171|172)\b": "NVRM: Xid (PCI:0000:07:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
+        },
         classes=(FailureClass.GPU_XID,),
         message="the driver recorded GPU memory errors that it could correct (Xid {xid})",
         remedy=("holdfast explain XID-{xid}",),
@@ -69,8 +63,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="xid-consequence",
-        lines=("NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",),
-        pattern=_XID + r"(?P<xid>43|45)\b",
+        matches={
+            _XID + r"(?P<xid>43|45)\b": "NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.GPU_XID,),
         message="the driver cleaned up after a program that had ended (Xid {xid})",
@@ -79,8 +74,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="sxid-fatal",
-        lines=("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",),
-        pattern=_SXID + r", Fatal",
+        matches={
+            _SXID + r", Fatal": "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+        },
         classes=(FailureClass.GPU_XID,),
         confidence=Confidence.CERTAIN,
         message="an NVSwitch reported a fatal error (SXid {sxid})",
@@ -90,11 +86,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="sxid-consequence",
-        lines=(
-            "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
-            "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 19084, Fatal, Link 32 AN1 Heartbeat Timeout Error",
-        ),
-        pattern=_BEFORE_SXID + r"(?P<sxid>12028|19084)\b",
+        matches={
+            _BEFORE_SXID
+            + r"(?P<sxid>12028|19084)\b": "nvidia-nvswitch1: SXid (PCI:0000:c2:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.GPU_XID,),
         message="an NVSwitch received an error, or nothing more, from the GPU at one of its links (SXid {sxid})",
@@ -103,8 +98,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="sxid",
-        lines=("nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",),
-        pattern=_SXID,
+        matches={
+            _SXID: "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",
+        },
         classes=(FailureClass.GPU_XID,),
         message="an NVSwitch reported an error from which it recovered (SXid {sxid})",
         remedy=("holdfast explain SXID-{sxid}",),
@@ -114,18 +110,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gpu-lost",
-        lines=(
-            "Unable to determine the device handle for GPU 0000:1B:00.0: GPU is lost.  Reboot the system to recover this GPU",
-            "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
-            "NVRM: GPU at 0000:03:00.0 has fallen off the bus.",
-            "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error",
-            "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)",
-            "GPU 5 is in an error state: GPU requires reset",
-            "[ 812.100000] amdgpu 0000:43:00.0: amdgpu: GPU mode1 reset failed",
-            "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
-        ),
-        pattern=r"fallen off the bus|GPU(?: at \S+)? is lost|GPU crash dump has been created|GPU is on Board|Unable to determine the device handle for GPU|Unable to determine the device handle for gpu"
-        r"|nvmlDeviceGet\w+\([^)\n]{0,80}\) failed: GPU is lost|RmInitAdapter failed|rm_init_adapter failed|GPU requires reset|GPU recovery action changed from .{0,40} to 0x[1-9]|krcWatchdog|amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)|VRAM is lost due to GPU reset|HW Exception by GPU node",
+        matches={
+            r"fallen off the bus": "NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.",
+            r"GPU(?: at \S+)? is lost": "Unable to determine the device handle for GPU 0000:1B:00.0: GPU is lost.  Reboot the system to recover this GPU",
+            r"GPU crash dump has been created": "[Fri Apr  5 21:29:39 2024] NVRM: A GPU crash dump has been created. If possible, please run",
+            r"GPU is on Board": "NVRM: GPU is on Board .",
+            r"Unable to determine the device handle for GPU": "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error",
+            r"Unable to determine the device handle for gpu": "Unable to determine the device handle for gpu 0000:1b:00.0: Unknown Error",
+            r"nvmlDeviceGet\w+\([^)\n]{0,80}\) failed: GPU is lost": "n1:8:9 [0] misc/nvmlwrap.cc:190 NCCL WARN nvmlDeviceGetHandleByIndex(0) failed: GPU is lost",
+            r"RmInitAdapter failed": "NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)",
+            r"rm_init_adapter failed": "[   21.092238] NVRM: GPU 0000:01:00.0: rm_init_adapter failed, device minor number 0",
+            r"GPU requires reset": "GPU 5 is in an error state: GPU requires reset",
+            r"GPU recovery action changed from .{0,40} to 0x[1-9]": "NVRM: GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+            r"krcWatchdog": "NVRM: krcWatchdog_IMPL: RC watchdog: GPU is probably locked!",
+            r"amdgpu.{0,60}(?:reset failed|GPU reset begin|hardware queue from MES)": "[ 812.100000] amdgpu 0000:43:00.0: amdgpu: GPU mode1 reset failed",
+            r"VRAM is lost due to GPU reset": "amdgpu 0000:1b:00.0: amdgpu: VRAM is lost due to GPU reset!",
+            r"HW Exception by GPU node": "HW Exception by GPU node-2 (Agent handle: 0x55) reason :GPU Hang",
+        },
         exclude=NO_FAULT_PATTERN,
         classes=(FailureClass.GPU_XID,),
         confidence=Confidence.CERTAIN,
@@ -136,13 +137,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gpu-unhealthy",
-        lines=(
-            "'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000",
-            "dcgm-health: Error: NVLink errors found on GPU 3",
-            "nvvs: DCGM diagnostic memtest: Fail on GPU 3",
-            "health check: DCGM_FR_ROW_REMAP_FAILURE on GPU 3",
-        ),
-        pattern=r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)|(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)|[Uu]nhealthy (?:GPU|gpu)|NVLink: Unable to train link|DCGM_FR_(?:\w{0,20}PAGE_RETIREMENTS|RETIRED_PAGES|VOLATILE_DBE|UNCORRECTABLE|\w{0,9}ROW_REMAP|FAULTY_MEMORY|NVLINK_DOWN|NVSWITCH_FATAL|XID_ERROR|FALLEN_OFF_BUS)",
+        matches={
+            r"(?:device|GPU|gpu)\S*.{0,40}(?:marked|is|are|as) (?:unhealthy|not healthy)": "'nvidia.com/gpu' device marked unhealthy: GPU-8c1e2b52-0000-0000-0000-000000000000",
+            r"(?:dcgm|DCGM|nvvs).{0,40}(?:[Hh]ealth|[Dd]iag).{0,80}(?:[Ff]ail|FAIL|[Ee]rror).{0,60}(?:GPU|NVLink|PCIe)": "dcgm-health: Error: NVLink errors found on GPU 3",
+            r"[Uu]nhealthy (?:GPU|gpu)": "node-problem-detector: unhealthy GPU 3 on n1",
+            r"NVLink: Unable to train link": "NVRM: nvidia-nvlink: NVLink: Unable to train links on GPU 0",
+            r"DCGM_FR_(?:\w{0,20}PAGE_RETIREMENTS|RETIRED_PAGES|VOLATILE_DBE|UNCORRECTABLE|\w{0,9}ROW_REMAP|FAULTY_MEMORY|NVLINK_DOWN|NVSWITCH_FATAL|XID_ERROR|FALLEN_OFF_BUS)": "health check: DCGM_FR_ROW_REMAP_FAILURE on GPU 3",
+        },
         exclude=NO_FAULT_PATTERN
         + r"|(?i:[Ff]ailed to (?:start|connect|watch|init|run|get|load))|if (?:the |a )?(?:GPU|device) is",
         classes=(FailureClass.GPU_XID, FailureClass.DRIVER),
@@ -154,11 +155,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="pcie-error",
-        lines=(
-            "pcieport 0000:16:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0",
-            "nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
-        ),
-        pattern=r"pciehp: Slot\(\S{1,20}\): Link Down|DPC: containment event|PCIe Bus Error: severity=Uncorrect|AER: Uncorrect(?:ed|able) \(Fatal\)",
+        matches={
+            r"pciehp: Slot\(\S{1,20}\): Link Down": "pcieport 0000:17:01.0: pciehp: Slot(17): Link Down",
+            r"DPC: containment event": "pcieport 0000:17:01.0: DPC: containment event, status:0x1f01 source:0x0000",
+            r"PCIe Bus Error: severity=Uncorrect": "nvidia 0000:17:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+            r"AER: Uncorrect(?:ed|able) \(Fatal\)": "pcieport 0000:16:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0",
+        },
         classes=(FailureClass.GPU_XID, FailureClass.NETWORK_LOSS, FailureClass.STORAGE),
         message="a PCIe device of the node failed; the line gives its address",
         remedy=("lspci -s ADDRESS names the device: a GPU, a NIC or a disk",),
@@ -167,11 +169,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gsp-timeout",
-        lines=(
-            "NVRM: _kgspRpcRecvPoll: Timeout after 6s of waiting for RPC response from GPU3 GSP! Expected function 76",
-            "NVRM: Timeout waiting for RPC from GSP0!",
-        ),
-        pattern=r"[Tt]imeout (?:after \d+s of )?waiting for RPC (?:response )?from (?:GPU\d* )?GSP",
+        matches={
+            r"[Tt]imeout (?:after \d+s of )?waiting for RPC (?:response )?from (?:GPU\d* )?GSP": "NVRM: _kgspRpcRecvPoll: Timeout after 6s of waiting for RPC response from GPU3 GSP! Expected function 76",
+        },
         classes=(FailureClass.GPU_XID, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
         message="the system processor of a GPU no longer answers the driver",
@@ -185,11 +185,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gpu-error-contained",
-        lines=(
-            "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
-            "E0000 CUDA_ERROR_CONTAINED in cuMemFreeAsync",
-        ),
-        pattern=r"Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained",
+        matches={
+            r"Invalid access of peer GPU memory over nvlink": "torch.AcceleratorError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+            r"CUDA_ERROR_CONTAINED": "E0000 CUDA_ERROR_CONTAINED in cuMemFreeAsync",
+            r"cudaErrorContained": "Invalid access of peer GPU memory over nvlink|CUDA_ERROR_CONTAINED|cudaErrorContained",
+        },
         classes=(FailureClass.GPU_XID,),
         confidence=Confidence.LIKELY,
         message="a GPU reported a contained fault: of NVLink, or of another GPU's memory",
@@ -199,14 +199,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gpu-ecc",
-        lines=(
-            "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
-            "n1:8:9 [2] NCCL WARN Cuda failure 'uncorrectable ECC error encountered'",
-            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
-        ),
+        matches={
+            r"uncorrectable (?:ECC|NVLink) error": "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+            r"CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE)": "Accelerator Fatal Error: call to cuCtxCreate returned error 214 (CUDA_ERROR_ECC_UNCORRECTABLE): uncorrectable ECC error encountered",
+            r"hardware stack error": "RuntimeError: CUDA error: hardware stack error",
+            r"[Dd]ouble[- ][Bb]it ECC": "`Xid 48 / 171`: uncorrectable double-bit ECC (DBE) in HBM framebuffer",
+            r"DBE.{0,40}detected": "kernel: NVRM: Xid (PCI:0000:65:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU",
+            r"Contained memory error": "NVRM: Xid (PCI:0000:1b:00): 94, pid=811, Contained memory error",
+            r"[Uu]ncontained (?:ECC|memory) error": "RuntimeError: CUDA error: uncontained memory error",
+            r"NVLink.{0,60}(?:fatal|CRC|replay|recovery) error": "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
+            r"NVSwitch.{0,60}[Ff]atal": "an NVSwitch reported a fatal error (SXid {sxid})",
+            r"[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes": "        Pending page blacklist      : Yes",
+            r"row remap(?:ping|per) fail": "NVRM: Xid (PCI:0000:1b:00): 64, row remapper failure",
+            r"NVLink.{0,40}(?:fatal|link is down)": "[Fri Jun  6 10:00:00 2025] NVRM: Xid (PCI:0000:cd:00): 74, pid=3212, NVLink: fatal error detected on link 5",
+        },
         exclude=NO_FAULT_PATTERN,
-        pattern=r"uncorrectable (?:ECC|NVLink) error|CUDA_ERROR_(?:ECC_UNCORRECTABLE|NVLINK_UNCORRECTABLE)|hardware stack error|[Dd]ouble[- ][Bb]it ECC|DBE.{0,40}detected|Contained memory error|[Uu]ncontained (?:ECC|memory) error|NVLink.{0,60}(?:fatal|CRC|replay|recovery) error|NVSwitch.{0,60}[Ff]atal|[Pp]ending (?:page blacklist|remapp)\w*\s*: Yes"
-        r"|row remap(?:ping|per) fail|NVLink.{0,40}(?:fatal|link is down)",
         classes=(FailureClass.GPU_XID,),
         confidence=Confidence.CERTAIN,
         message="a GPU's memory or NVLink failed beyond correction",
@@ -216,13 +223,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="cuda-launch-failure",
-        lines=(
-            "RuntimeError: CUDA error: unspecified launch failure",
-            "RuntimeError: CUDA error: an illegal memory access was encountered",
-            "[3] NCCL WARN Cuda failure 'an illegal memory access was encountered'",
-        ),
-        pattern=r"unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered"
-        r"|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+        matches={
+            r"unspecified launch failure": "RuntimeError: CUDA error: unspecified launch failure",
+            r"illegal memory access was encountered": "RuntimeError: CUDA error: an illegal memory access was encountered",
+            r"misaligned address": "unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"an illegal instruction was encountered": "unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"the launch timed out and was terminated": "unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"invalid program counter": "unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"CUDA_ERROR_LAUNCH_FAILED": "unspecified launch failure|illegal memory access was encountered|misaligned address|an illegal instruction was encountered|the launch timed out and was terminated|invalid program counter|CUDA_ERROR_LAUNCH_FAILED|CUDA_ERROR_ILLEGAL_ADDRESS",
+            r"CUDA_ERROR_ILLEGAL_ADDRESS": "CUDA_ERROR_ILLEGAL_ADDRESS",
+        },
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.GPU_XID, FailureClass.OTHER),
         also_possible=(FailureClass.NAN_DATA, FailureClass.OOM_GPU, FailureClass.VERSION_MISMATCH, FailureClass.DRIVER),
         message="a CUDA kernel failed; the line does not show which, nor whether program or GPU is at fault",
@@ -234,15 +244,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="cuda-error",
-        lines=(
-            "RuntimeError: CUDA error: unknown error",
-            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
-            "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
-            "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
-            "n1: Test CUDA failure common.cu:1012 'unknown error'",
-            "Cuda failure 1 'invalid argument'",
-        ),
-        pattern=r"CUDA error: |THCudaCheck FAIL|cuda runtime error \(\d+\)|CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)|CUDNN_STATUS_\w+|\bC(?:uda|UDA) failure (?:\d{1,3} |\S{1,60} )?'",
+        matches={
+            r"CUDA error: ": "RuntimeError: CUDA error: unknown error",
+            r"THCudaCheck FAIL": "THCudaCheck FAIL file=/pytorch/torch/csrc/cuda/Module.cpp line=33 error=10 : invalid device ordinal",
+            r"cuda runtime error \(\d+\)": "RuntimeError: cuda runtime error (10) : invalid device ordinal at /pytorch/torch/csrc/cuda/Module.cpp:33",
+            r"CUBLAS_STATUS_(?:EXECUTION_FAILED|NOT_INITIALIZED|INTERNAL_ERROR)": "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n, k)`",
+            r"CUDNN_STATUS_\w+": "RuntimeError: cuDNN error: CUDNN_STATUS_INTERNAL_ERROR",
+            r"\bC(?:uda|UDA) failure (?:\d{1,3} |\S{1,60} )?'": "n1:8:9 [1] enqueue.cc:98 NCCL WARN Cuda failure 'initialization error'",
+        },
         classes=(
             FailureClass.DRIVER,
             FailureClass.GPU_XID,
@@ -263,14 +272,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="fabric-manager",
-        lines=(
-            "n1: Test CUDA failure common.cu:1012 'system not yet initialized'",
-            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
-            "nvidia-fabricmanager.service: Failed with result 'exit-code'.",
-            "fabric manager NVIDIA GPU driver interface version 535.104.05 don't match with driver version 535.129.03",
-        ),
-        pattern=r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY|cudaErrorSystemNotReady|[Ff]abric ?[Mm]anager.{0,60}(?:not running|fail|Failed|don't (?:match|have)|mismatch)|failed to configure all the available GPUs or NVSwitches|query NVSwitch device information.{0,60}failed"
-        r"|nvidia-fabricmanager.{0,40}(?:[Ff]ailed|inactive|dead)",
+        matches={
+            r"system not yet initialized": "n1: Test CUDA failure common.cu:1012 'system not yet initialized'",
+            r"CUDA_ERROR_SYSTEM_NOT_READY": "CUDA_ERROR_SYSTEM_NOT_READY",
+            r"cudaErrorSystemNotReady": "torch.AcceleratorError: CUDA error: cudaErrorSystemNotReady",
+            r"[Ff]abric ?[Mm]anager.{0,60}(?:not running|fail|Failed|don't (?:match|have)|mismatch)": "fabric manager NVIDIA GPU driver interface version 535.104.05 don't match with driver version 535.129.03",
+            r"failed to configure all the available GPUs or NVSwitches": "nv-fabricmanager: failed to configure all the available GPUs or NVSwitches",
+            r"query NVSwitch device information.{0,60}failed": "11月 15 14:15:47 leon-NF5468M6 nv-fabricmanager[4177]: request to query NVSwitch device information from NVSwitch driver failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]",
+            r"nvidia-fabricmanager.{0,40}(?:[Ff]ailed|inactive|dead)": "nvidia-fabricmanager.service: Failed with result 'exit-code'.",
+        },
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.CERTAIN,
         message="the GPUs wait for Fabric Manager, which is not running or does not match the driver",
@@ -283,12 +293,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nvls-bind",
-        lines=(
-            "n1:8:9 [0] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'",
-            "n1:8:9 [1] transport/nvls.cc:169 NCCL WARN Cuda failure 802 'system not yet initialized'",
-            "n1:8:9 [1] NCCL WARN cuMulticastCreate failed: Cuda failure 1 'invalid argument'",
-        ),
-        pattern=r"Failed to bind NVLink SHARP|nvls\.cc:\d+ .*NCCL WARN (?:Cuda|CUDA) failure|cuMulticast\w+.*[Ff]ail|NVLS.{0,60}CUDA error \d+",
+        matches={
+            r"Failed to bind NVLink SHARP": "n1:8:9 [0] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'",
+            r"nvls\.cc:\d+ .*NCCL WARN (?:Cuda|CUDA) failure": "n1:8:9 [1] transport/nvls.cc:169 NCCL WARN Cuda failure 802 'system not yet initialized'",
+            r"cuMulticast\w+.*[Ff]ail": "n1:8:9 [1] NCCL WARN cuMulticastCreate failed: Cuda failure 1 'invalid argument'",
+            r"NVLS.{0,60}CUDA error \d+": "n1:8:9 [0] transport/nvls.cc:254 NCCL WARN Failed to bind NVLink SHARP (NVLS) Multicast memory of size 2097152 : CUDA error 401 'the operation cannot be performed in the present state'",
+        },
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.LIKELY,
         message="NVLink SHARP (NVLS) memory could not be bound: Fabric Manager or IMEX is not ready",
@@ -302,14 +312,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="imex",
-        lines=(
-            "n1:8:9 [0] NCCL WARN MNNVL: IMEX channel is not available, please check the IMEX service is running",
-            "n1:8:9 [0] NCCL WARN Cuda failure 800 'operation not permitted' cuMemCreate fabric handle, nvidia-imex not running",
-            "failed to open /dev/nvidia-caps-imex-channels/channel0",
-            "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, size, &prop, 0)",
-        ),
-        pattern=r"IMEX.{0,80}(?:not |fail|unavailable|missing|check)|MNNVL .{0,60}is available but not (?:supported|working)|nvidia-imex.{0,60}(?:not running|[Ff]ail|INVALID)|Connection establishment to node \d+ .{0,60}failed|nvidia-caps-imex-channels"
-        r"|cuMemImportFromShareableHandle.*[Ff]ail|fabric handle.{0,40}(?:fail|not supported)|cuMemCreate.{0,20}[Ff]ail.{0,20}not permitted|not permitted.{0,30}cuMemCreate",
+        matches={
+            r"IMEX.{0,80}(?:not |fail|unavailable|missing|check)": "n1:8:9 [0] NCCL WARN MNNVL: IMEX channel is not available, please check the IMEX service is running",
+            r"MNNVL .{0,60}is available but not (?:supported|working)": "n1:8:9 [0] mnnvl.cc:123 NCCL WARN MNNVL (cliqueSize 3) is available but not supported on this system. Check the IMEX configuration.",
+            r"nvidia-imex.{0,60}(?:not running|[Ff]ail|INVALID)": "n1:8:9 [0] NCCL WARN Cuda failure 800 'operation not permitted' cuMemCreate fabric handle, nvidia-imex not running",
+            r"Connection establishment to node \d+ .{0,60}failed": "[ERROR] Connection establishment to node 3 with ip address 10.0.0.3 failed",
+            r"nvidia-caps-imex-channels": "failed to open /dev/nvidia-caps-imex-channels/channel0",
+            r"cuMemImportFromShareableHandle.*[Ff]ail": "n1:8:9 [0] NCCL WARN Cuda failure: cuMemImportFromShareableHandle Failed",
+            r"fabric handle.{0,40}(?:fail|not supported)": "cuMemExportToShareableHandle: fabric handle is not supported",
+            r"cuMemCreate.{0,20}[Ff]ail.{0,20}not permitted": "cuMemCreate Failed: operation not permitted",
+            r"not permitted.{0,30}cuMemCreate": "[CUDA_ERROR_NOT_PERMITTED] operation not permitted in expression cuMemCreate(&handle, size, &prop, 0)",
+        },
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.LIKELY,
         message="memory cannot be shared over the NVLink domain: IMEX is not ready",
@@ -323,8 +336,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="driver-version",
-        lines=("Failed to initialize NVML: Driver/library version mismatch",),
-        pattern=r"Driver/library version mismatch|API mismatch: the client has the version",
+        matches={
+            r"Driver/library version mismatch": "Failed to initialize NVML: Driver/library version mismatch",
+            r"API mismatch: the client has the version": "Driver/library version mismatch|API mismatch: the client has the version",
+        },
         classes=(FailureClass.DRIVER,),
         confidence=Confidence.LIKELY,
         message="the GPU driver's library and its kernel module have different versions",
@@ -334,14 +349,19 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="driver-too-old",
-        lines=(
-            "n1:8:9 [0] NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
-            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
-            "n1:8:9 [0] init.cc:1 NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'",
-            "n1:8:9 [0] misc/cudawrap.cc:90 NCCL WARN CUDA Driver version found is 11030. Minimum requirement is 11050",
-        ),
-        pattern=r"CUDA driver version is insufficient|CUDA Driver version found is \d+\. Minimum|API call is not supported in the installed CUDA driver|requires CUDA driver \d+\.\d+ or later|CUDA driver is a stub library|container was built for NVIDIA Driver Release|unsatisfied condition: (?:cuda|driver|brand)|NVIDIA driver on your system is too old|unsupported display driver / cuda driver"
-        r"|forward compatibility was attempted on non supported HW|provided PTX was compiled with an unsupported toolchain",
+        matches={
+            r"CUDA driver version is insufficient": "n1:8:9 [0] NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
+            r"CUDA Driver version found is \d+\. Minimum": "n1:8:9 [0] misc/cudawrap.cc:90 NCCL WARN CUDA Driver version found is 11030. Minimum requirement is 11050",
+            r"API call is not supported in the installed CUDA driver": "RuntimeError: CUDA error: API call is not supported in the installed CUDA driver",
+            r"requires CUDA driver \d+\.\d+ or later": "n1:8:9 [0] enqueue.cc:123 NCCL WARN One-sided RMA requires CUDA driver 12.5 or later (found 3.3).",
+            r"CUDA driver is a stub library": "misc/strongstream.cc:60 NCCL WARN Cuda failure 'CUDA driver is a stub library'",
+            r"container was built for NVIDIA Driver Release": "ERROR: This container was built for NVIDIA Driver Release 550.54 or later, but version 470.57 was detected",
+            r"unsatisfied condition: (?:cuda|driver|brand)": "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
+            r"NVIDIA driver on your system is too old": "RuntimeError: The NVIDIA driver on your system is too old (found version 11040).",
+            r"unsupported display driver / cuda driver": "n1:8:9 [0] init.cc:1 NCCL WARN Cuda failure 803 'system has unsupported display driver / cuda driver combination'",
+            r"forward compatibility was attempted on non supported HW": "Error 804: forward compatibility was attempted on non supported HW",
+            r"provided PTX was compiled with an unsupported toolchain": "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
+        },
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
         message="the node's GPU driver is too old for the CUDA in the image",
@@ -351,12 +371,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="no-gpu",
-        lines=(
-            "RuntimeError: No CUDA GPUs are available",
-            "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
-        ),
-        pattern=r"No CUDA GPUs are available|^No devices were found|nvidia-smi: No devices|couldn't communicate with the NVIDIA driver|no CUDA-capable device is detected"
-        r"|Failed to initialize NVML: (?:Unknown Error|Insufficient Permissions)|ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        matches={
+            r"No CUDA GPUs are available": "RuntimeError: No CUDA GPUs are available",
+            r"^No devices were found": "No devices were found",
+            r"nvidia-smi: No devices": "nvidia-smi: No devices were found",
+            r"couldn't communicate with the NVIDIA driver": "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.",
+            r"no CUDA-capable device is detected": "RuntimeError: CUDA error: no CUDA-capable device is detected",
+            r"Failed to initialize NVML: (?:Unknown Error|Insufficient Permissions)": "Failed to initialize NVML: Unknown Error",
+            r"ProcessGroupNCCL is only supported with GPUs, no GPUs found": "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        },
         classes=(FailureClass.DRIVER, FailureClass.NOT_STARTED),
         confidence=Confidence.LIKELY,
         message="the process sees no GPU",
@@ -371,10 +394,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="no-nvidia-driver",
-        lines=(
-            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
-        ),
-        pattern=r"Found no NVIDIA driver",
+        matches={
+            r"Found no NVIDIA driver": "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver",
+        },
         classes=(FailureClass.NOT_STARTED, FailureClass.PROGRAM_ERROR, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
         message="the program requires an NVIDIA GPU, and its machine has none, or its container was given none",
@@ -389,10 +411,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="dmabuf-refused",
-        lines=(
-            "n1:8:9 [0] misc/ibvwrap.cc:250 NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Operation not supported",
-        ),
-        pattern=r"ibv_reg_dmabuf_mr failed with error (?:\d+ )?(?:Operation|Protocol) not supported",
+        matches={
+            r"ibv_reg_dmabuf_mr failed with error (?:\d+ )?(?:Operation|Protocol) not supported": "n1:8:9 [0] misc/ibvwrap.cc:250 NCCL WARN Call to ibv_reg_dmabuf_mr failed with error Operation not supported",
+        },
         classes=(FailureClass.DRIVER, FailureClass.VERSION_MISMATCH, FailureClass.GDR_MISSING),
         message="the NIC's driver refuses GPU memory through DMA-BUF, which this NCCL tries first",
         remedy=(
@@ -403,12 +424,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gpu-memory-region",
-        lines=(
-            "rank 0: Couldn't register GPU MR",
-            "Couldn't allocate MR",
-            "failed to create mr",
-        ),
-        pattern=r"Couldn't (?:register|allocate) (?:GPU )?MR\b|[Ff]ailed to create (?:mr|MR)\b",
+        matches={
+            r"Couldn't (?:register|allocate) (?:GPU )?MR\b": "rank 0: Couldn't register GPU MR",
+            r"[Ff]ailed to create (?:mr|MR)\b": "failed to create mr",
+        },
         classes=(FailureClass.GDR_MISSING, FailureClass.DRIVER, FailureClass.MEMLOCK),
         message="memory, mostly of a GPU, could not be registered with the NIC",
         remedy=(
@@ -419,15 +438,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="peermem",
-        lines=(
-            "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
-            "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
-            "n1:8:9 [0] NCCL WARN Call to ibv_reg_mr failed with error Bad address",
-            "n1:8:9 [0] misc/ibvwrap.cc:190 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Invalid argument",
-        ),
-        pattern=r"could not insert '?nv(?:idia)?_peer_?mem|nv(?:idia)?_peer_?mem.{0,40}(?:Unknown symbol|disagrees|Invalid argument|not loaded|fail)"
-        r"|ibv_reg_(?:dmabuf_)?mr(?:_iova2?)? failed with error (?:\d+ )?(?:Bad address|Invalid argument)|ibv_reg_mr(?:_iova2?)? failed with error (?:\d+ )?Operation not supported"
-        r"|ib_register_peer_memory_client",
+        matches={
+            r"could not insert '?nv(?:idia)?_peer_?mem": "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
+            r"nv(?:idia)?_peer_?mem.{0,40}(?:Unknown symbol|disagrees|Invalid argument|not loaded|fail)": "modprobe: ERROR: could not insert 'nvidia_peermem': Invalid argument",
+            r"ibv_reg_(?:dmabuf_)?mr(?:_iova2?)? failed with error (?:\d+ )?(?:Bad address|Invalid argument)": "n1:8:9 [0] NCCL WARN Call to ibv_reg_mr failed with error Bad address",
+            r"ibv_reg_mr(?:_iova2?)? failed with error (?:\d+ )?Operation not supported": "n1:8:9 [0] misc/ibvwrap.cc:120 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Operation not supported",
+            r"ib_register_peer_memory_client": "nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -2)",
+        },
         classes=(FailureClass.DRIVER, FailureClass.GDR_MISSING),
         confidence=Confidence.LIKELY,
         message="GPU memory cannot be registered with the NIC: nvidia_peermem or DMA-BUF is broken",
@@ -440,12 +457,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="p2p-disabled",
-        lines=(
-            "n1:8:9 [0] graph/paths.cc:402 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0. This should not be the case given their connectivity",
-            "n1:8:9 [0] graph/paths.cc:309 NCCL WARN P2P is disabled between connected GPUs 3 and 2. You can repair this with setting NCCL_IGNORE_DISABLED_P2P=1",
-            "n1:8:9 [0] transport/p2p.cc:100 NCCL INFO Could not enable P2P between dev 0(=1000) and dev 1(=2000)",
-        ),
-        pattern=r"P2P is disabled between (?:NVLINK )?connected GPUs|Could not enable P2P between dev|peer access is not supported between these two devices|CANNOT Access Peer Device",
+        matches={
+            r"P2P is disabled between (?:NVLINK )?connected GPUs": "n1:8:9 [0] graph/paths.cc:402 NCCL WARN P2P is disabled between NVLINK connected GPUs 1 and 0. This should not be the case given their connectivity",
+            r"Could not enable P2P between dev": "n1:8:9 [0] transport/p2p.cc:100 NCCL INFO Could not enable P2P between dev 0(=1000) and dev 1(=2000)",
+            r"peer access is not supported between these two devices": "RuntimeError: CUDA error: peer access is not supported between these two devices",
+            r"CANNOT Access Peer Device": "Device=0 CANNOT Access Peer Device=1",
+        },
         classes=(FailureClass.ACS_IOMMU, FailureClass.GPU_XID),
         confidence=Confidence.LIKELY,
         message="GPUs that are connected cannot reach each other's memory",
@@ -459,16 +476,22 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="iommu",
-        lines=(
-            "DMAR: [DMA Read] Request device [17:00.0] fault addr 387fc000 [fault reason 06] PTE Read access is not set",
-            "AMD-Vi: Event logged [IO_PAGE_FAULT device=c1:00.0 domain=0x0042 address=0x3fff flags=0x0020]",
-            "n1:8:9 [0] NCCL INFO IOMMU is enabled, peer-to-peer may hang",
-            'n1:8:9 [0] rccl/src/init.cc:121 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
-            "iommu: Default domain type: Translated",
-            "DMAR: IOMMU enabled",
-        ),
-        pattern=r"DMAR: .*fault|IO_PAGE_FAULT|IOMMU is enabled|IOMMU mode: (?:translat|enabled)|ACS (?:is )?enabled|ACSCtl:\s+SrcValid\+|Missing .iommu=pt. from kernel|iommu: Default domain type: Translated|DMAR: IOMMU enabled|AMD-Vi: .{0,40}(?:enabled|Enabled)|[Aa]ccess [Cc]ontrol [Ss]ervices|\b(?:intel|amd)_iommu=on\b|(?:VT-d|IOMMU|iommu).{0,60}(?:peer|P2P|p2p|GPUDirect|DMA.{0,10}fail)"
-        r"|PCI-P2P.{0,40}(?:ACS|redirect)",
+        matches={
+            r"DMAR: .*fault": "DMAR: [DMA Read] Request device [17:00.0] fault addr 387fc000 [fault reason 06] PTE Read access is not set",
+            r"IO_PAGE_FAULT": "AMD-Vi: Event logged [IO_PAGE_FAULT device=c1:00.0 domain=0x0042 address=0x3fff flags=0x0020]",
+            r"IOMMU is enabled": "n1:8:9 [0] NCCL INFO IOMMU is enabled, peer-to-peer may hang",
+            r"IOMMU mode: (?:translat|enabled)": "DMAR: IOMMU mode: translated",
+            r"ACS (?:is )?enabled": "n1:8:9 [0] NCCL WARN ACS is enabled on the PCIe bridges between GPU and NIC",
+            r"ACSCtl:\s+SrcValid\+": "ACSCtl:\tSrcValid+ TransBlk- ReqRedir+ CmpltRedir+ UpstreamFwd+ EgressCtrl- DirectTrans-",
+            r"Missing .iommu=pt. from kernel": 'n1:8:9 [0] rccl/src/init.cc:121 NCCL WARN Missing "iommu=pt" from kernel command line which can lead to system instablity or hang!',
+            r"iommu: Default domain type: Translated": "iommu: Default domain type: Translated",
+            r"DMAR: IOMMU enabled": "DMAR: IOMMU enabled",
+            r"AMD-Vi: .{0,40}(?:enabled|Enabled)": "AMD-Vi: Interrupt remapping enabled",
+            r"[Aa]ccess [Cc]ontrol [Ss]ervices": "\tCapabilities: [2a0 v1] Access Control Services",
+            r"\b(?:intel|amd)_iommu=on\b": "Kernel command line: BOOT_IMAGE=/vmlinuz root=/dev/sda1 intel_iommu=on",
+            r"(?:VT-d|IOMMU|iommu).{0,60}(?:peer|P2P|p2p|GPUDirect|DMA.{0,10}fail)": "n1:8:9 [0] NCCL INFO IOMMU is enabled, peer-to-peer may hang",
+            r"PCI-P2P.{0,40}(?:ACS|redirect)": "PCI-P2P transactions are redirected by ACS",
+        },
         classes=(FailureClass.ACS_IOMMU,),
         confidence=Confidence.LIKELY,
         message="an IOMMU or ACS blocks direct traffic between devices",
@@ -480,8 +503,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="wrong-results",
-        lines=("# Out of bounds values : 24 FAILED", "n1: Test FAILED: 128 wrong values in all_reduce"),
-        pattern=r"Verification error @ element|Out of bounds values : [1-9]\d* FAILED|Test FAILED.{0,40}wrong values|(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)",
+        matches={
+            r"Verification error @ element": "Verification error @ element 0: val = nan, ref = 0.000000",
+            r"Out of bounds values : [1-9]\d* FAILED": "# Out of bounds values : 24 FAILED",
+            r"Test FAILED.{0,40}wrong values": "n1: Test FAILED: 128 wrong values in all_reduce",
+            r"(?:P2P|peer).{0,60}(?:data corruption|verification failed|validation failed)": "P2P copy between GPU0 and GPU1: data verification failed",
+        },
         classes=(FailureClass.ACS_IOMMU, FailureClass.GPU_XID, FailureClass.DRIVER),
         message="nccl-tests got wrong values: something between the devices redirects or corrupts their writes",
         needs=("acs", "xid"),

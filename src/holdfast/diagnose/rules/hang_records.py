@@ -52,13 +52,9 @@ FLIGHT_ALL_WAITING = Rule(
 
 STACK = Rule(
     code="stack",
-    lines=(
-        'Thread 811 (idle): "MainThread"',
-        'Thread 0x7F04A8B1C740 (active+gil): "MainThread"',
-        "Current thread 0x00007f04a8b1c740 (most recent call first):",
-        "[rank3]: Thread 0x00007f04a8b1c740 [python] (most recent call first):",
-    ),
-    pattern=r'^(?:\[rank(?P<rank>\d{1,7})\]: ?)?(?:Thread \S{1,20} \([\w+]{1,20}\): "MainThread"|(?:Current t|T)hread 0x[0-9a-f]{1,16} (?:\[[^\]\n]{1,80}\] )?\(most recent call first\):)',
+    matches={
+        r'^(?:\[rank(?P<rank>\d{1,7})\]: ?)?(?:Thread \S{1,20} \([\w+]{1,20}\): "MainThread"|(?:Current t|T)hread 0x[0-9a-f]{1,16} (?:\[[^\]\n]{1,80}\] )?\(most recent call first\):)': 'Thread 811 (idle): "MainThread"',
+    },
     role=Role.CONTEXT,
     message="where a rank waited: {stack_location}",
     source="py-spy dump, Python's faulthandler",

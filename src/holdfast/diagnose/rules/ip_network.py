@@ -16,15 +16,21 @@ OPEN_PORTS = (
 RULES: tuple[Rule, ...] = (
     Rule(
         code="no-interface",
-        lines=(
-            "n1:8:9 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
-            "n1:8:9 [0] NCCL WARN NET/Socket : No usable listening interface found",
-            "n1:8:9 [0] NCCL WARN no device found matching eth1, verify NCCL_OOB_NET_IFNAME",
-            "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: ens5",
-            "ValueError: Unable to find interface ib0",
-        ),
-        pattern=r"no socket interface found|NET/Socket ?: [Nn]o (?:usable listening )?interface found|no device found (?:matching|after excluding)|Unable to find (?:address for|interface)"
-        r"|[Cc]ould not find (?:network )?interface|No such device.{0,40}IFNAME|(?i:\b(?:no|(?:failed to|cannot|can't|could not|couldn't|unable to) find)(?: an?| any)?(?: \w+){0,2} (?:network|socket|net|ip|ethernet) interfaces?\b)|bad interface name|Unable to resolve hostname to a \(local\) address|No usable (?:IPv4 |IPv6 |network )?interface|ifa != nullptr|interface \S+ (?:does not exist|is down|was not found|not found)|Invalid network interface",
+        matches={
+            r"no socket interface found": "n1:8:9 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+            r"NET/Socket ?: [Nn]o (?:usable listening )?interface found": "n1:8:9 [0] NCCL WARN NET/Socket : No usable listening interface found",
+            r"no device found (?:matching|after excluding)": "n1:8:9 [0] NCCL WARN no device found matching eth1, verify NCCL_OOB_NET_IFNAME",
+            r"Unable to find (?:address for|interface)": "ValueError: Unable to find interface ib0",
+            r"[Cc]ould not find (?:network )?interface": "Could not find network interface eth1",
+            r"No such device.{0,40}IFNAME": "No such device: NCCL_SOCKET_IFNAME=eth9",
+            r"(?i:\b(?:no|(?:failed to|cannot|can't|could not|couldn't|unable to) find)(?: an?| any)?(?: \w+){0,2} (?:network|socket|net|ip|ethernet) interfaces?\b)": "n1:8:9 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
+            r"bad interface name": "gloo: bad interface name eth9",
+            r"Unable to resolve hostname to a \(local\) address": "[rank8] Warning: Unable to resolve hostname to a (local) address. Using the loopback",
+            r"No usable (?:IPv4 |IPv6 |network )?interface": "No usable network interface found",
+            r"ifa != nullptr": "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:83] ifa != nullptr. Unable to find address for: ens5",
+            r"interface \S+ (?:does not exist|is down|was not found|not found)": "RuntimeError: interface eth9 does not exist",
+            r"Invalid network interface": "Invalid network interface: eth9",
+        },
         classes=(FailureClass.WRONG_INTERFACE,),
         confidence=Confidence.CERTAIN,
         message="the configured interface does not exist on this node",
@@ -35,13 +41,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="loopback-peer",
-        lines=(
-            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error, remote=[127.0.1.1]:2331",
-            "n1:8:9 [0] NCCL WARN Net : Connect to 127.0.0.1<34567> failed : Connection refused",
-            "n1:8:9 [0] NCCL WARN socketStartConnect: Connect to fe80::f816:3eff:fe1f:1%eth0<4455> failed : Cannot assign requested address",
-            "[n1][[5,1],0][btl_tcp_endpoint.c:818:mca_btl_tcp_endpoint_complete_connect] connect() to 172.17.0.1 failed: No route to host (113)",
-        ),
-        pattern=r"(?:onnect(?:ing|\(\))? to |remote=|dest_addr=)\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)|No interface found in the same subnet as remote",
+        matches={
+            r"(?:onnect(?:ing|\(\))? to |remote=|dest_addr=)\[?(?:127\.|::1\b|fe80:|169\.254\.|172\.17\.)": "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error, remote=[127.0.1.1]:2331",
+            r"No interface found in the same subnet as remote": "d9beab19e6d2:1791:1791 [0] misc/socket.cc:237 NCCL WARN Net : No interface found in the same subnet as remote address a.b.c.d0<1778>",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
         message="a rank offers an address that other nodes cannot reach: loopback, link-local or a container bridge",
@@ -55,13 +58,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="loopback-chosen",
-        lines=(
-            "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
-            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>",
-            "n1:8:9 [0] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
-        ),
-        pattern=r"(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)"
-        r"|OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:",
+        matches={
+            r"(?:Bootstrap|NET(?:/Socket|/OFI)?) ?: Using ?(?:interface )?(?:\[\d+\])?(?:lo:127\.|docker\d|veth|virbr|cni0|flannel|cali|ip6tnl|[\w.]+:fe80:|[\w.]+:169\.254)": "n1:8:9 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
+            r"OOB (?:lo|docker|veth|virbr|cni|flannel)\w*:": "n1:8:9 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB docker0:172.17.0.1<0>",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         message="NCCL chose an address that other nodes cannot reach (loopback, link-local or a container bridge): "
         "harmless on one node, but several cannot connect",
@@ -76,11 +76,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="bridge-listed",
-        lines=(
-            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]virbr0:192.168.122.1<0>",
-            "n1:8:9 [0] NCCL INFO Bootstrap : Using [0]eth0:10.0.0.1<0> [1]br-5f2a:172.19.0.1<0>",
-        ),
-        pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:",
+        matches={
+            r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\](?:veth|docker|virbr|cni|flannel|cali|br-)\w*:": "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]virbr0:192.168.122.1<0>",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         message="NCCL also uses an interface that other nodes cannot reach: the bridge of a container or virtual "
         "machine",
@@ -92,10 +90,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="link-local-listed",
-        lines=(
-            "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]veth5f2a:fe80::5c1:aff:fe05:1%veth5f2a<0>",
-        ),
-        pattern=r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\][\w.-]+:fe80:",
+        matches={
+            r"(?:Bootstrap|NET/Socket) : Using .*\[[1-9]\d*\][\w.-]+:fe80:": "n1:8:9 [0] NCCL INFO NET/Socket : Using [0]eno1:10.0.0.1<0> [1]veth5f2a:fe80::5c1:aff:fe05:1%veth5f2a<0>",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
         message="NCCL also uses an interface that has only a link-local address, which no other node can reach",
@@ -107,11 +104,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="address-family",
-        lines=(
-            "include/socket.h:344 NCCL WARN Net : Socket creation failed : Address family not supported by protocol",
-            "OSError: [Errno 97] Address family not supported by protocol",
-        ),
-        pattern=r"Address family not supported|EAFNOSUPPORT|Net : [Uu]nsupported (?:IP|address) family|gloo.{0,60}address family mismatch",
+        matches={
+            r"Address family not supported": "include/socket.h:344 NCCL WARN Net : Socket creation failed : Address family not supported by protocol",
+            r"EAFNOSUPPORT": "Error: connect EAFNOSUPPORT fe80::1:29500",
+            r"Net : [Uu]nsupported (?:IP|address) family": "n1:8:9 [0] misc/socket.cc:123 NCCL WARN Net : Unsupported address family type",
+            r"gloo.{0,60}address family mismatch": "gloo/transport/tcp/pair.cc:300] address family mismatch",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.RENDEZVOUS),
         confidence=Confidence.LIKELY,
         message="the address offered is of a family (IPv6, or none) that this machine does not support",
@@ -121,13 +119,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="connect-timeout",
-        lines=(
-            "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketPollConnect: Connect to 10.0.3.4<45678> failed : Connection timed out",
-            "n1:8:9 [0] misc/socket.cc:550 NCCL WARN connect to 10.0.3.4<45678> returned Connection timed out, exceeded error retry count (35)",
-            "n1:8:9 [0] NCCL WARN socketPollConnect: connect returned Connection timed out, exceeded timeouts (20000)",
-        ),
-        pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|Software caused connection abort)"
-        r"|socketPollConnect.{0,60}timed out|exceeded (?:retries|timeouts|error retry count) \(\d+\)|Call to connect timeout",
+        matches={
+            r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:Connection timed out|Software caused connection abort)": "n1:8:9 [0] NCCL WARN socketPollConnect: connect returned Connection timed out, exceeded timeouts (20000)",
+            r"(?i)socketPollConnect.{0,60}timed out": "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketPollConnect: Connect to 10.0.3.4<45678> failed : Connection timed out",
+            r"(?i)exceeded (?:retries|timeouts|error retry count) \(\d+\)": "n1:8:9 [0] misc/socket.cc:550 NCCL WARN connect to 10.0.3.4<45678> returned Connection timed out, exceeded error retry count (35)",
+            r"(?i)Call to connect timeout": "n1:8:9 [0] misc/socket.cc:450 NCCL WARN Call to connect timeout, retrying",
+        },
         classes=(FailureClass.FIREWALL, FailureClass.WRONG_INTERFACE, FailureClass.NODE_LOST),
         confidence=Confidence.LIKELY,
         message="a TCP connection to a peer gets no answer: a firewall or network policy drops it, or that address is "
@@ -139,12 +136,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="no-route-to-host",
-        lines=(
-            "n1:8:9 [0] misc/socket.cc:500 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : No route to host",
-            "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : No route to host",
-        ),
-        pattern=r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:No route to host|Network is unreachable|Host is unreachable)"
-        r"|socketPollConnect.{0,60}(?:No route|unreachable)",
+        matches={
+            r"(?i)connect(?: to \S+(?: port \d+(?: \(tcp\))?)?)?(?: failed ?:| returned| error:?) (?:\d+ )?(?:No route to host|Network is unreachable|Host is unreachable)": "n1:8:9 [0] misc/socket.cc:500 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : No route to host",
+            r"(?i)socketPollConnect.{0,60}(?:No route|unreachable)": "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host) errno 115(Operation now in progress)",
+        },
         classes=(FailureClass.FIREWALL, FailureClass.WRONG_INTERFACE, FailureClass.NODE_LOST),
         message="connecting to a peer returns `no route`: a firewall rejects it, or this interface has no route there",
         remedy=(*OPEN_PORTS, NAME_INTERFACE),
@@ -154,12 +149,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="connect-refused",
-        lines=(
-            "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : Connection refused",
-            "n1:8:9 [0] NCCL WARN Net : Connect to 10.0.3.4<45678> failed : Connection refused",
-            "n1:8:9 [0] NCCL INFO Call to connect returned Connection refused, retrying",
-        ),
-        pattern=r"(?i)connect(?: to \S+)?(?: failed ?:| returned| error:?) (?:\d+ )?Connection refused",
+        matches={
+            r"(?i)connect(?: to \S+)?(?: failed ?:| returned| error:?) (?:\d+ )?Connection refused": "n1:8:9 [0] misc/socket.cc:456 NCCL WARN socketStartConnect: Connect to 10.0.3.4<45678> failed : Connection refused",
+        },
         classes=(
             FailureClass.FIREWALL,
             FailureClass.WRONG_INTERFACE,
@@ -175,14 +167,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="service-mesh",
-        lines=(
-            "2025-01-02T03:04:05Z info envoy upstream upstream membership update for TLS cluster inbound|29500|| added 1 removed 0",
-            '[2025-01-02T03:04:05Z] "- - -" 0 NR filter_chain_not_found - "-" 0 0 0 - "-" "10.2.0.5:29400"',
-            "rbac_access_denied_matched_policy[none]",
-            "upstream connect error or disconnect/reset before headers. reset reason: connection failure",
-        ),
-        pattern=r"\benvoy\b.{0,200}(?:inbound|outbound|upstream|cluster|listener)|filter_chain_not_found|rbac_access_denied|upstream connect error or disconnect|istio-proxy"
-        r"|BlackHoleCluster|PassthroughCluster|linkerd2?_(?:proxy|app)",
+        matches={
+            r"\benvoy\b.{0,200}(?:inbound|outbound|upstream|cluster|listener)": "2025-01-02T03:04:05Z info envoy upstream upstream membership update for TLS cluster inbound|29500|| added 1 removed 0",
+            r"filter_chain_not_found": '[2025-01-02T03:04:05Z] "- - -" 0 NR filter_chain_not_found - "-" 0 0 0 - "-" "10.2.0.5:29400"',
+            r"rbac_access_denied": "rbac_access_denied_matched_policy[none]",
+            r"upstream connect error or disconnect": "upstream connect error or disconnect/reset before headers. reset reason: connection failure",
+            r"istio-proxy": "[pod/worker-3/istio-proxy] info Envoy proxy is ready",
+            r"BlackHoleCluster": '"- - -" 0 UH - "-" 0 0 0 - "-" "-" BlackHoleCluster - 10.0.0.2:29500',
+            r"PassthroughCluster": '"- - -" 0 - - "-" 128 0 30000 - "10.0.0.2:29500" PassthroughCluster 10.0.0.1:41822',
+            r"linkerd2?_(?:proxy|app)": "INFO ThreadId(01) linkerd2_proxy: release 2.200.0",
+        },
         classes=(FailureClass.FIREWALL,),
         confidence=Confidence.LIKELY,
         message="a service mesh's proxy intercepts the ranks' connections",
@@ -194,12 +188,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="packet-filter",
-        lines=(
-            "[UFW BLOCK] IN=eth0 OUT= MAC=... SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP SPT=41000 DPT=29500",
-            "kernel: FINAL_REJECT: IN=eno1 OUT= SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP DPT=40001",
-            "Policy denied DROPPED (TCP Flags: SYN) default/worker-1:41234 to default/worker-0:29500",
-        ),
-        pattern=r"UFW BLOCK|FINAL_REJECT|IPTABLES.{0,10}DROP|nft.{0,20}(?:DROP|REJECT)|[Pp]olicy denied|calico-packet: .*DROP|firewalld? .{0,40}(?:block|reject|drop)",
+        matches={
+            r"UFW BLOCK": "[UFW BLOCK] IN=eth0 OUT= MAC=... SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP SPT=41000 DPT=29500",
+            r"FINAL_REJECT": "kernel: FINAL_REJECT: IN=eno1 OUT= SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP DPT=40001",
+            r"IPTABLES.{0,10}DROP": "kernel: IPTABLES DROP IN=eth0 OUT= SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP DPT=45678",
+            r"nft.{0,20}(?:DROP|REJECT)": "kernel: nft DROP IN=eth0 OUT= SRC=10.0.0.2 DST=10.0.0.1 PROTO=TCP DPT=45678",
+            r"[Pp]olicy denied": "Policy denied DROPPED (TCP Flags: SYN) default/worker-1:41234 to default/worker-0:29500",
+            r"calico-packet: .*DROP": "kernel: calico-packet: default DROP IN=cali1234 OUT=eth0 SRC=10.0.0.2",
+            r"firewalld? .{0,40}(?:block|reject|drop)": "connecting to a peer returns `no route`: a firewall rejects it, or this interface has no route there",
+        },
         classes=(FailureClass.FIREWALL,),
         confidence=Confidence.LIKELY,
         message="a packet filter dropped a connection between the job's nodes",
@@ -209,11 +206,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="foreign-connection",
-        lines=(
-            "n1:8:9 [0] misc/socket.cc:600 NCCL WARN socketFinalizeAccept: wrong magic 0x4745540000 != 0x1234",
-            "n1:8:9 [0] NCCL WARN socket magic mismatch",
-        ),
-        pattern=r"[Ww]rong (?:magic|socket type|type)\b|socket magic mismatch|unexpected magic",
+        matches={
+            r"[Ww]rong (?:magic|socket type|type)\b": "n1:8:9 [0] misc/socket.cc:600 NCCL WARN socketFinalizeAccept: wrong magic 0x4745540000 != 0x1234",
+            r"socket magic mismatch": "n1:8:9 [0] NCCL WARN socket magic mismatch",
+            r"unexpected magic": "gloo: unexpected magic number on connection",
+        },
         classes=(FailureClass.OTHER, FailureClass.FIREWALL, FailureClass.VERSION_MISMATCH),
         message="another program connected to an NCCL port: a scanner, a health probe, or another job",
         remedy=("keep scanners and probes away from the job's ports; give each job its own ports",),
@@ -223,14 +220,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="name-resolution",
-        lines=(
-            "socket.gaierror: [Errno -2] Name or service not known",
-            "[W socket.cpp:663] [c10d] The IPv6 network addresses of (master-0, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
-            "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (worker-0, 29500). The IPv4 network addresses of (worker-0, 29500) cannot be retrieved (gai error: -3 - Temporary failure in name resolution).",
-            "ssh: Could not resolve hostname job-worker-1.job: Name or service not known",
-        ),
-        pattern=r"network addresses of \((?P<name>[\w.-]{1,200}), \d+\) cannot be retrieved|gai error: -?\d+|gaierror|Name or service not known|[Tt]emporary failure in name resolution|[Cc]ould not resolve (?:host|hostname)|nodename nor servname|no such host"
-        r"|[Uu]nknown host\b|NXDOMAIN|getaddrinfo.{0,40}fail|No address associated with hostname|Name does not resolve",
+        matches={
+            r"network addresses of \((?P<name>[\w.-]{1,200}), \d+\) cannot be retrieved": "[W socket.cpp:663] [c10d] The IPv6 network addresses of (master-0, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
+            r"gai error: -?\d+": "[W socket.cpp:663] [c10d] The IPv6 network addresses of (master-0, 29500) cannot be retrieved (gai error: -2 - Name or service not known).",
+            r"gaierror": "socket.gaierror: [Errno -2] Name or service not known",
+            r"Name or service not known": "socket.gaierror: [Errno -2] Name or service not known",
+            r"[Tt]emporary failure in name resolution": "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of (worker-0, 29500). The IPv4 network addresses of (worker-0, 29500) cannot be retrieved (gai error: -3 - Temporary failure in name resolution).",
+            r"[Cc]ould not resolve (?:host|hostname)": "ssh: Could not resolve hostname job-worker-1.job: Name or service not known",
+            r"nodename nor servname": "socket.gaierror: [Errno 8] nodename nor servname provided, or not known",
+            r"no such host": "dial tcp: lookup worker-0.train.svc on 10.96.0.10:53: no such host",
+            r"[Uu]nknown host\b": "java.net.UnknownHostException: unknown host worker-0",
+            r"NXDOMAIN": "** server can't find katib-suggestion-hyperband.kubeflow.svc.cluster.local: NXDOMAIN",
+            r"getaddrinfo.{0,40}fail": "getaddrinfo() failed: n9",
+            r"No address associated with hostname": "socket.gaierror: [Errno -5] No address associated with hostname",
+            r"Name does not resolve": "nslookup: can't resolve 'dlc1dwuhvtro4c27-master-0': Name does not resolve",
+        },
         classes=(FailureClass.RENDEZVOUS,),
         confidence=Confidence.LIKELY,
         message="the name of the master or of a peer does not resolve: {name}",
@@ -246,20 +250,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="rendezvous-timeout",
-        lines=(
-            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError: The rendezvous has timed out.",
-            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
-            "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.0.0.1, 29500).",
-            "RuntimeError: The client socket has failed to connect to any network address of (10.0.0.1, 29500).",
-            "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.",
-            "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
-            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Failed to connect to distributed coordination service",
-            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names: /job:jax_worker/replica:0/task:1",
-            "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
-        ),
-        pattern=r"Rendezvous(?:Timeout|Connection|Closed)Error|The client socket has (?:timed out|failed to connect)|connect\(\) timed out\.|RendezvousStateError"
-        r"|waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined|Wait_for_all_tasks_to_register|Barrier timed out\. \S+ PjRT_Client_Connect|cluster registration failed|[Ff]ailed to connect to (?:distributed )?coordination service|rendezvous.{0,60}(?:timed out|timeout|failed to)"
-        r"|Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)|Exhausted timeout waiting for .{0,20}(?:join|rendezvous)",
+        matches={
+            r"Rendezvous(?:Timeout|Connection|Closed)Error": "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+            r"The client socket has (?:timed out|failed to connect)": "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.0.0.1, 29500).",
+            r"connect\(\) timed out\.": "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
+            r"RendezvousStateError": "torch.distributed.elastic.rendezvous.api.RendezvousStateError: The rendezvous state is corrupt.",
+            r"waiting for clients\. (?P<joined>\d+)/(?P<wanted>\d+) clients joined": "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 3/4 clients joined.",
+            r"Wait_for_all_tasks_to_register": "DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all_tasks_to_register. # of tasks that reached the barrier: 3/4.",
+            r"Barrier timed out\. \S+ PjRT_Client_Connect": "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. Timed out task names: /job:jax_worker/replica:0/task:1",
+            r"cluster registration failed": "Stopping coordination service as cluster registration failed. This may be due to 1) some tasks crashed earlier before connecting, 2) some tasks were never scheduled, or 3) scheduling delays. Consider setting a longer initialization timeout if such delays are expected, the timeout is currently set to: 1h.",
+            r"[Ff]ailed to connect to (?:distributed )?coordination service": "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Failed to connect to distributed coordination service",
+            r"rendezvous.{0,60}(?:timed out|timeout|failed to)": "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError: The rendezvous has timed out.",
+            r"Timed out (?:initializing|waiting for) (?:process group|.{0,20}rendezvous)": "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:30:00)",
+            r"Exhausted timeout waiting for .{0,20}(?:join|rendezvous)": "torch.distributed.elastic.rendezvous: Exhausted timeout waiting for all nodes to join",
+        },
         classes=(FailureClass.RENDEZVOUS, FailureClass.FIREWALL, FailureClass.RANK_COUNT),
         confidence=Confidence.LIKELY,
         message="not all ranks reached the rendezvous in time",
@@ -274,10 +278,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="jax-barrier",
-        lines=(
-            "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: multihost_broadcast_sync0. Timed out task names:",
-        ),
-        pattern=r"Barrier timed out\. (?:Barrier_id|Id): ",
+        matches={
+            r"Barrier timed out\. (?:Barrier_id|Id): ": "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: multihost_broadcast_sync0. Timed out task names:",
+        },
         classes=(
             FailureClass.STRAGGLER,
             FailureClass.COLLECTIVE_MISMATCH,
@@ -293,12 +296,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="port-in-use",
-        lines=(
-            "[E socket.cpp:922] [c10d] The server socket has failed to listen on any local network address. useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use",
-            "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
-            "OSError: [Errno 98] Address already in use",
-        ),
-        pattern=r"EADDRINUSE|[Aa]ddress already in use|failed to listen on any local network address.{0,60}code: -98|store server failed: port \d+ already",
+        matches={
+            r"EADDRINUSE": "[E socket.cpp:922] [c10d] The server socket has failed to listen on any local network address. useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use",
+            r"[Aa]ddress already in use": "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+            r"failed to listen on any local network address.{0,60}code: -98": "[E socket.cpp:922] [c10d] The server socket has failed to listen on any local network address. useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use",
+            r"store server failed: port \d+ already": "torch: the store server failed: port 29500 already in use",
+        },
         classes=(FailureClass.RENDEZVOUS,),
         confidence=Confidence.LIKELY,
         message="another process holds the rendezvous port: an earlier run that has not ended, or another job",
@@ -311,10 +314,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="master-addr-not-local",
-        lines=(
-            "[E socket.cpp:922] [c10d] The server socket has failed to bind to [10.0.0.5]:29500 (errno: 99 - Cannot assign requested address).",
-        ),
-        pattern=r"(?i)(?:bind|listen).{0,100}Cannot assign requested address|EADDRNOTAVAIL",
+        matches={
+            r"(?i)(?:bind|listen).{0,100}Cannot assign requested address": "[E socket.cpp:922] [c10d] The server socket has failed to bind to [10.0.0.5]:29500 (errno: 99 - Cannot assign requested address).",
+            r"(?i)EADDRNOTAVAIL": "Error: bind EADDRNOTAVAIL 10.0.0.9:29500",
+        },
         exclude=r"\bNCCL WARN ",  # in NCCL it means that the interface lost its address
         classes=(FailureClass.RENDEZVOUS, FailureClass.WRONG_INTERFACE),
         confidence=Confidence.LIKELY,
@@ -325,11 +328,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gloo-connect",
-        lines=(
-            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
-            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.1.2.3]:41234: Connection timed out",
-        ),
-        pattern=r"Gloo connectFullMesh failed|gloo.{0,60}pair\.cc:\d+\] (?:connect|timed out connecting)|gloo.{0,60}[Tt]imed out waiting \d+ms for connect",
+        matches={
+            r"Gloo connectFullMesh failed": "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+            r"gloo.{0,60}pair\.cc:\d+\] (?:connect|timed out connecting)": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.1.2.3]:41234: Connection timed out",
+            r"gloo.{0,60}[Tt]imed out waiting \d+ms for connect": "RuntimeError: gloo/transport/tcp/pair.cc:200] timed out waiting 30000ms for connect",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
         message="Gloo could not connect the ranks: mostly it chose an interface or address that others cannot reach",
@@ -339,20 +342,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="connection-closed",
-        lines=(
-            "n1:8:9 [0] misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer n2<40112>",
-            "n1:8:9 [0] proxy.cc:1521 NCCL WARN Socket recv failed while polling for opId=0x7f",
-            "n1:8:9 [0] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to recv from 10.0.0.2<36173> failed : Connection reset by peer",
-            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Connection closed by peer [10.0.0.2]:12345",
-            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.20.5",
-            "[W TCPStore.cpp:141] recvValue failed on SocketImpl(fd=3, addr=[n1]:42, remote=[n0]:29500): failed to recv, got 0 bytes",
-            "torch.distributed.DistNetworkError: Connection reset by peer",
-            "BrokenPipeError: [Errno 32] Broken pipe",
-            "coordination_service_agent.cc:1: /job:jax_worker/replica:0/task:3 heartbeat timeout. This indicates that the remote task has failed, got preempted, or crashed unexpectedly.",
-        ),
-        pattern=r"Connection closed by (?:remote )?peer|Socket recv failed|[Cc]all to (?:recv|send)\w* (?:from|to) \S+ failed|Connection reset by peer|remote process exited or there was a network error"
-        r"|recvValue(?:WithTimeout)? failed|sendBytes failed|failed to recv, got 0 bytes|Broken pipe|store->get\(.{0,80}got error|[Ff]ailed to check the \"should dump\" flag"
-        r"|peer closed the connection|ncclRemoteError|heartbeat timeout.{0,40}the remote task has failed|Server unexpectedly shut down|TCPStore server has shut down",
+        matches={
+            r"Connection closed by (?:remote )?peer": "n1:8:9 [0] misc/socket.cc:58 NCCL WARN socketProgress: Connection closed by remote peer n2<40112>",
+            r"Socket recv failed": "n1:8:9 [0] proxy.cc:1521 NCCL WARN Socket recv failed while polling for opId=0x7f",
+            r"[Cc]all to (?:recv|send)\w* (?:from|to) \S+ failed": "n1:8:9 [0] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to recv from 10.0.0.2<36173> failed : Connection reset by peer",
+            r"Connection reset by peer": "torch.distributed.DistNetworkError: Connection reset by peer",
+            r"remote process exited or there was a network error": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version 2.20.5",
+            r"recvValue(?:WithTimeout)? failed": "[W TCPStore.cpp:141] recvValue failed on SocketImpl(fd=3, addr=[n1]:42, remote=[n0]:29500): failed to recv, got 0 bytes",
+            r"sendBytes failed": "RuntimeError: failed to send: sendBytes failed on SocketImpl(fd=3, addr=[n0]:41822, remote=[n0]:29500): Broken pipe",
+            r"failed to recv, got 0 bytes": "[W TCPStore.cpp:141] recvValue failed on SocketImpl(fd=3, addr=[n1]:42, remote=[n0]:29500): failed to recv, got 0 bytes",
+            r"Broken pipe": "BrokenPipeError: [Errno 32] Broken pipe",
+            r"store->get\(.{0,80}got error": "RuntimeError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0:1', but store->get('0:1') got error: Socket Timeout",
+            r"[Ff]ailed to check the \"should dump\" flag": '[rank2]:[W810 23:02:42.715262216 ProcessGroupNCCL.cpp:1826] [PG ID 0 PG GUID 0 Rank 2] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?',
+            r"peer closed the connection": "UCX  DIAG  peer closed the connection",
+            r"ncclRemoteError": "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            r"heartbeat timeout.{0,40}the remote task has failed": "coordination_service_agent.cc:1: /job:jax_worker/replica:0/task:3 heartbeat timeout. This indicates that the remote task has failed, got preempted, or crashed unexpectedly.",
+            r"Server unexpectedly shut down": "horovod.common.exceptions: Server unexpectedly shut down",
+            r"TCPStore server has shut down": '[rank2]:[W810 23:02:42.715262216 ProcessGroupNCCL.cpp:1826] [PG ID 0 PG GUID 0 Rank 2] Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?',
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.PROGRAM_ERROR,

@@ -22,8 +22,7 @@ RULES: tuple[Rule, ...] = (
     *(
         Rule(
             code=code,
-            lines=lines,
-            pattern=r"NCCL INFO " + files + r"\S{0,40}:\d{1,5} -> [12]\b",
+            matches={r"NCCL INFO " + file + r"\S{0,40}:\d{1,5} -> [12]\b": line for file, line in files.items()},
             role=Role.SYMPTOM,
             classes=classes,
             message=f"an NCCL call failed {where}; the warning above it gives the reason",
@@ -31,20 +30,25 @@ RULES: tuple[Rule, ...] = (
             versions="all",
             source="NCCL src/include/checks.h",
         )
-        for code, where, lines, files, classes, decides in (
+        for code, where, files, classes, decides in (
             (
                 "failed-in-shm",
                 "in memory that it shares within a node",
-                ("n1:8:9 [0] NCCL INFO misc/shmutils.cc:72 -> 2", "n1:8:9 [0] NCCL INFO transport/shm.cc:100 -> 2"),
-                r"(?:misc/shmutils|transport/shm|include/shm)",
+                {
+                    "misc/shmutils": "n1:8:9 [0] NCCL INFO misc/shmutils.cc:72 -> 2",
+                    "transport/shm": "n1:8:9 [0] NCCL INFO transport/shm.cc:100 -> 2",
+                    "include/shm": "n1:8:9 [0] NCCL INFO include/shm.h:46 -> 2",
+                },
                 (FailureClass.SHM_TOO_SMALL, FailureClass.MEMLOCK, FailureClass.OTHER),
                 ("nccl-warn", "shm"),
             ),
             (
                 "failed-in-rdma",
                 "in its RDMA network",
-                ("n1:8:9 [0] NCCL INFO transport/net_ib.cc:485 -> 2", "n1:8:9 [0] NCCL INFO misc/ibvwrap.cc:252 -> 2"),
-                r"(?:transport/net_ib|misc/ibvwrap)",
+                {
+                    "transport/net_ib": "n1:8:9 [0] NCCL INFO transport/net_ib.cc:485 -> 2",
+                    "misc/ibvwrap": "n1:8:9 [0] NCCL INFO misc/ibvwrap.cc:252 -> 2",
+                },
                 (
                     FailureClass.NETWORK_LOSS,
                     FailureClass.MEMLOCK,
@@ -58,8 +62,11 @@ RULES: tuple[Rule, ...] = (
             (
                 "failed-in-socket",
                 "in its sockets or bootstrap",
-                ("n1:8:9 [0] NCCL INFO misc/socket.cc:565 -> 2", "n1:8:9 [0] NCCL INFO bootstrap.cc:245 -> 2"),
-                r"(?:misc/socket|transport/net_socket|bootstrap\.)",
+                {
+                    "misc/socket": "n1:8:9 [0] NCCL INFO misc/socket.cc:565 -> 2",
+                    "transport/net_socket": "n1:8:9 [0] NCCL INFO transport/net_socket.cc:333 -> 2",
+                    r"bootstrap\.": "n1:8:9 [0] NCCL INFO bootstrap.cc:245 -> 2",
+                },
                 (
                     FailureClass.WRONG_INTERFACE,
                     FailureClass.FIREWALL,
@@ -73,8 +80,9 @@ RULES: tuple[Rule, ...] = (
             (
                 "failed-in-topology",
                 "where it reads the machine's topology",
-                ("n1:8:9 [0] NCCL INFO graph/xml.cc:469 -> 2",),
-                r"graph/",
+                {
+                    "graph/": "n1:8:9 [0] NCCL INFO graph/xml.cc:469 -> 2",
+                },
                 (
                     FailureClass.OTHER,
                     FailureClass.VERSION_MISMATCH,
@@ -86,8 +94,11 @@ RULES: tuple[Rule, ...] = (
             (
                 "failed-in-p2p",
                 "between GPUs of one node",
-                ("n1:8:9 [0] NCCL INFO transport/p2p.cc:275 -> 1", "n1:8:9 [0] NCCL INFO transport/nvls.cc:169 -> 1"),
-                r"(?:transport/(?:p2p|nvls)|include/alloc)",
+                {
+                    "transport/p2p": "n1:8:9 [0] NCCL INFO transport/p2p.cc:275 -> 1",
+                    "transport/nvls": "n1:8:9 [0] NCCL INFO transport/nvls.cc:169 -> 1",
+                    "include/alloc": "n1:8:9 [0] NCCL INFO include/alloc.h:185 -> 1",
+                },
                 (
                     FailureClass.DRIVER,
                     FailureClass.ACS_IOMMU,
@@ -102,13 +113,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-warned-rdma",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:900 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> posted incorrect receive info: size 4 addr 0 rkey 0",
-            "n1:8:9 [0] ib_plugin.c:900 NCCL WARN NET/IB : Trying to use non-existent virtual device 3",
-        ),
-        pattern=r"(?:transport/net_ib|ibvwrap\.c|mlx5dvwrap\.c|ib_plugin\.c|p2p_plugin\.c)"
-        + _WARN_PREFIX
-        + r"|NCCL WARN NET/(?:IB|MLX5)",
+        matches={
+            r"transport/net_ib"
+            + _WARN_PREFIX: "n1:8:9 [0] transport/net_ib.cc:900 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> posted incorrect receive info: size 4 addr 0 rkey 0",
+            r"ibvwrap\.c" + _WARN_PREFIX: "n1:8:9 [0] misc/ibvwrap.cc:60 NCCL WARN lib wrapper not initialized.",
+            r"mlx5dvwrap\.c" + _WARN_PREFIX: "n1:8:9 [0] misc/mlx5dvwrap.cc:30 NCCL WARN lib wrapper not initialized.",
+            r"ib_plugin\.c"
+            + _WARN_PREFIX: "n1:8:9 [0] ib_plugin.c:900 NCCL WARN NET/IB : Trying to use non-existent virtual device 3",
+            r"p2p_plugin\.c" + _WARN_PREFIX: "n1:8:9 [0] p2p_plugin.c:300 NCCL WARN NET/IB : Unable to find a plugin",
+            r"NCCL WARN NET/(?:IB|MLX5)": "n1:8:9 [0] NCCL WARN NET/IB : Trying to use non-existent virtual device 3",
+        },
         exclude=NOT_FATAL_PATTERN,
         classes=(
             FailureClass.NETWORK_LOSS,
@@ -127,11 +141,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-warned-socket",
-        lines=(
-            "n1:8:9 [0] misc/socket.cc:700 NCCL WARN ncclSocketRecv: socket state (3) is not ready",
-            "n1:8:9 [0] bootstrap.cc:300 NCCL WARN Unexpected connections are not empty",
-        ),
-        pattern=r"(?:/socket\.|/net_socket\.|bootstrap\.cc|/linux_socket)" + _WARN_PREFIX,
+        matches={
+            r"/socket\."
+            + _WARN_PREFIX: "n1:8:9 [0] misc/socket.cc:700 NCCL WARN ncclSocketRecv: socket state (3) is not ready",
+            r"/net_socket\."
+            + _WARN_PREFIX: "n1:8:9 [0] transport/net_socket.cc:400 NCCL WARN NET/Socket : unable to allocate requests",
+            r"bootstrap\.cc"
+            + _WARN_PREFIX: "n1:8:9 [0] bootstrap.cc:300 NCCL WARN Unexpected connections are not empty",
+            r"/linux_socket"
+            + _WARN_PREFIX: "n1:8:9 [0] os/linux_socket.cc:100 NCCL WARN ncclSocketRecv: socket state (3) is not ready",
+        },
         exclude=NOT_FATAL_PATTERN,
         classes=(
             FailureClass.WRONG_INTERFACE,
@@ -150,11 +169,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-warned-topology",
-        lines=(
-            "n1:8:9 [0] graph/paths.cc:700 NCCL WARN Could not find intermediate GPU between GPU rank 3 and NIC 1a000",
-            "n1:8:9 [0] graph/topo.cc:1100 NCCL WARN Could not find any local path from gpu 3 to net.",
-        ),
-        pattern=r" graph/" + _WARN_PREFIX,
+        matches={
+            r" graph/"
+            + _WARN_PREFIX: "n1:8:9 [0] graph/paths.cc:700 NCCL WARN Could not find intermediate GPU between GPU rank 3 and NIC 1a000",
+        },
         exclude=NOT_FATAL_PATTERN,
         classes=(
             FailureClass.OTHER,
@@ -176,12 +194,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-warned-memory",
-        lines=(
-            "n1:8:9 [0] misc/shmutils.cc:150 NCCL WARN Could not map /dev/shm/nccl-a1B2c3 size 4096, error: Cannot allocate memory",
-            "n1:8:9 [0] transport/p2p.cc:500 NCCL WARN rank 3 failed to IPC register userbuff 0x7f buffSize 4096 nPeers 3 isLegacyIpc 0x7f",
-        ),
-        pattern=r"(?:misc/shmutils|transport/(?:shm|p2p|nvls|coll_net)\.|include/alloc|allocator\.cc|mnnvl\.cc|misc/ipcsocket|misc/cudawrap| os/linux)"
-        + _WARN_PREFIX,
+        matches={
+            r"misc/shmutils"
+            + _WARN_PREFIX: "n1:8:9 [0] misc/shmutils.cc:150 NCCL WARN Could not map /dev/shm/nccl-a1B2c3 size 4096, error: Cannot allocate memory",
+            r"transport/(?:shm|p2p|nvls|coll_net)\."
+            + _WARN_PREFIX: "n1:8:9 [0] transport/p2p.cc:500 NCCL WARN rank 3 failed to IPC register userbuff 0x7f buffSize 4096 nPeers 3 isLegacyIpc 0x7f",
+            r"include/alloc" + _WARN_PREFIX: "n1:8:9 [0] include/alloc.h:60 NCCL WARN Failed to malloc 4096 bytes",
+            r"allocator\.cc" + _WARN_PREFIX: "n1:8:9 [0] allocator.cc:150 NCCL WARN Cannot find a free slot",
+            r"mnnvl\.cc"
+            + _WARN_PREFIX: "n1:8:9 [0] mnnvl.cc:60 NCCL WARN MNNVL (cliqueSize 4) is available but not working on some system",
+            r"misc/ipcsocket"
+            + _WARN_PREFIX: "n1:8:9 [0] misc/ipcsocket.cc:40 NCCL WARN UDS: Socket creation error : Too many open files (24)",
+            r"misc/cudawrap"
+            + _WARN_PREFIX: "n1:8:9 [0] misc/cudawrap.cc:120 NCCL WARN CUDA Driver version found is 11040. Minimum requirement is 12000",
+            r" os/linux" + _WARN_PREFIX: "n1:8:9 [0] os/linux.cc:120 NCCL WARN Failed to set the affinity",
+        },
         exclude=NOT_FATAL_PATTERN,
         classes=(
             FailureClass.SHM_TOO_SMALL,
@@ -202,11 +229,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-warned-plugin",
-        lines=(
-            "n1:8:9 [0] plugin/net.cc:300 NCCL WARN Comm config netName (IB) does not match the parent (Socket)",
-            "n1:8:9 [0] nccl_net_ofi_create_plugin:300 NCCL WARN NET/OFI Failed to create a domain",
-        ),
-        pattern=r" plugin/" + _WARN_PREFIX + r"|NCCL WARN NET/(?:OFI|FasTrak|GPUDirectTCPX|gIB|Plugin|UCX)",
+        matches={
+            r" plugin/"
+            + _WARN_PREFIX: "n1:8:9 [0] plugin/net.cc:300 NCCL WARN Comm config netName (IB) does not match the parent (Socket)",
+            r"NCCL WARN NET/(?:OFI|FasTrak|GPUDirectTCPX|gIB|Plugin|UCX)": "n1:8:9 [0] nccl_net_ofi_create_plugin:300 NCCL WARN NET/OFI Failed to create a domain",
+        },
         exclude=NOT_FATAL_PATTERN,
         classes=(
             FailureClass.VERSION_MISMATCH,
@@ -224,12 +251,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-warned",
-        lines=(
-            "n1:8:9 [0] proxy.cc:400 NCCL WARN Proxy append out of bounds",
-            "n1:8:9 [0] group.cc:200 NCCL WARN asyncJobLaunch: failed to join thread for job",
-            "n1:8:9 [0] init.cu:674 WARN Failed to allocate a ring",
-        ),
-        pattern=r"\bNCCL WARN \S|\w\.(?:cc|cu|h):\d{1,5} WARN \S",
+        matches={
+            r"\bNCCL WARN \S": "n1:8:9 [0] proxy.cc:400 NCCL WARN Proxy append out of bounds",
+            r"\w\.(?:cc|cu|h):\d{1,5} WARN \S": "n1:8:9 [0] init.cu:674 WARN Failed to allocate a ring",
+        },
         exclude=NOT_FATAL_PATTERN,
         classes=(
             FailureClass.OTHER,

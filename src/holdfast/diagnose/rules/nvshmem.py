@@ -8,10 +8,9 @@ from holdfast.diagnose.rules.rule import Role, Rule
 RULES: tuple[Rule, ...] = (
     Rule(
         code="nvshmem-peermem",
-        lines=(
-            "/src/modules/transport/ibgda/ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
-        ),
-        pattern=r"neither nv_peer_mem",
+        matches={
+            r"neither nv_peer_mem": "/src/modules/transport/ibgda/ibgda.cpp:nvshmemt_init:3626: neither nv_peer_mem, or nvidia_peermem detected. Skipping transport.",
+        },
         classes=(FailureClass.DRIVER, FailureClass.GDR_MISSING),
         confidence=Confidence.LIKELY,
         message="NVSHMEM finds neither nv_peer_mem nor nvidia_peermem, so the NIC cannot reach GPU memory",
@@ -21,13 +20,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nvshmem-no-transport",
-        lines=(
-            "/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
-            "/src/host/transport/transport.cpp:nvshmemi_transport_init:287: Unable to initialize any transports. returning error.",
-            "WARN: device bnxt_re0 is not enumerated as an mlx5 device. Skipping...",
-            "/src/host/init/init.cu:995: non-zero status: 7 nvshmem detect topo failed",
-        ),
-        pattern=r"init failed for transport: |Unable to initialize any transports|is not enumerated as an mlx5 device|nvshmem detect topo failed",
+        matches={
+            r"init failed for transport: ": "/src/host/transport/transport.cpp:nvshmemi_transport_init:275: init failed for transport: IBGDA",
+            r"Unable to initialize any transports": "/src/host/transport/transport.cpp:nvshmemi_transport_init:287: Unable to initialize any transports. returning error.",
+            r"is not enumerated as an mlx5 device": "WARN: device bnxt_re0 is not enumerated as an mlx5 device. Skipping...",
+            r"nvshmem detect topo failed": "/src/host/init/init.cu:995: non-zero status: 7 nvshmem detect topo failed",
+        },
         classes=(
             FailureClass.RDMA_DEVICE_MISSING,
             FailureClass.DRIVER,
@@ -45,12 +43,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nvshmem-init-failed",
-        lines=(
-            "/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting",
-            "NVSHMEM API called before NVSHMEM initialization has completed",
-            "/src/host/init/init.cu:998: non-zero status: 7 building transport map failed",
-        ),
-        pattern=r"nvshmem initialization failed|NVSHMEM API called before|building transport map failed|error in nvshmemi_init",
+        matches={
+            r"nvshmem initialization failed": "/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting",
+            r"NVSHMEM API called before": "NVSHMEM API called before NVSHMEM initialization has completed",
+            r"building transport map failed": "/src/host/init/init.cu:998: non-zero status: 7 building transport map failed",
+            r"error in nvshmemi_init": "nvshmem initialization failed|NVSHMEM API called before|building transport map failed|error in nvshmemi_init",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.NETWORK_LOSS,
@@ -64,12 +62,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="deepep-timeout",
-        lines=(
-            "DeepEP timeout check failed: rank = 3, thread = 0, value = 1024",
-            "DeepEP error: timeout (dispatch CPU)",
-            "DeepEP combine RDMA sender timeout, channel: 4, RDMA: 1, nvl: 3, dst NVL: 3",
-        ),
-        pattern=r"DeepEP (?:error: |\w+ ){0,4}timeout",
+        matches={
+            r"DeepEP (?:error: |\w+ ){0,4}timeout": "DeepEP timeout check failed: rank = 3, thread = 0, value = 1024",
+        },
         classes=(
             FailureClass.NETWORK_LOSS,
             FailureClass.HANG_UNKNOWN,

@@ -19,11 +19,11 @@ VERBS_LIBRARIES = (
 RULES: tuple[Rule, ...] = (
     Rule(
         code="completion-length",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=1 opcode=0 len=0 vendor err 105 (Recv)",
-            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_LEN_ERR(1) opcode=IBV_WC_SEND(0) vendor_err=105",
-        ),
-        pattern=r"LOC_LEN_ERR|Got completion .*(?:with error |status=)1\b|local length error",
+        matches={
+            r"LOC_LEN_ERR": "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_LEN_ERR(1) opcode=IBV_WC_SEND(0) vendor_err=105",
+            r"Got completion .*(?:with error |status=)1\b": "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 10.0.0.2<4791> with status=1 opcode=0 len=0 vendor err 105 (Recv)",
+            r"local length error": "mlx5: got completion with error: local length error",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.COLLECTIVE_MISMATCH),
         confidence=Confidence.LIKELY,
         message="an RDMA message was longer than its receive buffer: the MTU differs between the ports, or the ranks' "
@@ -35,11 +35,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="completion-protection",
-        lines=(
-            "n2:51:90 [0] transport/net_ib.cc:830 NCCL WARN NET/IB : Got completion from peer 10.9.0.7<40112> with error 4, opcode 129, len 0, vendor err 81",
-            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_PROT_ERR(4) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=81",
-        ),
-        pattern=r"LOC_PROT_ERR|Got completion .*(?:with error |status=)4\b|local protection error",
+        matches={
+            r"LOC_PROT_ERR": "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_LOC_PROT_ERR(4) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=81",
+            r"Got completion .*(?:with error |status=)4\b": "n2:51:90 [0] transport/net_ib.cc:830 NCCL WARN NET/IB : Got completion from peer 10.9.0.7<40112> with error 4, opcode 129, len 0, vendor err 81",
+            r"local protection error": "the NIC was denied access to GPU memory (local protection error): ACS or an IOMMU redirects it",
+        },
         classes=(FailureClass.ACS_IOMMU, FailureClass.NETWORK_LOSS, FailureClass.DRIVER),
         confidence=Confidence.LIKELY,
         message="the NIC was denied access to GPU memory (local protection error): ACS or an IOMMU redirects it",
@@ -53,13 +53,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="completion-retry",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 12, opcode 0, len 32600, vendor err 129",
-            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=129",
-            "Failed status transport retry counter exceeded (12) for wr_id 0 syndrom 0x81",
-            "[n1:811:0:811] ib_mlx5_log.c:177  Transport retry count exceeded on mlx5_0:1/RoCE (synd 0x15 vend 0x81 hw_synd 0/0)",
-        ),
-        pattern=r"RETRY_EXC_ERR|Got completion .*(?:with error |status=)12\b|[Tt]ransport retry count(?:er)? exceeded|Failed status 12\b",
+        matches={
+            r"RETRY_EXC_ERR": "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=129",
+            r"Got completion .*(?:with error |status=)12\b": "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 12, opcode 0, len 32600, vendor err 129",
+            r"[Tt]ransport retry count(?:er)? exceeded": "Failed status transport retry counter exceeded (12) for wr_id 0 syndrom 0x81",
+            r"Failed status 12\b": " Completion with error at client: Failed status 12: wr_id 0 syndrom 0x81",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.GPU_XID, FailureClass.NODE_LOST, FailureClass.OTHER),
         confidence=Confidence.LIKELY,
         message="the peer did not answer over RDMA (retry count exceeded): packets are lost, the GID is not reachable, "
@@ -75,10 +74,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="completion-not-ready",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 13, opcode 0, len 0, vendor err 135",
-        ),
-        pattern=r"RNR_RETRY_EXC_ERR|Got completion .*(?:with error |status=)13\b|RNR retry counter exceeded",
+        matches={
+            r"RNR_RETRY_EXC_ERR": "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_RNR_RETRY_EXC_ERR(13) opcode=IBV_WC_SEND(0) vendor_err=135",
+            r"Got completion .*(?:with error |status=)13\b": "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 13, opcode 0, len 0, vendor err 135",
+            r"RNR retry counter exceeded": "Failed status RNR retry counter exceeded (13) for wr_id 0 syndrom 0x87",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.STRAGGLER, FailureClass.COLLECTIVE_MISMATCH),
         message="the peer was not ready to receive for too long",
         remedy=("check what the peer's process did at that time",),
@@ -88,13 +88,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="completion-remote",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 11, opcode 0, len 0, vendor err 137",
-            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_REM_ACCESS_ERR(10) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=136",
-            "n1:8:9 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : local access violation work queue error",
-        ),
-        pattern=r"REM_(?:OP|ACCESS|INV_REQ)_ERR|Got completion .*(?:with error |status=)(?:9|10|11)\b|remote (?:access|operation|invalid request) error"
-        r"|local access violation work queue error|invalid request local work queue error",
+        matches={
+            r"REM_(?:OP|ACCESS|INV_REQ)_ERR": "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_REM_ACCESS_ERR(10) opcode=IBV_WC_RDMA_WRITE(1) vendor_err=136",
+            r"Got completion .*(?:with error |status=)(?:9|10|11)\b": "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 11, opcode 0, len 0, vendor err 137",
+            r"remote (?:access|operation|invalid request) error": "Failed status remote access error (10) for wr_id 0 syndrom 0x88",
+            r"local access violation work queue error": "n1:8:9 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : local access violation work queue error",
+            r"invalid request local work queue error": "n1:8:9 [0] NCCL WARN NET/IB : mlx5_0:1 Got async event : invalid request local work queue error",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.ACS_IOMMU, FailureClass.VERSION_MISMATCH),
         message="the remote side refused an RDMA operation; its own log gives the reason",
         remedy=("compare MTU, NCCL version and settings of both nodes; ACS off on the peer",),
@@ -104,11 +104,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="completion-flushed",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 5, opcode 0, len 0, vendor err 249",
-            "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_WR_FLUSH_ERR(5) opcode=IBV_WC_SEND(0) vendor_err=249",
-        ),
-        pattern=r"WR_FLUSH_ERR|Got completion .*(?:with error |status=)5\b|Work Request Flushed",
+        matches={
+            r"WR_FLUSH_ERR": "n1:8:9 [0] NCCL WARN NET/IB: Got completion from peer 10.0.0.2<1> with status=IBV_WC_WR_FLUSH_ERR(5) opcode=IBV_WC_SEND(0) vendor_err=249",
+            r"Got completion .*(?:with error |status=)5\b": "n1:8:9 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB : Got completion from peer 192.168.1.2<3456> with error 5, opcode 0, len 0, vendor err 249",
+            r"Work Request Flushed": "Failed status Work Request Flushed Error (5) for wr_id 0 syndrom 0xf9",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.NETWORK_LOSS,),
         message="RDMA requests were flushed after a queue pair had failed",
@@ -118,8 +118,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="completion-failed",
-        lines=("n1:8:9 [0] transport/net_ib.cc:100 NCCL WARN NET/IB : Got completion from peer with error",),
-        pattern=r"Got completion .*(?:with error|vendor err|status=)",
+        matches={
+            r"Got completion .*(?:with error|vendor err|status=)": "n1:8:9 [0] transport/net_ib.cc:100 NCCL WARN NET/IB : Got completion from peer with error",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.ACS_IOMMU, FailureClass.DRIVER),
         message="RDMA work failed",
         remedy=("the error number shows the kind",),
@@ -130,12 +131,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="queue-pair-timeout",
-        lines=(
-            "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
-            "n1:8:9 [5] ibvwrap.c:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_1:1, curr state INIT, next state RTR, local GID index 3",
-            "n1:8:9 [5] NCCL WARN Call to ibv_modify_qp failed with error No route to host",
-        ),
-        pattern=r"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable)",
+        matches={
+            r"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable)": "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.WRONG_INTERFACE, FailureClass.OTHER),
         message="no RDMA connection to the peer's address: wrong GID, no route between the rails, or the wrong device",
         remedy=(
@@ -149,11 +147,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="queue-pair-invalid",
-        lines=(
-            "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument",
-            "n1:8:9 [0] NCCL WARN Call to ibv_query_gid failed with error No such file or directory",
-        ),
-        pattern=r"ibv_modify_qp failed with (?:error )?(?:\d+ )?Invalid argument|ibv_query_gid failed|ibv_modify_qp failed with error No data available",
+        matches={
+            r"ibv_modify_qp failed with (?:error )?(?:\d+ )?Invalid argument": "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument",
+            r"ibv_query_gid failed": "n1:8:9 [0] NCCL WARN Call to ibv_query_gid failed with error No such file or directory",
+            r"ibv_modify_qp failed with error No data available": "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with error No data available",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.VERSION_MISMATCH),
         confidence=Confidence.LIKELY,
         message="a queue pair was refused: its GID index or port settings do not exist, or differ between the ends",
@@ -166,26 +164,32 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gid-link-local",
-        lines=(
-            "GID[  1]:\t\tfe80::ac0:ebff:feda:1cfb, RoCE v2",
-            "mlx5_0  1  1  fe80:0000:0000:0000:0ac0:ebff:feda:1cfb  v2  eth2",
-        ),
-        pattern=r"(?i)GID\[ *\d+\]:\s*fe80:|mlx\d_\d+\s+\d+\s+\d+\s+fe80:|local ?GID[^,]{0,40}fe80:",
+        matches={
+            r"(?i)GID\[ *\d+\]:\s*fe80:": "GID[  1]:\t\tfe80::ac0:ebff:feda:1cfb, RoCE v2",
+            r"(?i)mlx\d_\d+\s+\d+\s+\d+\s+fe80:": "mlx5_0  1  1  fe80:0000:0000:0000:0ac0:ebff:feda:1cfb  v2  eth2",
+            r"(?i)local ?GID[^,]{0,40}fe80:": "n1:8:9 [0] NCCL INFO NET/IB: local GID index 1 fe80::ac0:ebff:feda:1cfb",
+        },
         role=Role.CONTEXT,
         message="one of the port's GIDs is link-local",
         source="ibv_devinfo -v, show_gids",
     ),
     Rule(
         code="rdma-async",
-        lines=(
-            "n1:8:9 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error",
-            "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 async fatal event: local catastrophic error",
-            "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 Got async error event: GID table change",
-            "mlx5_core 0000:1a:00.0 ens1f0np0: Link down",
-        ),
-        pattern=r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|GID table change|GID change|LID change|path migration|local (?:work queue )?catastrophic|CQ error|P_Key)"
-        r"|async fatal event|GID table changed|speed change detected|mlx5_core .{0,60}Link (?:down|DOWN)|(?:ib|IB) port.{0,30}(?:down|flap)|[Ll]ink flap"
-        r"|Port module event.{0,40}(?:[Uu]nplugged|[Ee]rror)|NIC Link is [Dd]own|IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)|(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]|PFC storm|pause storm",
+        matches={
+            r"[Gg]ot (?:non-fatal )?async (?:error )?event ?: ?(?:port error|GID table change|GID change|LID change|path migration|local (?:work queue )?catastrophic|CQ error|P_Key)": "n1:8:9 [0] transport/net_ib.cc:94 NCCL WARN NET/IB : mlx5_3:1 Got async event : port error",
+            r"async fatal event": "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 async fatal event: local catastrophic error",
+            r"GID table changed": "n1:8:9 [0] transport/net_ib/common.cc:123 NCCL WARN NET/IB : foo:3 GID table changed",
+            r"speed change detected": "n1:8:9 [0] NCCL WARN NET/IB : mlx5_3:1 speed change detected",
+            r"mlx5_core .{0,60}Link (?:down|DOWN)": "mlx5_core 0000:1a:00.0 ens1f0np0: Link down",
+            r"(?:ib|IB) port.{0,30}(?:down|flap)": "ib port mlx5_3/1 went down",
+            r"[Ll]ink flap": "mlx5_core 0000:1a:00.0: link flap detected on port 1",
+            r"Port module event.{0,40}(?:[Uu]nplugged|[Ee]rror)": "mlx5_core 0000:1a:00.0: Port module event: module 0, Cable unplugged",
+            r"NIC Link is [Dd]own": "ixgbe 0000:1a:00.0 eth1: NIC Link is Down",
+            r"IBV_EVENT_(?:PORT_ERR|GID_CHANGE|DEVICE_FATAL)": "async event: IBV_EVENT_PORT_ERR on port 1",
+            r"(?:symbol_error|port_rcv_errors|out_of_sequence)\w{0,3}[\"']?[ :=]{1,20}[1-9]": "mlx5_0 port 1 symbol_error 12",
+            r"PFC storm": "pfcwd: PFC storm detected on port Ethernet0, queue 3",
+            r"pause storm": "mlx5_core 0000:1a:00.0: pause storm prevention triggered",
+        },
         classes=(FailureClass.NETWORK_LOSS,),
         confidence=Confidence.LIKELY,
         message="an RDMA port lost its link or changed its address during the job",
@@ -198,11 +202,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="rdma-port-down",
-        lines=(
-            "link mlx5_3/1 subnet_prefix fe80:0000:0000:0000 lid 3 sm_lid 1 lmc 0 state DOWN physical_state POLLING",
-            "                Physical state: Polling",
-        ),
-        pattern=r"state DOWN physical_state (?:POLLING|LINK_UP|LINK_ERROR_RECOVER)|Physical state: (?:Polling|LinkErrorRecovery)|phys_state:\s{0,8}(?:POLLING|LINK_ERROR_RECOVERY)",
+        matches={
+            r"state DOWN physical_state (?:POLLING|LINK_UP|LINK_ERROR_RECOVER)": "link mlx5_3/1 subnet_prefix fe80:0000:0000:0000 lid 3 sm_lid 1 lmc 0 state DOWN physical_state POLLING",
+            r"Physical state: (?:Polling|LinkErrorRecovery)": "                Physical state: Polling",
+            r"phys_state:\s{0,8}(?:POLLING|LINK_ERROR_RECOVERY)": "\t\t\tphys_state:\t\tPOLLING (2)",
+        },
         classes=(FailureClass.NETWORK_LOSS, FailureClass.RDMA_DEVICE_MISSING),
         message="a port of an RDMA device has no link: a fault only if that port is used",
         remedy=(
@@ -214,15 +218,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="no-rdma-device",
-        lines=(
-            "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
-            "ibv_devinfo: No IB devices found",
-            "ibv_devinfo: 0 HCAs found",
-            "Fatal error:  device 'mlx5_0': sys files not found (/sys/class/infiniband/mlx5_0/ports)",
-            "Failed to get IB devices list: Function not implemented",
-        ),
-        pattern=r"NET/IB(?:ext\S*)? ?: No device found|No IB devices found|[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)"
-        r"|ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)|Found 0 (?:IB|RDMA|HCA)|sys files not found \(/sys/class/infiniband|Failed to get IB devices list|\b0 HCAs found",
+        matches={
+            r"NET/IB(?:ext\S*)? ?: No device found": "n1:8:9 [0] NCCL INFO NET/IB : No device found.",
+            r"No IB devices found": "ibv_devinfo: No IB devices found",
+            r"[Nn]o (?:active |usable |available )?(?:IB|InfiniBand|RDMA|RoCE)s? (?:devices?|ports?|NICs?|HCAs?)": "ibv_devinfo: No IB devices found",
+            r"ibv_get_device_list\(?\)?.{0,30}(?:returned 0|: 0)": "ibv_get_device_list() returned 0 devices",
+            r"Found 0 (?:IB|RDMA|HCA)": "Found 0 IB devices",
+            r"sys files not found \(/sys/class/infiniband": "Fatal error:  device 'mlx5_0': sys files not found (/sys/class/infiniband/mlx5_0/ports)",
+            r"Failed to get IB devices list": "Failed to get IB devices list: Function not implemented",
+            r"\b0 HCAs found": "ibv_devinfo: 0 HCAs found",
+        },
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.TCP_FALLBACK),
         message="no RDMA device is visible to the process, so NCCL uses TCP: slower only if the node has RDMA devices",
         remedy=GIVE_DEVICES,
@@ -233,20 +238,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="rdma-requested",
-        lines=(
-            "n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 0.",
-            "n1:8:9 [0] NCCL INFO NCCL_IB_HCA set to mlx5_0,mlx5_1",
-            "n1:8:9 [0] NCCL INFO NCCL_IB_GID_INDEX set by environment to 3.",
-        ),
-        pattern=r"NCCL_IB_(?:HCA|GID_INDEX) ?(?:set |=)|NCCL_IB_DISABLE ?(?:set by environment to |=) ?0|NCCL_NET set by environment to IB",
+        matches={
+            r"NCCL_IB_(?:HCA|GID_INDEX) ?(?:set |=)": "n1:8:9 [0] NCCL INFO NCCL_IB_HCA set to mlx5_0,mlx5_1",
+            r"NCCL_IB_DISABLE ?(?:set by environment to |=) ?0": "n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 0.",
+            r"NCCL_NET set by environment to IB": "n1:8:9 [0] NCCL INFO NCCL_NET set by environment to IB",
+        },
         role=Role.CONTEXT,
         message="the job is configured for RDMA",
         source="NCCL src/misc/param.cc",
     ),
     Rule(
         code="rdma-disabled-by-env",
-        lines=("n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",),
-        pattern=r"NCCL_IB_DISABLE ?(?:set by environment to |=) ?1\b",
+        matches={
+            r"NCCL_IB_DISABLE ?(?:set by environment to |=) ?1\b": "n1:8:9 [0] NCCL INFO NCCL_IB_DISABLE set by environment to 1.",
+        },
         classes=(FailureClass.TCP_FALLBACK,),
         message="the environment disables RDMA in NCCL, which uses TCP: slower only if the node has RDMA devices",
         remedy=("unset NCCL_IB_DISABLE in the job, the image and /etc/nccl.conf",),
@@ -257,14 +262,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="rdma-device-not-opened",
-        lines=(
-            "n1:8:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_2",
-            "fi_getinfo: -61",
-            "libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
-            "Error: failed to open device: /dev/infiniband/uverbs0: Permission denied",
-        ),
-        pattern=r"NET/IB ?: Unable to open device|ibv_open_device failed|/dev/infiniband\S*.{0,40}(?:[Nn]o such|[Pp]ermission denied|not found|missing)"
-        r"|Failed to get IB devices list|[Nn]o HCAs? (?:devices?|ports?)|ibv_get_device_list\(?\)?.{0,30}failed|[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)|network device '?mlx\S+ is not available|transport '(?:rc|ud|dc)\w*' is not available|error initializing an OpenFabrics device|(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)|couldn't open \S*/sys/class/infiniband|GPU cannot find any NIC|fi_getinfo: -61|fi_getinfo\W.{0,40}No data available|provider efa output empty list",
+        matches={
+            r"NET/IB ?: Unable to open device": "n1:8:9 [0] NCCL WARN NET/IB : Unable to open device mlx5_2",
+            r"ibv_open_device failed": "n1:8:9 [0] misc/ibvwrap.cc:212 NCCL WARN Call to ibv_open_device failed",
+            r"/dev/infiniband\S*.{0,40}(?:[Nn]o such|[Pp]ermission denied|not found|missing)": "Error: failed to open device: /dev/infiniband/uverbs0: Permission denied",
+            r"Failed to get IB devices list": "Failed to get IB devices list: Function not implemented",
+            r"[Nn]o HCAs? (?:devices?|ports?)": "No HCA devices were found",
+            r"ibv_get_device_list\(?\)?.{0,30}failed": "ibv_get_device_list() failed: No such device",
+            r"[Nn]o (?:HCA|RNIC|ibgda NIC)s? (?:found|available)": "ibgda.cpp:3612: no HCA found",
+            r"network device '?mlx\S+ is not available": "UCX  WARN  network device 'mlx5_0:1' is not available, please use one or more of: 'eth0'(tcp)",
+            r"transport '(?:rc|ud|dc)\w*' is not available": "UCX  WARN  transport 'rc_x' is not available, please use one or more of: cma, self, tcp",
+            r"error initializing an OpenFabrics device": "WARNING: There was an error initializing an OpenFabrics device.",
+            r"(?:mlx\d|HCA|IB device|RDMA device|ibdev)\S* \S*(?:not found|does not exist)": "IB device mlx5_7 not found",
+            r"couldn't open \S*/sys/class/infiniband": "mlx5: couldn't open /sys/class/infiniband/mlx5_0/ports",
+            r"GPU cannot find any NIC": "transport/ibgda: GPU cannot find any NIC in the system",
+            r"fi_getinfo: -61": "fi_getinfo: -61",
+            r"fi_getinfo\W.{0,40}No data available": "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
+            r"provider efa output empty list": "libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
+        },
         classes=(FailureClass.RDMA_DEVICE_MISSING,),
         confidence=Confidence.LIKELY,
         message="the process cannot find or open a required RDMA device, so it uses TCP or ends",
@@ -276,11 +291,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="fewer-nics",
-        lines=(
-            "n1:8:9 [0] NCCL WARN Detected mixed local Net device counts across ranks (min 7, max 8)",
-            "n1:8:9 [0] NCCL WARN Rank 12 has 7 local Net devices (max 8)",
-        ),
-        pattern=r"Detected mixed local (?:CollNet|Net) device counts|Rank (?P<rank>\d+) has \d+ local (?:CollNet|Net) devices",
+        matches={
+            r"Detected mixed local (?:CollNet|Net) device counts": "n1:8:9 [0] NCCL WARN Detected mixed local Net device counts across ranks (min 7, max 8)",
+            r"Rank (?P<rank>\d+) has \d+ local (?:CollNet|Net) devices": "n1:8:9 [0] NCCL WARN Rank 12 has 7 local Net devices (max 8)",
+        },
         classes=(FailureClass.RDMA_DEVICE_MISSING,),
         confidence=Confidence.CERTAIN,
         message="a rank has fewer network devices than the others",
@@ -290,15 +304,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="rdma-device-plugin",
-        lines=(
-            '2025/01/02 03:04:05 missing RDMA device spec for device 0000:5e:00.0, RDMA device "issm" not found',
-            "2025/01/02 03:04:05 Warning: no devices in device pool, creating empty resource server for hca_shared_devices_a",
-            '2025/01/02 03:04:05 error creating new device: "non-Rdma Device ens3f0"',
-            "0/4 nodes are available: 4 Insufficient rdma/hca_shared_devices_a.",
-            "2025/01/02 03:04:05 can not change : incorrect RDMA subsystem network namespace",
-        ),
-        pattern=r"missing RDMA device spec|incorrect RDMA subsystem network namespace|no devices in device pool|[Nn]on-?R[Dd][Mm][Aa] [Dd]evice|Insufficient (?:rdma/|\S*/(?:hca|rdma|roce|ib|efa|sriov))\S*"
-        r"|[Nn]o RDMA devices? (?:found|available)|RDMA device \S+ not found",
+        matches={
+            r"missing RDMA device spec": '2025/01/02 03:04:05 missing RDMA device spec for device 0000:5e:00.0, RDMA device "issm" not found',
+            r"incorrect RDMA subsystem network namespace": "2025/01/02 03:04:05 can not change : incorrect RDMA subsystem network namespace",
+            r"no devices in device pool": "2025/01/02 03:04:05 Warning: no devices in device pool, creating empty resource server for hca_shared_devices_a",
+            r"[Nn]on-?R[Dd][Mm][Aa] [Dd]evice": '2025/01/02 03:04:05 error creating new device: "non-Rdma Device ens3f0"',
+            r"Insufficient (?:rdma/|\S*/(?:hca|rdma|roce|ib|efa|sriov))\S*": "0/4 nodes are available: 4 Insufficient rdma/hca_shared_devices_a.",
+            r"[Nn]o RDMA devices? (?:found|available)": "sriov-network-device-plugin: no RDMA devices found for the pool",
+            r"RDMA device \S+ not found": '2025/01/02 03:04:05 missing RDMA device spec for device 0000:5e:00.0, RDMA device "issm" not found',
+        },
         classes=(FailureClass.RDMA_DEVICE_MISSING,),
         confidence=Confidence.LIKELY,
         message="the cluster's RDMA device plugin offers no device",
@@ -311,11 +325,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="verbs-library-not-opened",
-        lines=(
-            "n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]",
-            "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory",
-        ),
-        pattern=r"Failed to open libibverbs|libibverbs\.so\S* ?: cannot open shared object",
+        matches={
+            r"Failed to open libibverbs": "n1:8:9 [0] NCCL INFO Failed to open libibverbs.so[.1]",
+            r"libibverbs\.so\S* ?: cannot open shared object": "ImportError: libibverbs.so.1: cannot open shared object file: No such file or directory",
+        },
         classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
         message="the image has no libibverbs, so NCCL uses TCP: slower only if the node has RDMA devices",
         remedy=(VERBS_LIBRARIES,),
@@ -326,11 +339,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="verbs-library-missing",
-        lines=(
-            "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs7",
-            "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object file",
-        ),
-        pattern=r"no userspace device-specific driver found|couldn't (?:load driver|open config directory) '\S*(?:mlx\d|efa|irdma|bnxt_re|/libibverbs)",
+        matches={
+            r"no userspace device-specific driver found": "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs7",
+            r"couldn't (?:load driver|open config directory) '\S*(?:mlx\d|efa|irdma|bnxt_re|/libibverbs)": "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object file",
+        },
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.TCP_FALLBACK),
         confidence=Confidence.LIKELY,
         message="the image has no libibverbs driver for the RDMA device, so no process in it sees one, and NCCL uses "
@@ -343,13 +355,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ofi-no-provider",
-        lines=(
-            "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
-            "n1:8:9 [0] nccl_net_ofi_init:1444 NCCL WARN NET/OFI Only EFA provider is supported",
-            "n1:8:9 [0] NCCL WARN NET/OFI Failed to initialize rdma protocol",
-        ),
-        pattern=r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)"
-        r"|NET/OFI .*[Nn]o (?:suitable )?providers? found",
+        matches={
+            r"NET/OFI (?:Could not find any optimal|No eligible|Only EFA provider|Failed to initialize|[Uu]nable to find|aws-ofi-nccl initialization failed)": "n1:8:9 [0] nccl_net_ofi_init:1288 NCCL WARN NET/OFI Could not find any optimal provider",
+            r"NET/OFI .*[Nn]o (?:suitable )?providers? found": "n1:8:9 [0] NCCL WARN NET/OFI sendrecv: No providers found",
+        },
         classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
         confidence=Confidence.LIKELY,
         message="the libfabric plugin found no EFA provider or device, so NCCL uses TCP",
@@ -362,13 +371,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ofi-no-device",
-        lines=(
-            "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
-            "libfabric:85:1::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
-            "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
-            "WARN: Function: find_ofi_provider Line: 500: NET/OFI Couldn't find any optimal provider",
-        ),
-        pattern=r"fi_getinfo\S* call failed|fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)|provider efa output empty list|find_ofi_provider Line: \d+: NET/OFI Could(?: not|n't) find|No valid EFA devices found|NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)",
+        matches={
+            r"fi_getinfo\S* call failed": "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
+            r"fi_getinfo.{0,60}(?:No data available|-61\b|-FI_ENODATA)": "n1:8:9 [0] find_ofi_provider:543 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No data available",
+            r"provider efa output empty list": "libfabric:85:1::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
+            r"find_ofi_provider Line: \d+: NET/OFI Could(?: not|n't) find": "WARN: Function: find_ofi_provider Line: 500: NET/OFI Couldn't find any optimal provider",
+            r"No valid EFA devices found": "2026/02/03 15:23:32 Error to get IB device: %v. No valid EFA devices found",
+            r"NET/OFI Selected [Pp]rovider is (?:tcp|sockets|udp)": "n1:8:9 [0] NCCL INFO NET/OFI Selected Provider is tcp;ofi_rxm",
+        },
         classes=(FailureClass.RDMA_DEVICE_MISSING, FailureClass.TCP_FALLBACK),
         confidence=Confidence.LIKELY,
         message="libfabric can open no device of the fast network, so NCCL uses TCP",
@@ -381,13 +391,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="net-plugin-failed",
-        lines=(
-            "n1:8:9 [0] NCCL WARN Error: network AWS Libfabric not found.",
-            "n1:8:9 [0] NCCL INFO Failed to initialize NET plugin FasTrak",
-            "n1:8:9 [0] NCCL INFO NET/Plugin: Failed to load libnccl-net.so: libfabric.so.1: cannot open shared object file",
-        ),
-        pattern=r"Error: network \S.* not found\.|Failed to initialize NET plugin|NET/Plugin ?:.{0,80}(?:cannot open shared object file|undefined symbol)"
-        r"|libfabric\.so\S*: cannot open shared object|NET/FasTrak.{0,80}(?:[Ff]ail|WARN)|NET/GPUDirectTCPX.{0,60}(?:[Ff]ail|[Ee]rror)",
+        matches={
+            r"Error: network \S.* not found\.": "n1:8:9 [0] NCCL WARN Error: network AWS Libfabric not found.",
+            r"Failed to initialize NET plugin": "n1:8:9 [0] NCCL INFO Failed to initialize NET plugin FasTrak",
+            r"NET/Plugin ?:.{0,80}(?:cannot open shared object file|undefined symbol)": "n1:8:9 [0] NCCL INFO NET/Plugin: Failed to load libnccl-net.so: libfabric.so.1: cannot open shared object file",
+            r"libfabric\.so\S*: cannot open shared object": "n1:8:9 [0] NCCL INFO NET/Plugin: Failed to load libnccl-net.so: libfabric.so.1: cannot open shared object file",
+            r"NET/FasTrak.{0,80}(?:[Ff]ail|WARN)": "n1:8:9 [0] NCCL INFO NET/FasTrak : Failed to initialize the plugin",
+            r"NET/GPUDirectTCPX.{0,60}(?:[Ff]ail|[Ee]rror)": "n1:8:9 [0] NCCL WARN NET/GPUDirectTCPX : Failed to connect to the rx data path manager",
+        },
         classes=(FailureClass.TCP_FALLBACK, FailureClass.VERSION_MISMATCH),
         confidence=Confidence.LIKELY,
         message="the network plugin that this fabric needs could not be loaded or started",
@@ -401,8 +412,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="no-nccl-network",
-        lines=("n1:8:9 [0] plugin/net.cc:212 NCCL WARN Failed to initialize any NET plugin",),
-        pattern=r"Failed to initialize any NET plugin",
+        matches={
+            r"Failed to initialize any NET plugin": "n1:8:9 [0] plugin/net.cc:212 NCCL WARN Failed to initialize any NET plugin",
+        },
         classes=(
             FailureClass.RDMA_DEVICE_MISSING,
             FailureClass.TCP_FALLBACK,
@@ -420,12 +432,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="net-socket",
-        lines=(
-            "n1:8:9 [0] NCCL INFO Using network Socket",
-            "n1:8:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/Socket/0",
-            "n1:8:9 [0] NCCL INFO Initialized NET plugin Socket",
-        ),
-        pattern=r"Using network Socket|via NET/Socket/|(?:Initialized|Assigned) NET plugin Socket",
+        matches={
+            r"Using network Socket": "n1:8:9 [0] NCCL INFO Using network Socket",
+            r"via NET/Socket/": "n1:8:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/Socket/0",
+            r"(?:Initialized|Assigned) NET plugin Socket": "n1:8:9 [0] NCCL INFO Initialized NET plugin Socket",
+        },
         classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
         message="NCCL uses plain TCP sockets",
         remedy=(VERBS_LIBRARIES, *GIVE_DEVICES, "if these nodes have no RDMA network, this is expected"),
@@ -436,12 +447,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="net-rdma",
-        lines=(
-            "n1:8:9 [0] NCCL INFO Using network IB",
-            "n1:8:9 [0] NCCL INFO Using network AWS Libfabric",
-            "n1:8:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA",
-        ),
-        pattern=r"Using network (?:IB|AWS Libfabric|Libfabric|FasTrak|GPUDirectTCPX|gIB|SHARP|UCX|OFI|IBext)|via NET/(?:IB|AWS Libfabric|Libfabric|FasTrak|gIB|IBext)",
+        matches={
+            r"Using network (?:IB|AWS Libfabric|Libfabric|FasTrak|GPUDirectTCPX|gIB|SHARP|UCX|OFI|IBext)": "n1:8:9 [0] NCCL INFO Using network IB",
+            r"via NET/(?:IB|AWS Libfabric|Libfabric|FasTrak|gIB|IBext)": "n1:8:9 [0] NCCL INFO Channel 00/0 : 7[7] -> 8[0] [send] via NET/IB/0/GDRDMA",
+        },
         role=Role.CONTEXT,
         message="this rank uses the fast network",
         versions="all",
@@ -449,12 +458,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gdr-disabled",
-        lines=(
-            "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
-            "n1:8:9 [3] NCCL INFO GPU Direct RDMA Disabled for GPU 1b000 / HCA 0 (distance 8 > 5)",
-            "n1:8:9 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 0",
-        ),
-        pattern=r"GPU Direct RDMA Disabled|use ring PXN \d GDR 0",
+        matches={
+            r"GPU Direct RDMA Disabled": "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",
+            r"use ring PXN \d GDR 0": "n1:8:9 [0] NCCL INFO Connected all rings, use ring PXN 0 GDR 0",
+        },
         classes=(FailureClass.GDR_MISSING, FailureClass.DRIVER),
         message="NCCL does not use GPUDirect RDMA with this NIC",
         remedy=(
@@ -468,12 +475,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gdr-module",
-        lines=(
-            "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)",
-            "n1:8:9 [3] NCCL INFO NET/OFI GPUDirect RDMA is not supported on this platform",
-        ),
-        pattern=r"GPU ?Direct RDMA.{0,60}(?:\(no module\)|is disabled|not supported|not available|unavailable)|nv(?:idia)?_peer_?mem(?:ory)? (?:module )?(?:is )?not (?:loaded|found)"
-        r"|GDR(?:DMA)? (?:is )?(?:not supported|unavailable|disabled)",
+        matches={
+            r"GPU ?Direct RDMA.{0,60}(?:\(no module\)|is disabled|not supported|not available|unavailable)": "n1:8:9 [3] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0' (no module)",
+            r"nv(?:idia)?_peer_?mem(?:ory)? (?:module )?(?:is )?not (?:loaded|found)": "nvidia_peermem module not loaded",
+            r"GDR(?:DMA)? (?:is )?(?:not supported|unavailable|disabled)": "n1:8:9 [0] NCCL INFO NET/IB : GDR is not supported",
+        },
         classes=(FailureClass.GDR_MISSING,),
         confidence=Confidence.LIKELY,
         message="GPUDirect RDMA is not available: its kernel module is not loaded",
@@ -486,12 +492,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ofi-version",
-        lines=(
-            "n1:8:9 [0] configure_sendrecv_inorder:213 NCCL WARN NET/OFI Couldn't set FI_OPT_EFA_SENDRECV_IN_ORDER_ALIGNED_128_BYTES. RC: -92",
-            "n1:8:9 [0] NCCL WARN NET/OFI Libfabric provider does not support the required API version",
-            "libnccl-net.so: undefined symbol: fi_getinfo, version FABRIC_1.8",
-        ),
-        pattern=r"NET/OFI Couldn't set FI_OPT|NET/OFI .*(?:incompatible|required API version|libfabric version)|version [`']?FABRIC_\d|undefined symbol: (?:fi_|efa)",
+        matches={
+            r"NET/OFI Couldn't set FI_OPT": "n1:8:9 [0] configure_sendrecv_inorder:213 NCCL WARN NET/OFI Couldn't set FI_OPT_EFA_SENDRECV_IN_ORDER_ALIGNED_128_BYTES. RC: -92",
+            r"NET/OFI .*(?:incompatible|required API version|libfabric version)": "n1:8:9 [0] NCCL WARN NET/OFI Libfabric provider does not support the required API version",
+            r"version [`']?FABRIC_\d": "libnccl-net.so: undefined symbol: fi_getinfo, version FABRIC_1.8",
+            r"undefined symbol: (?:fi_|efa)": "libnccl-net.so: undefined symbol: fi_getinfo, version FABRIC_1.8",
+        },
         classes=(FailureClass.VERSION_MISMATCH,),
         confidence=Confidence.LIKELY,
         message="the plugin was built for another libfabric than the loaded one",
@@ -501,10 +507,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ofi-request",
-        lines=(
-            "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 12. Error: 4. unresponsive receiver",
-        ),
-        pattern=r"NET/OFI Request(?: \S+)? completed with error",
+        matches={
+            r"NET/OFI Request(?: \S+)? completed with error": "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 12. Error: 4. unresponsive receiver",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.NODE_LOST, FailureClass.FIREWALL, FailureClass.NETWORK_LOSS),
         message="the peer at the other end of EFA vanished or does not answer",
@@ -513,10 +518,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="efa-peer-gone",
-        lines=(
-            "n1:8:9 [2] process_err_completion:1562 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 5. Error: Invalid receiver queue pair number (QPN)",
-        ),
-        pattern=r"Invalid receiver queue pair number",
+        matches={
+            r"Invalid receiver queue pair number": "n1:8:9 [2] process_err_completion:1562 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 5. Error: Invalid receiver queue pair number (QPN)",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.OOM_HOST, FailureClass.KILLED, FailureClass.PROGRAM_ERROR, FailureClass.NODE_LOST),
         message="the process at the other end of EFA has ended",
@@ -525,11 +529,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="fabric-unreachable",
-        lines=(
-            "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 4113. Error: Unresponsive receiver (reachable by EFA device but handshake failed)",
-            "libfabric:81:1700000000::efa:cq:efa_rdm_cq_handle_error(): Unreachable remote (never received a response), vendor error 13",
-        ),
-        pattern=r"[Uu]nresponsive (?:receiver|remote)|[Uu]nreachable remote|EFA.{0,80}(?:unreachable|handshake failed)|NET/(?:FasTrak|GPUDirectTCPX|gIB).{0,100}(?:[Uu]nreachable|refused|timed out)|\bdxs\b.{0,80}(?:unavailable|refused|timed out|DEADLINE_EXCEEDED)",
+        matches={
+            r"[Uu]nresponsive (?:receiver|remote)": "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 4113. Error: Unresponsive receiver (reachable by EFA device but handshake failed)",
+            r"[Uu]nreachable remote": "libfabric:81:1700000000::efa:cq:efa_rdm_cq_handle_error(): Unreachable remote (never received a response), vendor error 13",
+            r"EFA.{0,80}(?:unreachable|handshake failed)": "n1:8:9 [0] ofi_process_cq:1069 NCCL WARN NET/OFI Request 0x7f completed with error. RC: 4113. Error: Unresponsive receiver (reachable by EFA device but handshake failed)",
+            r"NET/(?:FasTrak|GPUDirectTCPX|gIB).{0,100}(?:[Uu]nreachable|refused|timed out)": "n1:8:9 [0] NCCL WARN NET/GPUDirectTCPX : connect to 10.0.0.2<45678> timed out",
+            r"\bdxs\b.{0,80}(?:unavailable|refused|timed out|DEADLINE_EXCEEDED)": "n1:8:9 [0] NCCL WARN NET/FasTrak : dxs client: DEADLINE_EXCEEDED",
+        },
         classes=(FailureClass.FIREWALL, FailureClass.NODE_LOST, FailureClass.NETWORK_LOSS),
         confidence=Confidence.LIKELY,
         message="the cloud's fabric does not let the nodes reach each other",
@@ -541,11 +547,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="topology-attributes",
-        lines=(
-            "n1:8:9 [1] graph/xml.h:101 NCCL WARN Attribute vendor of node cpu not found",
-            "n1:8:9 [0] graph/xml.cc:20 NCCL WARN Error : too many XML nodes (max 256)",
-        ),
-        pattern=r"\bAttribute \w+ of node \w+ not found|Error : too many XML (?:sub)?nodes|XML parser is limited to \d+|XML (?:Topology|Graph) has wrong version|KV Convert to str : could not find",
+        matches={
+            r"\bAttribute \w+ of node \w+ not found": "n1:8:9 [1] graph/xml.h:101 NCCL WARN Attribute vendor of node cpu not found",
+            r"Error : too many XML (?:sub)?nodes": "n1:8:9 [0] graph/xml.cc:20 NCCL WARN Error : too many XML nodes (max 256)",
+            r"XML parser is limited to \d+": "n1:8:9 [0] graph/xml.cc:123 NCCL WARN Error : XML parser is limited to 1024 nodes",
+            r"XML (?:Topology|Graph) has wrong version": "n1:8:9 [0] graph/xml.cc:123 NCCL WARN XML Topology has wrong version 3, 3 needed",
+            r"KV Convert to str : could not find": "n1:8:9 [0] graph/xml.h:123 NCCL WARN KV Convert to str : could not find value 3 in dictionary",
+        },
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.OTHER),
         message="the topology has not the format that this NCCL expects: the network plugin or the file is from another "
         "version",
@@ -560,10 +568,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ofi-registration",
-        lines=(
-            "n1:8:9 [0] reg_mr_ep:544 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 3. RC: -14, Error: Bad address",
-        ),
-        pattern=r"NET/OFI .{0,20}[Uu]nable to register memory",
+        matches={
+            r"NET/OFI .{0,20}[Uu]nable to register memory": "n1:8:9 [0] reg_mr_ep:544 NCCL WARN NET/OFI Unable to register memory (type = 2) for device 3. RC: -14, Error: Bad address",
+        },
         classes=(FailureClass.VERSION_MISMATCH, FailureClass.DRIVER, FailureClass.GDR_MISSING, FailureClass.MEMLOCK),
         message="the network could not register memory: libfabric is too old for this NCCL, GPU memory cannot be shared "
         "with the NIC, or the locked-memory limit is too low",
@@ -576,12 +583,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="topology-file",
-        lines=(
-            '<pci busid="0000:0f:00.0" class="0x030200" link_speed="2.5 GT/s PCIe" link_width="1">',
-            "n1:8:9 [0] NCCL WARN Could not find NCCL_TOPO_FILE /etc/topo.xml",
-        ),
-        pattern=r'link_speed="2\.5 GT/s(?: PCIe)?" link_width="[1-4]"|(?:Could not (?:open|find)|No such file).{0,60}(?:NCCL_TOPO_FILE|topo\S*\.xml)|XML (?:Parse|parse).{0,40}(?:fail|error|unexpected|[Ee]xpect|unterminated)|XML Mismatch : |Could not open XML|XML (?:Import|Export) Channel : |could not find CPU numa ID'
-        r"|No NVLink switch found|Could not find (?:real )?path of",
+        matches={
+            r'link_speed="2\.5 GT/s(?: PCIe)?" link_width="[1-4]"': '<pci busid="0000:0f:00.0" class="0x030200" link_speed="2.5 GT/s PCIe" link_width="1">',
+            r"(?:Could not (?:open|find)|No such file).{0,60}(?:NCCL_TOPO_FILE|topo\S*\.xml)": "n1:8:9 [0] NCCL WARN Could not find NCCL_TOPO_FILE /etc/topo.xml",
+            r"XML (?:Parse|parse).{0,40}(?:fail|error|unexpected|[Ee]xpect|unterminated)": "n1:8:9 [0] graph/xml.cc:123 NCCL WARN XML Parse error : unexpected trailing x in closing tag foo",
+            r"XML Mismatch : ": "n1:8:9 [0] graph/xml.cc:123 NCCL WARN XML Mismatch : foo / foo",
+            r"Could not open XML": "n1:8:9 [0] graph/xml.cc:123 NCCL WARN Could not open XML topology file foo : foo",
+            r"XML (?:Import|Export) Channel : ": "n1:8:9 [0] graph/search.cc:123 NCCL WARN XML Export Channel : rank 3 not found.",
+            r"could not find CPU numa ID": "n1:8:9 [0] graph/xml.cc:123 NCCL WARN GetXmlFromCpu : could not find CPU numa ID.",
+            r"No NVLink switch found": "n1:8:9 [0] graph/search.cc:100 NCCL WARN No NVLink switch found",
+            r"Could not find (?:real )?path of": "n1:8:9 [0] transport/net_ib/init.cc:123 NCCL WARN Could not find real path of foo (foo)",
+        },
         classes=(FailureClass.OTHER,),
         confidence=Confidence.LIKELY,
         message="NCCL was given, or found, a topology of another machine",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
@@ -32,11 +33,11 @@ class Rule:
 
     code: str
     """Stable kebab-case name; `explain` accepts it and evidence carries it."""
-    lines: tuple[str, ...] = ()
-    """Real lines that it matches, verbatim."""
-    pattern: str = ""
-    """RE2 pattern searched in a line; named groups become values, and `rank`, `host` and `pid` identify the process.
-    Empty where only a structured reader finds it.
+    matches: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    """RE2 patterns searched in a line, each with a line that it matches, in the form in which its writer logs it.
+
+    Named groups become values, and `rank`, `host` and `pid` identify the process. Empty where only a structured reader
+    finds it.
     """
     role: Role = Role.CAUSE
     classes: tuple[FailureClass, ...] = ()
@@ -66,3 +67,8 @@ class Rule:
     """
     performance_only: bool = False
     """Whether it slows a run rather than ending it: the cause only if nothing else is found."""
+
+    @property
+    def pattern(self) -> str:
+        """All its patterns as one."""
+        return "|".join(self.matches)

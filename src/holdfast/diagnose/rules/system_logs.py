@@ -9,14 +9,12 @@ from holdfast.diagnose.rules.rule import Role, Rule
 RULES: tuple[Rule, ...] = (
     Rule(
         code="adapter-failed",
-        lines=(
-            "mlx5_core 0000:1a:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count",
-            "mlx5_core 0000:1a:00.0: mlx5_cmd_check:810:(pid 1): CREATE_QP(0x500) op_mod(0x0) failed, status bad resource(0x5), syndrome (0x1)",
-            "mlx5_core 0000:1a:00.0: temp_warn:185:(pid 0): High temperature on sensors with bit set 0x1",
-            "NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out",
-        ),
-        pattern=r"mlx5_core .{0,120}(?:health compromised|handling bad device|assert_var|[Ff]atal error|[Ff]irmware (?:fatal|hang)|device is in (?:internal )?error|High temperature|leaving health|CQE error|mlx5_\w{0,40}cmd\w*:.{0,80}(?:failed|timeout))"
-        r"|NETDEV WATCHDOG: .{0,60}timed out|infiniband \S{1,20}: .{0,80}(?:failed|fatal)|ib\d: multicast join failed",
+        matches={
+            r"mlx5_core .{0,120}(?:health compromised|handling bad device|assert_var|[Ff]atal error|[Ff]irmware (?:fatal|hang)|device is in (?:internal )?error|High temperature|leaving health|CQE error|mlx5_\w{0,40}cmd\w*:.{0,80}(?:failed|timeout))": "mlx5_core 0000:1a:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count",
+            r"NETDEV WATCHDOG: .{0,60}timed out": "NETDEV WATCHDOG: eth2 (mlx5_core): transmit queue 3 timed out",
+            r"infiniband \S{1,20}: .{0,80}(?:failed|fatal)": "infiniband mlx5_0: mlx5_ib_post_send: command failed, status 0x4",
+            r"ib\d: multicast join failed": "ib0: multicast join failed for ff12:401b:ffff:0000:0000:0000:ffff:ffff, status -22",
+        },
         classes=(
             FailureClass.NETWORK_LOSS,
             FailureClass.DRIVER,
@@ -34,12 +32,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="kernel-lockup",
-        lines=(
-            "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:123]",
-            "rcu: INFO: rcu_sched self-detected stall on CPU",
-            "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",
-        ),
-        pattern=r"BUG: soft lockup - CPU|[Hh]ard LOCKUP|self-detected stall on CPU|EDAC \S{1,8}: [1-9]\d* UE ",
+        matches={
+            r"BUG: soft lockup - CPU": "watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python:123]",
+            r"[Hh]ard LOCKUP": "NMI watchdog: Watchdog detected hard LOCKUP on cpu 12",
+            r"self-detected stall on CPU": "rcu: INFO: rcu_sched self-detected stall on CPU",
+            r"EDAC \S{1,8}: [1-9]\d* UE ": "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",
+        },
         classes=(FailureClass.NODE_LOST, FailureClass.STRAGGLER),
         confidence=Confidence.LIKELY,
         message="a node's CPU stalled, or its memory failed",
@@ -49,8 +47,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="task-blocked",
-        lines=("INFO: task python:1234 blocked for more than 120 seconds.",),
-        pattern=r"INFO: task \S{1,40} blocked for more than \d+ seconds",
+        matches={
+            r"INFO: task \S{1,40} blocked for more than \d+ seconds": "INFO: task python:1234 blocked for more than 120 seconds.",
+        },
         classes=(FailureClass.STORAGE, FailureClass.NODE_LOST, FailureClass.GPU_XID, FailureClass.DRIVER),
         message="a process was blocked in the kernel for minutes: mostly by a file server or disk, sometimes by a "
         "driver",
@@ -60,13 +59,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="head-unreachable",
-        lines=(
-            "[2025-06-13 10:00:00,730 E 1 1] gcs_rpc_client.h:179: Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds.",
-            "ConnectionError: Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag or `RAY_ADDRESS` environment variable.",
-            "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError",
-            "I tensorflow/core/distributed_runtime/master.cc:267] CreateSession still waiting for response from worker: /job:worker/replica:0/task:1",
-        ),
-        pattern=r"[Ff]ailed to connect to (?:the )?GCS\b|Unable to connect to GCS|GCS at address \S+ (?:is not|cannot)|Could not find any running Ray instance|ray client connection timeout|EtcdConnectionFailed|EtcdException|failed to connect to all addresses|CreateSession still waiting for response from",
+        matches={
+            r"[Ff]ailed to connect to (?:the )?GCS\b": "[2025-06-13 10:00:00,730 E 1 1] gcs_rpc_client.h:179: Failed to connect to GCS at address 10.0.0.1:6379 within 5 seconds.",
+            r"Unable to connect to GCS": "RuntimeError: Unable to connect to GCS at 10.0.0.1:6379.",
+            r"GCS at address \S+ (?:is not|cannot)": "GCS at address 10.0.0.1:6379 is not reachable",
+            r"Could not find any running Ray instance": "ConnectionError: Could not find any running Ray instance. Please specify the one to connect to by setting `--address` flag or `RAY_ADDRESS` environment variable.",
+            r"ray client connection timeout": "ConnectionError: ray client connection timeout",
+            r"EtcdConnectionFailed": "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError",
+            r"EtcdException": "etcd.EtcdException: Bad response : 503",
+            r"failed to connect to all addresses": "grpc._channel._InactiveRpcError: failed to connect to all addresses; last error: UNAVAILABLE: ipv4:10.0.0.1:6379",
+            r"CreateSession still waiting for response from": "I tensorflow/core/distributed_runtime/master.cc:267] CreateSession still waiting for response from worker: /job:worker/replica:0/task:1",
+        },
         classes=(FailureClass.RENDEZVOUS, FailureClass.FIREWALL, FailureClass.NODE_LOST),
         confidence=Confidence.LIKELY,
         message="the rendezvous service (Ray's head, etcd, a coordinator) does not answer at the given address",
@@ -81,11 +84,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ray-node-lost",
-        lines=(
-            "(raylet) The node with node id: 5f and address: 10.0.0.2 and node name: 10.0.0.2 has been marked dead because the detector has missed too many heartbeats from it.",
-            "gcs_health_check_manager.cc:70: Health check failed for node 5f, remaining checks 0, status 14",
-        ),
-        pattern=r"(?:has been )?marked dead because|Health check failed for node|missed too many heartbeats",
+        matches={
+            r"(?:has been )?marked dead because": "(raylet) The node with node id: 5f and address: 10.0.0.2 and node name: 10.0.0.2 has been marked dead because the detector has missed too many heartbeats from it.",
+            r"Health check failed for node": "gcs_health_check_manager.cc:70: Health check failed for node 5f, remaining checks 0, status 14",
+            r"missed too many heartbeats": "(raylet) The node with node id: 5f and address: 10.0.0.2 and node name: 10.0.0.2 has been marked dead because the detector has missed too many heartbeats from it.",
+        },
         classes=(FailureClass.NODE_LOST, FailureClass.OOM_HOST, FailureClass.FIREWALL),
         confidence=Confidence.LIKELY,
         message="Ray lost a node: the node, its raylet or the network to it is gone",
@@ -95,10 +98,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ray-node-address-mismatch",
-        lines=(
-            "(autoscaler +7s) Error: No available node types can fulfill resource request {'node:10.0.0.1': 0.001, 'GPU': 1.0}. Add suitable node types to this cluster to resolve this issue.",
-        ),
-        pattern=r"\{(?:'GPU': 1\.0, )?'node:[\w.:]{1,60}': 0\.001",
+        matches={
+            r"\{(?:'GPU': 1\.0, )?'node:[\w.:]{1,60}': 0\.001": "(autoscaler +7s) Error: No available node types can fulfill resource request {'node:10.0.0.1': 0.001, 'GPU': 1.0}. Add suitable node types to this cluster to resolve this issue.",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.NOT_STARTED),
         confidence=Confidence.LIKELY,
         message="vLLM requests its own node from Ray by an address that Ray does not know, or that node has no GPU left",
@@ -111,13 +113,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ray-unschedulable",
-        lines=(
-            "The following resource request cannot be scheduled right now: {'GPU': 8.0}. This is likely due to all cluster resources being claimed by actors.",
-            "(autoscaler +12s) Error: No available node types can fulfill resource request {'GPU': 16.0}.",
-            "ValueError: Total available GPUs 8 is less than total desired GPUs 16",
-            "ValueError: Ray does not allocate any GPUs on the driver node. Consider adjusting the Ray placement group or running the driver on a GPU node.",
-        ),
-        pattern=r"cannot be scheduled right now: \{|No available node types can fulfill resource requests? \{|Total available GPUs \S+ is less than|placement group .{0,80}(?:infeasible|cannot be (?:scheduled|created))|Current node has no GPU available|does not allocate any GPUs on the driver node",
+        matches={
+            r"cannot be scheduled right now: \{": "The following resource request cannot be scheduled right now: {'GPU': 8.0}. This is likely due to all cluster resources being claimed by actors.",
+            r"No available node types can fulfill resource requests? \{": "(autoscaler +12s) Error: No available node types can fulfill resource request {'GPU': 16.0}.",
+            r"Total available GPUs \S+ is less than": "ValueError: Total available GPUs 8 is less than total desired GPUs 16",
+            r"placement group .{0,80}(?:infeasible|cannot be (?:scheduled|created))": "placement group 1a2b with bundles [{'GPU': 8.0}] is infeasible",
+            r"Current node has no GPU available": "ValueError: Current node has no GPU available. current_node_resource={'CPU': 8.0}",
+            r"does not allocate any GPUs on the driver node": "ValueError: Ray does not allocate any GPUs on the driver node. Consider adjusting the Ray placement group or running the driver on a GPU node.",
+        },
         exclude=r"'node:[\w.:]{1,60}': 0\.001",
         classes=(FailureClass.NOT_STARTED, FailureClass.RANK_COUNT),
         confidence=Confidence.LIKELY,
@@ -128,14 +131,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="program-not-found",
-        lines=(
-            "bash: line 1: orted: command not found",
-            "/bin/bash: torchrun: command not found",
-            "mpirun was unable to find the specified executable file, and therefore did not launch the job.",
-            "An ORTE daemon has unexpectedly failed after launch and before communicating back to mpirun.",
-            "RuntimeError: launcher 'pdsh' not installed.",
-        ),
-        pattern=r"\b(?:orted|prted|torchrun|deepspeed|accelerate|mpirun|srun|python3?|ray|pdsh|ninja): (?:command )?not found|\w+ was unable to (?:launch|find) the specified|could not access or execute an executable|daemon has unexpectedly failed after launch|launcher '\w+' not installed",
+        matches={
+            r"\b(?:orted|prted|torchrun|deepspeed|accelerate|mpirun|srun|python3?|ray|pdsh|ninja): (?:command )?not found": "bash: line 1: orted: command not found",
+            r"\w+ was unable to (?:launch|find) the specified": "mpirun was unable to find the specified executable file, and therefore did not launch the job.",
+            r"could not access or execute an executable": "mpirun was unable to launch the specified application as it could not access or execute an executable:",
+            r"daemon has unexpectedly failed after launch": "An ORTE daemon has unexpectedly failed after launch and before communicating back to mpirun.",
+            r"launcher '\w+' not installed": "RuntimeError: launcher 'pdsh' not installed.",
+        },
         classes=(FailureClass.NOT_STARTED,),
         confidence=Confidence.LIKELY,
         message="the program to start does not exist, or is not on the PATH of a non-login shell",
@@ -148,18 +150,33 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="container-start-failed",
-        lines=(
-            "slurmstepd: error: pyxis: container start failed with error code: 1",
-            "srun: error: task 0 launch failed: Error configuring interconnect",
-            "exec /usr/bin/bash: exec format error",
-            "slurmstepd: error: prolog failed: rc:1 output:nvidia-smi failed",
-            'MountVolume.SetUp failed for volume "data" : mount failed: exit status 32',
-            'Error: secret "hf-token" not found',
-            "Error: container has runAsNonRoot and image will run as root (pod: train-0, container: main)",
-            'Warning  FailedAttachVolume  attachdetach-controller  Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) w-0',
-        ),
-        pattern=r"pyxis: (?:container start failed|couldn't|failed to)|srun: error: task \S+ launch failed|Unable to confirm allocation for job|[Pp]rolog (?:error|failed|launch failure)|Munge (?:decode|encode) failed|Unable to contact slurm controller|Zero Bytes were transmitted|launch failed requeued held|MountVolume\.\w+ failed|Unable to attach or mount volumes|didn't match (?:Pod's )?node (?:affinity|selector)|unbound immediate PersistentVolumeClaims|CPU binding outside of job step|exec format error|exec user process caused|runAsNonRoot and image|(?:secret|configmap) \"[^\"]{1,100}\" not found|FailedAttachVolume|Multi-Attach error"
-        r"|no runtime for \"\w+\" is configured|InvalidImageName|CreateContainerError|RunContainerError|OCI runtime create failed|failed to mount .{0,80}to rootfs",
+        matches={
+            r"pyxis: (?:container start failed|couldn't|failed to)": "slurmstepd: error: pyxis: container start failed with error code: 1",
+            r"srun: error: task \S+ launch failed": "srun: error: task 0 launch failed: Error configuring interconnect",
+            r"Unable to confirm allocation for job": "srun: error: Unable to confirm allocation for job 123: Invalid job id specified",
+            r"[Pp]rolog (?:error|failed|launch failure)": "slurmstepd: error: prolog failed: rc:1 output:nvidia-smi failed",
+            r"Munge (?:decode|encode) failed": "[2021-09-22T14:11:30.278] error: Munge decode failed: Expired credential",
+            r"Unable to contact slurm controller": "sbatch: error: Unable to contact slurm controller (connect failure)",
+            r"Zero Bytes were transmitted": "srun: error: Zero Bytes were transmitted or received",
+            r"launch failed requeued held": "123   gpu   train   ada PD   0:00   2 (launch failed requeued held)",
+            r"MountVolume\.\w+ failed": 'MountVolume.SetUp failed for volume "data" : mount failed: exit status 32',
+            r"Unable to attach or mount volumes": "  Warning  FailedMount  7m (x2 over 9m14s)   kubelet, gpu01     Unable to attach or mount volumes: unmounted volumes=[code-p",
+            r"didn't match (?:Pod's )?node (?:affinity|selector)": "0/4 nodes are available: 4 node(s) didn't match Pod's node affinity/selector.",
+            r"unbound immediate PersistentVolumeClaims": "0/4 nodes are available: pod has unbound immediate PersistentVolumeClaims.",
+            r"CPU binding outside of job step": "srun: error: CPU binding outside of job step allocation, allocated CPUs are: 0x1",
+            r"exec format error": "exec /usr/bin/bash: exec format error",
+            r"exec user process caused": "standard_init_linux.go:228: exec user process caused: exec format error",
+            r"runAsNonRoot and image": "Error: container has runAsNonRoot and image will run as root (pod: train-0, container: main)",
+            r"(?:secret|configmap) \"[^\"]{1,100}\" not found": 'Error: secret "hf-token" not found',
+            r"FailedAttachVolume": 'Warning  FailedAttachVolume  attachdetach-controller  Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) w-0',
+            r"Multi-Attach error": 'Warning  FailedAttachVolume  attachdetach-controller  Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) w-0',
+            r"no runtime for \"\w+\" is configured": 'Failed to create pod sandbox: no runtime for "nvidia" is configured',
+            r"InvalidImageName": "Reason:       InvalidImageName",
+            r"CreateContainerError": "Reason:       CreateContainerError",
+            r"RunContainerError": "Reason:       RunContainerError",
+            r"OCI runtime create failed": "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
+            r"failed to mount .{0,80}to rootfs": 'error during container init: failed to mount "/data" to rootfs at "/data"',
+        },
         classes=(FailureClass.NOT_STARTED, FailureClass.DRIVER, FailureClass.STORAGE),
         confidence=Confidence.LIKELY,
         message="a container or step of the job could not be started",
@@ -172,8 +189,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="probe-failed",
-        lines=("Warning  Unhealthy  kubelet  Liveness probe failed: HTTP probe failed with statuscode: 500",),
-        pattern=r"Liveness probe failed|failed liveness probe",
+        matches={
+            r"Liveness probe failed": "Warning  Unhealthy  kubelet  Liveness probe failed: HTTP probe failed with statuscode: 500",
+            r"failed liveness probe": "Liveness probe failed|failed liveness probe",
+        },
         classes=(FailureClass.KILLED,),
         confidence=Confidence.LIKELY,
         message="Kubernetes ended a container because it did not answer its liveness probe",
@@ -183,12 +202,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="mpi-unreachable",
-        lines=(
-            "WARNING: Open MPI failed to TCP connect to a peer MPI process.",
-            "Unable to find a set of common task-to-task communication interfaces: [(0, set()), (1, set())]",
-            "Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot find a corresponding process entry for that peer.",
-        ),
-        pattern=r"Open MPI failed to TCP connect to a peer|Open MPI accepted a TCP connection from what appears to be|TCP BTL was asked to use|unable to complete a TCP connection|common task-to-task communication interfaces|was unable to connect to \S+ on any of the|Invalid specification of network interface",
+        matches={
+            r"Open MPI failed to TCP connect to a peer": "WARNING: Open MPI failed to TCP connect to a peer MPI process.",
+            r"Open MPI accepted a TCP connection from what appears to be": "Open MPI accepted a TCP connection from what appears to be a another Open MPI process but cannot find a corresponding process entry for that peer.",
+            r"TCP BTL was asked to use": "[n1][[1234,1],0] TCP BTL was asked to use eth9, which does not exist",
+            r"unable to complete a TCP connection": "WARNING: Open MPI was unable to complete a TCP connection to a peer",
+            r"common task-to-task communication interfaces": "Unable to find a set of common task-to-task communication interfaces: [(0, set()), (1, set())]",
+            r"was unable to connect to \S+ on any of the": "HYDU_sock_connect: was unable to connect to n2 on any of the given addresses",
+            r"Invalid specification of network interface": "WARNING: Invalid specification of network interface: eth9",
+        },
         classes=(FailureClass.WRONG_INTERFACE, FailureClass.FIREWALL),
         message="processes of MPI or Horovod cannot reach one another over the chosen interface",
         remedy=(
@@ -202,13 +224,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="mpi-init-failed",
-        lines=(
-            "It looks like MPI_INIT failed for some reason; your parallel process is likely to abort.",
-            "No components were able to be opened in the pml framework.",
-            "PMIX ERROR: UNREACHABLE in file client/pmix_client.c at line 1001",
-            'The application appears to have been direct launched using "srun", but OMPI was not built with SLURM\'s PMI support',
-        ),
-        pattern=r"MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+        matches={
+            r"MPI_INIT failed": "It looks like MPI_INIT failed for some reason; your parallel process is likely to abort.",
+            r"An error occurred in MPI_Init": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"No components were able to be opened in": "No components were able to be opened in the pml framework.",
+            r"PML add procs failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"PMIX ERROR: ": "PMIX ERROR: UNREACHABLE in file client/pmix_client.c at line 1001",
+            r"was not built with SLURM's PMI": 'The application appears to have been direct launched using "srun", but OMPI was not built with SLURM\'s PMI support',
+            r"pmix_init failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"opal_init failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"orte_init failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+        },
         classes=(
             FailureClass.VERSION_MISMATCH,
             FailureClass.RDMA_DEVICE_MISSING,
@@ -224,11 +250,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ucx-error",
-        lines=(
-            "[1700000000.123456] [n1:811:0] ucp_worker.c:1783 UCX  ERROR failed to connect: Endpoint timeout",
-            "[1700000000.123456] [n1:811:0] ib_device.c:1250 UCX  ERROR ibv_create_ah(dlid=0 sl=0 port=1 sgid_index=3 traffic_class=0) for RC DEVX QP connect on mlx5_0 failed: Connection timed out",
-        ),
-        pattern=r"UCX +(?:ERROR|FATAL) +\S",
+        matches={
+            r"UCX +(?:ERROR|FATAL) +\S": "[1700000000.123456] [n1:811:0] ucp_worker.c:1783 UCX  ERROR failed to connect: Endpoint timeout",
+        },
         classes=(
             FailureClass.NETWORK_LOSS,
             FailureClass.WRONG_INTERFACE,
@@ -247,12 +271,13 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gpus-oversubscribed",
-        lines=(
-            "ValueError: World size (16) is greater than the number of available GPUs (8) in this cluster",
-            "lightning_fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1, 2, 3]",
-            "RuntimeError: Mesh should not be bigger than default world size 8, but found 16",
-        ),
-        pattern=r"(?i)GPUs?\b.{0,60}(?:exceeds?|greater than|more than|larger than|less than) .{0,40}(?:available|visible|GPUs?)|greater than the number of (?:available )?GPUs|You requested gpu: |machine only has|should not be bigger than default world size",
+        matches={
+            r"(?i)GPUs?\b.{0,60}(?:exceeds?|greater than|more than|larger than|less than) .{0,40}(?:available|visible|GPUs?)": "ValueError: Total available GPUs 8 is less than total desired GPUs 16",
+            r"(?i)greater than the number of (?:available )?GPUs": "ValueError: World size (16) is greater than the number of available GPUs (8) in this cluster",
+            r"(?i)You requested gpu: ": "lightning_fabric.utilities.exceptions.MisconfigurationException: You requested gpu: [0, 1, 2, 3]",
+            r"(?i)machine only has": "misconfigured: you requested gpu [0, 1, 2] but your machine only has: [0]",
+            r"(?i)should not be bigger than default world size": "RuntimeError: Mesh should not be bigger than default world size 8, but found 16",
+        },
         classes=(FailureClass.RANK_COUNT, FailureClass.NOT_STARTED, FailureClass.DRIVER),
         message="the job requests more GPUs than the process or the cluster sees",
         remedy=("nvidia-smi -L on each node, inside the container; as many ranks per node as it lists",),
@@ -261,11 +286,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="main-process-first",
-        lines=(
-            '    with training_args.main_process_first(local=False, desc="grouping texts together"):',
-            '  File "/opt/venv/lib/python3.12/site-packages/accelerate/state.py", line 450, in _goes_first',
-        ),
-        pattern=r"main_process_first\(|in _goes_first\b|in main_process_first\b",
+        matches={
+            r"main_process_first\(": '    with training_args.main_process_first(local=False, desc="grouping texts together"):',
+            r"in _goes_first\b": '  File "/opt/venv/lib/python3.12/site-packages/accelerate/state.py", line 450, in _goes_first',
+            r"in main_process_first\b": '  File "/opt/venv/lib/python3.11/site-packages/accelerate/state.py", line 500, in main_process_first',
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.STRAGGLER,

@@ -13,8 +13,9 @@ HANG_CLASSES = (FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, Failur
 
 LAUNCHER_ROOT_CAUSE = Rule(
     code="launcher-root-cause",
-    lines=("Root Cause (first observed failure):",),
-    pattern=r"Root Cause \(first observed failure\):",
+    matches={
+        r"Root Cause \(first observed failure\):": "Root Cause (first observed failure):",
+    },
     role=Role.CONTEXT,
     message="the launcher saw this rank end first ({how}), and no line gives the reason",
     source="torch elastic",
@@ -22,16 +23,14 @@ LAUNCHER_ROOT_CAUSE = Rule(
 
 LAUNCHER_STARTED = Rule(
     code="launcher-started",
-    lines=(
-        "W1120 10:00:00.000000 811 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded, please further tune the variable for optimal performance in your application as needed.",
-        "INFO:torch.distributed.launcher.api:Starting elastic_operator with launch configs:",
-        "[2026-11-20 10:00:00,123] [INFO] [runner.py:568:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=e30= train.py",
-        "The following values were not passed to `accelerate launch` and had defaults set instead:",
-        "+ torchrun --nnodes=2 --nproc-per-node=8 train.py",
-        "+ srun --label python train.py",
-    ),
-    pattern=r"Setting OMP_NUM_THREADS environment variable for each process|Starting elastic_operator with launch configs|\[runner\.py:\d+:main\] cmd = |values were not passed to `accelerate launch`|The module torch\.distributed\.launch is deprecated"
-    r"|^(?:\S{1,80} )?\++ (?:exec )?(?:\S{0,80}/)?(?:torchrun|srun|mpirun|mpiexec|deepspeed|accelerate launch|python3? -m (?:torch\.distributed\.\w+|accelerate\.commands\.launch)) ",
+    matches={
+        r"Setting OMP_NUM_THREADS environment variable for each process": "W1120 10:00:00.000000 811 torch/distributed/run.py:793] Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded, please further tune the variable for optimal performance in your application as needed.",
+        r"Starting elastic_operator with launch configs": "INFO:torch.distributed.launcher.api:Starting elastic_operator with launch configs:",
+        r"\[runner\.py:\d+:main\] cmd = ": "[2026-11-20 10:00:00,123] [INFO] [runner.py:568:main] cmd = /usr/bin/python3 -u -m deepspeed.launcher.launch --world_info=e30= train.py",
+        r"values were not passed to `accelerate launch`": "The following values were not passed to `accelerate launch` and had defaults set instead:",
+        r"The module torch\.distributed\.launch is deprecated": "FutureWarning: The module torch.distributed.launch is deprecated and will be removed in future. Use torchrun.",
+        r"^(?:\S{1,80} )?\++ (?:exec )?(?:\S{0,80}/)?(?:torchrun|srun|mpirun|mpiexec|deepspeed|accelerate launch|python3? -m (?:torch\.distributed\.\w+|accelerate\.commands\.launch)) ": "+ torchrun --nnodes=2 --nproc-per-node=8 train.py",
+    },
     role=Role.CONTEXT,
     message="a launcher started",
     source="torch elastic, DeepSpeed, accelerate, a shell's trace",
@@ -40,13 +39,9 @@ LAUNCHER_STARTED = Rule(
 RULES: tuple[Rule, ...] = (
     Rule(
         code="watchdog-timeout",
-        lines=(
-            "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4193, OpType=ALLREDUCE, NumelIn=8388608, NumelOut=8388608, Timeout(ms)=600000) ran for 600017 milliseconds before timing out.",
-            "[rank3]:[E1120 10:00:00.1 ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=8, OpType=_ALLGATHER_BASE, NumelIn=2, NumelOut=16, Timeout(ms)=600000) ran for 600029 milliseconds before timing out.",
-            "RuntimeError: [Rank 0] Caught collective operation timeout: WorkNCCL(OpType=BROADCAST, TensorShape=[1], Timeout(ms)=1800000) ran for 1802710 milliseconds before timing out.",
-        ),
-        pattern=r"(?:Rank (?P<rank>\d+)\] ?)?(?:Watchdog c|C)aught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)"
-        r"(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?(?:, TensorShape=\[[^\]]*\])?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+))?",
+        matches={
+            r"(?:Rank (?P<rank>\d+)\] ?)?(?:Watchdog c|C)aught collective operation timeout: WorkNCCL\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?(?:, TensorShape=\[[^\]]*\])?, Timeout\(ms\)=(?P<timeout_ms>\d+)\)(?: ran for (?P<ran_ms>\d+))?": "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=4193, OpType=ALLREDUCE, NumelIn=8388608, NumelOut=8388608, Timeout(ms)=600000) ran for 600017 milliseconds before timing out.",
+        },
         classes=HANG_CLASSES,
         also_possible=(
             FailureClass.NETWORK_LOSS,
@@ -63,11 +58,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="collective-status",
-        lines=(
-            "[PG 0 Rank 2] Timeout at NCCL work: 4193, last enqueued NCCL work: 4196, last completed NCCL work: 4192.",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 1]  failure detected by watchdog at work sequence id: 8 PG status: last enqueued work: 8, last completed work: 7",
-        ),
-        pattern=r"(?:PG (?:ID )?(?P<group>\S+)[^\]]{0,60}? Rank (?P<rank>\d+)\])?.{0,120}last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)",
+        matches={
+            r"(?:PG (?:ID )?(?P<group>\S+)[^\]]{0,60}? Rank (?P<rank>\d+)\])?.{0,120}last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)": "[PG 0 Rank 2] Timeout at NCCL work: 4193, last enqueued NCCL work: 4196, last completed NCCL work: 4192.",
+        },
         classes=HANG_CLASSES,
         also_possible=(
             FailureClass.NETWORK_LOSS,
@@ -84,12 +77,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="monitored-barrier",
-        lines=(
-            "RuntimeError: Rank 3 failed to pass monitoredBarrier in 300000 ms",
-            "RuntimeError: [Rank 0]: Ranks 2, 5 failed to pass monitoredBarrier in 7200000 ms",
-            "Missing ranks:",
-        ),
-        pattern=r"Ranks? (?P<rank>\d+)[\d, ]* failed to pass monitoredBarrier|^Missing ranks:|\bMissing ranks: ?\n?|waiting for remainder of ranks for more than \d+ seconds",
+        matches={
+            r"Ranks? (?P<rank>\d+)[\d, ]* failed to pass monitoredBarrier": "RuntimeError: Rank 3 failed to pass monitoredBarrier in 300000 ms",
+            r"^Missing ranks:": "Missing ranks:",
+            r"\bMissing ranks: ?\n?": "Missing ranks:",
+            r"waiting for remainder of ranks for more than \d+ seconds": "One or more tensors were submitted to be reduced by subset of ranks and are waiting for remainder of ranks for more than 60 seconds.",
+        },
         classes=(FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER),
         confidence=Confidence.LIKELY,
         message="some ranks never reached a collective in which the others waited",
@@ -99,17 +92,22 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="collective-mismatch",
-        lines=(
-            "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=BROADCAST), but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=ALLREDUCE).",
-            "n1:8:9 [0] transport/net_ib.cc:1200 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> collective mismatch error, local size 4 remote 8",
-            "n1:8:9 [0] transport/net_socket.cc:467 NCCL WARN NET/Socket : peer 10.0.0.2<1> message truncated : receiving 1048576 bytes instead of 65536. If you believe your socket network is in healthy state, there may be a mismatch in collective sizes",
-            "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 28 vs 16. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
-            "[rank1]: accelerate.utils.operations.DistributedOperationException: Cannot apply desired operation due to shape mismatches. All shapes across devices must be valid.",
-            "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [10], but another rank sent a tensor of shape [12].",
-        ),
-        pattern=r"Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes|distributed collective mismatch|collective mismatch error|message truncated : receiving \d+ bytes instead of \d+|[Mm]ismatched (?:allreduce|allgather|broadcast|collective|data type)"
-        r"|[Cc]ollective\w* (?:sizes?|operations?|types?|shapes?) (?:do(?:es)? not|don't|mis)match|(?:tensor )?(?:shapes?|sizes?) mismatch(?:es)? (?:across|between) (?:ranks|devices|processes)|[Ss]hapes across (?:devices|ranks|processes) must|op type mismatch|Collective desync detected"
-        r"|Error: (?:to be reduced|Expected).{0,60}across ranks|CollectiveFingerPrint\(.*but Rank|MISMATCH.{0,60}ranks? (?:have )?launched",
+        matches={
+            r"Detected mismatch between collectives": "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=BROADCAST), but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=ALLREDUCE).",
+            r"op\.preamble\.length <= op\.nbytes": "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 28 vs 16. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+            r"distributed collective mismatch": "  what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:464] op.preamble.length <= op.nbytes. 28 vs 16. Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+            r"collective mismatch error": "n1:8:9 [0] transport/net_ib.cc:1200 NCCL WARN NET/IB : req 0/1 tag 7 peer 10.0.0.2<1> collective mismatch error, local size 4 remote 8",
+            r"message truncated : receiving \d+ bytes instead of \d+": "n1:8:9 [0] transport/net_socket.cc:467 NCCL WARN NET/Socket : peer 10.0.0.2<1> message truncated : receiving 1048576 bytes instead of 65536. If you believe your socket network is in healthy state, there may be a mismatch in collective sizes",
+            r"[Mm]ismatched (?:allreduce|allgather|broadcast|collective|data type)": "Mismatched allreduce tensor shapes: One rank sent a tensor of shape [10], but another rank sent a tensor of shape [12].",
+            r"[Cc]ollective\w* (?:sizes?|operations?|types?|shapes?) (?:do(?:es)? not|don't|mis)match": "RuntimeError: collective operations mismatch between ranks",
+            r"(?:tensor )?(?:shapes?|sizes?) mismatch(?:es)? (?:across|between) (?:ranks|devices|processes)": "tensor shape mismatch across ranks: [10] and [12]",
+            r"[Ss]hapes across (?:devices|ranks|processes) must": "[rank1]: accelerate.utils.operations.DistributedOperationException: Cannot apply desired operation due to shape mismatches. All shapes across devices must be valid.",
+            r"op type mismatch": "[Rank 3] op type mismatch: ALLREDUCE, BROADCAST",
+            r"Collective desync detected": "[E ProcessGroupNCCL.cpp:1154] Collective desync detected",
+            r"Error: (?:to be reduced|Expected).{0,60}across ranks": "RuntimeError: Error: Expected the same shape across ranks",
+            r"CollectiveFingerPrint\(.*but Rank": "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=BROADCAST), but Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=6, OpType=ALLREDUCE).",
+            r"MISMATCH.{0,60}ranks? (?:have )?launched": "MISMATCH: not all ranks have launched this collective",
+        },
         classes=(FailureClass.COLLECTIVE_MISMATCH,),
         confidence=Confidence.LIKELY,
         message="ranks called different collectives, or the same with different sizes",
@@ -122,11 +120,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="parameter-mismatch",
-        lines=(
-            "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 160 params, while rank 0 has inconsistent 0 params.",
-            "RuntimeError: [1]: params[0] in this process with sizes [65] appears not to match sizes of the same param in process 0.",
-        ),
-        pattern=r"DDP expects same model across all ranks|appears not to match (?:sizes|strides) of the same param|inconsistent \d+ params",
+        matches={
+            r"DDP expects same model across all ranks": "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 160 params, while rank 0 has inconsistent 0 params.",
+            r"appears not to match (?:sizes|strides) of the same param": "RuntimeError: [1]: params[0] in this process with sizes [65] appears not to match sizes of the same param in process 0.",
+            r"inconsistent \d+ params": "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 160 params, while rank 0 has inconsistent 0 params.",
+        },
         classes=(FailureClass.COLLECTIVE_MISMATCH,),
         confidence=Confidence.LIKELY,
         message="ranks do not run the same model: their parameters differ",
@@ -136,12 +134,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="unused-parameters",
-        lines=(
-            "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has parameters that were not used in producing loss.",
-            "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons:",
-            "Parameter indices which did not receive grad for rank 3: 282 283",
-        ),
-        pattern=r"[Pp]arameter(?:s| indices) which did not receive grad for rank (?P<rank>\d+)|Expected to have finished reduction in the prior iteration|Expected to mark a variable ready only once",
+        matches={
+            r"[Pp]arameter(?:s| indices) which did not receive grad for rank (?P<rank>\d+)": "Parameter indices which did not receive grad for rank 3: 282 283",
+            r"Expected to have finished reduction in the prior iteration": "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This error indicates that your module has parameters that were not used in producing loss.",
+            r"Expected to mark a variable ready only once": "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following reasons:",
+        },
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.COLLECTIVE_MISMATCH),
         confidence=Confidence.LIKELY,
         message="parameters took no part in the loss, or took part twice, so DDP cannot finish its reduction",
@@ -154,8 +151,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="uneven-inputs",
-        lines=("Detected at least one rank that exhausted inputs. Throwing across all ranks.",),
-        pattern=r"(?:rank that )?exhausted inputs|(?:uneven|different|unequal) (?:number of )?(?:inputs|batches|samples|steps) (?:across|on|between|per) ranks|ranks have a different number of batches",
+        matches={
+            r"(?:rank that )?exhausted inputs": "Detected at least one rank that exhausted inputs. Throwing across all ranks.",
+            r"(?:uneven|different|unequal) (?:number of )?(?:inputs|batches|samples|steps) (?:across|on|between|per) ranks": "ValueError: uneven number of batches across ranks",
+            r"ranks have a different number of batches": "ranks have a different number of batches",
+        },
         classes=(FailureClass.COLLECTIVE_MISMATCH,),
         confidence=Confidence.LIKELY,
         message="ranks ran out of data at different steps",
@@ -165,14 +165,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="gloo-timeout",
-        lines=(
-            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
-            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:136] Timed out waiting 1800000ms for send operation to complete",
-            "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/rank_3",
-            "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)",
-        ),
-        pattern=r"Timed out waiting \d+ms for (?:recv|send) operation|Application timeout caused pair closure|wait timeout after \d+ms, keys: (?P<key>\S+)|in store based barrier on rank: ?(?P<rank>\d+)|Timeout waiting for key: \S+"
-        r"|Socket Timeout\b|store->get\('?\d+'?\).{0,40}timed? ?out|timed out after \d+ms? waiting for.{0,20}(?:store|key)",
+        matches={
+            r"Timed out waiting \d+ms for (?:recv|send) operation": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
+            r"Application timeout caused pair closure": "ERROR:root:Application timeout caused pair closure",
+            r"wait timeout after \d+ms, keys: (?P<key>\S+)": "torch.distributed.DistStoreError: wait timeout after 600000ms, keys: /default_pg/0//cpu//0/rank_3",
+            r"in store based barrier on rank: ?(?P<rank>\d+)": "RuntimeError: Timed out initializing process group in store based barrier on rank: 1, for key: store_based_barrier_key:1 (world_size=4, worker_count=2, timeout=0:30:00)",
+            r"Timeout waiting for key: \S+": "torch.distributed.DistStoreError: Timeout waiting for key: default_pg/0",
+            r"Socket Timeout\b": "RuntimeError: Socket Timeout",
+            r"store->get\('?\d+'?\).{0,40}timed? ?out": "[2] is setting up NCCL communicator: store->get('0') timed out",
+            r"timed out after \d+ms? waiting for.{0,20}(?:store|key)": "timed out after 300000ms waiting for the store",
+        },
         classes=(
             FailureClass.STRAGGLER,
             FailureClass.RENDEZVOUS,
@@ -194,10 +196,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="unique-id-timeout",
-        lines=(
-            "RuntimeError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0:1', but store->get('0:1') got error: Socket Timeout",
-        ),
-        pattern=r"\[(?P<rank>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId",
+        matches={
+            r"\[(?P<rank>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId": "RuntimeError: [2] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0:1', but store->get('0:1') got error: Socket Timeout",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.STRAGGLER,
@@ -214,12 +215,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="too-many-workers",
-        lines=(
-            "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=8, worker_count=13, timeout=0:30:00)",
-            "FileExistsError: File already exists: /tmp/run/dist_store",
-        ),
-        pattern=r"world_size=1, worker_count=(?:[2-9]|\d\d+)\b|world_size=2, worker_count=(?:[3-9]|\d\d+)\b|world_size=[34], worker_count=(?:[5-9]|\d\d+)\b|world_size=[5-8], worker_count=(?:9|\d\d+)\b"
-        r"|world_size=\d, worker_count=\d\d+|world_size=\d\d, worker_count=\d{3,}|File already exists: \S*(?:dist|init|store)",
+        matches={
+            r"world_size=1, worker_count=(?:[2-9]|\d\d+)\b": "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=1, worker_count=3, timeout=0:30:00)",
+            r"world_size=2, worker_count=(?:[3-9]|\d\d+)\b": "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)",
+            r"world_size=[34], worker_count=(?:[5-9]|\d\d+)\b": "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=4, worker_count=6, timeout=0:30:00)",
+            r"world_size=[5-8], worker_count=(?:9|\d\d+)\b": "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=8, worker_count=13, timeout=0:30:00)",
+            r"world_size=\d, worker_count=\d\d+": "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=8, worker_count=13, timeout=0:30:00)",
+            r"world_size=\d\d, worker_count=\d{3,}": "Waiting in store based barrier to initialize process group for rank: 0, key: store_based_barrier_key:1 (world_size=64, worker_count=128, timeout=0:30:00)",
+            r"File already exists: \S*(?:dist|init|store)": "FileExistsError: File already exists: /tmp/run/dist_store",
+        },
         classes=(FailureClass.RANK_COUNT,),
         confidence=Confidence.LIKELY,
         message="more workers checked in than there are ranks: a store is left over from an earlier run",
@@ -231,18 +235,27 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="rank-count",
-        lines=(
-            "n1:8:9 [0] bootstrap.cc:99 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16",
-            "n1:8:9 [0] bootstrap.cc:110 NCCL WARN Bootstrap Root : rank 3 of 8 ranks has already checked in",
-            "n1:8:9 [0] init.cc:1 NCCL WARN Invalid rank requested : 8/8",
-            "n1:8:9 [0] init.cc:800 NCCL WARN Failed to determine local ranks rank 3 hostHash 1a00 pidHash 2b00 localRank -1 localRanks 8 localRank0 -1",
-            "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable WORLD_SIZE expected, but not set",
-            "AssertionError: world size (12) is not divisible by tensor_model_parallel_size (8)",
-            "ValueError: Invalid node_rank 2, node_rank should be in the interval [0, 1]",
-        ),
-        pattern=r"mismatch in (?:rank count|info) from procs|ranks has already checked in|Invalid rank requested|invalid device count| exceeds ndev=|improper usage of ncclCommInitRank|nLocals = \d+ should be|Group creation failed: \d+ vs|localId \d+ is out of range|exceeds total ranks|Failed to determine (?:intra|local)[\w ]* ranks|environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK) expected"
-        r"|world[_ ]size ?\(?\d*\)? ?(?:is not|must be|should be) (?:divisible|a multiple|equal)|world_size.{0,40}(?:does not match|mismatch)|rank.{0,20}(?:>=|exceeds|must be less than) (?:the )?world[_ ]size"
-        r"|joined twice|Invalid node_rank|node_rank.{0,30}(?:out of range|must be)|local_rank.{0,40}(?:>=|exceeds).{0,20}(?:nproc|device_count)",
+        matches={
+            r"mismatch in (?:rank count|info) from procs": "n1:8:9 [0] bootstrap.cc:99 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16",
+            r"ranks has already checked in": "n1:8:9 [0] bootstrap.cc:110 NCCL WARN Bootstrap Root : rank 3 of 8 ranks has already checked in",
+            r"Invalid rank requested": "n1:8:9 [0] init.cc:1 NCCL WARN Invalid rank requested : 8/8",
+            r"invalid device count": "n1:8:9 [0] init.cc:123 NCCL WARN invalid device count (3) requested",
+            r" exceeds ndev=": "n1:8:9 [0] init.cc:123 NCCL WARN rank 3 exceeds ndev=3",
+            r"improper usage of ncclCommInitRank": "n1:8:9 [0] init.cc:123 NCCL WARN improper usage of ncclCommInitRank: nId = 3, nranks=3",
+            r"nLocals = \d+ should be": "n1:8:9 [0] init.cc:123 NCCL WARN nLocals = 3 should be a diviser of the number of ranks in node 3 = 3",
+            r"Group creation failed: \d+ vs": "n1:8:9 [0] init.cc:123 NCCL WARN Group creation failed: 3 vs 3",
+            r"localId \d+ is out of range": "n1:8:9 [0] bootstrap.cc:123 NCCL WARN Bootstrap Root : localId 3 is out of range",
+            r"exceeds total ranks": "n1:8:9 [0] init.cc:123 NCCL WARN ncclCommGrow: new rank 3 exceeds total ranks 3",
+            r"Failed to determine (?:intra|local)[\w ]* ranks": "n1:8:9 [0] init.cc:800 NCCL WARN Failed to determine local ranks rank 3 hostHash 1a00 pidHash 2b00 localRank -1 localRanks 8 localRank0 -1",
+            r"environment variable (?:RANK|WORLD_SIZE|LOCAL_RANK) expected": "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable WORLD_SIZE expected, but not set",
+            r"world[_ ]size ?\(?\d*\)? ?(?:is not|must be|should be) (?:divisible|a multiple|equal)": "AssertionError: world size (12) is not divisible by tensor_model_parallel_size (8)",
+            r"world_size.{0,40}(?:does not match|mismatch)": "ValueError: world_size 8 does not match the number of processes",
+            r"rank.{0,20}(?:>=|exceeds|must be less than) (?:the )?world[_ ]size": "ValueError: rank 9 exceeds world size 8",
+            r"joined twice": "RuntimeError: rank 3 joined twice",
+            r"Invalid node_rank": "ValueError: Invalid node_rank 2, node_rank should be in the interval [0, 1]",
+            r"node_rank.{0,30}(?:out of range|must be)": "ValueError: node_rank 4 is out of range",
+            r"local_rank.{0,40}(?:>=|exceeds).{0,20}(?:nproc|device_count)": "AssertionError: local_rank (8) >= device_count (4)",
+        },
         classes=(FailureClass.RANK_COUNT,),
         confidence=Confidence.LIKELY,
         message="the ranks disagree on the world size, or two have one rank",
@@ -255,11 +268,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="duplicate-gpu",
-        lines=(
-            "n1:8:9 [0] init.cc:779 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000",
-            "n1:8:9 [0] init.cc:779 NCCL WARN Multiple Ranks are using the same GPU/Partition",
-        ),
-        pattern=r"Duplicate GPU detected ?: rank (?P<rank>\d+)|Multiple [Rr]anks (?:are|detected) using the same GPU|multiple ranks (?:per gpu|using the same NVML device)",
+        matches={
+            r"Duplicate GPU detected ?: rank (?P<rank>\d+)": "n1:8:9 [0] init.cc:779 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1a000",
+            r"Multiple [Rr]anks (?:are|detected) using the same GPU": "n1:8:9 [0] init.cc:779 NCCL WARN Multiple Ranks are using the same GPU/Partition",
+            r"multiple ranks (?:per gpu|using the same NVML device)": 'n1:8:9 [0] transport/nvls.cc:123 NCCL WARN NCCL_NVLS_ENABLE has been set to \\"1\\" and communicator has multiple ranks using the same NVML device. This is not compatible with NCCL_NVLS_ENABLE=1.',
+        },
         classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR),
         message="two ranks share one GPU: more ranks than GPUs on the node, or a program that selects the same one in "
         "every rank",
@@ -272,8 +285,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="device-ordinal",
-        lines=("RuntimeError: CUDA error: invalid device ordinal",),
-        pattern=r"invalid device ordinal|device < num_gpus|AssertionError: Invalid device id|torch\.cuda\.device_count\(\) is \d",
+        matches={
+            r"invalid device ordinal": "RuntimeError: CUDA error: invalid device ordinal",
+            r"device < num_gpus": 'RuntimeError: device >= 0 && device < num_gpus INTERNAL ASSERT FAILED at "../aten/src/ATen/cuda/CUDAContext.cpp":50',
+            r"AssertionError: Invalid device id": "AssertionError: Invalid device id",
+            r"torch\.cuda\.device_count\(\) is \d": "torch.cuda.device_count() is 4",
+        },
         classes=(FailureClass.RANK_COUNT, FailureClass.PROGRAM_ERROR),
         also_possible=(FailureClass.DRIVER,),
         message="a rank selected a GPU that it does not see: more ranks than GPUs on the node, or the wrong number in "
@@ -286,11 +303,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-version",
-        lines=(
-            "n1:8:9 [0] init.cc:1 NCCL WARN Mismatched NCCL version detected : rank 3 version 22005 rank 0 version 21805",
-            "n1:8:9 [0] NCCL WARN Mismatched NCCL git versions detected: rank 0 fingerprint 0xabc, rank 3 fingerprint 0xdef",
-        ),
-        pattern=r"Mismatched NCCL (?:git )?versions? detected",
+        matches={
+            r"Mismatched NCCL (?:git )?versions? detected": "n1:8:9 [0] init.cc:1 NCCL WARN Mismatched NCCL version detected : rank 3 version 22005 rank 0 version 21805",
+        },
         classes=(FailureClass.VERSION_MISMATCH,),
         confidence=Confidence.LIKELY,
         message="ranks have loaded different versions of NCCL",
@@ -301,11 +316,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="bootstrap-message-corrupt",
-        lines=(
-            "n1:8:9 [0] bootstrap.cc:80 NCCL WARN Message truncated : received 1024 bytes instead of 256",
-            "n1:8:9 [0] NCCL WARN ncclSocketInit: connecting to address  with family 0 is neither AF_INET(2) nor AF_INET6(10)",
-        ),
-        pattern=r"Message truncated : received \d+(?:,\d+)? bytes instead of|with family \d+ is neither AF_INET",
+        matches={
+            r"Message truncated : received \d+(?:,\d+)? bytes instead of": "n1:8:9 [0] bootstrap.cc:80 NCCL WARN Message truncated : received 1024 bytes instead of 256",
+            r"with family \d+ is neither AF_INET": "n1:8:9 [0] NCCL WARN ncclSocketInit: connecting to address  with family 0 is neither AF_INET(2) nor AF_INET6(10)",
+        },
         classes=(
             FailureClass.VERSION_MISMATCH,
             FailureClass.WRONG_INTERFACE,
@@ -325,20 +339,34 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="library-version",
-        lines=(
-            "ImportError: /opt/venv/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister",
-            "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
-            "OSError: /opt/venv/lib/libcusparse.so.12: symbol __nvJitLinkComplete_12_4 version libnvJitLink.so.12 not defined in file libnvJitLink.so.12 with link time reference",
-            "OSError: libnccl.so.2: cannot open shared object file: No such file or directory",
-            "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions.",
-            "AttributeError: module 'torch.distributed' has no attribute 'device_mesh'",
-            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
-            "deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.2 does not match the version torch was compiled with 12.1",
-        ),
-        pattern=r"undefined symbol: |(?:libcud\w+|libnccl|libc10|libtorch\w*|libnvidia-ml|libmpi|libcublas\w*|libcudnn\w*)\.so\S*: cannot open shared object|compiled with different CUDA major|CUDA capability sm_\d+ is not compatible|mismatches the version that was used to compile"
-        r"|no kernel image is available|device kernel image is invalid|named symbol not found|invalid device function|CUDA missing symbol|PFN functions not found|version `\w+[_\d.]+' not found|not defined in file \S+ with link time reference|symbol lookup error: |module 'torch\S*' has no attribute|cannot import name '\w+' from '(?:torch|transformers|megatron|deepspeed|flash_attn|vllm)"
-        r"|NCCL library (?:version )?is (?:too old|not backwards compatible)|compiled with (?:too old )?(?:version of )?NCCL|PyTorch and torch\w+ (?:were|was) compiled|incompatible with (?:this|your) (?:version|installed)"
-        r"|was compiled (?:with|against) (?:an?other|different|NumPy)|cuDNN version incompatibility|NCCL version mismatch|ptxas fatal|RuntimeError: operator \S+ does not exist|CUDAMismatchException",
+        matches={
+            r"undefined symbol: ": "ImportError: /opt/venv/lib/libtorch_cuda.so: undefined symbol: ncclCommRegister",
+            r"(?:libcud\w+|libnccl|libc10|libtorch\w*|libnvidia-ml|libmpi|libcublas\w*|libcudnn\w*)\.so\S*: cannot open shared object": "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+            r"compiled with different CUDA major": "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions.",
+            r"CUDA capability sm_\d+ is not compatible": "NVIDIA B200 with CUDA capability sm_100 is not compatible with the current PyTorch installation.",
+            r"mismatches the version that was used to compile": "RuntimeError: The detected CUDA version (12.2) mismatches the version that was used to compile PyTorch (11.8).",
+            r"no kernel image is available": "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            r"device kernel image is invalid": "RuntimeError: CUDA error: device kernel image is invalid",
+            r"named symbol not found": "RuntimeError: CUDA error: named symbol not found",
+            r"invalid device function": "RuntimeError: CUDA error: invalid device function",
+            r"CUDA missing symbol": "n1:8:9 [0] misc/cudawrap.cc:123 NCCL WARN Failed to load CUDA missing symbol cuGetProcAddress",
+            r"PFN functions not found": "n1:8:9 [0] misc/cudawrap.cc:123 NCCL WARN CUDA some PFN functions not found in the library",
+            r"version `\w+[_\d.]+' not found": "OSError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.33' not found (required by /home/USER/anaconda3/envs/qcnet/lib/python3.10/site-packages/libpyg.so)",
+            r"not defined in file \S+ with link time reference": "OSError: /opt/venv/lib/libcusparse.so.12: symbol __nvJitLinkComplete_12_4 version libnvJitLink.so.12 not defined in file libnvJitLink.so.12 with link time reference",
+            r"symbol lookup error: ": "python: symbol lookup error: /usr/lib/libucp.so.0: undefined symbol ucs_config",
+            r"module 'torch\S*' has no attribute": "AttributeError: module 'torch.distributed' has no attribute 'device_mesh'",
+            r"cannot import name '\w+' from '(?:torch|transformers|megatron|deepspeed|flash_attn|vllm)": "ImportError: cannot import name 'AdamW' from 'transformers' (/opt/venv/lib/python3.11/site-packages/transformers/__init__.py)",
+            r"NCCL library (?:version )?is (?:too old|not backwards compatible)": "n1:8:9 [0] dev_runtime.cc:123 NCCL WARN NCCL library is too old. This application was compiled with NCCL version foo, but is running with NCCL library version foo.",
+            r"compiled with (?:too old )?(?:version of )?NCCL": "n1:8:9 [0] dev_runtime.cc:123 NCCL WARN NCCL library is too old. This application was compiled with NCCL version foo, but is running with NCCL library version foo.",
+            r"PyTorch and torch\w+ (?:were|was) compiled": "RuntimeError: Detected that PyTorch and torchvision were compiled with different CUDA major versions.",
+            r"incompatible with (?:this|your) (?:version|installed)": "RuntimeError: this wheel is incompatible with your installed torch",
+            r"was compiled (?:with|against) (?:an?other|different|NumPy)": "A module that was compiled using NumPy 1.x cannot be run in NumPy 2.0; it was compiled against NumPy 1.x",
+            r"cuDNN version incompatibility": "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 1, 0) but found runtime version (8, 9, 2).",
+            r"NCCL version mismatch": "n1:8:9 [0] ras/ras.cc:123 NCCL WARN NCCL version mismatch with remote peer foo (local: 3, remote 3)",
+            r"ptxas fatal": "ptxas fatal   : Value 'sm_100a' is not defined for option 'gpu-name'",
+            r"RuntimeError: operator \S+ does not exist": "RuntimeError: operator torchvision::nms does not exist",
+            r"CUDAMismatchException": "deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.2 does not match the version torch was compiled with 12.1",
+        },
         classes=(FailureClass.VERSION_MISMATCH,),
         confidence=Confidence.LIKELY,
         message="a library is incompatible with the library that loads it",
@@ -351,10 +379,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="watchdog-stuck",
-        lines=(
-            "[rank5]:[F1120 10:00:00 ProcessGroupNCCL.cpp:1250] [PG 0 Rank 5] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress in monitoring enqueued collectives.",
-        ),
-        pattern=r"watchdog (?:thread )?got stuck for (?P<seconds>\d+) ?(?:s|seconds)|[Hh]eartbeat monitor timed out|[Tt]erminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang",
+        matches={
+            r"watchdog (?:thread )?got stuck for (?P<seconds>\d+) ?(?:s|seconds)": "[rank5]:[F1120 10:00:00 ProcessGroupNCCL.cpp:1250] [PG 0 Rank 5] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress in monitoring enqueued collectives.",
+            r"[Hh]eartbeat monitor timed out": "[PG ID 0 PG GUID 0(default_pg) Rank 5] Heartbeat monitor timed out! Process will be terminated after dumping debug info.",
+            r"[Tt]erminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang": "[PG ID 0 PG GUID 0(default_pg) Rank 5] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+        },
         classes=(FailureClass.HANG_UNKNOWN, FailureClass.GPU_XID, FailureClass.PROGRAM_ERROR),
         also_possible=(
             FailureClass.COLLECTIVE_MISMATCH,
@@ -370,12 +399,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="engine-worker-timeout",
-        lines=(
-            "INFO 11-20 10:00:00 shm_broadcast.py:410] No available shared memory broadcast block found in 60 second.",
-            "TimeoutError: RPC call to execute_model timed out.",
-            "lightning.fabric.utilities.exceptions.DeadlockDetectedException: DeadLock detected from rank: 0",
-        ),
-        pattern=r"No available (?:shared memory broadcast )?block found in \d+ second|RPC call to \w+ timed out|DeadLock detected from rank",
+        matches={
+            r"No available (?:shared memory broadcast )?block found in \d+ second": "INFO 11-20 10:00:00 shm_broadcast.py:410] No available shared memory broadcast block found in 60 second.",
+            r"RPC call to \w+ timed out": "TimeoutError: RPC call to execute_model timed out.",
+            r"DeadLock detected from rank": "lightning.fabric.utilities.exceptions.DeadlockDetectedException: DeadLock detected from rank: 0",
+        },
         classes=(FailureClass.HANG_UNKNOWN, FailureClass.STRAGGLER, FailureClass.COLLECTIVE_MISMATCH),
         also_possible=(
             FailureClass.ACS_IOMMU,
@@ -391,12 +419,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-unhandled",
-        lines=(
-            "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, unhandled system error, NCCL version 2.7.8",
-            "n1: Test NCCL failure common.cu:958 'unhandled system error'",
-            "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
-        ),
-        pattern=r"unhandled system error|ncclSystemError\b|NCCL_ERROR_SYSTEM_ERROR",
+        matches={
+            r"unhandled system error": "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, unhandled system error, NCCL version 2.7.8",
+            r"ncclSystemError\b": "  ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+            r"NCCL_ERROR_SYSTEM_ERROR": "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_SYSTEM_ERROR: unhandled system error",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.SHM_TOO_SMALL,
@@ -416,11 +443,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-unhandled-cuda",
-        lines=(
-            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, unhandled cuda error, NCCL version 2.18.1",
-            "ncclUnhandledCudaError: Call to CUDA function failed.",
-        ),
-        pattern=r"unhandled cuda error|ncclUnhandledCudaError\b|NCCL_ERROR_UNHANDLED_CUDA",
+        matches={
+            r"unhandled cuda error": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1333, unhandled cuda error, NCCL version 2.18.1",
+            r"ncclUnhandledCudaError\b": "ncclUnhandledCudaError: Call to CUDA function failed.",
+            r"NCCL_ERROR_UNHANDLED_CUDA": "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.VERSION_MISMATCH,
@@ -440,11 +467,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-internal",
-        lines=(
-            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1251, internal error, NCCL version 2.14.3",
-            "ncclInternalError: Internal check failed.",
-        ),
-        pattern=r"ncclInternalError\b|NCCL (?:[Ee]rror|failure).{0,120}internal error|nccl[A-Z]\w+ failed.{0,60}internal error|NCCL_ERROR_INTERNAL",
+        matches={
+            r"ncclInternalError\b": "ncclInternalError: Internal check failed.",
+            r"NCCL (?:[Ee]rror|failure).{0,120}internal error": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1251, internal error, NCCL version 2.14.3",
+            r"nccl[A-Z]\w+ failed.{0,60}internal error": "horovod.common.exceptions.HorovodInternalError: ncclCommInitRank failed: internal error",
+            r"NCCL_ERROR_INTERNAL": "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_INTERNAL_ERROR: internal error",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.VERSION_MISMATCH,
@@ -463,12 +491,12 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-invalid",
-        lines=(
-            "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.18.1",
-            "RuntimeError: NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, invalid argument, NCCL version 2.7.8",
-            "ncclInvalidArgument: Invalid value for an argument.",
-        ),
-        pattern=r"NCCL (?:[Ee]rror|failure).{0,120}invalid (?:usage|argument)|nccl[A-Z]\w+ failed.{0,60}invalid (?:usage|argument)|NCCL_ERROR_INVALID_|ncclInvalid(?:Usage|Argument)",
+        matches={
+            r"NCCL (?:[Ee]rror|failure).{0,120}invalid (?:usage|argument)": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.18.1",
+            r"nccl[A-Z]\w+ failed.{0,60}invalid (?:usage|argument)": "horovod.common.exceptions.HorovodInternalError: ncclCommInitRank failed: invalid usage",
+            r"NCCL_ERROR_INVALID_": "cupy_backends.cuda.libs.nccl.NcclError: NCCL_ERROR_INVALID_USAGE: invalid usage",
+            r"ncclInvalid(?:Usage|Argument)": "ncclInvalidArgument: Invalid value for an argument.",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.RANK_COUNT,
@@ -485,12 +513,16 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="distributed-exception",
-        lines=(
-            "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 3.",
-            "RuntimeError: NCCL communicator was aborted on rank 1.  Original reason for failure was: [Rank 1] Watchdog caught collective operation timeout",
-            "ConnectionResetError: [Errno 104] Connection reset by peer",
-        ),
-        pattern=r"Dist(?:Backend|Network|Store)Error|NCCL communicator (?:was|is) aborted|Connection(?:Reset|Refused|Aborted)Error|BrokenPipeError|\bEOFError\b|tensorpipe/|Last error:$|NCCL error in: ",
+        matches={
+            r"Dist(?:Backend|Network|Store)Error": "torch.distributed.DistBackendError: NCCL communicator was aborted on rank 3.",
+            r"NCCL communicator (?:was|is) aborted": "RuntimeError: NCCL communicator was aborted on rank 1.  Original reason for failure was: [Rank 1] Watchdog caught collective operation timeout",
+            r"Connection(?:Reset|Refused|Aborted)Error": "ConnectionResetError: [Errno 104] Connection reset by peer",
+            r"BrokenPipeError": "BrokenPipeError: [Errno 32] Broken pipe",
+            r"\bEOFError\b": "EOFError: Ran out of input",
+            r"tensorpipe/": "[W tensorpipe_agent.cpp:180] RPC agent for worker1: tensorpipe/transport/uv/connection: connection reset",
+            r"Last error:$": "[trainer0|0]:Last error:",
+            r"NCCL error in: ": "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/NCCLUtils.hpp:219, invalid argument, NCCL version 2.16.5",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.OOM_HOST, FailureClass.FIREWALL, FailureClass.RENDEZVOUS),
         also_possible=(
@@ -509,17 +541,26 @@ RULES: tuple[Rule, ...] = (
     LAUNCHER_ROOT_CAUSE,
     Rule(
         code="child-failed",
-        lines=(
-            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
-            "subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' returned non-zero exit status 1.",
-            "torch.multiprocessing.spawn.ProcessRaisedException:",
-            "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 1234) of binary: /usr/bin/python3",
-            "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
-            "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
-            "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
-        ),
-        pattern=r"ChildFailedError|returned non-zero exit status|ProcessRaisedException|ProcessExitedException|exitcode *: *1\b|To enable traceback see|exits with return code = [1-9]\d?\b|exited with exit code [1-9]\b"
-        r"|Exception raised from \w+ at|terminated with exit code 1\b|srun: error: .{0,60}Exited with exit code|torch\.distributed\.elastic\.\S*: \[FAILED\]|MPI_ABORT was invoked on rank|BAD TERMINATION OF ONE OF YOUR APPLICATION|processes? (?:exited with|returned a) non-zero|Child process with PID \d+ terminated with code|replica\(s\) failed\b|[Kk]illing subprocess \d",
+        matches={
+            r"ChildFailedError": "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:",
+            r"returned non-zero exit status": "subprocess.CalledProcessError: Command '['/usr/bin/python', 'train.py']' returned non-zero exit status 1.",
+            r"ProcessRaisedException": "torch.multiprocessing.spawn.ProcessRaisedException:",
+            r"ProcessExitedException": "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 1",
+            r"exitcode *: *1\b": "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 1234) of binary: /usr/bin/python3",
+            r"To enable traceback see": "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html",
+            r"exits with return code = [1-9]\d?\b": "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = 1",
+            r"exited with exit code [1-9]\b": "Job train-0 exited with exit code 1",
+            r"Exception raised from \w+ at": "  Exception raised from create at /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268 (most recent call first):",
+            r"terminated with exit code 1\b": "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with exit code 1",
+            r"srun: error: .{0,60}Exited with exit code": "srun: error: SERVER_NAME: tasks 2-3: Exited with exit code 1",
+            r"torch\.distributed\.elastic\.\S*: \[FAILED\]": "torch.distributed.elastic.multiprocessing.api: [FAILED] train.py",
+            r"MPI_ABORT was invoked on rank": "MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD",
+            r"BAD TERMINATION OF ONE OF YOUR APPLICATION": "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",
+            r"processes? (?:exited with|returned a) non-zero": "mpirun detected that one or more processes exited with non-zero status, thus causing the job to be terminated.",
+            r"Child process with PID \d+ terminated with code": "ERROR: Child process with PID 811 terminated with code 1. Forcefully terminating all other processes",
+            r"replica\(s\) failed\b": "  Message:               TFJob myjob has failed because 1 Worker replica(s) failed.",
+            r"[Kk]illing subprocess \d": "[2023-07-26 15:19:24,960] [INFO] [launch.py:315:sigkill_handler] Killing subprocess 45098",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.PROGRAM_ERROR,),
         also_possible=(
@@ -535,13 +576,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="aborted",
-        lines=(
-            "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -6) local_rank: 3 (pid: 94) of binary: /usr/bin/python",
-            "  traceback : Signal 6 (SIGABRT) received by PID 94",
-            "terminate called after throwing an instance of 'c10::DistBackendError'",
-            "To avoid data inconsistency, we are taking the entire process down.",
-        ),
-        pattern=r"exitcode *: *-6\b|Signal 6 \(SIGABRT\)|terminate called after throwing|taking the entire process down|Some NCCL operations have failed or timed out|return code = -6\b|Fatal Python error: Aborted|exited on signal 6|srun: error: \S+ tasks? \S+: Aborted|terminated with signal SIGABRT",
+        matches={
+            r"exitcode *: *-6\b": "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -6) local_rank: 3 (pid: 94) of binary: /usr/bin/python",
+            r"Signal 6 \(SIGABRT\)": "  traceback : Signal 6 (SIGABRT) received by PID 94",
+            r"terminate called after throwing": "terminate called after throwing an instance of 'c10::DistBackendError'",
+            r"taking the entire process down": "To avoid data inconsistency, we are taking the entire process down.",
+            r"Some NCCL operations have failed or timed out": "[E ProcessGroupNCCL.cpp:489] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU operations might run on corrupted/incomplete data.",
+            r"return code = -6\b": "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -6",
+            r"Fatal Python error: Aborted": "Fatal Python error: Aborted",
+            r"exited on signal 6": "mpirun noticed that process rank 3 with PID 811 on node n1 exited on signal 6 (Aborted).",
+            r"srun: error: \S+ tasks? \S+: Aborted": "srun: error: n1: task 3: Aborted (core dumped)",
+            r"terminated with signal SIGABRT": "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGABRT",
+        },
         role=Role.SYMPTOM,
         classes=HANG_CLASSES,
         also_possible=(
@@ -556,13 +602,17 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="segfault",
-        lines=(
-            "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -11) local_rank: 3 (pid: 94) of binary: /usr/bin/python",
-            "Fatal Python error: Segmentation fault",
-            "[1,3]<stderr>:!!!!!!! Segfault encountered !!!!!!!",
-            "[n1:1234 :0:1234] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x8)",
-        ),
-        pattern=r"exitcode *: *-11\b|Signal 11 \(SIGSEGV\)|Segmentation fault|Segfault encountered|terminated with signal SIGSEGV|return code = -11\b|exited on signal 11|[Ee]xit ?[Cc]ode: *139\b|exit ?code 139\b",
+        matches={
+            r"exitcode *: *-11\b": "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -11) local_rank: 3 (pid: 94) of binary: /usr/bin/python",
+            r"Signal 11 \(SIGSEGV\)": "  traceback : Signal 11 (SIGSEGV) received by PID 19057",
+            r"Segmentation fault": "Fatal Python error: Segmentation fault",
+            r"Segfault encountered": "[1,3]<stderr>:!!!!!!! Segfault encountered !!!!!!!",
+            r"terminated with signal SIGSEGV": "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGSEGV",
+            r"return code = -11\b": "[launch.py:321:sigkill_handler] ['python', 'train.py'] exits with return code = -11",
+            r"exited on signal 11": "mpirun noticed that process rank 3 with PID 811 on node n1 exited on signal 11 (Segmentation fault).",
+            r"[Ee]xit ?[Cc]ode: *139\b": "      Exit Code:    139",
+            r"exit ?code 139\b": "Process finished with exit code 139 (interrupted by signal 11: SIGSEGV)",
+        },
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.VERSION_MISMATCH, FailureClass.OTHER),
         also_possible=(FailureClass.DRIVER, FailureClass.GPU_XID, FailureClass.SHM_TOO_SMALL),
         message="a rank died of a segmentation fault in native code",
@@ -572,11 +622,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="comm-rank",
-        lines=(
-            "n1:8:9 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 3 nranks 8 cudaDev 3 nvmlDev 3 busId 1b000 commId 0xabc - Init START",
-            "n1:8:9 [0] NCCL INFO comm 0x55 rank 3 nranks 8 cudaDev 3 busId 1b000 - Init COMPLETE",
-        ),
-        pattern=r"comm \S+ rank (?P<rank>\d+) nranks (?P<world>\d+) .*?(?:commId (?P<comm>0x[0-9a-f]+) .*?)?- Init (?P<state>START|COMPLETE)",
+        matches={
+            r"comm \S+ rank (?P<rank>\d+) nranks (?P<world>\d+) .*?(?:commId (?P<comm>0x[0-9a-f]+) .*?)?- Init (?P<state>START|COMPLETE)": "n1:8:9 [0] NCCL INFO ncclCommInitRank comm 0x55 rank 3 nranks 8 cudaDev 3 nvmlDev 3 busId 1b000 commId 0xabc - Init START",
+        },
         role=Role.CONTEXT,
         message="a rank entered or finished NCCL's initialisation",
         versions="COMPLETE: all; START: 2.18.3 and later",
@@ -584,11 +632,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="nccl-started",
-        lines=(
-            "NCCL version 2.28.9+cuda12.9",
-            "(Worker pid=811) INFO 10:00:00 [pynccl.py:113] vLLM is using nccl==2.28.9",
-        ),
-        pattern=r"^NCCL version \d|NCCL INFO NCCL version \d|vLLM is using nccl==\d",
+        matches={
+            r"^NCCL version \d": "NCCL version 2.28.9+cuda12.9",
+            r"NCCL INFO NCCL version \d": "[1,0]<stdout>:nccl-tests-worker-0:21:21 [0] NCCL INFO NCCL version 2.23.4+cuda12.2",
+            r"vLLM is using nccl==\d": "(Worker pid=811) INFO 10:00:00 [pynccl.py:113] vLLM is using nccl==2.28.9",
+        },
         role=Role.CONTEXT,
         message="NCCL was loaded, and began to set up a communicator",
         versions="all",
@@ -596,26 +644,23 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="world-size-logged",
-        lines=(
-            "Initializing distributed: GLOBAL_RANK: 5, MEMBER: 6/48",
-            "RANK=3 LOCAL_RANK=3 WORLD_SIZE=16 MASTER_ADDR=n0",
-            "+ torchrun --nnodes=2 --nproc-per-node=8 train.py",
-        ),
-        pattern=r"(?:--|\b)(?P<name>WORLD_SIZE|nnodes)[=: ]{1,2}['\"]?(?P<said>\d{1,7})\b|(?:GLOBAL_RANK: (?P<rank>\d{1,7}), )?MEMBER: \d+/(?P<members>\d{1,7})\b",
+        matches={
+            r"(?:--|\b)(?P<name>WORLD_SIZE|nnodes)[=: ]{1,2}['\"]?(?P<said>\d{1,7})\b": "RANK=3 LOCAL_RANK=3 WORLD_SIZE=16 MASTER_ADDR=n0",
+            r"(?:GLOBAL_RANK: (?P<rank>\d{1,7}), )?MEMBER: \d+/(?P<members>\d{1,7})\b": "Initializing distributed: GLOBAL_RANK: 5, MEMBER: 6/48",
+        },
         role=Role.CONTEXT,
         message="the number of ranks or nodes that a process was given",
         source="torchrun, Lightning, the job's script",
     ),
     Rule(
         code="watchdog-frames",
-        lines=(
-            "frame #1: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<std::chrono::duration<long, std::ratio<1l, 1000l> > >) + 0x1d2 (0x7f in /opt/venv/lib/libtorch_cuda.so)",
-            "Exception raised from checkTimeout at ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:565 (most recent call first):",
-            "[rank1]:[E ProcessGroupNCCL.cpp:1645] [PG 0 Rank 1] Received a dump signal due to a collective timeout from this local rank and we will try our best to dump the debug info.",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 3] Observed flight recorder dump signal from another rank via TCPStore.",
-            "[Rank 2] Watchdog caught collective operation timeout:",
-        ),
-        pattern=r"WorkNCCL::checkTimeout|raised from checkTimeout|due to a collective timeout|(?:Rank (?P<rank>\d+)\] )?Observed flight recorder dump signal|[Cc]aught collective operation timeout(?:$|[^:]|:\s*$)",
+        matches={
+            r"WorkNCCL::checkTimeout": "frame #1: c10d::ProcessGroupNCCL::WorkNCCL::checkTimeout(std::optional<std::chrono::duration<long, std::ratio<1l, 1000l> > >) + 0x1d2 (0x7f in /opt/venv/lib/libtorch_cuda.so)",
+            r"raised from checkTimeout": "Exception raised from checkTimeout at ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:565 (most recent call first):",
+            r"due to a collective timeout": "[rank1]:[E ProcessGroupNCCL.cpp:1645] [PG 0 Rank 1] Received a dump signal due to a collective timeout from this local rank and we will try our best to dump the debug info.",
+            r"(?:Rank (?P<rank>\d+)\] )?Observed flight recorder dump signal": "[PG ID 0 PG GUID 0(default_pg) Rank 3] Observed flight recorder dump signal from another rank via TCPStore.",
+            r"[Cc]aught collective operation timeout(?:$|[^:]|:\s*$)": "[Rank 2] Watchdog caught collective operation timeout:",
+        },
         role=Role.SYMPTOM,
         classes=(
             FailureClass.COLLECTIVE_MISMATCH,

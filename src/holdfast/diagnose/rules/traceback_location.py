@@ -8,11 +8,10 @@ from holdfast.diagnose.rules.rule import Role, Rule
 RULES: tuple[Rule, ...] = (
     Rule(
         code="traceback-in-rendezvous",
-        lines=(
-            '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/rendezvous.py", line 200, in _create_c10d_store',
-            "    store = TCPStore(",
-        ),
-        pattern=r", in (?:_create_c10d_store|_env_rendezvous_handler|_tcp_rendezvous_handler|_rendezvous_helper|next_rendezvous|_create_tcp_store)$|store = TCPStore\(",
+        matches={
+            r", in (?:_create_c10d_store|_env_rendezvous_handler|_tcp_rendezvous_handler|_rendezvous_helper|next_rendezvous|_create_tcp_store)$": '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/rendezvous.py", line 200, in _create_c10d_store',
+            r"store = TCPStore\(": "    store = TCPStore(",
+        },
         role=Role.CONTEXT,
         classes=(
             FailureClass.RENDEZVOUS,
@@ -27,11 +26,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="traceback-in-gpu-setup",
-        lines=(
-            "    torch._C._cuda_setDevice(device)",
-            '  File "/opt/venv/lib/python3.12/site-packages/torch/cuda/__init__.py", line 319, in _lazy_init',
-        ),
-        pattern=r"torch\._C\._cuda_(?:init|setDevice|getDeviceCount)\(|, in _lazy_init$",
+        matches={
+            r"torch\._C\._cuda_(?:init|setDevice|getDeviceCount)\(": "    torch._C._cuda_setDevice(device)",
+            r", in _lazy_init$": '  File "/opt/venv/lib/python3.12/site-packages/torch/cuda/__init__.py", line 319, in _lazy_init',
+        },
         role=Role.CONTEXT,
         classes=(FailureClass.DRIVER, FailureClass.RANK_COUNT, FailureClass.GPU_XID, FailureClass.VERSION_MISMATCH),
         message="a rank was initialising its GPU; the line with its error is missing",
@@ -40,11 +38,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="traceback-in-dataloader",
-        lines=(
-            '  File "/opt/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 1251, in _try_get_data',
-            "    storage = cls._new_shared_filename_cpu(manager, handle, size)",
-        ),
-        pattern=r", in (?:_try_get_data|_worker_loop|reduce_storage|rebuild_storage_\w{1,20})$|\._(?:new_shared|share_f)\w{1,40}\(",
+        matches={
+            r", in (?:_try_get_data|_worker_loop|reduce_storage|rebuild_storage_\w{1,20})$": '  File "/opt/venv/lib/python3.12/site-packages/torch/utils/data/dataloader.py", line 1251, in _try_get_data',
+            r"\._(?:new_shared|share_f)\w{1,40}\(": "    storage = cls._new_shared_filename_cpu(manager, handle, size)",
+        },
         role=Role.CONTEXT,
         classes=(
             FailureClass.SHM_TOO_SMALL,
@@ -59,11 +56,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="traceback-in-checkpoint",
-        lines=(
-            '  File "/opt/venv/lib/python3.12/site-packages/torch/serialization.py", line 441, in save',
-            '  File "/job/checkpointing.py", line 88, in load_checkpoint',
-        ),
-        pattern=r"torch/serialization\.py\", line|torch/distributed/checkpoint/\w{1,40}\.py\", line|, in (?:save|load)_checkpoint$",
+        matches={
+            r"torch/serialization\.py\", line": '  File "/opt/venv/lib/python3.12/site-packages/torch/serialization.py", line 441, in save',
+            r"torch/distributed/checkpoint/\w{1,40}\.py\", line": '  File "/opt/venv/lib/python3.11/site-packages/torch/distributed/checkpoint/state_dict_loader.py", line 240, in load',
+            r", in (?:save|load)_checkpoint$": '  File "/job/checkpointing.py", line 88, in load_checkpoint',
+        },
         role=Role.CONTEXT,
         classes=(
             FailureClass.STORAGE,
@@ -77,11 +74,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="traceback-in-collective",
-        lines=(
-            '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3683, in barrier',
-            "    return dist._verify_params_across_processes(process_group, tensors, logger)",
-        ),
-        pattern=r", in (?:barrier|all_reduce|all_gather\w{0,20}|broadcast\w{0,20}|reduce_scatter\w{0,20}|wait_for_everyone)$|_verify_param\w{1,30}_across_processes|default_pg\.(?:barrier|allreduce|broadcast|allgather)\(",
+        matches={
+            r", in (?:barrier|all_reduce|all_gather\w{0,20}|broadcast\w{0,20}|reduce_scatter\w{0,20}|wait_for_everyone)$": '  File "/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py", line 3683, in barrier',
+            r"_verify_param\w{1,30}_across_processes": "    return dist._verify_params_across_processes(process_group, tensors, logger)",
+            r"default_pg\.(?:barrier|allreduce|broadcast|allgather)\(": "        work = default_pg.broadcast([tensor], opts)work = default_pg.broadcast([tensor], opts)",
+        },
         role=Role.CONTEXT,
         classes=(
             FailureClass.COLLECTIVE_MISMATCH,

@@ -11,24 +11,31 @@ from holdfast.diagnose.rules.rule import NO_FAULT_PATTERN, Role, Rule
 # Written out, so that the combined search for all rules matches `loss: nan` and not `nan` alone, which takes five times
 # as long. For the same reason a number in a pattern that begins with a common word, such as `rank`, has a bounded
 # number of digits.
-_NAN_PATTERN = "|".join(
-    rf"{name}['\"]?{sign}['\"]?nan\b" for name in ("grad_norm", "grad norm", "loss") for sign in (":", ": ", "=", "= ")
-)
+_NAN_VALUES = {
+    rf"{name}['\"]?{sign}['\"]?nan\b": f"step 12: '{name}'{sign}nan"
+    for name in ("grad_norm", "grad norm", "loss")
+    for sign in (":", ": ", "=", "= ")
+}
 
 UNREACHABLE = Rule(
     code="service-unreachable",
-    lines=(
-        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
-        "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.",
-        "wandb: Network error (ConnectTimeout), entering retry loop.",
-        "ConnectionError: Couldn't reach 'wikitext' on the Hub (ConnectionError)",
-        "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
-        "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host data.example.com:443 ssl:default",
-        "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://huggingface.co/api/datasets/x",
-    ),
-    pattern=r"HTTPS?ConnectionPool\(host='(?P<service>[^']{1,200})'|HTTPS?ConnectionPool\(host=|[Cc]ouldn't connect to '(?P<endpoint>https?://[^'\s]{1,200})'|Max retries exceeded with url|LocalEntryNotFoundError|OfflineModeIsEnabled|wandb: Network error|CommError: .{0,60}(?:timed out|[Nn]etwork)"
-    r"|Couldn't reach (?P<resource>\S.{0,200})|urlopen error |aiohttp\.client_exceptions\.\w+: Cannot connect to host (?P<target>[\w.:-]{1,200})|requests\.exceptions\.(?:ConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError)\b(?:.{0,80}\(host='(?P<host>[^']{1,200})')?|http(?:x|core)\.(?:Connect|Read)(?:Error|Timeout)"
-    r"|\b(?:429|50\d) (?:Server|Client) Error: .{0,100} for url: (?P<url>https?://[^/\s]{1,200})|urllib\.error\.HTTPError: HTTP Error (?:429|50\d)",
+    matches={
+        r"HTTPS?ConnectionPool\(host='(?P<service>[^']{1,200})'": "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
+        r"HTTPS?ConnectionPool\(host=": "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
+        r"[Cc]ouldn't connect to '(?P<endpoint>https?://[^'\s]{1,200})'": "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the cached files.",
+        r"Max retries exceeded with url": "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
+        r"LocalEntryNotFoundError": "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub",
+        r"OfflineModeIsEnabled": "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://huggingface.co: offline mode is enabled.",
+        r"wandb: Network error": "wandb: Network error (ConnectTimeout), entering retry loop.",
+        r"CommError: .{0,60}(?:timed out|[Nn]etwork)": "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
+        r"Couldn't reach (?P<resource>\S.{0,200})": "ConnectionError: Couldn't reach 'wikitext' on the Hub (ConnectionError)",
+        r"urlopen error ": "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
+        r"aiohttp\.client_exceptions\.\w+: Cannot connect to host (?P<target>[\w.:-]{1,200})": "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host data.example.com:443 ssl:default",
+        r"requests\.exceptions\.(?:ConnectionError|ConnectTimeout|ReadTimeout|ProxyError|SSLError)\b(?:.{0,80}\(host='(?P<host>[^']{1,200})')?": "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api/models/x",
+        r"http(?:x|core)\.(?:Connect|Read)(?:Error|Timeout)": "httpx.ConnectTimeout: timed out",
+        r"\b(?:429|50\d) (?:Server|Client) Error: .{0,100} for url: (?P<url>https?://[^/\s]{1,200})": "requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://huggingface.co/api/datasets/x",
+        r"urllib\.error\.HTTPError: HTTP Error (?:429|50\d)": "urllib.error.HTTPError: HTTP Error 503: Service Unavailable",
+    },
     classes=(FailureClass.UNREACHABLE, FailureClass.FIREWALL),
     confidence=Confidence.LIKELY,
     message="data, a model hub or another service could not be reached: {host}: {service}: {endpoint}: {resource}: "
@@ -44,14 +51,15 @@ UNREACHABLE = Rule(
 RULES: tuple[Rule, ...] = (
     Rule(
         code="index-out-of-range",
-        lines=(
-            '../aten/src/ATen/native/cuda/IndexKernel.cu:93: operator(): block: [3,0,0], thread: [17,0,0] Assertion `index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
-            "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
-            "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.",
-            "RuntimeError: CUDA error: device-side assert triggered",
-            "IndexError: index out of range in self",
-        ),
-        pattern=r"\.cu:\d+.{0,200}Assertion .{0,200}[Ff]ailed|Assertion `srcIndex < |device-side assert triggered|index out of range in self|IndexError: (?:list|tuple|string)?.{0,20}index .{0,20}out of (?:range|bounds)|IndexError: Target \S+ is out of bounds|cudaErrorAssert",
+        matches={
+            r"\.cu:\d+.{0,200}Assertion .{0,200}[Ff]ailed": '../aten/src/ATen/native/cuda/IndexKernel.cu:93: operator(): block: [3,0,0], thread: [17,0,0] Assertion `index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
+            r"Assertion `srcIndex < ": "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
+            r"device-side assert triggered": "RuntimeError: CUDA error: device-side assert triggered",
+            r"index out of range in self": "IndexError: index out of range in self",
+            r"IndexError: (?:list|tuple|string)?.{0,20}index .{0,20}out of (?:range|bounds)": "IndexError: index out of range in self",
+            r"IndexError: Target \S+ is out of bounds": "IndexError: Target 10 is out of bounds.",
+            r"cudaErrorAssert": "torch.AcceleratorError: CUDA error: cudaErrorAssert: device-side assert",
+        },
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
         message="an index in the data is out of range, such as a token id beyond the vocabulary or a label beyond the classes",
@@ -63,15 +71,21 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="not-a-number",
-        lines=(
-            "AssertionError: Rank 3: found NaN in local forward loss calculation. Device: 3, node: n1",
-            "ValueError: loss is nan, stopping training",
-            "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
-            "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
-            "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
-        ),
-        pattern=r"found (?:NaN|Inf|unexpectedly large)[\w /]* in (?:local )?(?:forward|grad|loss)|(?i:loss (?:is|=|:|became|was) ?(?:nan|inf)\b)|loss scale already at minimum|contains either `inf`, `nan`|FloatingPointError|(?i:nan (?:detected|loss|gradients?|encountered|in (?:loss|grad)))|cannot convert float NaN|reducing loss scale to 0\.0$|loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?\b|loss scale from 1(?:\.0)? to 1(?:\.0)?\b"
-        r"|Unexpected result (?:nan|inf)\b|Function '\w+' returned nan values|" + _NAN_PATTERN,
+        matches={
+            r"found (?:NaN|Inf|unexpectedly large)[\w /]* in (?:local )?(?:forward|grad|loss)": "AssertionError: Rank 3: found NaN in local forward loss calculation. Device: 3, node: n1",
+            r"(?i:loss (?:is|=|:|became|was) ?(?:nan|inf)\b)": "ValueError: loss is nan, stopping training",
+            r"loss scale already at minimum": "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+            r"contains either `inf`, `nan`": "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0",
+            r"FloatingPointError": "FloatingPointError: Minimum loss scale reached (0.0001).",
+            r"(?i:nan (?:detected|loss|gradients?|encountered|in (?:loss|grad)))": "RuntimeError: NaN detected in the gradients of layer 3",
+            r"cannot convert float NaN": "ValueError: cannot convert float NaN to integer",
+            r"reducing loss scale to 0\.0$": "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 0.0",
+            r"loss scale: 1(?:\.0)?, reducing to 1(?:\.0)?\b": "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
+            r"loss scale from 1(?:\.0)? to 1(?:\.0)?\b": "[deepspeed] OVERFLOW! Rank 0 Skipping step. Reducing dynamic loss scale from 1 to 1",
+            r"Unexpected result (?:nan|inf)\b": "Unexpected result nan (message='grad norm') at iteration 12",
+            r"Function '\w+' returned nan values": "RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",
+            **_NAN_VALUES,
+        },
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
         message="the loss or the gradients are NaN or infinite",
@@ -83,8 +97,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="loss-not-a-number",
-        lines=("iter 100 step 12: loss nan, iter time: 203.10ms", "step 3 loss nan"),
-        pattern=r"(?i:\bloss nan\b)",
+        matches={
+            r"(?i:\bloss nan\b)": "iter 100 step 12: loss nan, iter time: 203.10ms",
+        },
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
         message="the loss that a program prints is NaN or infinite",
@@ -98,14 +113,20 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="bad-data",
-        lines=(
-            "UnicodeDecodeError: 'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte",
-            "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f>",
-            "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
-            "RuntimeError: stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, 224, 224] at entry 1",
-        ),
-        pattern=r"UnicodeDecodeError|UnidentifiedImageError|JSONDecodeError|stack expects each tensor to be equal size|image file is truncated|ArrowInvalid|Corrupt(?:ed)? (?:JPEG|record|sample|shard)|(?:Bad|bad) CRC-32|Expected (?:input )?batch_size \(\d+\) to match target"
-        r"|InvalidHeaderDeserialization|zlib\.error|tarfile\.ReadError",
+        matches={
+            r"UnicodeDecodeError": "UnicodeDecodeError: 'utf-8' codec can't decode byte 0x80 in position 0: invalid start byte",
+            r"UnidentifiedImageError": "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f>",
+            r"JSONDecodeError": "json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",
+            r"stack expects each tensor to be equal size": "RuntimeError: stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, 224, 224] at entry 1",
+            r"image file is truncated": "OSError: image file is truncated (12 bytes not processed)",
+            r"ArrowInvalid": "[default1]:[rank1]: pyarrow.lib.ArrowInvalid: Could not open Parquet input source '/home/ada/bad.parquet': Parquet file size is 33 bytes, smaller than the size reported by footer's (543517801bytes)",
+            r"Corrupt(?:ed)? (?:JPEG|record|sample|shard)": "Corrupt JPEG data: premature end of data segment",
+            r"(?:Bad|bad) CRC-32": "zipfile.BadZipFile: Bad CRC-32 for file 'a/1.jpg'",
+            r"Expected (?:input )?batch_size \(\d+\) to match target": "ValueError: Expected input batch_size (32) to match target batch_size (31).",
+            r"InvalidHeaderDeserialization": "safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization",
+            r"zlib\.error": "zlib.error: Error -3 while decompressing data: incorrect header check",
+            r"tarfile\.ReadError": "tarfile.ReadError: unexpected end of data",
+        },
         classes=(FailureClass.NAN_DATA,),
         confidence=Confidence.LIKELY,
         message="a data sample is damaged or has another format",
@@ -117,15 +138,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="storage-full",
-        lines=(
-            "OSError: [Errno 28] No space left on device: '/checkpoints/step-100'",
-            "RuntimeError: [enforce fail at inline_container.cc:595] . PytorchStreamWriter failed writing file data/12: file write failed",
-            "OSError: [Errno 122] Disk quota exceeded: '/home/ada/checkpoints'",
-            "RuntimeError: [enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598",
-            "torch/File.lua:210: write error: wrote 100 blocks instead of 200 at TH/THDiskFile.c:356",
-            "OSError: 1048576 requested and 524288 written",
-        ),
-        pattern=r"No space left on device|is over 9\d% full, available space|[Dd]isk quota exceeded|PytorchStreamWriter failed writing|unexpected pos \d+ vs \d+|wrote \d+ blocks instead of|\d+ requested and \d+ written|basic_ios::clear: iostream error|ENOSPC|EDQUOT",
+        matches={
+            r"No space left on device": "OSError: [Errno 28] No space left on device: '/checkpoints/step-100'",
+            r"is over 9\d% full, available space": "(raylet) file_system_monitor.cc:111: /tmp/ray is over 95% full, available space: 21474836480",
+            r"[Dd]isk quota exceeded": "OSError: [Errno 122] Disk quota exceeded: '/home/ada/checkpoints'",
+            r"PytorchStreamWriter failed writing": "RuntimeError: [enforce fail at inline_container.cc:595] . PytorchStreamWriter failed writing file data/12: file write failed",
+            r"unexpected pos \d+ vs \d+": "RuntimeError: [enforce fail at inline_container.cc:671] . unexpected pos 704 vs 598",
+            r"wrote \d+ blocks instead of": "torch/File.lua:210: write error: wrote 100 blocks instead of 200 at TH/THDiskFile.c:356",
+            r"\d+ requested and \d+ written": "OSError: 1048576 requested and 524288 written",
+            r"basic_ios::clear: iostream error": "[default1]:[rank1]: RuntimeError: basic_ios::clear: iostream error",
+            r"ENOSPC": "Error: ENOSPC: no space left on device, write",
+            r"EDQUOT": "write /data/a: EDQUOT",
+        },
         classes=(FailureClass.STORAGE,),
         confidence=Confidence.LIKELY,
         message="a disk is full or the quota is used up",
@@ -136,17 +160,36 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="storage-failed",
-        lines=(
-            "OSError: [Errno 5] Input/output error: '/data/shard-01'",
-            "OSError: [Errno 116] Stale file handle",
-            "OSError: [Errno 30] Read-only file system: '/scratch/run'",
-            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
-            "LustreError: 11-0: scratch-OST0012-osc: operation ost_read to node 10.0.0.9@o2ib failed: rc = -107",
-            "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
-            "google.api_core.exceptions.ServiceUnavailable: 503 PUT https://storage.googleapis.com/upload/storage/v1/b/ckpt/o",
-        ),
-        pattern=r"\[Errno 5\] Input/output error|[Ss]tale (?:NFS )?file handle|Read-only file system|PytorchStreamReader failed|LustreError|nfs: server \S+ not responding|EndpointConnectionError|blk_update_request: I/O error|EXT4-fs error|nvme.{0,60}timeout, |nvme.{0,40}I/O error|nvme \S{1,10}: controller is down|Buffer I/O error on|critical (?:medium|target) error, dev|Remounting filesystem read-only|XFS \(\S{1,40}\): (?:metadata I/O error|Corruption|log I/O error|Filesystem has been shut)"
-        r"|Lustre: .{0,120} was lost; in progress|client was evicted by|\[Errno (?:37|107|108|112|121)\] |Remote I/O error|\bceph: mds\d|libceph: .{0,60}(?:socket closed|session lost|down\b)|beegfs.{0,80}(?:unreachable|error)|\bmmfsd\b.{0,60}(?:expelled|unmount)|SlowDown|\b(?:429|50\d) (?:PUT|POST|GET|HEAD|DELETE) https://storage\.googleapis|Transport endpoint is not connected|(?:safetensors|checkpoint)\S*.{0,60}(?:corrupt|truncated|incomplete)",
+        matches={
+            r"\[Errno 5\] Input/output error": "OSError: [Errno 5] Input/output error: '/data/shard-01'",
+            r"[Ss]tale (?:NFS )?file handle": "OSError: [Errno 116] Stale file handle",
+            r"Read-only file system": "OSError: [Errno 30] Read-only file system: '/scratch/run'",
+            r"PytorchStreamReader failed": "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+            r"LustreError": "LustreError: 11-0: scratch-OST0012-osc: operation ost_read to node 10.0.0.9@o2ib failed: rc = -107",
+            r"nfs: server \S+ not responding": "kernel: nfs: server 10.0.0.7 not responding, still trying",
+            r"EndpointConnectionError": "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
+            r"blk_update_request: I/O error": "blk_update_request: I/O error, dev sda, sector 2048",
+            r"EXT4-fs error": "EXT4-fs error (device sda1): ext4_find_entry:1455: inode #2: comm python: reading directory lblock 0",
+            r"nvme.{0,60}timeout, ": "nvme nvme0: I/O 12 QID 3 timeout, aborting",
+            r"nvme.{0,40}I/O error": "nvme nvme0: I/O error on admin queue",
+            r"nvme \S{1,10}: controller is down": "nvme nvme0: controller is down; will reset: CSTS=0xffffffff",
+            r"Buffer I/O error on": "Buffer I/O error on dev sda1, logical block 0, async page read",
+            r"critical (?:medium|target) error, dev": "critical medium error, dev sda, sector 2048 op 0x0:(READ)",
+            r"Remounting filesystem read-only": "EXT4-fs (sda1): Remounting filesystem read-only",
+            r"XFS \(\S{1,40}\): (?:metadata I/O error|Corruption|log I/O error|Filesystem has been shut)": 'XFS (sda1): metadata I/O error in "xfs_trans_read_buf_map" at daddr 0x1 len 1 error 5',
+            r"Lustre: .{0,120} was lost; in progress": "Lustre: scratch-OST0003: Connection to scratch-OST0003 (at 10.0.0.7@o2ib) was lost; in progress operations using this service will wait",
+            r"client was evicted by": "LustreError: 167-0: scratch-MDT0000: This client was evicted by scratch-MDT0000; in progress operations using this service will fail.",
+            r"\[Errno (?:37|107|108|112|121)\] ": "OSError: [Errno 116] Stale file handle; OSError: [Errno 107] Transport endpoint is not connected",
+            r"Remote I/O error": "OSError: [Errno 121] Remote I/O error: '/data/a'",
+            r"\bceph: mds\d": "ceph: mds0 hung",
+            r"libceph: .{0,60}(?:socket closed|session lost|down\b)": "libceph: osd3 (1)10.0.0.7:6801 socket closed (con state OPEN)",
+            r"beegfs.{0,80}(?:unreachable|error)": "beegfs: storage target unreachable",
+            r"\bmmfsd\b.{0,60}(?:expelled|unmount)": "mmfs: [E] mmfsd: node n1 was expelled from the cluster",
+            r"SlowDown": "botocore.exceptions.ClientError: An error occurred (SlowDown) when calling the PutObject operation",
+            r"\b(?:429|50\d) (?:PUT|POST|GET|HEAD|DELETE) https://storage\.googleapis": "google.api_core.exceptions.ServiceUnavailable: 503 PUT https://storage.googleapis.com/upload/storage/v1/b/ckpt/o",
+            r"Transport endpoint is not connected": "ls: cannot access '/data': Transport endpoint is not connected",
+            r"(?:safetensors|checkpoint)\S*.{0,60}(?:corrupt|truncated|incomplete)": "RuntimeError: checkpoint step-100 is corrupt",
+        },
         exclude=NO_FAULT_PATTERN,
         classes=(FailureClass.STORAGE,),
         confidence=Confidence.LIKELY,
@@ -157,14 +200,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="disk-eviction",
-        lines=(
-            "The node was low on resource: ephemeral-storage.",
-            "Pod ephemeral local storage usage exceeds the total limit of containers 20Gi.",
-            'Usage of EmptyDir volume "scratch" exceeds the limit "10Gi".',
-            'Container main exceeded its local ephemeral storage limit "5Gi".',
-            "The node had condition: [DiskPressure].",
-        ),
-        pattern=r"low on resource: \[?(?:ephemeral|disk|inodes|nodefs|imagefs)|local storage usage exceeds|EmptyDir volume \S+ exceeds the limit|exceeded its local ephemeral storage|had condition: \[?\w*DiskPressure|DiskPressure\W{1,4}True",
+        matches={
+            r"low on resource: \[?(?:ephemeral|disk|inodes|nodefs|imagefs)": "The node was low on resource: ephemeral-storage.",
+            r"local storage usage exceeds": "Pod ephemeral local storage usage exceeds the total limit of containers 20Gi.",
+            r"EmptyDir volume \S+ exceeds the limit": 'Usage of EmptyDir volume "scratch" exceeds the limit "10Gi".',
+            r"exceeded its local ephemeral storage": 'Container main exceeded its local ephemeral storage limit "5Gi".',
+            r"had condition: \[?\w*DiskPressure": "The node had condition: [DiskPressure].",
+            r"DiskPressure\W{1,4}True": "  DiskPressure   True    Fri, 20 Nov 2026 10:00:00 +0000   KubeletHasDiskPressure",
+        },
         classes=(FailureClass.STORAGE, FailureClass.PREEMPTED),
         confidence=Confidence.LIKELY,
         message="the pod or its node had no room left on the local disk, and the pod was evicted",
@@ -178,15 +221,29 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="preempted",
-        lines=(
-            "slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***",
-            "slurmstepd: error: *** STEP 123.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***",
-            "=>> PBS: job killed: walltime 86437 exceeded limit 86400",
-            "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
-            "Normal  Preempted  pod/worker-1  Preempted by default/other on node n1",
-            "Normal  EvictedDueToPreempted  workload/job-a  Preempted to accommodate a workload (UID: 12) due to prioritization in the ClusterQueue",
-        ),
-        pattern=r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)|PBS: job killed: (?:walltime|cput)\b|TERM_(?:RUNLIMIT|PREEMPT|OWNER|ADMIN)\b|CANCELLED AT \S+|\bPreempt(?:ed|ing)\b.{0,80}(?:pod|node|by|job|workload)|(?i:spot (?:instance )?(?:interruption|termination))|NodeShutdown|imminent node shutdown|Node is shutting down|instance-action.{0,80}(?:terminate|stop|hibernate)|[Cc]luster (?:is|was) preempted|node was low on resource: \[?pid|\bEvicted\b.{0,80}(?:preempt|priority|quota|workload)|DisruptionTarget.{0,60}(?:[Pp]reempt|[Ee]vict|[Tt]erminat)|Workload.{0,20}(?:evicted|preempted)|EvictedDueToPreempted|[Rr]eason\W{1,4}\w*Evicted\b|workers? (?:is|are) evicted|Preempted to accommodate a |DeadlineExceeded.{0,40}(?:Job|active)|maintenance event.{0,40}(?:terminat|migrat)",
+        matches={
+            r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE)": "slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO PREEMPTION ***",
+            r"PBS: job killed: (?:walltime|cput)\b": "=>> PBS: job killed: walltime 86437 exceeded limit 86400",
+            r"TERM_(?:RUNLIMIT|PREEMPT|OWNER|ADMIN)\b": "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
+            r"CANCELLED AT \S+": "slurmstepd: error: *** STEP 123.0 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO TIME LIMIT ***",
+            r"\bPreempt(?:ed|ing)\b.{0,80}(?:pod|node|by|job|workload)": "Normal  Preempted  pod/worker-1  Preempted by default/other on node n1",
+            r"(?i:spot (?:instance )?(?:interruption|termination))": "Spot interruption notice received, the instance stops in two minutes",
+            r"NodeShutdown": "Status: Failed, Reason: NodeShutdown",
+            r"imminent node shutdown": "Message: Pod was terminated in response to imminent node shutdown.",
+            r"Node is shutting down": "Message: Pod was rejected: Node is shutting down",
+            r"instance-action.{0,80}(?:terminate|stop|hibernate)": '{"instance-action": {"action": "terminate", "time": "2026-11-20T10:02:00Z"}}',
+            r"[Cc]luster (?:is|was) preempted": "The cluster was preempted and will be recovered",
+            r"node was low on resource: \[?pid": "Message: The node was low on resource: pids.",
+            r"\bEvicted\b.{0,80}(?:preempt|priority|quota|workload)": "Normal  Evicted  workload/train  Preempted to accommodate a higher priority workload",
+            r"DisruptionTarget.{0,60}(?:[Pp]reempt|[Ee]vict|[Tt]erminat)": "  DisruptionTarget   True   PreemptionByScheduler: preempting to accommodate a higher priority pod",
+            r"Workload.{0,20}(?:evicted|preempted)": "Workload train-abc was evicted",
+            r"EvictedDueToPreempted": "Normal  EvictedDueToPreempted  workload/job-a  Preempted to accommodate a workload (UID: 12) due to prioritization in the ClusterQueue",
+            r"[Rr]eason\W{1,4}\w*Evicted\b": "  reason: Evicted",
+            r"workers? (?:is|are) evicted": "all workers are evicted",
+            r"Preempted to accommodate a ": "Normal  EvictedDueToPreempted  workload/job-a  Preempted to accommodate a workload (UID: 12) due to prioritization in the ClusterQueue",
+            r"DeadlineExceeded.{0,40}(?:Job|active)": "Warning  DeadlineExceeded  job/train  Job was active longer than specified deadline",
+            r"maintenance event.{0,40}(?:terminat|migrat)": "compute.instances.hostError: maintenance event, the instance is terminated",
+        },
         exclude=NO_FAULT_PATTERN,
         classes=(FailureClass.PREEMPTED,),
         confidence=Confidence.LIKELY,
@@ -197,16 +254,32 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="node-failure",
-        lines=(
-            "slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
-            "srun: error: Node failure on n17",
-            "Warning  NodeNotReady  pod/worker-3  Node is not ready",
-            "Kubelet stopped posting node status.",
-            "Normal  TaintManagerEviction  pod/worker-3  Marking for deletion Pod train/worker-3",
-            "Taints:             node.kubernetes.io/unreachable:NoExecute",
-            "node_lifecycle_controller.go:885] Node n3 is unresponsive as of 2025-01-02 03:04:05 +0000 UTC. Adding it to the Taint queue.",
-        ),
-        pattern=r"DUE TO NODE FAILURE|Node failure on (?P<host>\S+)|NodeNotReady|node\.kubernetes\.io/(?:unreachable|not-ready):No(?:Execute|Schedule)[ \t]*(?:$|[,;\"'\])])|Node \S+ is unresponsive as of|NodeLost|Kubelet stopped posting node status|NodeStatusUnknown|NodeStatusNeverUpdated|TaintManagerEviction.{0,200}Marking for deletion|node/\S+\s+(?:Shutdown|Rebooted)|Node \S+ (?:has been rebooted|status is now: (?:NodeNotReady|Unknown))|[Nn]ode \S+ (?:was|has been) (?:deleted|removed|terminated|drained)|DeletingNode|RemovingNode|instance \S+ (?:was|has been) terminated|reason[\"': =]+NodeLost|[Kk]ernel panic|NODE_FAIL|state set to DOWN|on failed node \S+|[Nn]odes? \S+ not responding|Machine Check (?:Exception|Event)|mce: \[Hardware Error\]",
+        matches={
+            r"DUE TO NODE FAILURE": "slurmstepd: error: *** JOB 123 ON n1 CANCELLED AT 2025-01-01T00:00:00 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***",
+            r"Node failure on (?P<host>\S+)": "srun: error: Node failure on n17",
+            r"NodeNotReady": "Warning  NodeNotReady  pod/worker-3  Node is not ready",
+            r"node\.kubernetes\.io/(?:unreachable|not-ready):No(?:Execute|Schedule)[ \t]*(?:$|[,;\"'\])])": "Taints:             node.kubernetes.io/unreachable:NoExecute",
+            r"Node \S+ is unresponsive as of": "node_lifecycle_controller.go:885] Node n3 is unresponsive as of 2025-01-02 03:04:05 +0000 UTC. Adding it to the Taint queue.",
+            r"NodeLost": "Pod status reason: NodeLost",
+            r"Kubelet stopped posting node status": "Kubelet stopped posting node status.",
+            r"NodeStatusUnknown": "  MemoryPressure   Unknown   Thu, 16 May 2019 11:20:20 -0400   Thu, 16 May 2019 11:21:41 -0400   NodeStatusUnknown   Kubelet stopped posting node status.",
+            r"NodeStatusNeverUpdated": "reason: NodeStatusNeverUpdated",
+            r"TaintManagerEviction.{0,200}Marking for deletion": "Normal  TaintManagerEviction  pod/worker-3  Marking for deletion Pod train/worker-3",
+            r"node/\S+\s+(?:Shutdown|Rebooted)": "Warning  node/n1   Rebooted",
+            r"Node \S+ (?:has been rebooted|status is now: (?:NodeNotReady|Unknown))": "Node n1 status is now: NodeNotReady",
+            r"[Nn]ode \S+ (?:was|has been) (?:deleted|removed|terminated|drained)": "Node n1 was removed by the cluster autoscaler",
+            r"DeletingNode": "Normal  DeletingNode  node/n1  Deleting node n1 because it does not exist in the cloud provider",
+            r"RemovingNode": "Normal  RemovingNode  node/n1  Node n1 event: Removing Node n1 from Controller",
+            r"instance \S+ (?:was|has been) terminated": "instance i-0a1b2c was terminated",
+            r"reason[\"': =]+NodeLost": "reason: NodeLost",
+            r"[Kk]ernel panic": "Kernel panic - not syncing: Fatal machine check",
+            r"NODE_FAIL": "JobState=NODE_FAIL Reason=NodeFail",
+            r"state set to DOWN": "slurmctld: error: Nodes n1 not responding, state set to DOWN",
+            r"on failed node \S+": "srun: error: step 123.0 aborted on failed node n1",
+            r"[Nn]odes? \S+ not responding": "slurmctld: error: Nodes n1 not responding",
+            r"Machine Check (?:Exception|Event)": "mce: Machine Check Exception: 5 Bank 0: b200000000070005",
+            r"mce: \[Hardware Error\]": "mce: [Hardware Error]: CPU 12: Machine Check: 0 Bank 7",
+        },
         classes=(FailureClass.NODE_LOST,),
         confidence=Confidence.CERTAIN,
         message="a node of the job was lost",
@@ -216,11 +289,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="mpi-daemon-lost",
-        lines=(
-            "ORTE has lost communication with a remote daemon.",
-            " PRTE has lost communication with its daemon located on node:",
-        ),
-        pattern=r"(?:ORTE|PRTE) has lost communication with (?:a remote|its) daemon",
+        matches={
+            r"(?:ORTE|PRTE) has lost communication with (?:a remote|its) daemon": "ORTE has lost communication with a remote daemon.",
+        },
         classes=(FailureClass.NODE_LOST, FailureClass.FIREWALL, FailureClass.OOM_HOST, FailureClass.OTHER),
         confidence=Confidence.LIKELY,
         message="mpirun lost its daemon on a node: the node, its network, or the daemon is gone",
@@ -230,13 +301,24 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="not-started",
-        lines=(
-            "Warning  FailedScheduling  pod/worker-0  0/8 nodes are available: 8 Insufficient nvidia.com/gpu.",
-            'Warning  Failed  pod/worker-0  Failed to pull image "reg/img:1": not found',
-            "    Reason: ImagePullBackOff",
-            'Error: failed to create containerd task: exec: "python": executable file not found in $PATH',
-        ),
-        pattern=r"FailedScheduling|\b0/\d+ nodes are available:|ImagePullBackOff|Back-off pulling image|failed to pull and unpack image|invalid partition specified|PodGroup is not ready|ErrImagePull|Failed to pull image|CreateContainerConfigError|FailedMount|FailedCreatePodSandBox|executable file not found|Unschedulable|Insufficient nvidia\.com/gpu|exceeded quota",
+        matches={
+            r"FailedScheduling": "Warning  FailedScheduling  pod/worker-0  0/8 nodes are available: 8 Insufficient nvidia.com/gpu.",
+            r"\b0/\d+ nodes are available:": "Warning  FailedScheduling  pod/worker-0  0/8 nodes are available: 8 Insufficient nvidia.com/gpu.",
+            r"ImagePullBackOff": "    Reason: ImagePullBackOff",
+            r"Back-off pulling image": 'Normal  BackOff  pod/worker-3  Back-off pulling image "registry/train:1"',
+            r"failed to pull and unpack image": 'Failed to pull image "registry/train:1": rpc error: code = NotFound desc = failed to pull and unpack image',
+            r"invalid partition specified": "sbatch: error: invalid partition specified: gpux",
+            r"PodGroup is not ready": "Warning  Unschedulable  podgroup/train  PodGroup is not ready, 3 Pending, 4 minAvailable",
+            r"ErrImagePull": "Reason:       ErrImagePull",
+            r"Failed to pull image": 'Warning  Failed  pod/worker-0  Failed to pull image "reg/img:1": not found',
+            r"CreateContainerConfigError": "E0604 15:51:53.763503   15104 kuberuntime_manager.go:749] container start failed: CreateContainerConfigError: endpoint not found in cache for a registe",
+            r"FailedMount": "  Warning  FailedMount  7m (x2 over 9m14s)   kubelet, gpu01     Unable to attach or mount volumes: unmounted volumes=[code-p",
+            r"FailedCreatePodSandBox": "Warning  FailedCreatePodSandBox  pod/worker-3  Failed to create pod sandbox",
+            r"executable file not found": 'Error: failed to create containerd task: exec: "python": executable file not found in $PATH',
+            r"Unschedulable": "  Normal   Unschedulable  17s (x13 over 29s)  volcano  resource in cluster is overused",
+            r"Insufficient nvidia\.com/gpu": "Warning  FailedScheduling  pod/worker-0  0/8 nodes are available: 8 Insufficient nvidia.com/gpu.",
+            r"exceeded quota": 'pods "worker-3" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8',
+        },
         classes=(FailureClass.NOT_STARTED,),
         confidence=Confidence.LIKELY,
         message="a pod of the job was never started",
@@ -247,8 +329,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="crash-loop",
-        lines=("Warning  BackOff  pod/worker-0  Back-off restarting failed container", "    Reason: CrashLoopBackOff"),
-        pattern=r"CrashLoopBackOff|reached the specified backoff limit|Back-off restarting failed container",
+        matches={
+            r"CrashLoopBackOff": "    Reason: CrashLoopBackOff",
+            r"reached the specified backoff limit": "CrashLoopBackOff|reached the specified backoff limit|Back-off restarting failed container",
+            r"Back-off restarting failed container": "Warning  BackOff  pod/worker-0  Back-off restarting failed container",
+        },
         exclude=NO_FAULT_PATTERN,
         role=Role.SYMPTOM,
         classes=(FailureClass.PROGRAM_ERROR, FailureClass.OOM_HOST, FailureClass.NOT_STARTED),
@@ -258,13 +343,15 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="ray-process-died",
-        lines=(
-            "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.",
-            "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
-            "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
-            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
-        ),
-        pattern=r"ray\.exceptions\.(?:RayActorError|ActorDiedError|ActorUnavailableError|WorkerCrashedError|LocalRayletDiedError|NodeDiedError)|Engine core initialization failed|Engine(?:Core|Dead)\w{0,20}(?:Error| encountered| died)|AsyncEngineDeadError|WorkerProc initialization failed|The actor (?:is dead because|died unexpectedly)|A worker died or was killed while executing",
+        matches={
+            r"ray\.exceptions\.(?:RayActorError|ActorDiedError|ActorUnavailableError|WorkerCrashedError|LocalRayletDiedError|NodeDiedError)": "ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.",
+            r"Engine core initialization failed": "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+            r"Engine(?:Core|Dead)\w{0,20}(?:Error| encountered| died)": "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
+            r"AsyncEngineDeadError": "vllm.engine.async_llm_engine.AsyncEngineDeadError: Background loop has errored already.",
+            r"WorkerProc initialization failed": "Exception: WorkerProc initialization failed due to an exception in a background process.",
+            r"The actor (?:is dead because|died unexpectedly)": "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+            r"A worker died or was killed while executing": "(raylet) A worker died or was killed while executing a task by an unexpected system error.",
+        },
         role=Role.SYMPTOM,
         classes=(FailureClass.OOM_HOST, FailureClass.KILLED, FailureClass.PROGRAM_ERROR, FailureClass.NODE_LOST),
         also_possible=(
@@ -279,11 +366,11 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="straggler",
-        lines=(
-            "StragglerDetector: rank 12 is a straggler, GPU relative performance score 0.61",
-            "Stragglers detected: rank 5 on node n3",
-        ),
-        pattern=r"(?i:rank (?P<rank>\d{1,6}) is (?:a )?(?:straggler|slow|lagging))|[Ss]traggler(?:s)? (?:detected|found)|(?i:thermal (?:slowdown|throttl)|HW slowdown|clocks_throttle_reasons.*: Active|hw_(?:thermal_)?slowdown\W{1,4}active)",
+        matches={
+            r"(?i:rank (?P<rank>\d{1,6}) is (?:a )?(?:straggler|slow|lagging))": "StragglerDetector: rank 12 is a straggler, GPU relative performance score 0.61",
+            r"[Ss]traggler(?:s)? (?:detected|found)": "Stragglers detected: rank 5 on node n3",
+            r"(?i:thermal (?:slowdown|throttl)|HW slowdown|clocks_throttle_reasons.*: Active|hw_(?:thermal_)?slowdown\W{1,4}active)": "        HW Thermal Slowdown                       : Active",
+        },
         exclude=NO_FAULT_PATTERN,
         classes=(FailureClass.STRAGGLER,),
         confidence=Confidence.LIKELY,
@@ -297,8 +384,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="low-bandwidth",
-        lines=("# Avg bus bandwidth    : 3.33227",),
-        pattern=r"Avg bus bandwidth\s+: (?P<gbps>[\d.]+)",
+        matches={
+            r"Avg bus bandwidth\s+: (?P<gbps>[\d.]+)": "# Avg bus bandwidth    : 3.33227",
+        },
         role=Role.CONTEXT,
         classes=(FailureClass.GDR_MISSING, FailureClass.TCP_FALLBACK, FailureClass.ACS_IOMMU, FailureClass.OTHER),
         message="nccl-tests measured {gbps} GB/s; whether that is low depends on the machine and the transport",
@@ -307,12 +395,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="single-process-work",
-        lines=(
-            "Map:  34%|###4      | 12000/35000 [29:59<57:10,  6.71 examples/s]",
-            "Running tokenizer on dataset (num_proc=1):  61%|######    | 610000/1000000",
-            "Saving model checkpoint to output/checkpoint-500",
-        ),
-        pattern=r"(?:Map|Filter|Tokeniz\w+|[Rr]unning tokenizer[\w ]*|Generating \w+ split|Grouping texts[\w ]*|Packing[\w ]*|Preprocessing[\w ]*|Saving (?:model )?checkpoint|Loading checkpoint shards|Building \w+ index|Extracting \w+)(?: ?\([^)]{0,40}\))?[:\w /.-]{0,60}?\d{1,3}%\||\d{1,3}%\|.{0,80}(?:examples|samples|docs|files)/s|[Tt]okeniz(?:ing|ation of) (?:the )?(?:\w+ )?(?:dataset|data|corpus|split|documents)|Saving model checkpoint to|building (?:the )?(?:shuffle|sample|document|indices|index)\w*.{0,40}(?:rank 0|on rank)|on (?:the )?(?:main process|rank 0|rank zero) (?:only|first|alone)",
+        matches={
+            r"(?:Map|Filter|Tokeniz\w+|[Rr]unning tokenizer[\w ]*|Generating \w+ split|Grouping texts[\w ]*|Packing[\w ]*|Preprocessing[\w ]*|Saving (?:model )?checkpoint|Loading checkpoint shards|Building \w+ index|Extracting \w+)(?: ?\([^)]{0,40}\))?[:\w /.-]{0,60}?\d{1,3}%\|": "Running tokenizer on dataset (num_proc=1):  61%|######    | 610000/1000000",
+            r"\d{1,3}%\|.{0,80}(?:examples|samples|docs|files)/s": "Map:  34%|###4      | 12000/35000 [29:59<57:10,  6.71 examples/s]",
+            r"[Tt]okeniz(?:ing|ation of) (?:the )?(?:\w+ )?(?:dataset|data|corpus|split|documents)": "Tokenizing the dataset:  12%|█▏        | 120/1000",
+            r"Saving model checkpoint to": "Saving model checkpoint to output/checkpoint-500",
+            r"building (?:the )?(?:shuffle|sample|document|indices|index)\w*.{0,40}(?:rank 0|on rank)": "building shuffle index on rank 0",
+            r"on (?:the )?(?:main process|rank 0|rank zero) (?:only|first|alone)": "Preparing the data on rank 0 only",
+        },
         role=Role.CONTEXT,
         message="one process does long work alone",
         source="datasets, transformers, Megatron-LM",
@@ -320,22 +410,14 @@ RULES: tuple[Rule, ...] = (
     UNREACHABLE,
     Rule(
         code="bad-arguments",
-        lines=(
-            "train.py: error: unrecognized arguments: --learning-rate 1",
-            "train.py: error: the following arguments are required: --data",
-            "train.py: error: argument --lr: invalid float value: 'high'",
-            "Error: No such option: --learning-rate",
-            "│ Unrecognized options: --learning-rate 1                │",
-            "│ No such option: --learning-rate                                              │",
-            "Could not override 'optm.lr'.",
-            "hydra.errors.ConfigCompositionException: Could not override 'optm.lr'.",
-            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '1']",
-            "absl.flags._exceptions.UnrecognizedFlagError: Unknown command line flag 'lrr'. Did you mean: lr ?",
-        ),
-        pattern=r"(?P<program>[\w./-]{1,100}): error: (?P<complaint>(?:unrecognized arguments|the following arguments are required|argument \S|ambiguous option|one of the arguments|too few arguments|invalid choice|unrecognized option).{0,300})"
-        r"|\bError: (?P<refused>(?:No such (?:option|command)|Missing (?:option|argument|parameter|command)|Invalid value for|Got unexpected extra argument|Option '[^']{1,80}' (?:requires|does not)).{0,300})"
-        r"|│ (?P<boxed>(?:Unrecognized options?|No such (?:option|command)|Missing (?:option|argument|command)|Invalid (?:value|choice)|Required options?|Got unexpected extra argument|Parsing error).{0,200}?) *│"
-        r"|(?P<override>Could not override '[^']{1,200}'|Error parsing override '[^']{1,200}'|Key '[^']{1,200}' is not in struct)|(?P<unused>Some specified arguments are not used by the HfArgumentParser.{0,200})|UnrecognizedFlagError: (?P<flag>.{1,200})",
+        matches={
+            r"(?P<program>[\w./-]{1,100}): error: (?P<complaint>(?:unrecognized arguments|the following arguments are required|argument \S|ambiguous option|one of the arguments|too few arguments|invalid choice|unrecognized option).{0,300})": "train.py: error: unrecognized arguments: --learning-rate 1",
+            r"\bError: (?P<refused>(?:No such (?:option|command)|Missing (?:option|argument|parameter|command)|Invalid value for|Got unexpected extra argument|Option '[^']{1,80}' (?:requires|does not)).{0,300})": "Error: No such option: --learning-rate",
+            r"│ (?P<boxed>(?:Unrecognized options?|No such (?:option|command)|Missing (?:option|argument|command)|Invalid (?:value|choice)|Required options?|Got unexpected extra argument|Parsing error).{0,200}?) *│": "│ Unrecognized options: --learning-rate 1                │",
+            r"(?P<override>Could not override '[^']{1,200}'|Error parsing override '[^']{1,200}'|Key '[^']{1,200}' is not in struct)": "Could not override 'optm.lr'.",
+            r"(?P<unused>Some specified arguments are not used by the HfArgumentParser.{0,200})": "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '1']",
+            r"UnrecognizedFlagError: (?P<flag>.{1,200})": "absl.flags._exceptions.UnrecognizedFlagError: Unknown command line flag 'lrr'. Did you mean: lr ?",
+        },
         exclude=r"unrecognized arguments: --local[-_]rank",
         classes=(FailureClass.USAGE,),
         confidence=Confidence.CERTAIN,
@@ -346,8 +428,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="mpirun-as-root",
-        lines=("mpirun has detected an attempt to run as root.",),
-        pattern=r"(?:mpirun|mpiexec|prterun|orterun) has detected an attempt to run as root",
+        matches={
+            r"(?:mpirun|mpiexec|prterun|orterun) has detected an attempt to run as root": "mpirun has detected an attempt to run as root.",
+        },
         classes=(FailureClass.USAGE,),
         confidence=Confidence.CERTAIN,
         message="mpirun refuses to run as root",
@@ -358,8 +441,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="module-not-found",
-        lines=("ModuleNotFoundError: No module named 'flash_attn'",),
-        pattern=r"ModuleNotFoundError: No module named '(?P<module>[^']+)'|No module named (?P<named>[\w.]+)$",
+        matches={
+            r"ModuleNotFoundError: No module named '(?P<module>[^']+)'": "ModuleNotFoundError: No module named 'flash_attn'",
+            r"No module named (?P<named>[\w.]+)$": "/usr/bin/python3: No module named torch",
+        },
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.LIKELY,
         message="a module is missing where the rank ran: {module}",
@@ -373,11 +458,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="file-not-found",
-        lines=(
-            "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
-            "PermissionError: [Errno 13] Permission denied: '/data/out'",
-        ),
-        pattern=r"(?P<type>FileNotFoundError|PermissionError|NotADirectoryError): \[Errno \d+\] (?P<message>[^:]+): '(?P<path>[^']+)'",
+        matches={
+            r"(?P<type>FileNotFoundError|PermissionError|NotADirectoryError): \[Errno \d+\] (?P<message>[^:]+): '(?P<path>[^']+)'": "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
+        },
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.LIKELY,
         message="the program could not open {path}: {message}",
@@ -387,11 +470,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="session-storage-failed",
-        lines=(
-            "holdfast: error [disk-full]: the checkpoint step-00000030 could not be written: no space is left on the disk",
-            "holdfast: error [checkpoint-store-unreachable]: the store of checkpoints does not answer",
-        ),
-        pattern=r"holdfast: error \[(?P<finding>disk-full|disk-error|read-only-file-system|checkpoint-failed|checkpoint-upload-failed|checkpoint-store-unreachable|no-valid-checkpoint|checkpoints-lost-with-pod|data-cache-unwritable)\]: (?P<message>.+)$",
+        matches={
+            r"holdfast: error \[(?P<finding>disk-full|disk-error|read-only-file-system|checkpoint-failed|checkpoint-upload-failed|checkpoint-store-unreachable|no-valid-checkpoint|checkpoints-lost-with-pod|data-cache-unwritable)\]: (?P<message>.+)$": "holdfast: error [disk-full]: the checkpoint step-00000030 could not be written: no space is left on the disk",
+        },
         exclude=r"; where: ",  # logged in one line, and the run continued
         classes=(FailureClass.STORAGE,),
         confidence=Confidence.CERTAIN,
@@ -401,11 +482,9 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="session-failed",
-        lines=(
-            "holdfast: error [checkpoint-from-later-version]: the newest checkpoint has format 2; this holdfast reads up to 1",
-            "holdfast: error [data-smaller-than-batch]: a step takes 64 samples, and the dataset has 10",
-        ),
-        pattern=r"holdfast: error \[(?P<finding>[a-z\d-]+)\]: (?P<message>.+)$",
+        matches={
+            r"holdfast: error \[(?P<finding>[a-z\d-]+)\]: (?P<message>.+)$": "holdfast: error [checkpoint-from-later-version]: the newest checkpoint has format 2; this holdfast reads up to 1",
+        },
         exclude=r"; where: ",  # logged in one line, and the run continued
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.CERTAIN,
@@ -416,22 +495,18 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         code="traceback",
-        lines=("Traceback (most recent call last):",),
-        pattern=r"Traceback \(most recent call last\)",
+        matches={
+            r"Traceback \(most recent call last\)": "Traceback (most recent call last):",
+        },
         role=Role.CONTEXT,
         message="a Python traceback begins",
         source="Python",
     ),
     Rule(
         code="python-exception",
-        lines=(
-            "ValueError: Unable to create tensor, you should probably activate truncation",
-            "[rank3]: KeyError: 'input_ids'",
-            "AssertionError",
-            "(RayTrainWorker pid=811, ip=10.0.0.3) KeyError: 'tokens'",
-            "2026-11-20T10:00:05.500Z stderr F KeyError: 'tokens'",
-        ),
-        pattern=r"(?:^|[\]:>|]\s*|\dZ?\s|pid=\d{1,10}(?:, ip=[\da-f.:]{1,45})?\) |std(?:out|err) F )(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|StopIteration))(?:: (?P<message>.*))?$",
+        matches={
+            r"(?:^|[\]:>|]\s*|\dZ?\s|pid=\d{1,10}(?:, ip=[\da-f.:]{1,45})?\) |std(?:out|err) F )(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|StopIteration))(?:: (?P<message>.*))?$": "ValueError: Unable to create tensor, you should probably activate truncation",
+        },
         classes=(FailureClass.PROGRAM_ERROR,),
         confidence=Confidence.LIKELY,
         message="the program raised {type}: {message}",
