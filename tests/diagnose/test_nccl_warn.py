@@ -11,7 +11,7 @@ from tests.diagnose.log_lines import diagnose_lines
 
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules import RULES
-from holdfast.diagnose.rules.nccl_generic import NOT_FATAL_PATTERN
+from holdfast.diagnose.rules.nccl import NOT_FATAL_PATTERN
 from holdfast.diagnose.run_context import nothing_failed
 
 WARNINGS = [

@@ -9,11 +9,9 @@ from holdfast.diagnose.rules import (
     ip_network,
     job_start,
     memory_limits,
-    nccl_generic,
+    nccl,
     nccl_setup,
-    nccl_warn,
     nvshmem,
-    rdma,
     run_events,
     system_logs,
     torchrun,
@@ -24,7 +22,7 @@ from holdfast.diagnose.rules import (
 _TABLES = (
     memory_limits,
     gpu_driver,
-    rdma,
+    nccl,
     nvshmem,
     ip_network,
     torchrun,
@@ -35,8 +33,6 @@ _TABLES = (
     run_events,
     nccl_setup,
     hang_records,
-    nccl_warn,
-    nccl_generic,
     traceback_location,
 )
 """Of the fallback rules, the first in this order counts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
-from holdfast.diagnose.rules.rdma import GIVE_DEVICES
+from holdfast.diagnose.rules.nccl import GIVE_DEVICES
 
 
 @dataclass(frozen=True, kw_only=True)
