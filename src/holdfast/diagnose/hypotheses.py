@@ -12,8 +12,7 @@ from holdfast.diagnose.desync import Desync
 from holdfast.diagnose.diagnosis import FirstFailure
 from holdfast.diagnose.diagnosis_text import fill_values, first_failure_among, first_failure_of, format_ranks
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.failure_classes import Confidence, FailureClass
-from holdfast.diagnose.precedence import HANG_FAILURE_CLASSES
+from holdfast.diagnose.failure_classes import HANG_FAILURE_CLASSES, Confidence, FailureClass
 from holdfast.diagnose.rank_consistency import missing_lightning_members, missing_ranks, rank_conflict
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.combinations import COMBINATIONS

@@ -19,48 +19,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
 
-from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.failure_classes import Confidence
 
 _T = TypeVar("_T")
 
-_CAUSAL_LAYERS: tuple[tuple[FailureClass, ...], ...] = (
-    (FailureClass.GPU_XID, FailureClass.OOM_HOST, FailureClass.NODE_LOST),
-    (
-        FailureClass.SHM_TOO_SMALL,
-        FailureClass.MEMLOCK,
-        FailureClass.DRIVER,
-        FailureClass.VERSION_MISMATCH,
-        FailureClass.STORAGE,
-        FailureClass.OOM_GPU,
-    ),
-    (
-        FailureClass.NAN_DATA,
-        FailureClass.RANK_COUNT,
-        FailureClass.WRONG_INTERFACE,
-        FailureClass.RDMA_DEVICE_MISSING,
-        FailureClass.NOT_STARTED,
-    ),
-    (
-        FailureClass.ACS_IOMMU,
-        FailureClass.FIREWALL,
-        FailureClass.NETWORK_LOSS,
-        FailureClass.GDR_MISSING,
-        FailureClass.TCP_FALLBACK,
-        FailureClass.RENDEZVOUS,
-    ),
-    (
-        FailureClass.OTHER,
-        FailureClass.PROGRAM_ERROR,
-        FailureClass.USAGE,
-        FailureClass.UNREACHABLE,
-        FailureClass.PREEMPTED,
-        FailureClass.KILLED,
-    ),
-    (FailureClass.COLLECTIVE_MISMATCH, FailureClass.STRAGGLER, FailureClass.HANG_UNKNOWN),
-)
-CAUSAL_LAYER = {each: depth for depth, classes in enumerate(_CAUSAL_LAYERS) for each in classes}
-"""The depth of each class; the deepest is 0."""
-HANG_FAILURE_CLASSES = frozenset(_CAUSAL_LAYERS[-1])
 _CONFIDENCE_ORDER = {each: order for order, each in enumerate(Confidence)}
 
 

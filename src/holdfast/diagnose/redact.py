@@ -94,24 +94,9 @@ _MODULES = sys.stdlib_module_names | {
     *("nemo", "jax", "jaxlib", "numpy", "google", "botocore", "requests", "urllib3", "huggingface_hub", "torchvision"),
     *("hydra", "omegaconf", "tyro", "wandb", "mlflow", "model", "module", "self"),
 }
-_FILE_SUFFIXES = {
-    "py",
-    "so",
-    "cc",
-    "cpp",
-    "cu",
-    "h",
-    "json",
-    "yaml",
-    "yml",
-    "log",
-    "txt",
-    "pt",
-    "gz",
-    "sh",
-    "weight",
-    "bias",
-}
+_FILE_SUFFIXES = frozenset(
+    ("py", "so", "cc", "cpp", "cu", "h", "json", "yaml", "yml", "log", "txt", "pt", "gz", "sh", "weight", "bias")
+)
 _STAND_IN = re.compile(r"<(?:secret|mail|user|host|path|address)-\d+>")
 _PUBLIC = ("huggingface.co", "github.com", "pypi.org", "pytorch.org", "googleapis.com", "amazonaws.com", "nvidia.com")
 """Suffixes of hosts that are not private."""

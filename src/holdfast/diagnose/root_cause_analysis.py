@@ -15,12 +15,10 @@ from holdfast.diagnose.desync import find_desync
 from holdfast.diagnose.diagnosis import Diagnosis, Symptom
 from holdfast.diagnose.diagnosis_text import as_evidence, evidence, fill_values, first_failure_of, next_evidence
 from holdfast.diagnose.fact import Fact
-from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.failure_classes import HANG_FAILURE_CLASSES, Confidence, FailureClass
 from holdfast.diagnose.hypotheses import Hypothesis, hypothesis_of, is_fabric_rule, make_hypotheses
 from holdfast.diagnose.next_evidence import also_possible, candidates_without_failure, select_evidence
 from holdfast.diagnose.precedence import (
-    CAUSAL_LAYER,
-    HANG_FAILURE_CLASSES,
     Clocks,
     PeerSymptom,
     Suspect,
@@ -167,7 +165,7 @@ def as_suspect(cause: Hypothesis, first_rank: int | None) -> Suspect[Hypothesis]
     return Suspect(
         failure=cause,
         at=first.at,
-        layer=CAUSAL_LAYER[cause.failure_class],
+        layer=cause.failure_class.layer,
         confidence=cause.confidence,
         ends_process=cause.failure_class in _EXIT_CLASSES and cause.confidence is not Confidence.UNSURE,
         symptom=PeerSymptom.PEER if rule is not None and rule.peer_death_symptom else PeerSymptom.NONE,
@@ -185,7 +183,7 @@ def _explains(cause: Hypothesis, other: Hypothesis) -> bool:
     return (
         other.confidence is Confidence.UNSURE
         or other.performance_only
-        or CAUSAL_LAYER[other.failure_class] > CAUSAL_LAYER[cause.failure_class]
+        or other.failure_class.layer > cause.failure_class.layer
     )
 
 

@@ -55,7 +55,7 @@ def _from_rule(rule: Rule) -> Explanation:
         confirm=decides or lines,
         remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy)
         or "Nothing by itself: it is a symptom of other faults.",
-        source=", ".join(filter(None, (rule.source, rule.versions))) or FINDINGS_SOURCE,
+        source=rule.source or FINDINGS_SOURCE,
     )
 
 

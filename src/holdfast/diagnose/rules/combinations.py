@@ -25,21 +25,21 @@ _CONNECTION_FAILURES = ("connect-timeout", "connect-refused", "connection-closed
 """Rules whose lines also appear where peers cannot reach one another."""
 
 COMBINATIONS: tuple[Combination, ...] = (
-    Combination(
-        code="gid-index",
-        requires=("queue-pair-timeout", "gid-link-local"),
-        failure_class=FailureClass.NETWORK_LOSS,
-        confidence=Confidence.LIKELY,
-        message="RDMA connections time out while a port offers a link-local GID: the wrong GID index is in use",
-        remedy=("NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",),
-    ),
-    Combination(
-        code="gid-index",
-        requires=("completion-retry", "gid-link-local"),
-        failure_class=FailureClass.NETWORK_LOSS,
-        confidence=Confidence.LIKELY,
-        message="the peer does not answer while a port offers a link-local GID: the wrong GID index is in use",
-        remedy=("NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",),
+    *(
+        Combination(
+            code="gid-index",
+            requires=(failed, "gid-link-local"),
+            failure_class=FailureClass.NETWORK_LOSS,
+            confidence=Confidence.LIKELY,
+            message=f"{what} while a port offers a link-local GID: the wrong GID index is in use",
+            remedy=(
+                "NCCL_IB_GID_INDEX of the `::ffff:` RoCE v2 entry of show_gids (mostly 3), the same on every node",
+            ),
+        )
+        for failed, what in (
+            ("queue-pair-timeout", "RDMA connections time out"),
+            ("completion-retry", "the peer does not answer"),
+        )
     ),
     Combination(
         code="rdma-device-missing",

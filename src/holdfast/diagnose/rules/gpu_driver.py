@@ -307,8 +307,7 @@ RULES: tuple[Rule, ...] = (
             "NCCL_NVLS_ENABLE=0 runs without it",
         ),
         needs=("fabric-manager",),
-        versions="2.17 and later",
-        source="NCCL src/transport/nvls.cc",
+        source="NCCL src/transport/nvls.cc; 2.17 and later",
     ),
     Rule(
         code="imex",
@@ -331,8 +330,7 @@ RULES: tuple[Rule, ...] = (
             "NCCL_MNNVL_ENABLE=0 runs without it",
         ),
         needs=("fabric-manager",),
-        versions="2.21 and later",
-        source="NCCL src/mnnvl.cc",
+        source="NCCL src/mnnvl.cc; 2.21 and later",
     ),
     Rule(
         code="driver-version",
@@ -471,8 +469,7 @@ RULES: tuple[Rule, ...] = (
             "nvidia-smi topo -p2p r; NCCL_P2P_DISABLE=1 runs without it",
         ),
         needs=("acs", "topology"),
-        versions="2.12 and later",
-        source="NCCL src/graph/paths.cc",
+        source="NCCL src/graph/paths.cc; 2.12 and later",
     ),
     Rule(
         code="iommu",

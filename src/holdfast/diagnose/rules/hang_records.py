@@ -5,8 +5,7 @@ from __future__ import annotations
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.rule import Role, Rule
 
-_TORCH = "torch flight recorder"
-_TORCH_VERSIONS = "torch 2.4 and later"
+_TORCH = "torch flight recorder; torch 2.4 and later"
 
 FLIGHT_MISMATCH = Rule(
     code="flight-mismatch",
@@ -17,7 +16,6 @@ FLIGHT_MISMATCH = Rule(
         "compare the two calls: ranks took different branches of the program (an `if` on the rank, uneven data, "
         "an unused parameter), or passed tensors of different shapes",
     ),
-    versions=_TORCH_VERSIONS,
     source=_TORCH,
 )
 FLIGHT_BEHIND = Rule(
@@ -27,7 +25,6 @@ FLIGHT_BEHIND = Rule(
     message="one rank never entered {op}, collective {seq} of group {group}, in which the others wait",
     remedy=("py-spy dump --pid PID of that rank shows what it does instead: data, a checkpoint, another collective",),
     needs=("stacks", "all-ranks"),
-    versions=_TORCH_VERSIONS,
     source=_TORCH,
 )
 FLIGHT_ABSENT = Rule(
@@ -36,7 +33,6 @@ FLIGHT_ABSENT = Rule(
     message="the others wait in {op}, collective {seq} of group {group}, and one of its ranks has left no dump",
     remedy=("read the end of that rank's log: it died, or was killed before it could dump",),
     needs=("all-ranks",),
-    versions=_TORCH_VERSIONS,
     source=_TORCH,
 )
 FLIGHT_ALL_WAITING = Rule(
@@ -46,7 +42,6 @@ FLIGHT_ALL_WAITING = Rule(
     "but the network or GPUs under it",
     remedy=("check the network and the GPUs: NCCL_DEBUG=INFO, dmesg, link counters",),
     needs=("link-counters", "xid"),
-    versions=_TORCH_VERSIONS,
     source=_TORCH,
 )
 

@@ -36,8 +36,7 @@ RULES: tuple[Rule, ...] = (
         message="the configured interface does not exist on this node",
         remedy=(NAME_INTERFACE,),
         needs=("interfaces",),
-        versions="all; by name since NCCL 2.24",
-        source="NCCL src/bootstrap.cc, Gloo transport/tcp/device.cc",
+        source="NCCL src/bootstrap.cc, Gloo transport/tcp/device.cc; by name since NCCL 2.24",
     ),
     Rule(
         code="loopback-peer",
@@ -53,7 +52,6 @@ RULES: tuple[Rule, ...] = (
             "NCCL_SOCKET_IFNAME=^lo,docker,veth; the host's own name must not resolve to 127.x in /etc/hosts",
         ),
         needs=("interfaces",),
-        versions="all",
         source="NCCL src/misc/socket.cc, Gloo transport/tcp/pair.cc",
     ),
     Rule(
@@ -70,7 +68,6 @@ RULES: tuple[Rule, ...] = (
             "NCCL_SOCKET_IFNAME=^lo,docker,veth; the host's own name must not resolve to 127.x in /etc/hosts",
         ),
         needs=("interfaces",),
-        versions="all",
         source="NCCL src/bootstrap.cc, src/transport/net_socket.cc",
         performance_only=True,
     ),
@@ -84,7 +81,6 @@ RULES: tuple[Rule, ...] = (
         "machine",
         remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
         needs=("interfaces", "reachable"),
-        versions="all",
         source="NCCL src/transport/net_socket.cc",
         performance_only=True,
     ),
@@ -98,7 +94,6 @@ RULES: tuple[Rule, ...] = (
         message="NCCL also uses an interface that has only a link-local address, which no other node can reach",
         remedy=(NAME_INTERFACE, "NCCL_SOCKET_IFNAME=^lo,docker,veth,virbr,br-"),
         needs=("interfaces", "reachable"),
-        versions="all",
         source="NCCL src/transport/net_socket.cc",
         performance_only=True,
     ),
@@ -131,7 +126,6 @@ RULES: tuple[Rule, ...] = (
         "not routed",
         remedy=(*OPEN_PORTS, NAME_INTERFACE),
         needs=("reachable", "interfaces"),
-        versions="all",
         source="NCCL src/misc/socket.cc",
     ),
     Rule(
@@ -144,7 +138,6 @@ RULES: tuple[Rule, ...] = (
         message="connecting to a peer returns `no route`: a firewall rejects it, or this interface has no route there",
         remedy=(*OPEN_PORTS, NAME_INTERFACE),
         needs=("reachable", "interfaces"),
-        versions="all",
         source="NCCL src/misc/socket.cc",
     ),
     Rule(
@@ -162,7 +155,6 @@ RULES: tuple[Rule, ...] = (
         "another host's",
         remedy=("read the peer's own log first", *OPEN_PORTS),
         needs=("peer-log", "reachable", "interfaces"),
-        versions="all",
         source="NCCL src/misc/socket.cc",
     ),
     Rule(
@@ -215,8 +207,7 @@ RULES: tuple[Rule, ...] = (
         message="another program connected to an NCCL port: a scanner, a health probe, or another job",
         remedy=("keep scanners and probes away from the job's ports; give each job its own ports",),
         needs=("net-plugin", "versions"),
-        versions="2.16 and later",
-        source="NCCL src/misc/socket.cc",
+        source="NCCL src/misc/socket.cc; 2.16 and later",
     ),
     Rule(
         code="name-resolution",
@@ -376,7 +367,6 @@ RULES: tuple[Rule, ...] = (
         ),
         message="the process at the other end of a connection was gone",
         needs=("all-ranks", "peer-log"),
-        versions="all",
         source="NCCL src/misc/socket.cc, Gloo, torch TCPStore",
     ),
 )

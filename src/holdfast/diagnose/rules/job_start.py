@@ -131,8 +131,7 @@ RULES: tuple[Rule, ...] = (
         classes=(FailureClass.RENDEZVOUS, FailureClass.PROGRAM_ERROR, FailureClass.STRAGGLER, FailureClass.RANK_COUNT),
         message="{came} of {world} ranks have reached the process group's barrier, and wait for the others",
         needs=("who-joined", "stacks", "all-ranks"),
-        versions="torch 1.8 to 2.1",
-        source="torch distributed_c10d.py",
+        source="torch distributed_c10d.py; torch 1.8 to 2.1",
         fallback=True,
     ),
     Rule(

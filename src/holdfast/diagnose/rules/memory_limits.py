@@ -63,8 +63,7 @@ RULES: tuple[Rule, ...] = (
         message="NCCL found no GPU memory left for its buffers",
         remedy=(FREE_MEMORY_FOR_NCCL, "NCCL_BUFFSIZE=2097152 makes its buffers smaller"),
         needs=("memory-use",),
-        versions="all; the error's number since 2.19",
-        source="NCCL src/include/alloc.h",
+        source="NCCL src/include/alloc.h; the error's number since 2.19",
     ),
     Rule(
         code="shm-segment",
@@ -84,8 +83,7 @@ RULES: tuple[Rule, ...] = (
             "Kubernetes: volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 16Gi}}], mounted at /dev/shm",
         ),
         needs=("shm",),
-        versions="NCCL 2.10 (shm.h), 2.12 to 2.21 (shmutils.cc), 2.22 and later (failed to extend)",
-        source="NCCL src/misc/shmutils.cc",
+        source="NCCL src/misc/shmutils.cc; NCCL 2.10 (shm.h), 2.12 to 2.21 (shmutils.cc), 2.22 and later (failed to extend)",
     ),
     Rule(
         code="shm-attach",
@@ -165,7 +163,6 @@ RULES: tuple[Rule, ...] = (
             "Kubernetes: securityContext: {capabilities: {add: [IPC_LOCK]}}",
         ),
         needs=("memlock",),
-        versions="all",
         source="NCCL src/misc/ibvwrap.cc, libibverbs",
     ),
     Rule(

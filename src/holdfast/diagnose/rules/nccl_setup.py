@@ -10,60 +10,31 @@ from types import MappingProxyType
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.rule import Rule
 
-_SOURCE = "NCCL's set-up lines of all ranks"
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        code="fabric-on-tcp",
-        classes=(FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
-        confidence=Confidence.LIKELY,
-        message="{what}",
-        remedy=("{remedy}",),
-        needs=("net-plugin",),
-        source=_SOURCE,
-        performance_only=True,
-    ),
-    Rule(
-        code="fabric-without-gdr",
-        classes=(FailureClass.GDR_MISSING,),
-        confidence=Confidence.LIKELY,
-        message="{what}",
-        remedy=("{remedy}",),
-        needs=("transport",),
-        source=_SOURCE,
-        performance_only=True,
-    ),
-    Rule(
-        code="fabric-devices-missing",
-        classes=(FailureClass.RDMA_DEVICE_MISSING,),
-        confidence=Confidence.LIKELY,
-        message="{what}",
-        remedy=("{remedy}",),
-        needs=("net-plugin",),
-        source=_SOURCE,
-        performance_only=True,
-    ),
-    Rule(
-        code="fabric-without-p2p",
-        classes=(FailureClass.ACS_IOMMU,),
-        confidence=Confidence.LIKELY,
-        message="{what}",
-        remedy=("{remedy}",),
-        needs=("transport",),
-        source=_SOURCE,
-        performance_only=True,
-    ),
-)
-
-_BY_CODE = {rule.code: rule for rule in RULES}
-FABRIC_CODES = frozenset(_BY_CODE)
-
 FOR_CAUSE: Mapping[str, Rule] = MappingProxyType(
     {
-        "tcp-fallback": _BY_CODE["fabric-on-tcp"],
-        "gdr-missing": _BY_CODE["fabric-without-gdr"],
-        "rdma-device-missing": _BY_CODE["fabric-devices-missing"],
-        "p2p-disabled": _BY_CODE["fabric-without-p2p"],
+        cause: Rule(
+            code=code,
+            classes=classes,
+            confidence=Confidence.LIKELY,
+            message="{what}",
+            remedy=("{remedy}",),
+            needs=(needs,),
+            source="NCCL's set-up lines of all ranks",
+            performance_only=True,
+        )
+        for cause, code, classes, needs in (
+            (
+                "tcp-fallback",
+                "fabric-on-tcp",
+                (FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING),
+                "net-plugin",
+            ),
+            ("gdr-missing", "fabric-without-gdr", (FailureClass.GDR_MISSING,), "transport"),
+            ("rdma-device-missing", "fabric-devices-missing", (FailureClass.RDMA_DEVICE_MISSING,), "net-plugin"),
+            ("p2p-disabled", "fabric-without-p2p", (FailureClass.ACS_IOMMU,), "transport"),
+        )
     }
 )
 """The rule for a degraded fabric, by the finding's code; a finding without one slows no run by itself."""
+RULES = tuple(FOR_CAUSE.values())
+FABRIC_CODES = frozenset(rule.code for rule in RULES)

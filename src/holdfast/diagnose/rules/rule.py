@@ -53,10 +53,8 @@ class Rule:
     needs: tuple[str, ...] = ()
     """Names of the evidence requests (rules/evidence_requests.py) that would confirm it, or choose between its classes.
     """
-    versions: str = ""
-    """The versions of the library that writes the line."""
     source: str = ""
-    """The origin of the line: a file of a library, or an address."""
+    """The origin of the line: a file of a library, or an address; and since which version, where not all write it."""
     exclude: str = ""
     """RE2 pattern of lines with the same words but no meaning here: the rule ignores them."""
     fallback: bool = False

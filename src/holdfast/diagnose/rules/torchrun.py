@@ -53,8 +53,7 @@ RULES: tuple[Rule, ...] = (
         message="a rank waited for the others in a collective ({op}) until its timeout; this rank is one that waited",
         remedy=("find the rank that never joined: it printed no such line, or its last enqueued work is lower",),
         needs=("last-collectives", "all-ranks"),
-        versions="torch 1.13 and later",
-        source="torch ProcessGroupNCCL.cpp",
+        source="torch ProcessGroupNCCL.cpp; torch 1.13 and later",
     ),
     Rule(
         code="collective-status",
@@ -72,8 +71,7 @@ RULES: tuple[Rule, ...] = (
         message="a rank was waiting in collective {enqueued}; it had completed {completed}",
         needs=("last-collectives", "all-ranks"),
         remedy=("compare the last enqueued work of all ranks: the lowest is the one the others waited for",),
-        versions="torch 2.3 and later",
-        source="torch ProcessGroupNCCL.cpp",
+        source="torch ProcessGroupNCCL.cpp; torch 2.3 and later",
     ),
     Rule(
         code="monitored-barrier",
@@ -210,8 +208,7 @@ RULES: tuple[Rule, ...] = (
         also_possible=(FailureClass.WRONG_INTERFACE, FailureClass.RANK_COUNT, FailureClass.COLLECTIVE_MISMATCH),
         message="a rank waited for rank 0 to begin the first collective, and rank 0 did not come",
         needs=("peer-log", "stacks"),
-        versions="torch 1.10 and later",
-        source="torch ProcessGroupNCCL.cpp",
+        source="torch ProcessGroupNCCL.cpp; torch 1.10 and later",
     ),
     Rule(
         code="too-many-workers",
@@ -263,7 +260,6 @@ RULES: tuple[Rule, ...] = (
             "WORLD_SIZE = nodes x ranks per node on every node; RANK unique; one launcher starts the ranks, not two",
         ),
         needs=("who-joined",),
-        versions="all",
         source="NCCL src/bootstrap.cc, torch rendezvous.py",
     ),
     Rule(
@@ -280,8 +276,7 @@ RULES: tuple[Rule, ...] = (
             "--nproc-per-node no larger than the visible GPUs; torch.cuda.set_device(int(os.environ['LOCAL_RANK']))",
         ),
         needs=("gpus-seen",),
-        versions="all; 2.30 and later: Multiple Ranks",
-        source="NCCL src/init.cc",
+        source="NCCL src/init.cc; 2.30 and later: Multiple Ranks",
     ),
     Rule(
         code="device-ordinal",
@@ -311,8 +306,7 @@ RULES: tuple[Rule, ...] = (
         message="ranks have loaded different versions of NCCL",
         remedy=("the same image on every node, and no other libnccl on LD_LIBRARY_PATH or in LD_PRELOAD",),
         needs=("versions",),
-        versions="all; git versions: 2.29 and later",
-        source="NCCL src/init.cc, src/bootstrap.cc",
+        source="NCCL src/init.cc, src/bootstrap.cc; git versions: 2.29 and later",
     ),
     Rule(
         code="bootstrap-message-corrupt",
@@ -334,7 +328,6 @@ RULES: tuple[Rule, ...] = (
             "if all have one version and it happens now and then: use another version (2.19.3 mixes such messages up)",
         ),
         needs=("versions", "interfaces"),
-        versions="all",
         source="NCCL src/bootstrap.cc, src/misc/socket.cc",
     ),
     Rule(
@@ -394,8 +387,7 @@ RULES: tuple[Rule, ...] = (
         message="torch's own watchdog was stuck: a CUDA or NCCL call did not return, or held the GIL",
         remedy=("py-spy dump --native --pid PID on that rank; TORCH_NCCL_ENABLE_MONITORING=0 only for debugging",),
         needs=("stacks", "xid"),
-        versions="torch 2.2 and later",
-        source="torch ProcessGroupNCCL.cpp",
+        source="torch ProcessGroupNCCL.cpp; torch 2.2 and later",
     ),
     Rule(
         code="engine-worker-timeout",
@@ -438,7 +430,6 @@ RULES: tuple[Rule, ...] = (
         message="an NCCL call to the system or the network failed; this line only reports it: in a container mostly "
         "/dev/shm, between nodes interface or firewall",
         needs=("nccl-warn", "shm", "interfaces"),
-        versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
     ),
     Rule(
@@ -462,7 +453,6 @@ RULES: tuple[Rule, ...] = (
         message="a CUDA call of NCCL failed; this line only reports it: mostly a driver that is too old, or no GPU "
         "memory left",
         needs=("nccl-warn", "versions", "memory-use"),
-        versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
     ),
     Rule(
@@ -486,7 +476,6 @@ RULES: tuple[Rule, ...] = (
         message="a check inside NCCL failed; this line only reports it: a plugin or topology of another version, or an "
         "unusable interface",
         needs=("nccl-warn", "versions", "interfaces"),
-        versions="all",
         source="torch NCCLUtils.hpp, nccl-tests common.cu",
     ),
     Rule(
@@ -508,7 +497,6 @@ RULES: tuple[Rule, ...] = (
         message="the program used NCCL in an unsupported way: two ranks on one GPU, a rank beyond the world size, sizes "
         "that differ",
         needs=("nccl-warn",),
-        versions="all",
         source="torch NCCLUtils.hpp",
     ),
     Rule(
@@ -533,8 +521,7 @@ RULES: tuple[Rule, ...] = (
         ),
         message="a rank's communication failed, mostly because of another rank",
         needs=("nccl-warn", "all-ranks"),
-        versions="torch 2.0 and later",
-        source="torch ProcessGroupNCCL.cpp",
+        source="torch ProcessGroupNCCL.cpp; torch 2.0 and later",
         fallback=True,
     ),
     LAUNCHER_STARTED,
@@ -627,8 +614,7 @@ RULES: tuple[Rule, ...] = (
         },
         role=Role.CONTEXT,
         message="a rank entered or finished NCCL's initialisation",
-        versions="COMPLETE: all; START: 2.18.3 and later",
-        source="NCCL src/init.cc",
+        source="NCCL src/init.cc; COMPLETE: all; START: 2.18.3 and later",
     ),
     Rule(
         code="nccl-started",
@@ -639,7 +625,6 @@ RULES: tuple[Rule, ...] = (
         },
         role=Role.CONTEXT,
         message="NCCL was loaded, and began to set up a communicator",
-        versions="all",
         source="NCCL src/init.cc, vLLM pynccl.py",
     ),
     Rule(
@@ -674,7 +659,6 @@ RULES: tuple[Rule, ...] = (
         message="a rank waited in a collective until its timeout; these lines do not show which collective, nor which "
         "rank never came",
         needs=("last-collectives", "all-ranks", "stacks"),
-        versions="torch 1.13 and later",
-        source="torch ProcessGroupNCCL.cpp",
+        source="torch ProcessGroupNCCL.cpp; torch 1.13 and later",
     ),
 )
