@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from holdfast.diagnose import log_input as piles
-from holdfast.diagnose.log_input import LogInput
+from holdfast.diagnose.log_input import LARGE_BYTES, LogInput
 from holdfast.diagnose.pipeline import diagnose
 from holdfast.diagnose.structured import structured_files
 
@@ -212,3 +212,22 @@ def test_document_that_is_too_large_is_read_as_text(tmp_path: Path, monkeypatch:
     text = b'{"kind": "Pod",\n' + TEXT
     (tmp_path / "log").write_bytes(text)
     assert read(tmp_path)[0] == text
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "is_large"),
+    [
+        ("a.log", LARGE_BYTES, False),
+        ("a.log", LARGE_BYTES + 1, True),
+        ("a.log.zst", LARGE_BYTES // 8, True),
+        ("missing.log", None, True),
+    ],
+)
+def test_input_is_large_by_the_size_of_its_files(name: str, size: int | None, is_large: bool, tmp_path: Path) -> None:
+    path = tmp_path / "logs" / name
+    path.parent.mkdir()
+    if size is not None:
+        path.touch()
+        os.truncate(path, size)
+    assert LogInput((path,)).is_large() is is_large
+    assert size is None or LogInput((path.parent,)).is_large() is is_large

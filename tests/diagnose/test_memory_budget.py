@@ -67,7 +67,7 @@ def test_worst_of_every_kind_at_once_stays_within_the_budget() -> None:
 
 
 def test_answer_says_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def small(_room: MemoryBudget, _hide: object) -> Scanner:
+    def small(_room: MemoryBudget, _hide: object, **_: object) -> Scanner:
         return Scanner(MemoryBudget(20_000))
 
     monkeypatch.setattr(pipeline, "Scanner", small)

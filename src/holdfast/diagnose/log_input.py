@@ -7,6 +7,7 @@ ever run or unpickled.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import gzip
 import io
 import os
@@ -37,6 +38,10 @@ from holdfast.diagnose.structured.dump_store import DumpStore
 
 CHUNK_BYTES = 1 << 18
 """Fits into a core's own cache while several readers scan it."""
+LARGE_BYTES = 32 << 20
+"""Inputs beyond this size are searched with Hyperscan."""
+_PACKED_SUFFIXES, _MOST_PACKED = frozenset((".gz", ".zst")), 16
+"""A compressed log counts as this many times its size."""
 LINE_BYTES = 1 << 16
 """Longest line that is read whole; of a longer one this much, and its end: a traceback may follow a progress bar."""
 END_BYTES = 1 << 12
@@ -85,6 +90,19 @@ class LogInput:
         self.files = self.bytes = 0
         self._left_out: Counter[str] = Counter()
         self._unpacked_bytes = 0
+
+    def is_large(self) -> bool:
+        """Whether searching the input takes longer than preparing the faster search; a stream may be of any size."""
+        left = LARGE_BYTES
+        for path in self._paths:
+            if not path.exists() or path.is_fifo():
+                return True
+            for file in walk_files(path, lambda *_: None) if path.is_dir() else (path,):
+                with contextlib.suppress(OSError):
+                    left -= file.stat().st_size * (_MOST_PACKED if file.suffix in _PACKED_SUFFIXES else 1)
+                if left < 0:
+                    return True
+        return False
 
     def chunks(self) -> Iterator[LogChunk]:
         """Every chunk of every file, one file after the other."""

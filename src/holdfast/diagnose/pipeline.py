@@ -41,7 +41,7 @@ def diagnose(
     `known` is what the run's own event log shows, with the rank that failed first; `fabric` is the job's intended
     fabric, where known; `hide` replaces secrets in a line before it is cut.
     """
-    scanner, reading = Scanner(logs.budget, hide), SetupLogReader()
+    scanner, reading = Scanner(logs.budget, hide, is_large=logs.is_large()), SetupLogReader()
     facts: list[Fact] = [*known]
     ranks: set[int] = set()
     for block in chain.from_iterable(map(json_lines.to_plain_lines, logs.chunks())):

@@ -46,13 +46,14 @@ _ESCAPES = re.compile(rb"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\n]{0,256}\x07|[(
 
 
 class RuleMatcher:
-    """The compiled rules; compiled once, since that takes longer than scanning most logs."""
+    """The compiled rules, for large inputs or for others."""
 
-    def __init__(self, rules: Iterable[Rule]) -> None:
+    def __init__(self, rules: Iterable[Rule], *, is_large: bool) -> None:
         self.rules = [rule for rule in rules if rule.matches]
         self._patterns = [rule.pattern for rule in self.rules]
         self.names_rank = ["(?P<rank>" in pattern for pattern in self._patterns]
-        self._scan = compile_scan([*map(str.encode, self._patterns), _NCCL_SETUP], once=[_NCCL_SETUP])
+        patterns = [*map(str.encode, self._patterns), _NCCL_SETUP]
+        self._scan = compile_scan(patterns, once=[_NCCL_SETUP], is_large=is_large)
 
     def candidate_lines(self, data: bytes) -> tuple[list[tuple[int, int, list[int]]], bool]:
         """Start and end of each line in which a rule may match, and which rules, by their index.
@@ -95,16 +96,18 @@ _compiled = cache(compile_re2)
 
 
 @cache
-def rule_matcher() -> RuleMatcher:
+def rule_matcher(is_large: bool) -> RuleMatcher:
     """The same for all rules."""
-    return RuleMatcher(RULES.values())
+    return RuleMatcher(RULES.values(), is_large=is_large)
 
 
 class Scanner:
     """Turns the chunks of one input into facts; one scanner per input, fed in any order of sources."""
 
-    def __init__(self, budget: MemoryBudget | None = None, hide: Callable[[str], str] | None = None) -> None:
-        self._matcher = rule_matcher()
+    def __init__(
+        self, budget: MemoryBudget | None = None, hide: Callable[[str], str] | None = None, *, is_large: bool = False
+    ) -> None:
+        self._matcher = rule_matcher(is_large)
         self.counts: Counter[str] = Counter()
         """Matched lines by rule; also those of which no fact was kept."""
         self.has_nccl_setup = False
