@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from bench.drill_diagnosis import CASES, Case, Unavailable, diagnose_drill, is_correct
 
-from holdfast.diagnose.diagnosis import Diagnosis, FirstFailure
+from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.fact import ProcessRef
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.events import FaultAction, FaultTarget
 from holdfast.job.fault_catalog import FAULTS
@@ -73,7 +74,7 @@ def test_drill_of_one_replica_of_two_is_diagnosed_likewise(
 )
 def test_answer_is_right_only_with_class_and_culprit(failure_class: FailureClass, rank: int, *, right: bool) -> None:
     case = Case(failure_class=FailureClass.KILLED, first_failure="rank {0} on node{0}")
-    culprit = FirstFailure(rank=rank, node="node1")
+    culprit = ProcessRef(rank=rank, node="node1")
     answer = Diagnosis(
         what="",
         failure_class=failure_class,

@@ -7,8 +7,6 @@ from itertools import chain
 
 import pytest
 
-from holdfast.diagnose.failure_classes import FailureClass
-from holdfast.diagnose.knowledge.class_remedies import REMEDIES
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.diagnose.knowledge.index import FINDINGS_SOURCE, GROUPS, find, suggest
 from holdfast.errors import ExitCode
@@ -68,10 +66,6 @@ def test_row_says_everything(row: Explanation) -> None:
 def test_every_exit_code_of_holdfast_is_explained() -> None:
     for code in ExitCode:
         assert f"holdfast-exit-{code.value}" in {row.code for row in find(str(code.value))}
-
-
-def test_every_class_is_explained() -> None:
-    assert set(FailureClass) - set(REMEDIES) == set()
 
 
 def test_signals_that_end_a_process_with_a_core_are_explained() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.diagnose.diagnosis import Diagnosis, Evidence, FirstFailure, NextEvidence
+from holdfast.diagnose.diagnosis import Diagnosis, Evidence, NextEvidence
+from holdfast.diagnose.fact import ProcessRef
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
 from holdfast.diagnose.run_context import RUN_LOGS_EVIDENCE, nothing_failed, with_node, without_evidence
@@ -67,7 +68,7 @@ def test_culprit_of_whom_only_the_rank_is_known_gets_its_node() -> None:
         failure_class=FailureClass.OTHER,
         code="x",
         confidence=Confidence.LIKELY,
-        first_failure=FirstFailure(rank=3),
+        first_failure=ProcessRef(rank=3),
     )
     assert str(with_node(answer, {3: "node1"}).first_failure) == "rank 3 on node1"
     assert with_node(answer, {2: "node1"}) is answer

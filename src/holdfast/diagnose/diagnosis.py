@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.diagnose.fact import ProcessRef
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.nccl_transport import TransportReport
 from holdfast.diagnose.nccl_transport import to_dict as transport_document
@@ -24,24 +25,6 @@ class Evidence:
     text: str
     code: str
     """The rule that matched it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FirstFailure:
-    """The process that failed first, as far as that is known."""
-
-    rank: int | None = None
-    node: str | None = None
-    host: str | None = None
-    pid: int | None = None
-
-    def __str__(self) -> str:
-        parts = (
-            f"rank {self.rank}" if self.rank is not None else "",
-            f"on {self.node or self.host}" if self.node or self.host else "",
-            f"(pid {self.pid})" if self.pid is not None and self.rank is None else "",
-        )
-        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +68,8 @@ class Diagnosis:
     code: str
     """The rule that decided; empty when nothing did."""
     confidence: Confidence
-    first_failure: FirstFailure | None = None
+    first_failure: ProcessRef | None = None
+    """The process that failed first, as far as that is known."""
     evidence: tuple[Evidence, ...] = ()
     last_lines: tuple[Evidence, ...] = ()
     """The last lines of the rank that failed first, where there is no better evidence."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from holdfast.diagnose.diagnosis import Evidence, FirstFailure, NextEvidence
-from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.diagnosis import Evidence, NextEvidence
+from holdfast.diagnose.fact import Fact, ProcessRef
 from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
 
@@ -38,7 +38,7 @@ def as_evidence(fact: Fact) -> Evidence:
     return Evidence(where=where, text=fact.text, code=fact.rule.code)
 
 
-def first_failure_among(facts: Sequence[Fact]) -> FirstFailure | None:
+def first_failure_among(facts: Sequence[Fact]) -> ProcessRef | None:
     """The writer of the first line; if it names no rank and all other lines name the same one, that rank."""
     ranks = {fact.process.rank for fact in facts} - {None}
     return first_failure_of(
@@ -46,12 +46,9 @@ def first_failure_among(facts: Sequence[Fact]) -> FirstFailure | None:
     )
 
 
-def first_failure_of(fact: Fact) -> FirstFailure | None:
+def first_failure_of(fact: Fact) -> ProcessRef | None:
     """The writer of its line; None where unknown."""
-    who = fact.process
-    if (who.rank, who.node, who.host, who.pid) == (None, None, None, None):
-        return None
-    return FirstFailure(rank=who.rank, node=who.node, host=who.host, pid=who.pid)
+    return None if fact.process == ProcessRef() else fact.process
 
 
 def fill_values(text: str, fact: Fact) -> str:

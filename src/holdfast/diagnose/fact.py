@@ -19,10 +19,18 @@ MAX_RANKS = 1 << 20
 class ProcessRef:
     """The process that a line is about, or that wrote it, as far as the line says."""
 
-    host: str | None = None
-    pid: int | None = None
     rank: int | None = None
     node: str | None = None
+    host: str | None = None
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        parts = (
+            f"rank {self.rank}" if self.rank is not None else "",
+            f"on {self.node or self.host}" if self.node or self.host else "",
+            f"(pid {self.pid})" if self.pid is not None and self.rank is None else "",
+        )
+        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from holdfast.diagnose.desync import Desync
-from holdfast.diagnose.diagnosis import FirstFailure
 from holdfast.diagnose.diagnosis_text import fill_values, first_failure_among, first_failure_of, format_ranks
-from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.fact import Fact, ProcessRef
 from holdfast.diagnose.failure_classes import HANG_FAILURE_CLASSES, Confidence, FailureClass
 from holdfast.diagnose.rank_consistency import missing_lightning_members, missing_ranks, rank_conflict
 from holdfast.diagnose.rules import RULES
@@ -36,7 +35,7 @@ class Hypothesis:
     needs: tuple[str, ...]
     facts: tuple[Fact, ...]
     """In order of appearance."""
-    first_failure: FirstFailure | None
+    first_failure: ProcessRef | None
     performance_only: bool = False
 
     @property
@@ -124,7 +123,7 @@ def _from_desync(desync: Desync) -> Hypothesis | None:
         first, late = desync.lagging[0], ", ".join(str(stand.rank) for stand in desync.lagging[:8])
         at = f"collective {first.enqueued if first.is_waiting else first.completed}"
         text = f"rank {late} never entered the collective in which {waited} waited; it was at {at}"
-        culprit = FirstFailure(rank=first.rank, node=first.fact.process.node, host=first.fact.process.host)
+        culprit = ProcessRef(rank=first.rank, node=first.fact.process.node, host=first.fact.process.host)
         return _collective_mismatch(text, (*(stand.fact for stand in desync.lagging), *desync.facts[:3]), culprit)
     if desync.waiting_apart:
         calls = " and ".join(
@@ -138,7 +137,7 @@ def _from_desync(desync: Desync) -> Hypothesis | None:
     if 0 < len(desync.silent) <= 8:
         text = f"{waited} waited in a collective; rank {', '.join(map(str, desync.silent))} did not"
         return _collective_mismatch(
-            text, (*desync.facts, *desync.inside_collective[:3]), FirstFailure(rank=min(desync.silent))
+            text, (*desync.facts, *desync.inside_collective[:3]), ProcessRef(rank=min(desync.silent))
         )
     return None
 
@@ -163,7 +162,7 @@ def _outside_collective(desync: Desync, waited: str) -> Hypothesis:
 def _collective_mismatch(
     message: str,
     facts: tuple[Fact, ...],
-    first_failure: FirstFailure | None,
+    first_failure: ProcessRef | None,
     *,
     code: str = "collective-not-entered",
     confidence: Confidence = Confidence.LIKELY,
@@ -213,5 +212,5 @@ def _from_rank_consistency(facts: Sequence[Fact], others: Sequence[Hypothesis]) 
             remedy=("check whether the missing ranks were started, and what they did instead",),
             needs=("who-joined", "stacks"),
             facts=absent.facts[:3],
-            first_failure=FirstFailure(rank=absent.ranks[0]),
+            first_failure=ProcessRef(rank=absent.ranks[0]),
         )

@@ -18,7 +18,8 @@ import msgspec
 import re2
 
 from holdfast.diagnose import secret_patterns
-from holdfast.diagnose.diagnosis import Diagnosis, Evidence, FirstFailure, OtherRun, Symptom
+from holdfast.diagnose.diagnosis import Diagnosis, Evidence, OtherRun, Symptom
+from holdfast.diagnose.fact import ProcessRef
 from holdfast.diagnose.nccl_transport import TransportReport
 
 _PATH_PART = r"[^\s/:'\"<>()\[\]{},;=|]"
@@ -254,7 +255,7 @@ def _redact_transport(transport: TransportReport, redactor: Redactor) -> Transpo
     return msgspec.convert(walked(msgspec.to_builtins(transport)), TransportReport)
 
 
-def _redact_first_failure(culprit: FirstFailure, redactor: Redactor) -> FirstFailure:
+def _redact_first_failure(culprit: ProcessRef, redactor: Redactor) -> ProcessRef:
     host = redactor.text(culprit.host) if culprit.host else None
     node = redactor.text(culprit.node) if culprit.node else None
     return replace(culprit, host=host, node=node)

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from itertools import chain
 
+from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass, FailureClassInfo
 from holdfast.diagnose.knowledge import (
-    class_remedies,
     cluster_findings,
     combined_causes,
     cuda,
@@ -42,6 +42,16 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
     ]
 
 
+def _from_class(failure_class: FailureClass, info: FailureClassInfo) -> Explanation:
+    return Explanation(
+        code=failure_class.value,
+        cause=f"{info.description[:1].upper()}{info.description[1:]}.",
+        confirm=info.confirm,
+        remedy=info.remedy,
+        source="holdfast, classes of diagnosis",
+    )
+
+
 def _from_rule(rule: Rule) -> Explanation:
     text = _VALUE.sub("…", rule.message)
     lines = (
@@ -65,7 +75,7 @@ GROUPS: Mapping[str, list[Explanation]] = {
     "Findings of a run": _from_findings(run_findings.ROWS),
     "Findings of an update": _from_findings(update_findings.ROWS),
     "Findings of peer checkpoints": _from_findings(peer_checkpoint_findings.ROWS),
-    "Classes of diagnosis": list(class_remedies.rows()),
+    "Classes of diagnosis": [_from_class(each, info) for each, info in FAILURE_CLASS_INFO.items()],
     "Lines and records in logs": [_from_rule(rule) for rule in RULES.values()],
     "Lines and ranks together": list(combined_causes.rows()),
     "Signals and exit statuses": list(signals.rows()),

@@ -213,7 +213,6 @@ RULES: tuple[Rule, ...] = (
             r"memory\.events.*oom_kill [1-9]": "memory.events: oom_kill 2",
             r"System OOM encountered": "Warning  SystemOOM  node/n1  System OOM encountered, victim process: python, pid: 811",
             r"OOMKilling": "Warning  OOMKilling  node/n1  Out of memory: Kill process 4242 (python) score 1985 or sacrifice child",
-            r"container init was OOM-killed": "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
             r"OOM-killed": "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
             r"memory limit too low": "failed to create containerd task: OCI runtime create failed: container init was OOM-killed (memory limit too low?)",
             r"(?:exceeded|over|exceeds) (?:its |the )?(?:cgroup |container )?memory limit": "Container train exceeded its memory limit and was killed",
