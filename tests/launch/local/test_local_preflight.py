@@ -11,6 +11,7 @@ from tests.conftest import SmallDisk, fill, mount_read_only
 from holdfast.findings import Severity
 from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job
+from holdfast.job.targets import TargetSpec
 from holdfast.launch.local import netns
 from holdfast.launch.local.local_preflight import LocalMachine, check_locally, run_checks
 
@@ -117,9 +118,7 @@ def test_storage_of_the_target_matters_to_jobs_that_name_no_path(tmp_path: Path)
     (tmp_path / "file").touch()
     for path, expected in ((None, ["unwritable-folder"]), ("out", [])):
         job = Job.model_validate({"command": "true", "checkpoint": {"path": path}})
-        findings = check_locally(
-            job, isolation=Isolation.PROCESS, base=tmp_path, environ={"PATH": "/bin"}, checkpoint_root="file/deep"
-        )
+        findings = check_locally(job, TargetSpec(checkpoint_root="file/deep"), base=tmp_path, environ={"PATH": "/bin"})
         assert [finding.code for finding in findings if finding.severity is Severity.ERROR] == expected
 
 
@@ -175,7 +174,7 @@ def test_mpirun_asked_for_its_version(tmp_path: Path) -> None:
     program.chmod(0o755)
     for command in ("./mpirun", "mpirun"):
         job = Job.model_validate({"command": [command, "train"], "launch": "mpi"})
-        found = check_locally(job, isolation=Isolation.PROCESS, base=tmp_path, environ={"PATH": f"{tmp_path}:/bin"})
+        found = check_locally(job, TargetSpec(), base=tmp_path, environ={"PATH": f"{tmp_path}:/bin"})
         assert [finding.code for finding in found if finding.severity is Severity.ERROR] == ["not-open-mpi-4"]
 
 
@@ -206,7 +205,7 @@ def test_gpus_that_nobody_asked_for_told(tmp_path: Path) -> None:
 
 def test_this_machine_described_by_itself(tmp_path: Path) -> None:
     job = Job.model_validate({"command": ["sh"], "nodes": 100_000, "resources": {"memory": "1P"}})
-    findings = check_locally(job, isolation=Isolation.PROCESS, base=tmp_path, environ={"PATH": "/bin"})
+    findings = check_locally(job, TargetSpec(), base=tmp_path, environ={"PATH": "/bin"})
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     assert [finding.code for finding in errors] == ["too-little-memory", "too-many-ranks"]
     assert all(finding.remedy for finding in errors)

@@ -23,6 +23,7 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.cgroups import cgroup_parent
 from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job, Launch
+from holdfast.job.targets import TargetSpec
 from holdfast.launch.local.resource_split import visible_devices
 from holdfast.launch.secret_values import missing_secrets
 from holdfast.os_errors import os_error_finding, probe_disk
@@ -61,27 +62,19 @@ class LocalMachine:
     """Version line of the job's `mpirun`, if the job has one."""
 
 
-def check_locally(
-    job: Job,
-    *,
-    isolation: Isolation,
-    base: Path,
-    environ: Mapping[str, str],
-    checkpoint_root: str | None = None,
-    capacity: int | None = None,
-) -> tuple[Finding, ...]:
+def check_locally(job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Errors that prevent this job on this machine, and notices of what will differ from the job file."""
     here = LocalMachine(
         base=base.absolute(),
         environ=environ,
-        isolation=isolation,
+        isolation=spec.isolation,
         cpus=len(os.sched_getaffinity(0)),
         memory=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         gpus=len(visible_devices(environ)),
         memory_unlimited_reason=where if isinstance(where := cgroup_parent(), str) else "",
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-        checkpoint_root=checkpoint_root,
-        capacity=capacity,
+        checkpoint_root=spec.checkpoint_root,
+        capacity=spec.capacity,
         mpi_version=_mpi_version(job, base, environ) if job.launch is Launch.MPI else "",
     )
     return run_checks(job, here)

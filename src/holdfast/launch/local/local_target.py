@@ -35,14 +35,7 @@ class LocalTarget:
         from holdfast.launch.local.local_preflight import check_locally
 
         job, spec = wanted.job, wanted.spec
-        here = check_locally(
-            job,
-            isolation=spec.isolation,
-            base=wanted.base,
-            environ=os.environ,
-            checkpoint_root=spec.checkpoint_root,
-            capacity=spec.capacity,
-        )
+        here = check_locally(job, spec, base=wanted.base, environ=os.environ)
         code = list_code(job, wanted.base).findings if spec.code is CodeDelivery.SHIPPED else ()
         return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
 
@@ -52,7 +45,7 @@ class LocalTarget:
 
     def render(self, wanted: Submission) -> Rendered:
         """Every rank's environment and command."""
-        from holdfast.launch.local.local_backend import render  # a fifth of all imports
+        from holdfast.launch.local.rank_script import render  # a fifth of all imports
 
         with tempfile.TemporaryDirectory() as scratch:
             text = render(accept(wanted, Path(scratch)))

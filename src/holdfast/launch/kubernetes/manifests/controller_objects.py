@@ -29,15 +29,12 @@ SUPERVISOR_MODULE = "holdfast.launch.kubernetes.incluster.pod_supervisor"
 def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The headless Service that gives the controller its DNS name."""
     names = ctx.names
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {
-            "name": names.controller,
-            "namespace": ctx.target.namespace,
-            "labels": names.labels(CONTROLLER),
-        },
-        "spec": {
+    return ctx.manifest(
+        "v1",
+        "Service",
+        names.controller,
+        CONTROLLER,
+        spec={
             "clusterIP": Commented(
                 "None", "The name resolves to the pod's address; agents look it up at every connection."
             ),
@@ -45,34 +42,29 @@ def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "selector": names.selector(CONTROLLER)["matchLabels"],
             "ports": [{"name": "agents", "port": CONTROLLER_PORT}],
         },
-    }
+    )
 
 
 def first_pod_marker(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     """The ConfigMap in which the first controller pod records itself, for later pods without a volume with the log."""
     if ctx.accepted.durable_controller_disk:
         return []
-    about = {
-        "name": ctx.names.controller,
-        "namespace": ctx.target.namespace,
-        "labels": ctx.names.labels(CONTROLLER),
-    }
-    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": about}]
+    return [ctx.manifest("v1", "ConfigMap", ctx.names.controller, CONTROLLER)]
 
 
 def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The ReplicaSet that keeps one controller running until the run is over."""
     names, target, own = ctx.names, ctx.target, ctx.target.controller
-    labels = names.labels(CONTROLLER)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "ReplicaSet",
-        "metadata": {"name": names.controller, "namespace": target.namespace, "labels": labels},
-        "spec": {
+    return ctx.manifest(
+        "apps/v1",
+        "ReplicaSet",
+        names.controller,
+        CONTROLLER,
+        spec={
             "replicas": Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
             "selector": names.selector(CONTROLLER),
             "template": {
-                "metadata": {"labels": labels},
+                "metadata": {"labels": names.labels(CONTROLLER)},
                 "spec": {
                     "serviceAccountName": target.service_account or names.controller,
                     "automountServiceAccountToken": Commented(
@@ -96,7 +88,7 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
                 },
             },
         },
-    }
+    )
 
 
 def requests(ctx: RenderContext) -> Mapping[str, YamlValue]:

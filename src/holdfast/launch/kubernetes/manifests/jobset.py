@@ -48,15 +48,9 @@ def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 def owner(ctx: RenderContext, spec: YamlValue) -> Mapping[str, YamlValue]:
     """The run's owner object, which owns the others and which a queue admits."""
-    kind, labels = CATALOG[ctx.workload], ctx.names.labels()
-    if ctx.queue:
-        labels |= {QUEUE_LABEL: ctx.queue}
-    return {
-        "apiVersion": kind.api_version,
-        "kind": kind.kind,
-        "metadata": {"name": ctx.names.name, "namespace": ctx.target.namespace, "labels": labels},
-        "spec": spec,
-    }
+    kind = CATALOG[ctx.workload]
+    labels = {QUEUE_LABEL: ctx.queue} if ctx.queue else {}
+    return ctx.manifest(kind.api_version, kind.kind, ctx.names.name, labels=labels, spec=spec)
 
 
 def suspended(ctx: RenderContext) -> YamlValue:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from holdfast.fabric.catalog import CATALOG, Fabric, PodAccess
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Launch
 from holdfast.job.targets import TargetSpec, Workload
+from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue
 from holdfast.launch.kubernetes.object_names import RUNS, VOLUME_ROOT, ObjectNames
 
 
@@ -45,6 +47,20 @@ class RenderContext:
     @property
     def queue(self) -> str | None:
         return self.job.queue or self.target.queue
+
+    def manifest(
+        self,
+        api_version: str,
+        kind: str,
+        name: str,
+        part: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        **fields: YamlValue,
+    ) -> Mapping[str, YamlValue]:
+        """The manifest of an object of the run, or of one part of it."""
+        every = {**self.names.labels(part), **(labels or {})}
+        metadata: YamlValue = {"name": name, "namespace": self.target.namespace, "labels": every}
+        return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
 
     @property
     def run_dir(self) -> str:

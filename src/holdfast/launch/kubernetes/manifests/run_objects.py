@@ -13,6 +13,7 @@ from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, NODE
 from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
 from holdfast.launch.kubernetes.workload_catalog import CATALOG, pod_owner
 
+RBAC = "rbac.authorization.k8s.io"
 SET_AT_START = "(set when the run is started)"
 
 
@@ -20,9 +21,7 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     """The controller's service account with minimal permissions, unless the target names one; the gang needs none."""
     if ctx.target.service_account is not None:
         return []
-    names, namespace = ctx.names, ctx.target.namespace
-    owner = pod_owner(ctx.workload)
-    about = {"name": names.controller, "namespace": namespace, "labels": names.labels(CONTROLLER)}
+    names, owner = ctx.names, pod_owner(ctx.workload)
     rules: list[YamlValue] = [
         Commented(
             _rule(owner.group, owner.resource, "get", names=[names.name]),
@@ -39,16 +38,12 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     if not ctx.accepted.durable_controller_disk:
         earlier = "To record the first pod: a later one restores the log from the nodes' replicas."
         rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
+    role: YamlValue = {"apiGroup": RBAC, "kind": "Role", "name": names.controller}
+    subject: YamlValue = {"kind": "ServiceAccount", "name": names.controller, "namespace": ctx.target.namespace}
     return [
-        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": about},
-        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": about, "rules": rules},
-        {
-            "apiVersion": "rbac.authorization.k8s.io/v1",
-            "kind": "RoleBinding",
-            "metadata": about,
-            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": names.controller},
-            "subjects": [{"kind": "ServiceAccount", "name": names.controller, "namespace": namespace}],
-        },
+        ctx.manifest("v1", "ServiceAccount", names.controller, CONTROLLER),
+        ctx.manifest(f"{RBAC}/v1", "Role", names.controller, CONTROLLER, rules=rules),
+        ctx.manifest(f"{RBAC}/v1", "RoleBinding", names.controller, CONTROLLER, roleRef=role, subjects=[subject]),
     ]
 
 
@@ -70,11 +65,11 @@ def _rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = 
 def network_policy(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """Allows connections to the run's pods only from its own pods."""
     names = ctx.names
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": names.name, "namespace": ctx.target.namespace, "labels": names.labels()},
-        "spec": {
+    return ctx.manifest(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        names.name,
+        spec={
             "podSelector": names.selector(),
             "policyTypes": Commented(
                 ["Ingress"], "Outgoing traffic is not restricted: DNS, data sets, checkpoint stores."
@@ -84,7 +79,7 @@ def network_policy(ctx: RenderContext) -> Mapping[str, YamlValue]:
                 "TCPStore, Gloo and NCCL ports have no authentication; only the run's own pods may connect.",
             ),
         },
-    }
+    )
 
 
 def key_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
@@ -114,13 +109,7 @@ def job_config_map(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The accepted job, the controller's only input except its keys."""
     accepted = ctx.accepted.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps(accepted, indent=1) + "\n"
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": ctx.names.name, "namespace": ctx.target.namespace, "labels": ctx.names.labels()},
-        "immutable": True,
-        "data": {"job.json": text},
-    }
+    return ctx.manifest("v1", "ConfigMap", ctx.names.name, immutable=True, data={"job.json": text})
 
 
 def volume_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
@@ -143,13 +132,7 @@ def volume_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
 
 
 def _secret(ctx: RenderContext, name: str, values: Mapping[str, YamlValue]) -> Mapping[str, YamlValue]:
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "namespace": ctx.target.namespace, "labels": ctx.names.labels()},
-        "type": "Opaque",
-        "stringData": values,
-    }
+    return ctx.manifest("v1", "Secret", name, type="Opaque", stringData=values)
 
 
 def _secret_source(ref: SecretRef) -> str:

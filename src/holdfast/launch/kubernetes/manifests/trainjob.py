@@ -30,14 +30,14 @@ _TRAINJOB = CATALOG[Workload.TRAINJOB]
 
 def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The template of the TrainJob's JobSet; it must exist before the TrainJob."""
-    names, nodes = ctx.names, ctx.job.nodes.max
+    nodes = ctx.job.nodes.max
     supervised = ctx.target.agent
     policy, job = (NO_RESTARTS, _with_agent(ctx)) if supervised else (restart_policy(ctx), _without_agent(ctx))
-    return {
-        "apiVersion": _TRAINJOB.api_version,
-        "kind": "TrainingRuntime",
-        "metadata": {"name": names.name, "namespace": ctx.target.namespace, "labels": names.labels()},
-        "spec": {
+    return ctx.manifest(
+        _TRAINJOB.api_version,
+        "TrainingRuntime",
+        ctx.names.name,
+        spec={
             "mlPolicy": {
                 "numNodes": nodes,
                 "torch": None if supervised else Commented({}, "Makes Trainer set PET_* for torchrun."),
@@ -61,7 +61,7 @@ def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
                 )
             },
         },
-    }
+    )
 
 
 def trainjob(ctx: RenderContext) -> Mapping[str, YamlValue]:

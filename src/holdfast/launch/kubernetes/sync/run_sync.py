@@ -12,14 +12,13 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,10 +34,6 @@ from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, collecti
 from holdfast.launch.kubernetes.client.pod_exec import CommandFailed, PodExec
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command, read_cluster_ref
 from holdfast.launch.kubernetes.incluster.exec_commands import (
-    CHUNK_BYTES,
-    LOG_TAIL_KEY,
-    SYNCED_FILES,
-    log_tail_crc,
     request_deadline,
     shift_deadline,
 )
@@ -49,9 +44,10 @@ from holdfast.launch.kubernetes.sync.code_upload import (
     remote_run_dir,
     upload_code,
 )
+from holdfast.launch.kubernetes.sync.file_copy import FileCopy, read_chunks
 from holdfast.launch.kubernetes.sync.finish_run import CANCEL_REQUEST, OK_RESPONSE, finish_run
 from holdfast.launch.kubernetes.sync.pod_log_reader import PodLogReader
-from holdfast.run_dir import EVENTS_NAME, RunDir
+from holdfast.run_dir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
@@ -67,8 +63,6 @@ LOG_DRAIN_S = 10.0
 DELETE_RETRY_S = 60.0
 """Longest time to retry a refused deletion: an API server that has just started forbids some."""
 MAX_REQUEST_BYTES = 1 << 16
-MAX_HEADER_BYTES = 512
-"""Longest header line of a chunk."""
 
 
 class UploadedCode(msgspec.Struct, frozen=True):
@@ -116,8 +110,6 @@ class RunSync:
         self._log_reader = None if self._options.durable_controller_disk else PodLogReader(folder, cluster)
         self._code_sent_to: str | None = None
         """The last pod that received the run's code."""
-        self._resending_log = False
-        """Whether the pod is sending the log from the start."""
 
     async def run(self) -> None:
         """Sync until the run is over, across pod restarts and lost connections."""
@@ -192,34 +184,14 @@ class RunSync:
             return
         await self._upload_code(pod)
         async with self._cluster.exec_in_pod(pod, *EXEC_COMMANDS, self._remote_dir, "follow") as remote:
-            await remote.send(json.dumps(self._local_state()).encode() + b"\n")
+            copy = FileCopy(self._folder)
+            await remote.send(json.dumps(copy.state()).encode() + b"\n")
             self._pod = pod
             self._connected.set()
-            self._resending_log = False
-            async for piece, data in _read_chunks(remote.output()):
+            async for piece, data in read_chunks(remote.output()):
                 self._contact.on_contact()
-                if self._write_chunk(piece, data):
+                if copy.write(piece, data):
                     await remote.send(b"done\n")
-
-    def _write_chunk(self, piece: _ChunkHeader, data: bytes) -> bool:
-        """Write a chunk of a file; returns whether the event log is now complete.
-
-        A log that is sent from the start replaces the local one once it is complete: readers never see a part of it.
-        """
-        log, place = self._folder.events, self._folder.path / piece.name
-        fresh = log.with_suffix(".new")
-        if not piece.bytes:
-            if not self._resending_log:
-                return False
-            self._resending_log = False
-            fresh.rename(log)
-        elif place == log and (self._resending_log or (piece.at == 0 and log.exists())):
-            self._resending_log = True
-            _write_at(fresh, piece.at, data)
-            return False
-        else:
-            _write_at(place, piece.at, data)
-        return place == log and isinstance(last_event(log), RunFinished)
 
     async def _controllers_pod(self) -> str | None:
         """The running controller pod, or None; raises RunDeleted if there will be none."""
@@ -283,13 +255,6 @@ class RunSync:
         """Whether the start of the run waits for its code."""
         return self._options.code is not None and last_event(self._folder.events) is None
 
-    def _local_state(self) -> dict[str, int]:
-        """Local size of each file, and the checksum of the log's end."""
-        files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
-        sizes = {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
-        log = self._folder.events
-        return sizes | ({LOG_TAIL_KEY: log_tail_crc(log, sizes[log.name])} if log.name in sizes else {})
-
     def _finish(self, why: str) -> None:
         finish_run(self._folder, Outcome.CANCELLED, why, ExitCode.CANCELLED)
 
@@ -329,48 +294,6 @@ async def _forward_body(reader: asyncio.StreamReader, remote: PodExec) -> None:
         while data := await reader.read(MAX_REQUEST_BYTES):
             await remote.send(data)
         await remote.end_input()
-
-
-class _ChunkHeader(msgspec.Struct, frozen=True):
-    """Header of a chunk; an empty header ends a poll."""
-
-    name: Annotated[str, msgspec.Meta(pattern=f"^({SYNCED_FILES.pattern})$")] = EVENTS_NAME
-    at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
-    bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)] = 0
-
-
-_chunk_header = msgspec.json.Decoder(_ChunkHeader)
-
-
-async def _read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[_ChunkHeader, bytes]]:
-    """Chunks from exec_commands: a header line, then as many bytes as it states.
-
-    Raises CommandFailed for malformed input: the pod may run other code than holdfast's.
-    """
-    buffer = bytearray()
-    async for data in output:
-        buffer += data
-        while (end := buffer.find(b"\n", 0, MAX_HEADER_BYTES)) >= 0:
-            try:
-                piece = _chunk_header.decode(buffer[:end])
-            except msgspec.DecodeError as error:
-                raise CommandFailed(f"what the controller's pod sends is no part of a run: {error}") from error
-            if len(buffer) - end - 1 < piece.bytes:
-                break
-            yield piece, bytes(buffer[end + 1 : end + 1 + piece.bytes])
-            del buffer[: end + 1 + piece.bytes]
-        if end < 0 and len(buffer) > MAX_HEADER_BYTES:
-            raise CommandFailed("what the controller's pod sends is no part of a run: a line without an end")
-
-
-def _write_at(path: Path, at: int, data: bytes) -> None:
-    """Write a chunk at its offset and truncate after it; the rest is from an earlier incarnation of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    with open(descriptor, "wb") as file:
-        file.truncate(at)
-        file.seek(at)
-        file.write(data)
 
 
 @contextlib.asynccontextmanager

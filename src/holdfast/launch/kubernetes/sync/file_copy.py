@@ -1,0 +1,100 @@
+"""Receives a run's event log and rank logs from the controller's pod, chunk by chunk, into the local folder.
+
+incluster/exec_commands.py is the sender.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from holdfast.events import RunFinished
+from holdfast.events.log import last_event
+from holdfast.launch.kubernetes.client.pod_exec import CommandFailed
+from holdfast.launch.kubernetes.incluster.exec_commands import CHUNK_BYTES, LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc
+from holdfast.run_dir import EVENTS_NAME, RunDir
+
+MAX_HEADER_BYTES = 512
+"""Longest header line of a chunk."""
+
+
+class ChunkHeader(msgspec.Struct, frozen=True):
+    """Header of a chunk; an empty header ends a poll."""
+
+    name: Annotated[str, msgspec.Meta(pattern=f"^({SYNCED_FILES.pattern})$")] = EVENTS_NAME
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)] = 0
+
+
+_chunk_header = msgspec.json.Decoder(ChunkHeader)
+
+
+async def read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[ChunkHeader, bytes]]:
+    """Chunks from exec_commands: a header line, then as many bytes as it states.
+
+    Raises CommandFailed for malformed input: the pod may run other code than holdfast's.
+    """
+    buffer = bytearray()
+    async for data in output:
+        buffer += data
+        while (end := buffer.find(b"\n", 0, MAX_HEADER_BYTES)) >= 0:
+            try:
+                piece = _chunk_header.decode(buffer[:end])
+            except msgspec.DecodeError as error:
+                raise CommandFailed(f"what the controller's pod sends is no part of a run: {error}") from error
+            if len(buffer) - end - 1 < piece.bytes:
+                break
+            yield piece, bytes(buffer[end + 1 : end + 1 + piece.bytes])
+            del buffer[: end + 1 + piece.bytes]
+        if end < 0 and len(buffer) > MAX_HEADER_BYTES:
+            raise CommandFailed("what the controller's pod sends is no part of a run: a line without an end")
+
+
+class FileCopy:
+    """The local copy of a run's files, during one connection."""
+
+    def __init__(self, folder: RunDir) -> None:
+        self._folder = folder
+        self._is_resending = False
+        """Whether the pod is sending the log from the start."""
+
+    def state(self) -> dict[str, int]:
+        """Local size of each file, and the checksum of the log's end."""
+        files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
+        sizes = {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
+        log = self._folder.events
+        return sizes | ({LOG_TAIL_KEY: log_tail_crc(log, sizes[log.name])} if log.name in sizes else {})
+
+    def write(self, piece: ChunkHeader, data: bytes) -> bool:
+        """Write a chunk of a file; returns whether the event log is now complete.
+
+        A log that is sent from the start replaces the local one once it is complete: readers never see a part of it.
+        """
+        log, place = self._folder.events, self._folder.path / piece.name
+        fresh = log.with_suffix(".new")
+        if not piece.bytes:
+            if not self._is_resending:
+                return False
+            self._is_resending = False
+            fresh.rename(log)
+        elif place == log and (self._is_resending or (piece.at == 0 and log.exists())):
+            self._is_resending = True
+            _write_at(fresh, piece.at, data)
+            return False
+        else:
+            _write_at(place, piece.at, data)
+        return place == log and isinstance(last_event(log), RunFinished)
+
+
+def _write_at(path: Path, at: int, data: bytes) -> None:
+    """Write a chunk at its offset and truncate after it; the rest is from an earlier incarnation of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    with open(descriptor, "wb") as file:
+        file.truncate(at)
+        file.seek(at)
+        file.write(data)
