@@ -40,7 +40,6 @@ from holdfast.events import (
 from holdfast.events.log import EventReader, read_events
 from holdfast.fabric.catalog import NAMES
 from holdfast.findings import Finding
-from holdfast.host.files import atomic_write, read_small
 from holdfast.job.fault_catalog import check_fault as check_drill
 from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_text
 from holdfast.job.rules import check_job
@@ -53,7 +52,7 @@ from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_MODULES, Rendered, Submission, open_target, refuse_errors, target_of
 from holdfast.metrics.metric_catalog import has_requested
 from holdfast.os_errors import probe_disk, waiting_finding
-from holdfast.report.run_row import RunRow, make_run_row
+from holdfast.report.run_row import read_run_row
 from holdfast.report.run_status import RunStatus
 from holdfast.report.run_summary import RunSummary, summarise
 from holdfast.report.status_reducer import read_status
@@ -179,11 +178,6 @@ def _force_cancel(run: RunDir) -> Callable[[RunDir, CancelRequested], None] | No
         return None
 
 
-def controller_failing(run: RunDir) -> Finding | None:
-    """The finding for a run whose controllers fail repeatedly; None if they do not or have no supervisor."""
-    return controller_client.controller_failing(run)
-
-
 def checkpoint(run: RunDir, *, timeout_s: float) -> CheckpointCommitted:
     """Have a run's ranks take a checkpoint at their next step; returns once it is complete in every replica.
 
@@ -211,10 +205,6 @@ def profile_steps(run: RunDir, *, timeout_s: float) -> StepCommitted:
 
 Updated, update = code_update.UpdateResult, code_update.update
 """Have a run's ranks resume with other code."""
-diagnose, diagnose_run = run_diagnosis.diagnose, run_diagnosis.diagnose_run
-"""Diagnose log files, or a run's last failed attempt."""
-standstill_finding, dump_stacks = run_diagnosis.standstill_finding, run_diagnosis.dump_stacks
-"""Whether a live run makes no progress, and where its ranks stand."""
 
 
 def inject_fault(
@@ -261,9 +251,14 @@ def events(run: RunDir) -> list[AnyEvent]:
     return read_events(run.events)
 
 
-def status(run: RunDir) -> RunStatus:
-    """The status of a run, live or finished."""
-    return read_status(run)
+diagnose, diagnose_run = run_diagnosis.diagnose, run_diagnosis.diagnose_run
+"""Diagnose log files, or a run's last failed attempt."""
+standstill_finding, dump_stacks = run_diagnosis.standstill_finding, run_diagnosis.dump_stacks
+"""Whether a live run makes no progress, and where its ranks stand."""
+controller_failing = controller_client.controller_failing
+"""Whether a run's controllers fail repeatedly."""
+status, run_row = read_status, read_run_row
+"""The status of a run, live or finished, and as one table row."""
 
 
 def pending_reason(run: RunDir) -> Finding | None:
@@ -275,37 +270,6 @@ def pending_reason(run: RunDir) -> Finding | None:
 def staleness(run: RunDir) -> Finding | None:
     """How old the local data of a remote run is, and why; None if its cluster is in contact."""
     return controller_client.staleness(run, now=time.time())
-
-
-def run_row(run: RunDir) -> RunRow:
-    """A run as one table row; the log of a finished run is folded for it only once."""
-    try:
-        log_bytes = run.events.stat().st_size
-    except FileNotFoundError:
-        log_bytes = 0
-    if (known := _cached_row(run)) is not None and known.log_bytes == log_bytes:
-        return known
-    now = make_run_row(status(run), log_bytes=log_bytes)
-    if now.finished_at is not None:
-        _cache_row(run, now)
-    return now
-
-
-def _cached_row(run: RunDir) -> RunRow | None:
-    """The cached row of a run; None if there is none, or none that this version can read."""
-    import msgspec
-
-    try:
-        return msgspec.json.decode(read_small(run.run_row), type=RunRow)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def _cache_row(run: RunDir, known: RunRow) -> None:
-    import msgspec
-
-    with contextlib.suppress(OSError):  # an unwritable folder costs time, nothing else
-        atomic_write(run.run_row, msgspec.json.encode(known))
 
 
 def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:

@@ -5,9 +5,14 @@ The row of a finished run never changes, so it is cached next to the event log, 
 
 from __future__ import annotations
 
+import contextlib
+
 import msgspec
 
+from holdfast.host.files import atomic_write, read_small
 from holdfast.report.run_status import RunPhase, RunStatus
+from holdfast.report.status_reducer import read_status
+from holdfast.run_dir import RunDir
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,8 +33,24 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """Length of the log it was made from; a longer log makes the row stale."""
 
 
-def make_run_row(status: RunStatus, *, log_bytes: int) -> RunRow:
-    """Make a row from a status; `log_bytes` is the length of the log behind it."""
+def read_run_row(run: RunDir) -> RunRow:
+    """The row of a run."""
+    try:
+        log_bytes = run.events.stat().st_size
+    except FileNotFoundError:
+        log_bytes = 0
+    with contextlib.suppress(OSError, msgspec.MsgspecError):  # there is none, or none that this version can read
+        known = msgspec.json.decode(read_small(run.run_row), type=RunRow)
+        if known.log_bytes == log_bytes:
+            return known
+    row = _make_row(read_status(run), log_bytes)
+    if row.finished_at is not None:
+        with contextlib.suppress(OSError):  # an unwritable folder costs time, nothing else
+            atomic_write(run.run_row, msgspec.json.encode(row))
+    return row
+
+
+def _make_row(status: RunStatus, log_bytes: int) -> RunRow:
     return RunRow(
         job=status.job,
         phase=status.phase,
