@@ -192,8 +192,11 @@ def _no_answer(run: RunDir, request: Request) -> HoldfastError:
 
 
 def pending_reason(run: RunDir) -> HoldfastError | None:
-    """What keeps the nodes of a remote run, or this user, away; None if nothing does, or if it runs here."""
-    return target_of(run).pending_reason(run) if run.remote.exists() else None
+    """What keeps the nodes of a remote run, or this user, away, or why that is unknown; None if it runs here."""
+    try:
+        return target_of(run).pending_reason(run) if run.remote.exists() else None
+    except HoldfastError as corrupt:
+        return corrupt
 
 
 def staleness(run: RunDir, *, now: float) -> Finding | None:

@@ -79,11 +79,14 @@ def test_target_of_a_run_is_the_one_it_was_accepted_for(backend: str, tmp_path: 
     assert all(isinstance(option, str) for option in options)
 
 
-def test_run_with_a_corrupt_job_file_is_ended_from_here_only_if_it_has_nodes_here(home: Path) -> None:
+def test_run_with_a_corrupt_job_file_has_a_target_only_if_it_has_nodes_here(home: Path) -> None:
     run = RunDir.create("corrupt")
     run.job.write_text("{")
     with pytest.raises(HoldfastError, match="is not what holdfast wrote there"):
         target_of(run)
+    run.remote.write_text("{}")
+    assert (reason := api.pending_reason(run)) is not None
+    assert reason.code == "run-file-corrupt"  # so that the rest of its status is shown
     run.nodes.mkdir()
     assert target_of(run) is open_target("local")
 
