@@ -14,6 +14,7 @@ import pytest
 import holdfast
 import holdfast.train
 from holdfast.control.policy import FailureKind
+from holdfast.control.state import ReplicaPhase
 from holdfast.diagnose.knowledge.index import find
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,6 +71,31 @@ def test_python_page_has_every_parameter_and_method_of_a_public_class(name: str,
     parameters = {parameter for one in called for parameter in inspect.signature(one).parameters} - {"self"}
     assert parameters
     assert [one for one in parameters if not re.search(rf"\b{one}\b", section)] == []
+
+
+def test_phases_page_names_what_each_event_does_and_what_follows(reference: ModuleType) -> None:
+    rows = [
+        row for table in ("RUN_HANDLERS", "NODE_HANDLERS", "REPLICA_HANDLERS") for row in reference.phase_rows(table)
+    ]
+    assert [row.handler for row in rows if not row.summary.endswith(".")] == []
+    stops, judges = (row for row in rows if row.event == "*stop*")
+    assert stops.phases == ("gathering", "running", "hang-suspected")
+    assert stops.leads_to == ("stopping", "*advance*")
+    assert "gathering" in judges.leads_to
+    page = reference.phases_page()
+    assert {row.event for row in rows if row.event not in page} == set()
+    assert {phase.value for phase in ReplicaPhase if f"`{phase.value}`" not in page} == set()
+
+
+def test_each_function_on_the_failure_page_exists() -> None:
+    text = (ROOT / "docs" / "failure-path.md").read_text()
+    path = re.findall(r"\| `(?P<file>[\w/]+\.py)` \| `(?P<function>[\w.]+)` \|", text)
+    assert len(path) >= 10
+    for file, function in path:
+        found = importlib.import_module(f"holdfast.{file.removesuffix('.py').replace('/', '.')}")
+        for name in function.split("."):
+            found = getattr(found, name)
+        assert callable(found)
 
 
 def test_findings_page_lists_every_code_in_the_source(reference: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The controller's connections to agents: which node each belongs to, queued orders and acknowledgements."""
+"""The controller's connections to agents: which node each belongs to, its clock, queued orders and acknowledgements."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+import msgspec
+
+from holdfast.clock import Clock
 from holdfast.events import AgentConnected, AgentEvent
 from holdfast.protocol.orders import Acknowledge, Order, Progress
 
@@ -17,6 +20,17 @@ ACK_BATCH, ACK_INTERVAL_S = 64, 0.02
 No process waits for acknowledgements, and with thousands of agents they would delay urgent work: a joining node, a
 start order.
 """
+
+
+CLOCK_TOLERANCE_S = 0.25
+"""Clock differences below this are ignored: they may be the message's travel time."""
+
+SAME_CLOCK_S = 0.001
+"""Maximum difference between two readings of one machine's clocks: the time between reading both."""
+
+_CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")
+
+TimedMessage = TypeVar("TimedMessage", bound=msgspec.Struct)
 
 
 class ForeignMessage(ValueError):
@@ -76,6 +90,24 @@ class AgentConnection:
         if safe > self.last_acked_seq:
             self.last_acked_seq = safe
             self.peer.send(Acknowledge(seq=safe))
+
+
+def clock_offset_s(clock: Clock, joined: AgentConnected) -> float:
+    """Seconds that an agent's clock is ahead of ours: exact on one machine, else estimated from its hello."""
+    exact = clock.offset_s(joined.clock)
+    ahead_s, tolerance_s = (joined.at - clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, SAME_CLOCK_S)
+    return ahead_s if abs(ahead_s) > tolerance_s else 0.0
+
+
+def to_controller_time(message: TimedMessage, ahead_s: float) -> TimedMessage:
+    """Convert the times of a message from its sender's clock to the controller's."""
+    if not ahead_s:
+        return message
+    if isinstance(message, Progress):
+        steps = tuple(to_controller_time(step, ahead_s) for step in message.steps)
+        return msgspec.structs.replace(message, steps=steps)
+    times = {name: getattr(message, name) - ahead_s for name in _CLOCK_FIELDS if hasattr(message, name)}
+    return msgspec.structs.replace(message, **times)
 
 
 class AgentRegistry:

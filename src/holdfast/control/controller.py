@@ -18,13 +18,20 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 import msgspec
 
+from holdfast import events
 from holdfast.clock import JUMP_POLL_S, Clock, clock_jumped
-from holdfast.control.agent_connections import AgentConnection, AgentPeer, AgentRegistry, ForeignMessage
-from holdfast.control.command_findings import command_failed
+from holdfast.control.agent_connections import (
+    AgentConnection,
+    AgentPeer,
+    AgentRegistry,
+    ForeignMessage,
+    clock_offset_s,
+    to_controller_time,
+)
 from holdfast.control.commands import (
     Command,
     Cordon,
@@ -38,6 +45,7 @@ from holdfast.control.commands import (
     SubmitNodes,
     Uncordon,
 )
+from holdfast.control.controller_findings import command_failed, disk_space_finding, repair_findings
 from holdfast.control.event_batching import MAX_BATCH_DELAY_S, EventBatcher
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
@@ -45,43 +53,13 @@ from holdfast.control.state import NodeState, ReplicaPhase, State
 from holdfast.control.step_commit import StepTracker
 from holdfast.control.step_sampling import MAX_INTERVAL_S, StepSampler, merge_steps
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.events import (
-    AgentConnected,
-    AgentDisconnected,
-    AgentEvent,
-    AnyEvent,
-    BatchedEvent,
-    CancelRequested,
-    CheckpointCommitted,
-    ControllerStarted,
-    FaultInjected,
-    FaultRequested,
-    FindingRaised,
-    NodeCreated,
-    NodeEvicted,
-    NodeTerminated,
-    NodeUnavailable,
-    RequestEvent,
-    RunCreated,
-    RunFinished,
-    StepCommitted,
-    TimerExpired,
-)
 from holdfast.events.log_writer import AnotherWriter, EventWriter
-from holdfast.findings import Finding, Owner, Severity
+from holdfast.findings import Finding, Severity
 from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
 from holdfast.os_errors import resource_error_of, waiting_finding
 from holdfast.protocol.orders import PrepareStandby, Progress, Shutdown, StartRanks
 
-TimedMessage = TypeVar("TimedMessage", bound=msgspec.Struct)
-
 log = logging.getLogger("holdfast.controller")
-
-CLOCK_TOLERANCE_S = 0.25
-"""Clock differences below this are ignored: they may be the message's travel time."""
-
-SAME_CLOCK_S = 0.001
-"""Maximum difference between two readings of one machine's clocks: the time between reading both."""
 
 MAX_STEPS_AHEAD = 100_000
 """Steps that one node may be ahead of others; those are kept in memory, about 60 MB."""
@@ -116,10 +94,10 @@ class Controller:
         *,
         machine: Machine,
         writer: EventWriter,
-        history: Iterable[AnyEvent],
+        history: Iterable[events.AnyEvent],
         backend: Backend,
         start_orders: Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]],
-        inject_fault: Callable[[FaultRequested], Awaitable[None]],
+        inject_fault: Callable[[events.FaultRequested], Awaitable[None]],
         on_rendezvous: Callable[[Mapping[int, str]], None] | None = None,
         log_replicator: LogReplicator | None = None,
         incarnation: str,
@@ -142,7 +120,7 @@ class Controller:
         """Informational findings already reported, without their location."""
         self._last_reported_at: dict[str, float] = {}
         """When a finding about a subject was last written (monotonic seconds)."""
-        self._pending: tuple[AnyEvent, ...] = ()
+        self._pending: tuple[events.AnyEvent, ...] = ()
         """Events that wait for the log."""
         self._space_low = False
         self.write_blocked = False
@@ -157,7 +135,7 @@ class Controller:
         for event in history:
             self._replay(event)
             latest = max(latest, event.at)
-            if isinstance(event, ControllerStarted):
+            if isinstance(event, events.ControllerStarted):
                 former = event.clock
         self._clock = clock(former, not_before=latest)
 
@@ -168,7 +146,7 @@ class Controller:
     async def run(self) -> None:
         """Take over the run and run it to its end."""
         now = self._clock.sample
-        self.handle(ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
+        self.handle(events.ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
         self._spawn(self._watch_nodes())
         self._spawn(self._watch_timers())
         self._spawn(self._watch_clock())
@@ -176,19 +154,19 @@ class Controller:
         for task in self._tasks:
             task.cancel()
 
-    def handle_request(self, request: RequestEvent) -> None:
+    def handle_request(self, request: events.RequestEvent) -> None:
         """Handle a user's request as an event of this controller, dated now."""
         self.handle(msgspec.structs.replace(request, at=self._clock(), source="", seq=0))
 
     def report(self, *findings: Finding) -> None:
         """Log findings that by themselves change nothing."""
-        self.handle(*(FindingRaised(at=self._clock(), finding=finding) for finding in findings))
+        self.handle(*(events.FindingRaised(at=self._clock(), finding=finding) for finding in findings))
 
-    def handle(self, *events: AnyEvent) -> None:
+    def handle(self, *happened: events.AnyEvent) -> None:
         """Handle events after those held back, or hold them while the log cannot be written."""
-        self._enqueue([*self._unflushed(), *events])
+        self._enqueue([*self._unflushed(), *happened])
 
-    def _enqueue(self, events: Sequence[AnyEvent]) -> None:
+    def _enqueue(self, happened: Sequence[events.AnyEvent]) -> None:
         """Handle only these events, or hold them while the log cannot be written; nothing follows `RunFinished`.
 
         Held events change nothing yet: nothing is acknowledged or commanded; ranks and agents continue. A request to
@@ -196,35 +174,35 @@ class Controller:
         """
         if self._state.finished:
             return
-        self._pending = (*self._pending, *events)
+        self._pending = (*self._pending, *happened)
         if self.write_blocked:
             self._pending = merge_steps(self._pending, lambda replica: self._state.replicas[replica].highest_step)
-        if not self.write_blocked or any(isinstance(event, CancelRequested) for event in events):
+        if not self.write_blocked or any(isinstance(event, events.CancelRequested) for event in happened):
             self._commit()
 
     def _commit(self) -> None:
         """Write held events and the decisions they lead to in one batch; then act on them."""
-        state, events, self._pending = self._state, self._pending, ()
-        lines: list[AnyEvent] = []
+        state, batch, self._pending = self._state, self._pending, ()
+        lines: list[events.AnyEvent] = []
         commands: list[Command] = []
-        for event in events:
+        for event in batch:
             state, more = self._machine.step(state, event)
             lines.append(event)
             lines.extend(command.event for command in more if isinstance(command, RecordEvent))
             commands.extend(command for command in more if not isinstance(command, RecordEvent))
-        decisive = any(isinstance(line, RunCreated | RunFinished) for line in lines)
+        decisive = any(isinstance(line, events.RunCreated | events.RunFinished) for line in lines)
         try:
             self._writer.append(lines, sync=decisive, ending=state.ending is not None)
         except AnotherWriter:
             _exit_superseded()
         except OSError as error:
-            self._pending = events
+            self._pending = batch
             self._block_writes(error)
             return
         self._state = state
         if self._on_rendezvous is not None:
             self._on_rendezvous(state.rendezvous_by_replica)
-        for event in events:
+        for event in batch:
             self._track(event)
         # before orders that follow from it: an agent that executes an order has its cause in the log replica
         if self._log_replicator is not None:
@@ -235,7 +213,7 @@ class Controller:
             log.warning("the log can be written again, and the run continues")
         for command in commands:
             self._execute(command)
-        if was_blocked or any(isinstance(event, StepCommitted | BatchedEvent) for event in events):
+        if was_blocked or any(isinstance(event, events.StepCommitted | events.BatchedEvent) for event in batch):
             self._agents.acknowledge_all()
         if state.finished:
             self._finished.set()
@@ -256,18 +234,13 @@ class Controller:
             await asyncio.sleep(RETRY_S)
             self._commit()
 
-    def _disk_space_findings(self) -> tuple[FindingRaised, ...]:
+    def _disk_space_findings(self) -> tuple[events.FindingRaised, ...]:
         """Findings for when the log begins, or ceases, to use the space reserved for it."""
         error, path = self._writer.space_error, self._writer.path
         if (error is not None) is self._space_low or self._state.finished:
             return ()
         self._space_low = error is not None
-        if error is not None:
-            finding = waiting_finding(error, "the event log lives on space kept for it", path)
-        else:
-            what = "there is room for the event log again"
-            finding = Finding(code="disk-space-recovered", what=what, severity=Severity.INFO, where=str(path))
-        return (FindingRaised(at=self._clock(), finding=finding),)
+        return (events.FindingRaised(at=self._clock(), finding=disk_space_finding(error, path)),)
 
     def _check_log(self) -> None:
         """Verify that the log is unchanged, so that a foreign change is undone before any reader misses an event."""
@@ -282,30 +255,14 @@ class Controller:
         if found := self._repair_findings():
             self._enqueue(found)
 
-    def _repair_findings(self) -> tuple[FindingRaised, ...]:
+    def _repair_findings(self) -> tuple[events.FindingRaised, ...]:
         """Findings about undone changes to the log that no controller made."""
         repairs, path = self._writer.repairs, str(self._writer.path)
         if not repairs or not self._may_report(path):
             return ()
-        sizes: defaultdict[str, list[int]] = defaultdict(list)
-        for repair in repairs:
-            sizes[repair.what].append(repair.size_bytes)
+        findings = repair_findings(repairs, path)
         repairs.clear()
-        return tuple(
-            FindingRaised(
-                at=self._clock(),
-                finding=Finding(
-                    code="event-log-repaired",
-                    severity=Severity.WARNING,
-                    what=f"the event log was changed by something else than this run: {what}",
-                    where=path,
-                    evidence=(f"{sum(found):,} bytes{f', {len(found)} times' if len(found) > 1 else ''}",),
-                    remedy="Nothing is lost. Find what writes there: another program, a script, a sync of that folder.",
-                    owner=Owner.CLUSTER,
-                ),
-            )
-            for what, found in sizes.items()
-        )
+        return tuple(events.FindingRaised(at=self._clock(), finding=finding) for finding in findings)
 
     def _may_report(self, subject: str) -> bool:
         """Whether enough time has passed since the last finding about a subject; if so, the time restarts."""
@@ -315,7 +272,7 @@ class Controller:
         self._last_reported_at[subject] = now
         return True
 
-    def _unflushed(self) -> list[AnyEvent]:
+    def _unflushed(self) -> list[events.AnyEvent]:
         """Events held back so that many messages, or many steps, become one line."""
         steps = (line for sampler in self._step_samplers.values() for line in sampler.flush())
         return [*steps, *self._batcher.flush(self._state)]
@@ -334,7 +291,7 @@ class Controller:
 
     # Agents
 
-    def agent_connected(self, peer: AgentPeer, joined: AgentConnected) -> AgentConnection | None:
+    def agent_connected(self, peer: AgentPeer, joined: events.AgentConnected) -> AgentConnection | None:
         """Handle an agent's hello; returns None, after ordering it to shut down, if its node has been replaced.
 
         Raises `ForeignMessage` for a source that does not match the node.
@@ -353,39 +310,39 @@ class Controller:
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Shutdown())
             return None
-        connection = AgentConnection(peer=peer, joined=joined, clock_offset_s=self._clock_offset_s(joined))
+        connection = AgentConnection(peer=peer, joined=joined, clock_offset_s=clock_offset_s(self._clock, joined))
         if self._log_replicator is not None and joined.log_replica is not None:
             connection.replicated_bytes = self._log_replicator.position_of(joined.node, joined.log_replica)
         self._agents.add(connection)
         self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None))
         return connection
 
-    def agent_messages(self, connection: AgentConnection, messages: list[AgentEvent | Progress]) -> None:
+    def agent_messages(self, connection: AgentConnection, messages: list[events.AgentEvent | Progress]) -> None:
         """Handle an agent's messages, each once, and acknowledge those that are in the log.
 
         Raises `ForeignMessage` for a message about another node.
         """
-        events: list[AnyEvent] = []
+        happened: list[events.AnyEvent] = []
         seen = self._last_seq.get(connection.joined.source, 0)
         replica = self._state.nodes[connection.joined.node].replica
         for message in messages:
             connection.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
-                events.extend(self._on_progress(connection, message))
+                happened.extend(self._on_progress(connection, message))
             elif message.seq > seen:
                 seen = self._last_seq[connection.joined.source] = message.seq
-                word = _to_controller_time(message, connection.clock_offset_s)
+                word = to_controller_time(message, connection.clock_offset_s)
                 if self._batcher.offer(self._state, word):
                     connection.unacked.append((message.seq, partial(self._batcher.is_flushed, self._batcher.rounds)))
                 elif _info_key(word) not in self._reported_info:
-                    events += [*self._unflushed(), word]
+                    happened += [*self._unflushed(), word]
             connection.last_received_seq = max(connection.last_received_seq, message.seq)
         if self._batcher.is_complete(self._state):
-            events += self._unflushed()
+            happened += self._unflushed()
         elif self._batcher:
             self._flush_within(MAX_BATCH_DELAY_S)
-        if events or (events := self._checkpointed_steps()):
-            self._enqueue(events)
+        if happened or (happened := self._checkpointed_steps()):
+            self._enqueue(happened)
         if not self.write_blocked:
             connection.acknowledge()
 
@@ -395,20 +352,12 @@ class Controller:
             return
         joined = connection.joined
         self.handle(
-            AgentDisconnected(
+            events.AgentDisconnected(
                 at=self._clock(), node=joined.node, generation=joined.generation, incarnation=joined.incarnation
             )
         )
 
-    def _clock_offset_s(self, joined: AgentConnected) -> float:
-        """Seconds that an agent's clock is ahead of ours: exact on one machine, else estimated from its hello."""
-        exact = self._clock.offset_s(joined.clock)
-        ahead_s, tolerance_s = (
-            (joined.at - self._clock(), CLOCK_TOLERANCE_S) if exact is None else (exact, SAME_CLOCK_S)
-        )
-        return ahead_s if abs(ahead_s) > tolerance_s else 0.0
-
-    def _on_progress(self, connection: AgentConnection, progress: Progress) -> list[AnyEvent]:
+    def _on_progress(self, connection: AgentConnection, progress: Progress) -> list[events.AnyEvent]:
         tracker = self._step_tracker(progress.replica)
         if progress.attempt != tracker.attempt or not progress.steps:
             return []
@@ -416,10 +365,10 @@ class Controller:
             raise ForeignMessage(f"node{progress.node} is {MAX_STEPS_AHEAD} steps ahead of others")
         last = progress.steps[-1].step
         connection.unacked.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
-        steps = tracker.add(_to_controller_time(progress, connection.clock_offset_s), self._clock())
+        steps = tracker.add(to_controller_time(progress, connection.clock_offset_s), self._clock())
         return [line for step in steps for line in self._sampled(step)]
 
-    def _sampled(self, step: StepCommitted) -> list[StepCommitted]:
+    def _sampled(self, step: events.StepCommitted) -> list[events.StepCommitted]:
         """The log lines of a newly committed step; a step that a fault waits for is logged immediately."""
         sampler, highest = self._step_samplers[step.replica], self._state.replicas[step.replica].highest_step
         lines = sampler.add(
@@ -438,7 +387,7 @@ class Controller:
         tracker = self._step_tracker(replica)
         return attempt != tracker.attempt or step <= tracker.written
 
-    def _checkpointed_steps(self) -> list[AnyEvent]:
+    def _checkpointed_steps(self) -> list[events.AnyEvent]:
         """Steps that only a checkpoint proves: in a replica that no longer runs, missing messages may never arrive."""
         return [
             line
@@ -466,42 +415,38 @@ class Controller:
 
     def _execute(self, command: Command) -> None:
         match command:
-            case SubmitNodes(node_ids=node_ids):
-                submit = partial(self._backend.submit, node_ids)
-                self._spawn(
-                    self._retry_until_done(
-                        "nodes cannot be made yet", submit, partial(self._is_still_requested, node_ids)
-                    )
-                )
-            case ReplaceNode(node_id=node_id, reason=reason):
-                replace = partial(self._backend.replace_node, node_id, reason)
-                subject = f"node{node_id.node} cannot be replaced yet"
-                self._spawn(self._retry_until_done(subject, replace, partial(self._is_still_requested, (node_id,))))
-            case Cordon(node_id=node_id):
-                cordon = partial(self._backend.cordon, node_id)
-                self._spawn(
-                    self._retry_until_done(f"the machine of node{node_id.node} cannot be put out of use yet", cordon)
-                )
-            case Uncordon(node_id=node_id):
-                uncordon = partial(self._backend.uncordon, node_id)
-                self._spawn(
-                    self._retry_until_done(f"the machine of node{node_id.node} cannot be used again yet", uncordon)
-                )
+            case Send(order=order, nodes=nodes):
+                self._agents.send(nodes, lambda _: order)
             case StartAttempt(replica=replica, attempt=attempt):
                 current = partial(self._is_current_attempt, replica, attempt)
-                self._send_or_retry(
-                    f"attempt {attempt} cannot be started yet", partial(self._send_start, command), current
-                )
+                subject = f"attempt {attempt} cannot be started yet"
+                self._send_or_retry(subject, partial(self._send_start, command), current)
             case PrepareNode(node=node):
                 self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
+            case SubmitNodes(node_ids=node_ids):
+                requested = partial(self._is_still_requested, node_ids)
+                self._retry("nodes cannot be made yet", partial(self._backend.submit, node_ids), requested)
+            case ReplaceNode(node_id=node_id, reason=reason):
+                requested = partial(self._is_still_requested, (node_id,))
+                replace = partial(self._backend.replace_node, node_id, reason)
+                self._retry(f"node{node_id.node} cannot be replaced yet", replace, requested)
+            case Cordon(node_id=node_id):
+                subject = f"the machine of node{node_id.node} cannot be put out of use yet"
+                self._retry(subject, partial(self._backend.cordon, node_id))
+            case Uncordon(node_id=node_id):
+                subject = f"the machine of node{node_id.node} cannot be used again yet"
+                self._retry(subject, partial(self._backend.uncordon, node_id))
             case InjectFault(fault=fault):
                 self._spawn(self._inject_fault(fault))
             case FinishRun():
                 self._spawn(self._finish())
-            case Send(order=order, nodes=nodes):
-                self._agents.send(nodes, lambda _: order)
             case RecordEvent():
                 pass  # it is in the log by now
+
+    def _retry(
+        self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._spawn(self._retry_until_done(subject, act, current))
 
     def _send_or_retry(
         self, subject: str, send: Callable[[], None], current: Callable[[], bool] = lambda: True
@@ -514,7 +459,7 @@ class Controller:
             async def again() -> None:
                 send()
 
-            self._spawn(self._retry_until_done(subject, again, current))
+            self._retry(subject, again, current)
 
     def _send_start(self, command: StartAttempt) -> None:
         numbers = self._state.replicas[command.replica].members
@@ -535,7 +480,7 @@ class Controller:
         return self._state.replicas[replica].attempt == attempt
 
     async def _retry_until_done(
-        self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
+        self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool]
     ) -> None:
         """Execute a command; retry until it succeeds, is no longer `current`, or the run ends.
 
@@ -556,11 +501,11 @@ class Controller:
                 written = finding.what
             await asyncio.sleep(next(pauses))
 
-    async def _inject_fault(self, fault: FaultRequested) -> None:
+    async def _inject_fault(self, fault: events.FaultRequested) -> None:
         """Inject a fault that no agent can, logged first: the fault may hit this process."""
         log.warning("drill: %s %s %s", fault.action, fault.target, fault.index)
         node = fault.index if fault.target.is_numbered else -1
-        done = FaultInjected(
+        done = events.FaultInjected(
             at=self._clock(), node=node, requested_at=fault.at, target=fault.target.value, action=fault.action.value
         )
         self.handle(done)
@@ -575,7 +520,8 @@ class Controller:
     async def _finish(self) -> None:
         ending = self._state.ending
         assert ending is not None, "FinishRun follows the decision to end"
-        conclude = partial(self._backend.report_outcome, ending.outcome, ending.exit_code, ending.reason)
+        outcome, code, reason = ending.outcome, ending.exit_code, ending.reason
+        conclude = partial(self._backend.report_outcome, outcome, code, reason)
         await self._try_at_shutdown("the back end cannot be notified how the run ended", conclude)
         self._agents.send(None, lambda _: Shutdown())
         with contextlib.suppress(TimeoutError):
@@ -583,7 +529,9 @@ class Controller:
                 await self._agents.wait_empty()
         await self._try_at_shutdown("the run's remaining nodes could not be removed", self._backend.cancel)
         self.handle(
-            RunFinished(at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason)
+            events.RunFinished(
+                at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason
+            )
         )
 
     async def _try_at_shutdown(self, subject: str, act: Callable[[], Awaitable[None]]) -> None:
@@ -629,7 +577,7 @@ class Controller:
             now = self._clock()
             due = [key for key, at in self._state.timers.items() if at <= now]
             if due and not self.write_blocked:
-                self.handle(*(TimerExpired(at=now, timer=key) for key in due))
+                self.handle(*(events.TimerExpired(at=now, timer=key) for key in due))
                 continue
             next_at = None if self.write_blocked else min(self._state.timers.values(), default=None)
             with contextlib.suppress(TimeoutError):
@@ -643,23 +591,23 @@ class Controller:
             if jump_s := self._clock.jumped_s():
                 self.report(clock_jumped("the controller", jump_s))
 
-    def _replay(self, event: AnyEvent) -> None:
+    def _replay(self, event: events.AnyEvent) -> None:
         self._state, _ = self._machine.step(self._state, event)
-        if isinstance(event, StepCommitted):
+        if isinstance(event, events.StepCommitted):
             self._step_samplers[event.replica].on_written(event)
         self._track(event)
 
-    def _track(self, event: AnyEvent) -> None:
+    def _track(self, event: events.AnyEvent) -> None:
         """Track what the machine does not: the last message of each source, the written steps of each attempt."""
         if event.source:
             self._last_seq[event.source] = max(self._last_seq.get(event.source, 0), event.seq)
         if info := _info_key(event):
             self._reported_info.add(info)
-        if isinstance(event, RunCreated):
+        if isinstance(event, events.RunCreated):
             self._created_at = event.at
-        if isinstance(event, StepCommitted | CheckpointCommitted):
+        if isinstance(event, events.StepCommitted | events.CheckpointCommitted):
             tracker = self._step_tracker(event.replica)
-            if event.attempt == tracker.attempt and isinstance(event, StepCommitted):
+            if event.attempt == tracker.attempt and isinstance(event, events.StepCommitted):
                 tracker.written = max(tracker.written, event.step)
                 tracker.committed = max(tracker.committed, event.step)
             elif event.attempt == tracker.attempt:
@@ -685,17 +633,17 @@ def _retry_delays() -> Iterator[float]:
         pause_s = min(2 * pause_s, MAX_RETRY_S)
 
 
-def _to_event(seen: NodeObservation, at: float) -> AnyEvent:
+def _to_event(seen: NodeObservation, at: float) -> events.AnyEvent:
     node, generation = seen.node_id.node, seen.node_id.generation
     match seen.state:
         case BackendNodeState.CREATED:
-            return NodeCreated(at=at, node=node, generation=generation, backend_id=seen.backend_id)
+            return events.NodeCreated(at=at, node=node, generation=generation, backend_id=seen.backend_id)
         case BackendNodeState.UNAVAILABLE:
-            return NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
+            return events.NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
         case BackendNodeState.EVICTED:
-            return NodeEvicted(at=at, node=node, generation=generation, reason=seen.reason)
+            return events.NodeEvicted(at=at, node=node, generation=generation, reason=seen.reason)
         case BackendNodeState.TERMINATED:
-            return NodeTerminated(at=at, node=node, generation=generation, reason=seen.reason)
+            return events.NodeTerminated(at=at, node=node, generation=generation, reason=seen.reason)
 
 
 def crash(error: BaseException) -> NoReturn:
@@ -713,29 +661,14 @@ def _exit_superseded() -> NoReturn:
     os._exit(ExitCode.SUPERSEDED)
 
 
-_CLOCK_FIELDS = ("at", "last_step_at", "started", "ended")
-
-
 _OF_EVERY_NODE = frozenset({"code-edited"})
 """Warnings that all nodes raise alike, since they read the same files."""
 
 
-def _info_key(event: AnyEvent) -> Finding | None:
+def _info_key(event: events.AnyEvent) -> Finding | None:
     """The finding of an informational event, without location: many nodes find the same, and one report is enough."""
-    if not isinstance(event, FindingRaised):
+    if not isinstance(event, events.FindingRaised):
         return None
     if event.finding.severity is Severity.INFO or event.finding.code in _OF_EVERY_NODE:
         return msgspec.structs.replace(event.finding, where="")
     return None
-
-
-def _to_controller_time(message: TimedMessage, ahead_s: float) -> TimedMessage:
-    """Convert the times of a message from its sender's clock to the controller's."""
-    if not ahead_s:
-        return message
-    if isinstance(message, Progress):
-        return msgspec.structs.replace(
-            message, steps=tuple(_to_controller_time(step, ahead_s) for step in message.steps)
-        )
-    times = {name: getattr(message, name) - ahead_s for name in _CLOCK_FIELDS if hasattr(message, name)}
-    return msgspec.structs.replace(message, **times)

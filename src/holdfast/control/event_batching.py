@@ -12,22 +12,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from holdfast import events
 from holdfast.control.node_set import NodeSet
 from holdfast.control.root_cause import hang_suspicion, precedence, timed_out_waiting
 from holdfast.control.state import ReplicaPhase, State
-from holdfast.events import (
-    AgentEvent,
-    AnyEvent,
-    NodesStarted,
-    NodesStopped,
-    RankExited,
-    RankHung,
-    RanksExited,
-    RanksHung,
-    RanksStarted,
-    RanksStopped,
-    to_ranges,
-)
 
 BATCH_ABOVE_NODES = 16
 """Maximum nodes of a replica whose messages each get a log line."""
@@ -38,9 +26,9 @@ MAX_BATCH_DELAY_S = 1.0
 UNBATCHED_FAILURES = 8
 """Failures, or hung ranks, of an attempt that are written individually: those that may be its cause."""
 
-BatchableEvent = RanksStarted | RankHung | RankExited | RanksStopped
+BatchableEvent = events.RanksStarted | events.RankHung | events.RankExited | events.RanksStopped
 
-_BATCHABLE_TYPES = (RanksStarted, RankHung, RankExited, RanksStopped)
+_BATCHABLE_TYPES = (events.RanksStarted, events.RankHung, events.RankExited, events.RanksStopped)
 """In the order in which an agent sends them: an attempt is judged when the last of its nodes has stopped."""
 
 
@@ -57,7 +45,7 @@ class EventBatcher:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
-    def offer(self, state: State, message: AgentEvent) -> bool:
+    def offer(self, state: State, message: events.AgentEvent) -> bool:
         """Hold a message, unless it is of another type or may decide something."""
         if not isinstance(message, BatchableEvent):
             return False
@@ -68,11 +56,11 @@ class EventBatcher:
             replica.phase is phase for phase in (ReplicaPhase.STOPPING, ReplicaPhase.HANG_SUSPECTED)
         )
         match message:
-            case RankExited() if hang_suspected and timed_out_waiting(message):
+            case events.RankExited() if hang_suspected and timed_out_waiting(message):
                 pass
-            case RankExited() if not ending and (message.stopped or message.failed):
+            case events.RankExited() if not ending and (message.stopped or message.failed):
                 return False
-            case RankHung() if not ending and not hang_suspected:
+            case events.RankHung() if not ending and not hang_suspected:
                 return False
             case _:
                 pass
@@ -88,12 +76,12 @@ class EventBatcher:
     def is_complete(self, state: State) -> bool:
         """Whether every node of a replica that can has reported that it started, or that it stopped."""
         return any(
-            kind in (RanksStarted, RanksStopped)
+            kind in (events.RanksStarted, events.RanksStopped)
             and state.nodes_with_processes & state.replicas[index].slots <= reported
             for (kind, index), reported in self._reported_nodes.items()
         )
 
-    def flush(self, state: State) -> list[AnyEvent]:
+    def flush(self, state: State) -> list[events.AnyEvent]:
         """The held messages, merged; from now on they count as written."""
         if not self._pending:
             return []
@@ -101,19 +89,19 @@ class EventBatcher:
         messages, self._pending = list(self._pending.values()), {}
         self._reported_nodes.clear()
         firsts = _likely_causes(state, messages)
-        events: list[AnyEvent] = []
+        merged: list[events.AnyEvent] = []
         for kind in _BATCHABLE_TYPES:
             batches: dict[object, list[BatchableEvent]] = defaultdict(list)
             for message in messages:
                 if type(message) is kind:
                     batches[id(message) if id(message) in firsts else _batch_key(message)].append(message)
-            events.extend(map(_merge, batches.values()))
-        return events
+            merged.extend(map(_merge, batches.values()))
+        return merged
 
 
 def _batch_key(message: BatchableEvent) -> object:
     """Equal for messages that can be merged."""
-    if isinstance(message, RankExited):
+    if isinstance(message, events.RankExited):
         return (message.replica, message.reason, message.code, message.stopped, message.exited_on_request)
     return message.replica
 
@@ -122,38 +110,36 @@ def _likely_causes(state: State, messages: Iterable[BatchableEvent]) -> set[int]
     """The messages, by identity, that may be an attempt's cause, given the failures already known."""
     firsts: set[int] = set()
     for replica in state.replicas:
-        failures = [message for message in messages if isinstance(message, RankExited) and message.failed]
-        failures = [message for message in failures if message.replica == replica.replica]
-        hangs = [
-            message for message in messages if isinstance(message, RankHung) and message.replica == replica.replica
-        ]
+        own = [message for message in messages if message.replica == replica.replica]
+        failures = [one for one in own if isinstance(one, events.RankExited) and one.failed]
+        hangs = [one for one in own if isinstance(one, events.RankHung)]
         firsts.update(map(id, sorted((*replica.rank_failures, *failures), key=precedence)[:UNBATCHED_FAILURES]))
         firsts.update(map(id, sorted((*replica.hangs, *hangs), key=hang_suspicion)[:UNBATCHED_FAILURES]))
     return firsts
 
 
-def _merge(group: list[BatchableEvent]) -> AnyEvent:
+def _merge(group: list[BatchableEvent]) -> events.AnyEvent:
     """One event for all of these messages; a single message stays unchanged."""
     last = group[-1]
     if len(group) == 1:
         return last
     at, replica, attempt = max(message.at for message in group), last.replica, last.attempt
     match last:
-        case RanksStarted():
-            nodes = to_ranges(message.node for message in group)
-            ranks = to_ranges(
-                state.rank for message in group if isinstance(message, RanksStarted) for state in message.ranks
+        case events.RanksStarted():
+            nodes = events.to_ranges(message.node for message in group)
+            ranks = events.to_ranges(
+                state.rank for message in group if isinstance(message, events.RanksStarted) for state in message.ranks
             )
-            return NodesStarted(at=at, replica=replica, attempt=attempt, nodes=nodes, ranks=ranks)
-        case RanksStopped():
-            held = sorted((message.node, message.port) for message in group if isinstance(message, RanksStopped))
-            nodes, ports = to_ranges(node for node, _ in held), tuple(port for _, port in held)
-            return NodesStopped(at=at, replica=replica, attempt=attempt, nodes=nodes, ports=ports)
-        case RankExited(reason=how, code=code, stopped=stopped):
-            ranks = to_ranges(message.rank for message in group if isinstance(message, RankExited))
-            return RanksExited(
+            return events.NodesStarted(at=at, replica=replica, attempt=attempt, nodes=nodes, ranks=ranks)
+        case events.RanksStopped():
+            held = sorted((message.node, message.port) for message in group if isinstance(message, events.RanksStopped))
+            nodes, ports = events.to_ranges(node for node, _ in held), tuple(port for _, port in held)
+            return events.NodesStopped(at=at, replica=replica, attempt=attempt, nodes=nodes, ports=ports)
+        case events.RankExited(reason=how, code=code, stopped=stopped):
+            ranks = events.to_ranges(message.rank for message in group if isinstance(message, events.RankExited))
+            return events.RanksExited(
                 at=at, replica=replica, attempt=attempt, ranks=ranks, reason=how, code=code, stopped=stopped
             )
-        case RankHung():
-            ranks = to_ranges(message.rank for message in group if isinstance(message, RankHung))
-            return RanksHung(at=at, replica=replica, attempt=attempt, ranks=ranks)
+        case events.RankHung():
+            ranks = events.to_ranges(message.rank for message in group if isinstance(message, events.RankHung))
+            return events.RanksHung(at=at, replica=replica, attempt=attempt, ranks=ranks)

@@ -70,22 +70,20 @@ def start_attempt(ctx: Context, index: int) -> None:
             code_digest=replica.code.digest if replica.code else "",
         )
     )
-    send_start(ctx, replica, members)
+    ctx.emit(start_command(replica, members))
     for node in members:
         send_pending_faults(ctx, node)
 
 
-def send_start(ctx: Context, replica: ReplicaState, nodes: tuple[int, ...]) -> None:
+def start_command(replica: ReplicaState, nodes: tuple[int, ...]) -> StartAttempt:
     """Have these nodes start their ranks of the current attempt."""
-    ctx.emit(
-        StartAttempt(
-            replica=replica.replica,
-            attempt=replica.attempt,
-            nodes=nodes,
-            master_addr=replica.master_addr,
-            master_port=replica.master_port,
-            code=replica.code,
-        )
+    return StartAttempt(
+        replica=replica.replica,
+        attempt=replica.attempt,
+        nodes=nodes,
+        master_addr=replica.master_addr,
+        master_port=replica.master_port,
+        code=replica.code,
     )
 
 
@@ -116,21 +114,14 @@ def stop_running_nodes(ctx: Context, index: int) -> None:
         grace_s = _stop_grace_s(ctx, replica)
         ctx.set_timer(Timer.STOP, index, ctx.at + grace_s + STOP_GRACE_S, earliest=True)
         together = ctx.state.has_replicas and ctx.state.ending is not None
-        send_stop(ctx, replica, busy, grace_s, together=together)
+        order = StopRanks(replica=index, attempt=replica.attempt, grace_s=grace_s, all_replicas=together)
+        ctx.send(order, busy)
 
 
 def stop_again(ctx: Context, index: int) -> None:
     """Repeat the order to stop, with a new deadline."""
     ctx.clear_timers(index, Timer.STOP)
     stop_running_nodes(ctx, index)
-
-
-def send_stop(
-    ctx: Context, replica: ReplicaState, nodes: tuple[int, ...], grace_s: float, *, together: bool = False
-) -> None:
-    """Have these nodes stop their ranks of the current attempt."""
-    order = StopRanks(replica=replica.replica, attempt=replica.attempt, grace_s=grace_s, all_replicas=together)
-    ctx.send(order, nodes)
 
 
 def _stop_grace_s(ctx: Context, replica: ReplicaState) -> float:

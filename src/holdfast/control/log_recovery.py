@@ -12,23 +12,11 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from holdfast import events
 from holdfast.control.commands import RecordEvent
 from holdfast.control.machine import Machine
 from holdfast.control.state import State
 from holdfast.errors import ExitCode
-from holdfast.events import (
-    AnyEvent,
-    AttemptStarted,
-    ControllerStarted,
-    FindingRaised,
-    NodeRequested,
-    Outcome,
-    RunCreated,
-    RunFinished,
-    ShutdownDecided,
-    StandbyPromoted,
-    WorldSizeChanged,
-)
 from holdfast.events.log import CorruptSpan
 from holdfast.findings import Finding, Owner, Severity
 
@@ -39,11 +27,14 @@ _DECISIVE_FIELDS = ("replica", "attempt", "world_size", "master_port", "node", "
 """Fields that must match in two equal decisions; texts may differ between versions."""
 
 
+_BEGINNINGS = (events.AttemptStarted, events.NodeRequested, events.StandbyPromoted, events.WorldSizeChanged)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LogRecovery:
     """The events of a damaged log, and the finding about the damage."""
 
-    events: tuple[AnyEvent, ...]
+    events: tuple[events.AnyEvent, ...]
     finding: Finding
     """A warning if the run can resume, otherwise the error that ends it."""
 
@@ -51,35 +42,35 @@ class LogRecovery:
     def is_fatal(self) -> bool:
         return self.finding.severity is Severity.ERROR
 
-    def events_to_write(self, at: float) -> tuple[AnyEvent, ...]:
+    def events_to_write(self, at: float) -> tuple[events.AnyEvent, ...]:
         """Events that a controller logs first: the finding if it is new; if fatal, the whole ending."""
         if self.is_fatal:
-            outcome, code, why = Outcome.FAILED, ExitCode.STORAGE_FAILED, self.finding.what
+            outcome, code, why = events.Outcome.FAILED, ExitCode.STORAGE_FAILED, self.finding.what
             return (
-                ShutdownDecided(at=at, outcome=outcome, reason=why, exit_code=code, finding=self.finding),
-                RunFinished(at=at, outcome=outcome, exit_code=code, reason=why),
+                events.ShutdownDecided(at=at, outcome=outcome, reason=why, exit_code=code, finding=self.finding),
+                events.RunFinished(at=at, outcome=outcome, exit_code=code, reason=why),
             )
-        known = any(isinstance(event, FindingRaised) and event.finding == self.finding for event in self.events)
-        return () if known else (FindingRaised(at=at, finding=self.finding),)
+        known = any(isinstance(event, events.FindingRaised) and event.finding == self.finding for event in self.events)
+        return () if known else (events.FindingRaised(at=at, finding=self.finding),)
 
 
 def recover_log(
-    machine: Machine, entries: Iterable[AnyEvent | CorruptSpan], created: RunCreated, log: str
+    machine: Machine, entries: Iterable[events.AnyEvent | CorruptSpan], created: events.RunCreated, log: str
 ) -> LogRecovery:
     """Replay a damaged log; `created` replaces its first line if that is damaged, `log` is its path."""
-    events: list[AnyEvent] = []
+    kept: list[events.AnyEvent] = []
     damage: list[CorruptSpan] = []
-    state, expected = State(), deque[AnyEvent]()
+    state, expected = State(), deque[events.AnyEvent]()
     disagreement, has_gap = "", False
     for line in entries:
         entry = line
         if isinstance(entry, CorruptSpan):
             damage.append(entry)
             has_gap = True
-            if events:
+            if kept:
                 continue
             entry = created
-        events.append(entry)
+        kept.append(entry)
         if disagreement:
             continue
         if ahead := _ahead_of_state(state, entry):
@@ -93,7 +84,7 @@ def recover_log(
             continue
         if machine.is_input(type(entry)):
             # A controller may have died between an event and its decision.
-            if expected and not has_gap and not isinstance(entry, ControllerStarted):
+            if expected and not has_gap and not isinstance(entry, events.ControllerStarted):
                 disagreement = f"the remaining lines lead to {_event_text(expected[0])}, which the log does not hold"
                 continue
             expected.clear()
@@ -105,10 +96,10 @@ def recover_log(
             continue
         records = (command.event for command in commands if isinstance(command, RecordEvent))
         expected.extend(event for event in records if machine.is_output(type(event)))
-    return LogRecovery(events=tuple(events), finding=_finding(damage, disagreement, log))
+    return LogRecovery(events=tuple(kept), finding=_finding(damage, disagreement, log))
 
 
-def empty_log(created: RunCreated, log: str) -> LogRecovery:
+def empty_log(created: events.RunCreated, log: str) -> LogRecovery:
     """The recovery of an empty log whose run had begun; `created` replaces its first line."""
     disagreement = "it is empty, though the run had started nodes"
     return LogRecovery(events=(created,), finding=_finding([], disagreement, log))
@@ -138,9 +129,11 @@ def _finding(damage: list[CorruptSpan], disagreement: str, log: str) -> Finding:
     )
 
 
-def _ahead_of_state(state: State, event: AnyEvent) -> str:
+def _ahead_of_state(state: State, event: events.AnyEvent) -> str:
     """What an event refers to that has not begun yet in this state; decisions, which begin things, are exempt."""
-    if isinstance(event, AttemptStarted | NodeRequested | StandbyPromoted | WorldSizeChanged):
+    if isinstance(
+        event, events.AttemptStarted | events.NodeRequested | events.StandbyPromoted | events.WorldSizeChanged
+    ):
         return ""
     index: int = getattr(event, "node", -1)
     node = state.nodes[index] if 0 <= index < len(state.nodes) else None
@@ -152,10 +145,10 @@ def _ahead_of_state(state: State, event: AnyEvent) -> str:
     return f"attempt {attempt}" if attempt > known else ""
 
 
-def _decisive_values(event: AnyEvent) -> tuple[object, ...]:
+def _decisive_values(event: events.AnyEvent) -> tuple[object, ...]:
     return (type(event), *(getattr(event, name, None) for name in _DECISIVE_FIELDS))
 
 
-def _event_text(event: AnyEvent) -> str:
+def _event_text(event: events.AnyEvent) -> str:
     values = {name: getattr(event, name) for name in _DECISIVE_FIELDS if hasattr(event, name)}
     return f"{event.__struct_config__.tag} ({', '.join(f'{name} {value}' for name, value in values.items())})"

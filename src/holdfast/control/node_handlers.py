@@ -10,7 +10,7 @@ from holdfast.control.commands import FinishRun, PrepareNode, ReplaceNode, Submi
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.elastic import request_exit
 from holdfast.control.hangs import send_report_request
-from holdfast.control.lifecycle import send_start, send_stop
+from holdfast.control.lifecycle import start_command
 from holdfast.control.node_set import NodeSet
 from holdfast.control.node_slots import arm_join_timeout, empty_slot, nodes_changed, promote_standbys, record_requested
 from holdfast.control.notices import missed_announcements
@@ -20,6 +20,7 @@ from holdfast.control.rollout import fetch_on_join
 from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.spec import Job
+from holdfast.protocol.orders import StopRanks
 
 # A new controller
 
@@ -95,8 +96,8 @@ def agent_connected(ctx: Context, event: events.AgentConnected) -> None:
     if (node := _register(ctx, event)) is None:
         return
     if node.has_processes:
-        grace_s = ctx.state.ending.grace_s if ctx.state.ending else 0.0
-        send_stop(ctx, _replica_of(ctx, node), (node.node,), grace_s)
+        replica, grace_s = _replica_of(ctx, node), ctx.state.ending.grace_s if ctx.state.ending else 0.0
+        ctx.send(StopRanks(replica=replica.replica, attempt=replica.attempt, grace_s=grace_s), (node.node,))
     nodes_changed(ctx, node.replica)
 
 
@@ -108,7 +109,7 @@ def agent_connected_to_attempt(ctx: Context, event: events.AgentConnected) -> No
     if not node.has_processes:
         pass
     elif event.attempt < replica.attempt:
-        send_start(ctx, replica, (node.node,))
+        ctx.emit(start_command(replica, (node.node,)))
     elif replica.phase is ReplicaPhase.HANG_SUSPECTED:
         send_report_request(ctx, replica, (node.node,))
     elif replica.exit_requested:

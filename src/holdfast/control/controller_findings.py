@@ -1,12 +1,15 @@
-"""Findings for commands that failed; the controller itself continues."""
+"""Findings about the controller's own work: commands that failed, and the state of its log."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.events.log import Repair
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.os_errors import resource_error_of, waiting_finding
 
@@ -30,6 +33,33 @@ def command_failed(error: Exception, subject: str, *, retried: bool = True) -> F
         evidence=(f"{type(error).__name__}: {error}"[:_EVIDENCE_CHARS],),
         remedy=f"Fix what the evidence says; the controller's log has the traceback. {then}",
         owner=Owner.CLUSTER if isinstance(error, OSError) else Owner.HOLDFAST,
+    )
+
+
+def disk_space_finding(error: OSError | None, log: Path) -> Finding:
+    """The finding for when the log begins to use the space reserved for it, or ceases to, without an error."""
+    if error is not None:
+        return waiting_finding(error, "the event log lives on space kept for it", log)
+    what = "there is room for the event log again"
+    return Finding(code="disk-space-recovered", what=what, severity=Severity.INFO, where=str(log))
+
+
+def repair_findings(repairs: Iterable[Repair], log: str) -> tuple[Finding, ...]:
+    """Findings about undone changes to the log that no controller made."""
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    for repair in repairs:
+        sizes[repair.what].append(repair.size_bytes)
+    return tuple(
+        Finding(
+            code="event-log-repaired",
+            severity=Severity.WARNING,
+            what=f"the event log was changed by something else than this run: {what}",
+            where=log,
+            evidence=(f"{sum(found):,} bytes{f', {len(found)} times' if len(found) > 1 else ''}",),
+            remedy="Nothing is lost. Find what writes there: another program, a script, a sync of that folder.",
+            owner=Owner.CLUSTER,
+        )
+        for what, found in sizes.items()
     )
 
 
