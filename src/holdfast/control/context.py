@@ -73,7 +73,7 @@ class Context:
 
     def change_node(self, index: int, **changes: Any) -> NodeState:
         node = self.state.nodes[index].with_changes(**changes)
-        self.state = self.state.with_node(node)
+        self.state = self.state.with_nodes((node,))
         return node
 
     def timer(self, timer: Timer, index: int) -> float | None:

@@ -95,9 +95,11 @@ def agent_connected(ctx: Context, event: events.AgentConnected) -> None:
     """Register the agent; ranks on its node that should not run must stop."""
     if (node := _register(ctx, event)) is None:
         return
+    send_pending_faults(ctx, node.node)
     if node.has_processes:
         replica, grace_s = _replica_of(ctx, node), ctx.state.ending.grace_s if ctx.state.ending else 0.0
         ctx.send(StopRanks(replica=replica.replica, attempt=replica.attempt, grace_s=grace_s), (node.node,))
+    fetch_on_join(ctx, node.node)
     nodes_changed(ctx, node.replica)
 
 
@@ -106,15 +108,17 @@ def agent_connected_to_attempt(ctx: Context, event: events.AgentConnected) -> No
     if (node := _register(ctx, event)) is None:
         return
     replica = _replica_of(ctx, node)
-    if not node.has_processes:
-        pass
-    elif event.attempt < replica.attempt:
+    missed_start = node.has_processes and event.attempt < replica.attempt
+    if missed_start:
         ctx.emit(start_command(replica, (node.node,)))
-    elif replica.phase is ReplicaPhase.HANG_SUSPECTED:
-        send_report_request(ctx, replica, (node.node,))
-    elif replica.exit_requested:
-        request_exit(ctx, replica, (node.node,))
+    send_pending_faults(ctx, node.node)  # after a start, at which an agent forgets its faults
+    if node.has_processes and not missed_start:
+        if replica.phase is ReplicaPhase.HANG_SUSPECTED:
+            send_report_request(ctx, replica, (node.node,))
+        elif replica.exit_requested:
+            request_exit(ctx, replica, (node.node,))
     missed_announcements(ctx, node.node)
+    fetch_on_join(ctx, node.node)
     nodes_changed(ctx, node.replica)
 
 
@@ -123,6 +127,8 @@ def standby_connected(ctx: Context, event: events.AgentConnected) -> None:
     known = ctx.state.nodes[event.node].incarnation
     if (node := _register(ctx, event)) is None:
         return
+    send_pending_faults(ctx, node.node)
+    fetch_on_join(ctx, node.node)
     if known != event.incarnation:
         _set_ready(ctx, node.node, False)
     if node.node not in ctx.state.ready_standbys:
@@ -146,12 +152,11 @@ def _register(ctx: Context, event: events.AgentConnected) -> NodeState | None:
         has_processes=known.has_processes and not restarted,
     )
     ctx.set_timer(Timer.RECONNECT, event.node, None)
+    if not restarted:
+        return node
     send_pending_faults(ctx, event.node)
-    if restarted:
-        fail_replica(ctx, (node,), "its agent was restarted, and ranks die with their agent")
-        return None
-    fetch_on_join(ctx, event.node)
-    return node
+    fail_replica(ctx, (node,), "its agent was restarted, and ranks die with their agent")
+    return None
 
 
 def standby_ready(ctx: Context, event: events.StandbyReady) -> None:

@@ -295,13 +295,6 @@ class State(_Frozen):
         """Whether a replica has finished by itself: its state is the result of the training."""
         return self.ending is None and any(replica.phase is ReplicaPhase.DONE for replica in self.replicas)
 
-    def with_node(self, node: NodeState) -> State:
-        return self.with_changes(
-            nodes=(*self.nodes[: node.node], node, *self.nodes[node.node + 1 :]),
-            nodes_with_processes=self.nodes_with_processes.with_member(node.node, node.has_processes),
-            ready_nodes=self.ready_nodes.with_member(node.node, node.is_ready),
-        )
-
     def with_nodes(self, changed: Iterable[NodeState]) -> State:
         """Replace many nodes in one pass."""
         nodes, replaced = list(self.nodes), tuple(changed)
