@@ -18,9 +18,9 @@ class FollowUp(Enum):
     """What an event leads to in a replica, handled like an event before the next one."""
 
     ADVANCE = "advance"
-    """Its nodes or its ranks have changed: go on as far as they allow."""
+    """Its nodes or its ranks have changed: start, or judge what has ended, as far as they allow."""
     STOP = "stop"
-    """Its attempt is over."""
+    """Its attempt is over, and its ranks must stop."""
     SCALE_UP = "add-nodes"
     """It may have spare nodes."""
     REFILL = "refill"

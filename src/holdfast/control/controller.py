@@ -49,7 +49,7 @@ from holdfast.control.controller_findings import command_failed, disk_space_find
 from holdfast.control.event_batching import MAX_BATCH_DELAY_S, EventBatcher
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
-from holdfast.control.state import NodeState, ReplicaPhase, State
+from holdfast.control.state import NodeState, State
 from holdfast.control.step_commit import StepTracker
 from holdfast.control.step_sampling import MAX_INTERVAL_S, StepSampler, merge_steps
 from holdfast.errors import ExitCode, HoldfastError
@@ -400,8 +400,7 @@ class Controller:
     def _has_ended(self, tracker: StepTracker) -> bool:
         """Whether its attempt is the replica's last, and no longer running."""
         replica = self._state.replicas[tracker.replica]
-        at_work = replica.phase in (ReplicaPhase.RUNNING, ReplicaPhase.HANG_SUSPECTED)
-        return not at_work and replica.attempt == tracker.attempt
+        return not replica.is_running and replica.attempt == tracker.attempt
 
     def _step_tracker(self, index: int) -> StepTracker:
         """The step tracker of a replica's current attempt."""
