@@ -160,7 +160,10 @@ class Controller:
 
     def report(self, *findings: Finding) -> None:
         """Log findings that by themselves change nothing."""
-        self.handle(*(events.FindingRaised(at=self._clock(), finding=finding) for finding in findings))
+        self.handle(*self._found(*findings))
+
+    def _found(self, *findings: Finding) -> tuple[events.FindingRaised, ...]:
+        return tuple(events.FindingRaised(at=self._clock(), finding=finding) for finding in findings)
 
     def handle(self, *happened: events.AnyEvent) -> None:
         """Handle events after those held back, or hold them while the log cannot be written."""
@@ -240,20 +243,22 @@ class Controller:
         if (error is not None) is self._space_low or self._state.finished:
             return ()
         self._space_low = error is not None
-        return (events.FindingRaised(at=self._clock(), finding=disk_space_finding(error, path)),)
+        return self._found(disk_space_finding(error, path))
 
     def _check_log(self) -> None:
         """Verify that the log is unchanged, so that a foreign change is undone before any reader misses an event."""
-        if self.write_blocked:
-            return
+        if not self.write_blocked:
+            self._check_writer()
+            if found := self._repair_findings():
+                self._enqueue(found)
+
+    def _check_writer(self) -> None:
         try:
             self._writer.check()
         except AnotherWriter:
             _exit_superseded()
         except OSError as error:
             log.warning("the event log cannot be looked at: %s", error)
-        if found := self._repair_findings():
-            self._enqueue(found)
 
     def _repair_findings(self) -> tuple[events.FindingRaised, ...]:
         """Findings about undone changes to the log that no controller made."""
@@ -262,7 +267,7 @@ class Controller:
             return ()
         findings = repair_findings(repairs, path)
         repairs.clear()
-        return tuple(events.FindingRaised(at=self._clock(), finding=finding) for finding in findings)
+        return self._found(*findings)
 
     def _may_report(self, subject: str) -> bool:
         """Whether enough time has passed since the last finding about a subject; if so, the time restarts."""
@@ -301,12 +306,7 @@ class Controller:
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
         over = self._state.finished or self._state.shutting_down
         if node is None or joined.generation != node.generation or over:
-            try:
-                self._writer.check()  # another controller may have given the node this slot
-            except AnotherWriter:
-                _exit_superseded()
-            except OSError as error:
-                log.warning("the event log cannot be looked at: %s", error)
+            self._check_writer()  # another controller may have given the node this slot
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Shutdown())
             return None
