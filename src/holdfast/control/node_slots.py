@@ -78,9 +78,8 @@ def _replaceable(ctx: Context, replica: ReplicaState) -> Iterator[NodeState]:
     later.
     """
     if replica.phase is not ReplicaPhase.DONE and ctx.state.ready_standbys:
-        for node in map(
-            ctx.state.nodes.__getitem__, replica.slots - ctx.state.ready_nodes - ctx.state.nodes_with_processes
-        ):
+        for slot in replica.slots - ctx.state.ready_nodes - ctx.state.nodes_with_processes:
+            node = ctx.state.nodes[slot]
             if node.is_missing and not node.maybe_alive and (node.generation > 0 or not node.is_expected):
                 yield node
 
