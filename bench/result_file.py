@@ -203,6 +203,8 @@ def main() -> None:
     parser.add_argument("new", nargs="*", type=Path, metavar="NEW.json")
     for path in parser.parse_args().new:
         new = _read(path)
+        if any("--quick" in result.command for result in new.results):
+            parser.error(f"{path} is of a quick run, which only shows that the bench works")
         known = RESULTS / f"{new.bench}.json"
         _write(known, merged(_read(known), new) if known.exists() else new)
     PAGE.write_text(page_with_table(PAGE.read_text(), read_all()))

@@ -112,3 +112,11 @@ def test_page_that_the_source_names_exists():
     named = {name for text in sources for name in re.findall(r"\b(?:docs|bench/results)/[\w/.-]+\.md\b", text)}
     assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "bench/results/HISTORY.md"])
+def test_links_of_a_page_that_sphinx_does_not_build_resolve(name: str):
+    page = ROOT / name
+    linked = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert linked or name == "CONTRIBUTING.md"
+    assert [link for link in linked if not (page.parent / link).exists()] == []
