@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from holdfast.job.launcher_catalog import is_python
+from holdfast.job.interpreter import is_python
 
 _FLAGS = frozenset("bBdOPqsuvx")
 """Options without an argument that do not change how a program is found."""

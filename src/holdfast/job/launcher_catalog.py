@@ -6,11 +6,11 @@ sets. launch/launch_plan.py computes their values.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from holdfast.job.interpreter import is_python
 from holdfast.job.spec import Job, Launch
 
 Option = Callable[[Job], tuple[str, ...]]
@@ -175,14 +175,6 @@ LAUNCHER_CATALOG: tuple[Launcher, ...] = (
     Launcher(name="deepspeed.launcher.launch", modules=("deepspeed.launcher.launch",), options={}),
     *(Launcher(name=name, heads=((name,),), options={}) for name in ("colossalai", "horovodrun", "srun")),
 )
-
-
-_PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)?)?t?")
-
-
-def is_python(word: str) -> bool:
-    """Whether a command's first word is a Python interpreter."""
-    return _PYTHON.fullmatch(word) is not None
 
 
 def runs_python(job: Job) -> bool:
