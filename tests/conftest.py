@@ -121,6 +121,7 @@ def pytest_xdist_auto_num_workers() -> int:
     return max(1, min(len(os.sched_getaffinity(0)) * 3 // 2, MAX_WORKERS))
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first; slow ones get the longer deadline unless they name their own.
 
