@@ -31,6 +31,9 @@ DEADLINE_S = 200.0
 FAST_FILES = ("test_launch.py",)
 """The files whose runs take a second or two; those of all others are marked `slow`."""
 
+NEVER_RESTARTED = "recovery.prewarm=false"
+"""For ranks that import torch and are never restarted: a zygote would import it again, for 3 s of CPU time each."""
+
 E = TypeVar("E", bound=AnyEvent)
 
 
