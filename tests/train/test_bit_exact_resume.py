@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from tests.train import loop
+from tests.train.replica_job import forks
 
-LOOP = Path(__file__).with_name("loop.py")
 STEPS = 14
 FAULTS = ("1:6:computing", "0:8:unsealed", "0:12:unnamed")
 DEADLINE_S = 200.0
 
 
-def run(folder: Path, name: str, fault: str = "-1:-1:never") -> list[int]:
+def run(folder: Path, name: str, fault: str = "-1:-1:never") -> list[int | None]:
     """Two ranks to their end; when one of them kills itself the other is killed too, as an agent does it."""
     variables = {
         "WORLD_SIZE": "2",
@@ -26,13 +26,23 @@ def run(folder: Path, name: str, fault: str = "-1:-1:never") -> list[int]:
         "HOLDFAST_CHECKPOINT_PATH": str(folder / name),
         "HOLDFAST_CHECKPOINT_EVERY_STEPS": "4",
     }
-    command = [sys.executable, str(LOOP), str(STEPS), str(folder / name)]
-    ranks = [subprocess.Popen(command, env=os.environ | variables | {"RANK": str(rank)}) for rank in range(2)]
+    given = [(variables | {"RANK": str(rank)}, folder / name) for rank in range(2)]
+    ranks = [forks.Process(target=train, args=each) for each in given]
+    for rank in ranks:
+        rank.start()
     doomed = int(fault.partition(":")[0])
     if doomed >= 0:
-        ranks[doomed].wait(DEADLINE_S)
+        ranks[doomed].join(DEADLINE_S)
         ranks[1 - doomed].kill()
-    return [rank.wait(DEADLINE_S) for rank in ranks]
+    for rank in ranks:
+        rank.join(DEADLINE_S)
+    return [rank.exitcode for rank in ranks]
+
+
+def train(variables: Mapping[str, str], out: Path) -> None:
+    """The loop in a fork."""
+    os.environ.update(variables)
+    loop.main(STEPS, str(out))
 
 
 @pytest.mark.slow
