@@ -148,7 +148,7 @@ def test_controller_that_is_away_is_waited_for(controller: Controller, tmp_path:
 
 
 @pytest.mark.slow
-def test_controller_that_comes_back_at_another_port_is_asked_there(
+def test_controller_that_returns_at_another_port_is_found_there(
     controller: Controller, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere = (

@@ -91,7 +91,7 @@ def test_lines_come_while_they_are_written_and_a_file_that_was_emptied_begins_an
     assert asyncio.run(written()) == b"".join(b"[rank 0, attempt 0] %s\n" % word for word in (b"one", b"two", b"new"))
 
 
-def test_reader_that_is_slow_holds_nobody_up_and_is_told_what_it_misses(tmp_path: Path, pipe: tuple[int, int]) -> None:
+def test_slow_reader_blocks_no_rank_and_sees_what_it_misses(tmp_path: Path, pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(100_000)))

@@ -29,7 +29,7 @@ def test_error_line_is_found_with_its_number(tmp_path: Path, line: str) -> None:
     assert last_error_line(log) == (line, f"{log}:3")
 
 
-def test_error_of_holdfasts_own_that_ends_a_rank_is_told_with_what_to_do(tmp_path: Path) -> None:
+def test_own_error_that_ends_a_rank_includes_the_remedy(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text(
         "step 1\nholdfast: error [disk-full]: the checkpoint step-00000005 could not be written\n"
@@ -42,7 +42,7 @@ def test_error_of_holdfasts_own_that_ends_a_rank_is_told_with_what_to_do(tmp_pat
     )
 
 
-def test_what_a_session_only_tells_of_is_no_last_error(tmp_path: Path) -> None:
+def test_finding_that_a_session_only_reports_is_no_last_error(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("holdfast: error [disk-full]: the checkpoint could not be written; where: /x; Free some.\nstep 2\n")
     assert last_error_line(log) == ("", "")
@@ -57,7 +57,7 @@ def test_line_that_only_speaks_of_errors_is_none(tmp_path: Path, line: str) -> N
     assert last_error_line(log) == ("", "")
 
 
-def test_what_an_exception_of_native_code_says_belongs_to_its_line(tmp_path: Path) -> None:
+def test_message_of_a_native_exception_belongs_to_its_line(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("terminate called after throwing an instance of 'c10::Error'\n  what():  bad shape\nFrame #0\n")
     error = "terminate called after throwing an instance of 'c10::Error' what():  bad shape"
@@ -130,7 +130,7 @@ def test_log_that_does_not_exist_has_no_error(tmp_path: Path) -> None:
     assert last_error_line(tmp_path / "none.log") == ("", "")
 
 
-def test_error_of_a_rank_told_rather_than_torchruns_about_it(tmp_path: Path) -> None:
+def test_error_of_a_rank_wins_over_torchruns_own(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     own = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
     log.write_text(f"ValueError: bad shape\nTraceback (most recent call last):\n  File x\n{own}\n=====\n")

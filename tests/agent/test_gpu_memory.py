@@ -29,7 +29,7 @@ def told(visible: str | None, apps: str = APPS, ours: tuple[int, ...] = ()) -> l
     return [str(one) for one in parse_memory_use(visible_gpus(parse_gpus(GPUS), visible), apps, ours)]
 
 
-def test_processes_of_others_are_told_with_pid_command_and_memory() -> None:
+def test_foreign_processes_are_listed_with_pid_command_and_memory() -> None:
     assert told("0") == [
         "GPU 0: 185 MiB held by process 40170 (/opt/rh/rh-python38/root/usr/bin/python3)",
         "GPU 0: 37,000 MiB held by process 40171 (/usr/bin/my, odd, name)",
@@ -40,11 +40,11 @@ def test_our_own_processes_are_left_out() -> None:
     assert told("0", ours=(40170, 40171)) == []
 
 
-def test_memory_of_no_process_is_told_from_a_driver_s_own() -> None:
+def test_memory_of_no_process_is_reported_beyond_the_drivers_own() -> None:
     assert told("0,1", apps="") == ["GPU 0: 38,120 MiB held by no process that can be seen"]
 
 
-def test_unknown_figures_and_names_are_said_to_be_unknown() -> None:
+def test_unknown_figures_and_names_are_shown_as_unknown() -> None:
     assert told("3") == ["GPU 3: an unknown amount held by process 77 ([Not Found])"]
 
 
@@ -95,12 +95,12 @@ def looked(visible: str | None = None) -> tuple[GpuMemoryUse, ...]:
     return asyncio.run(foreign_memory_use(visible))
 
 
-def test_program_is_asked_and_its_answer_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_is_queried_and_its_output_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, monkeypatch, answering(tmp_path, GPUS, APPS))
     assert [one.pid for one in looked("0")] == [40170, 40171]
 
 
-def test_program_that_fails_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_program_reports_no_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi(tmp_path, monkeypatch, "echo 'NVIDIA-SMI has failed'; exit 9")
     assert looked() == ()
 

@@ -88,5 +88,5 @@ def test_rank_that_a_launcher_names_last(tmp_path: Path, text: str, expected: La
     assert read_launcher_report(log) == expected
 
 
-def test_log_that_is_not_there_says_nothing(tmp_path: Path) -> None:
+def test_missing_log_has_no_report(tmp_path: Path) -> None:
     assert read_launcher_report(tmp_path / "none.log") is None

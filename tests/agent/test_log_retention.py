@@ -117,7 +117,7 @@ def test_rank_that_writes_on_and_on_is_kept_to_its_limit_and_loses_no_line_of_it
     assert path.read_bytes()[size - kept(path) :] == b"".join(every)[size - kept(path) :]
 
 
-def test_file_system_that_punches_no_holes_is_said_once_and_loses_nothing(
+def test_file_system_without_holes_is_reported_once_and_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Refusing:

@@ -48,7 +48,7 @@ def test_group_s_own_limit_is_what_counts_without_what_can_be_dropped(tmp_path: 
     assert read_tightest(tmp_path) == MemoryUsage(where=str(folder), used_bytes=6 * GIB, limit_bytes=10 * GIB)
 
 
-def test_tightest_of_the_groups_above_is_told(tmp_path: Path) -> None:
+def test_tightest_of_the_parent_groups_is_reported(tmp_path: Path) -> None:
     machine(tmp_path, "0::/kubepods/pod7/c1\n")
     second(tmp_path, "kubepods/pod7/c1", used=4 * GIB, limit="max")
     pod = second(tmp_path, "kubepods/pod7", used=31 * GIB, limit=str(32 * GIB))
@@ -61,7 +61,7 @@ def test_without_a_limit_the_machine_s_own_figures_count(tmp_path: Path) -> None
     assert read_tightest(tmp_path) == MemoryUsage(where="this machine", used_bytes=32 * GIB, limit_bytes=64 * GIB)
 
 
-def test_processes_that_wait_for_memory_are_told_of_whatever_is_in_use(tmp_path: Path) -> None:
+def test_memory_stall_is_reported_at_any_use(tmp_path: Path) -> None:
     machine(tmp_path, "0::/job\n")
     second(tmp_path, "job", used=4 * GIB, limit=str(10 * GIB), psi=PSI)
     assert read_tightest(tmp_path).stalled == 42.31

@@ -141,7 +141,7 @@ def test_standby_serves_code_that_came_while_it_waited(place: ProgramDir) -> Non
     play(scene)
 
 
-def test_start_whose_code_cannot_be_gone_over_to_is_cold_and_says_why(place: ProgramDir) -> None:
+def test_start_whose_code_cannot_be_adopted_is_cold_with_the_reason(place: ProgramDir) -> None:
     async def scene() -> None:
         async with node_in(place) as node:
             await node.keep_prewarmed(node.command("former", f"{LARGE}, rich.table"))

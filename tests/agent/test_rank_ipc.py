@@ -122,14 +122,14 @@ HELLO = encode(Hello(rank=0, pid=1)) + b"\n"
 STEP = encode(RankStep(step=7, started=0.0, ended=1.0)) + b"\n"
 
 
-def test_line_that_is_too_long_is_skipped_to_its_end_and_the_next_ones_are_heard() -> None:
+def test_too_long_line_is_skipped_and_the_next_ones_are_read() -> None:
     endless = b"x" * (3 * MAX_LINE_BYTES + 5)
     got = fed(HELLO, endless, endless + b"\n" + STEP, until=lambda said: len(said.received) == 2)
     assert got.dropped == [DropReason.TOO_LONG]
     assert isinstance(got.received[1], RankStep)
 
 
-def test_ranks_that_are_not_of_the_attempt_and_a_second_one_on_a_connection_are_not_heard() -> None:
+def test_foreign_ranks_and_a_second_rank_on_a_connection_are_dropped() -> None:
     others = (encode(Hello(rank=rank, pid=1)) + b"\n" for rank in (4, 1))
     got = fed(
         *others, encode(Hello(rank=2, pid=1)) + b"\n", STEP, world_size=4, until=lambda said: len(said.received) == 2

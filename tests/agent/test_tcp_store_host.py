@@ -49,7 +49,7 @@ def test_store_is_hosted_anew_for_each_attempt_once_a_rank_connects(tmp_path: Pa
     asyncio.run(scene())
 
 
-def test_port_of_a_store_nobody_asked_for_is_free_after_the_attempt(tmp_path: Path) -> None:
+def test_port_of_an_unused_store_is_free_after_the_attempt(tmp_path: Path) -> None:
     rank = RankCommand(rank=0, argv=(sys.executable, "train.py"), cwd=tmp_path, environ=os.environ)
     port = free_port()
 

@@ -20,7 +20,7 @@ import pytest
 from tests.agent.test_gpu_memory import APPS, GPUS, answering, nvidia_smi
 from tests.conftest import SmallDisk, fill, mount_read_only
 
-from holdfast.agent import hang_detector, rendezvous_check, worker_group
+from holdfast.agent import hang_detector, rank_stopper, rendezvous_check
 from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.prewarm import PrewarmPool
 from holdfast.agent.rate_limits import CHECKPOINT_LIMIT, FINDING_LIMIT
@@ -244,7 +244,7 @@ def shell(script: str) -> list[str]:
     return ["sh", "-c", script]
 
 
-def test_ranks_that_end_are_told_in_order_with_a_fresh_port_at_the_end(tmp_path: Path, sockets: Path) -> None:
+def test_exits_are_reported_in_order_with_a_fresh_port_at_the_end(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         before = bench.port.number
         await bench.group(shell("exit 0"), shell("exit 3")).start()
@@ -259,7 +259,7 @@ def test_ranks_that_end_are_told_in_order_with_a_fresh_port_at_the_end(tmp_path:
     play(tmp_path, sockets, scene)
 
 
-def test_programs_that_cannot_be_started_are_told_once_each_before_the_end(tmp_path: Path, sockets: Path) -> None:
+def test_programs_that_cannot_start_are_reported_once_each_before_the_end(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         await bench.group(["/no/such/program"], ["/no/such/program"]).start()
         await bench.until(RanksStopped)
@@ -285,7 +285,7 @@ def test_shipped_code_is_where_the_ranks_run(tmp_path: Path, sockets: Path) -> N
     play(tmp_path, sockets, scene)
 
 
-def test_code_that_cannot_be_had_is_told_for_each_rank_and_nothing_starts(tmp_path: Path, sockets: Path) -> None:
+def test_failed_code_delivery_is_reported_for_each_rank_and_nothing_starts(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         bench.codes.put_nowait(
             failure("no-code", "no code here", exit_code=ExitCode.UNAVAILABLE, remedy="wait", evidence=("why",))
@@ -319,7 +319,7 @@ def test_worker_group_stopped_while_it_waits_for_code_starts_nothing(tmp_path: P
     play(tmp_path, sockets, scene)
 
 
-def test_log_that_cannot_be_written_is_told_as_a_rank_that_could_not_start(tmp_path: Path, sockets: Path) -> None:
+def test_unwritable_log_is_reported_as_a_rank_that_could_not_start(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         (tmp_path / "logs").write_text("a file where the folder should be")
         await bench.group(shell("exit 0")).start()
@@ -330,7 +330,7 @@ def test_log_that_cannot_be_written_is_told_as_a_rank_that_could_not_start(tmp_p
     play(tmp_path, sockets, scene)
 
 
-def test_error_of_a_rank_is_told_with_its_place(tmp_path: Path, sockets: Path) -> None:
+def test_error_of_a_rank_is_reported_with_its_location(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         await bench.group([sys.executable, "-c", "print('hi', flush=True); raise ValueError('bad shape')"]).start()
         exited = await bench.until(RankExited)
@@ -342,7 +342,7 @@ def test_error_of_a_rank_is_told_with_its_place(tmp_path: Path, sockets: Path) -
     play(tmp_path, sockets, scene)
 
 
-def test_signal_that_ends_a_rank_is_told_as_its_own(tmp_path: Path, sockets: Path) -> None:
+def test_signal_that_ends_a_rank_is_reported_as_a_signal(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         await bench.group(shell("kill -SEGV $$")).start()
         exited = await bench.until(RankExited)
@@ -537,7 +537,7 @@ def test_work_put_into_the_background_is_named_and_ended_too(tmp_path: Path, soc
     ["(read line; exit 0) < $0 & exit 0", "sleep 600 & exit 3"],
     ids=["helper that ends by itself", "command that failed"],
 )
-def test_nothing_is_said_of_helpers_that_end_and_of_what_a_failed_command_left(
+def test_helpers_that_exit_and_leftovers_of_a_failed_command_are_not_reported(
     tmp_path: Path, sockets: Path, script: str
 ) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
@@ -652,7 +652,7 @@ def test_steps_of_a_rank_that_exits_are_reported_before_its_exit_and_its_checkpo
     play(tmp_path, sockets, scene)
 
 
-def test_rank_that_says_hello_after_it_was_asked_to_leave_hears_it(tmp_path: Path, sockets: Path) -> None:
+def test_late_hello_gets_the_pending_request_to_exit(tmp_path: Path, sockets: Path) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
         group = bench.group(speaker("wait"))
         await group.start()
@@ -671,7 +671,7 @@ def test_rank_that_says_hello_after_it_was_asked_to_leave_hears_it(tmp_path: Pat
         ("7", ('{"type":"exiting-on-request"}',), False),
     ],
 )
-def test_rank_leaves_only_where_its_session_says_so(
+def test_exit_on_request_counts_only_if_the_session_reported_it(
     tmp_path: Path, sockets: Path, code: str, said: tuple[str, ...], left: bool
 ) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
@@ -895,7 +895,7 @@ def test_rank_on_its_way_out_ends_by_itself_when_all_are_killed(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It has hung up, with its peers too: they fail of that, and may be told as failed before it has ended."""
-    monkeypatch.setattr(worker_group, "EXIT_GRACE_S", 600.0)
+    monkeypatch.setattr(rank_stopper, "EXIT_GRACE_S", 600.0)
 
     async def scene(bench: WorkerGroupBench) -> None:
         pipe = bench.pipe()
@@ -915,7 +915,7 @@ def test_rank_on_its_way_out_ends_by_itself_when_all_are_killed(
 def test_rank_that_has_hung_up_and_stays_is_killed_a_moment_later(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_group, "EXIT_GRACE_S", 0.05)
+    monkeypatch.setattr(rank_stopper, "EXIT_GRACE_S", 0.05)
 
     async def scene(bench: WorkerGroupBench) -> None:
         pipe = bench.pipe()

@@ -360,7 +360,7 @@ def test_rank_is_marked_in_the_kernels_eyes_however_much_longer_its_environment_
         ("import settings\nimport numpy", "settings/__init__.py:2 changes the environment or sys.path before"),
     ],
 )
-def test_program_with_nothing_to_import_beforehand_says_why(place: ProgramDir, text: str, why: str) -> None:
+def test_program_with_nothing_to_prewarm_has_a_reason(place: ProgramDir, text: str, why: str) -> None:
     (place.folder / "program.py").write_text(text)
     (place.folder / "setting.py").write_text("import os\n\nos.environ.setdefault('A', '1')")
     (place.folder / "settings").mkdir()

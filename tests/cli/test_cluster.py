@@ -44,7 +44,7 @@ def until(seen: Any) -> None:
         time.sleep(0.2)
 
 
-def test_run_that_waits_says_why_in_words_and_in_json(cli: Cli, project: Path, lab: Lab, namespace: str) -> None:
+def test_waiting_run_shows_the_reason_as_text_and_json(cli: Cli, project: Path, lab: Lab, namespace: str) -> None:
     run = api.start(api.load(project / "job.yaml"), "lab", base=project)
     try:
         until(lambda: (waits := api.pending_reason(run)) is not None and waits.code == "queue-missing")
@@ -85,7 +85,7 @@ def test_cluster_that_is_not_there_is_one_finding_and_nothing_is_left(
     assert api.runs() == []
 
 
-def test_check_says_what_is_lacking_and_what_it_comes_to(cli: Cli, project: Path) -> None:
+def test_check_lists_what_is_missing_and_the_verdict(cli: Cli, project: Path) -> None:
     answer = cli("check", "--on", "lab")
     assert answer.code == ExitCode.CANNOT_RUN_HERE
     assert "there is no queue nowhere" in answer.out

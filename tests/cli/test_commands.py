@@ -39,7 +39,7 @@ def test_version_is_one_line_for_a_report_of_an_error(cli: Cli) -> None:
     assert answer.out == f"holdfast {__version__}, Python {platform.python_version()}, torch {torch}\n"
 
 
-def test_version_is_told_also_where_there_is_no_torch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_printed_without_torch(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
@@ -91,7 +91,7 @@ def test_explain_offers_what_is_alike(cli: Cli) -> None:
         (["run", "--show", "0-x", "--", "true"], "`--show 0-x` names no ranks"),
     ],
 )
-def test_wrong_command_line_is_told_in_findings(cli: Cli, words: list[str], told: str) -> None:
+def test_wrong_command_line_is_a_finding(cli: Cli, words: list[str], told: str) -> None:
     answer = cli(*words)
     assert answer.code == ExitCode.USAGE
     assert told in answer.err
@@ -141,7 +141,7 @@ def test_render_of_a_hundred_thousand_nodes_shows_the_first_and_the_last(cli: Cl
         (["-o"], False),
     ],
 )
-def test_json_is_wanted_where_a_flag_of_ours_says_so(words: list[str], *, json_wanted: bool) -> None:
+def test_json_is_wanted_only_by_holdfasts_own_flag(words: list[str], *, json_wanted: bool) -> None:
     assert wants_json(words) is json_wanted
 
 
@@ -157,7 +157,7 @@ def test_init_writes_a_file_that_validates_and_never_overwrites(cli: Cli) -> Non
     assert "job.yaml" in cli("validate").out
 
 
-def test_validate_tells_every_problem_of_every_file(cli: Cli) -> None:
+def test_validate_lists_every_problem_of_every_file(cli: Cli) -> None:
     Path("good.yaml").write_text("command: [python3, -c, pass]\n")
     Path("bad.yaml").write_text("comand: x\nnodes: none\n")
     answer = cli("validate", "good.yaml", "bad.yaml", "gone.yaml")
@@ -179,7 +179,7 @@ def test_validate_refuses_what_cannot_run_here(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_warnings_are_told_with_their_lines_before_anything_starts(cli: Cli) -> None:
+def test_warnings_are_printed_with_their_lines_before_anything_starts(cli: Cli) -> None:
     Path("job.yaml").write_text("image: foo\ncommand: [echo, '&&']\nenv: {MY_TOKEN: x}\n")
     for verb in ("validate", "run"):
         answer = cli(verb)
@@ -239,7 +239,7 @@ def test_fabrics_and_targets_are_listed_and_shown(cli: Cli) -> None:
     assert cli("target", "moon").code == ExitCode.NOT_FOUND
 
 
-def test_no_runs_is_said_plainly(cli: Cli) -> None:
+def test_no_runs_is_a_plain_message(cli: Cli) -> None:
     assert cli("ps").out.startswith("no runs yet")
     assert cli("ps", "-o", "json").data == []
     for verb in ("status", "logs", "events", "attach", "cancel"):
@@ -300,7 +300,7 @@ def test_run_that_cannot_be_read_is_listed_beside_the_others(cli: Cli) -> None:
     assert "[log-format-unsupported]" in cli("status", newer.run_id).err
 
 
-def test_run_without_a_controller_is_said_with_what_to_do(cli: Cli) -> None:
+def test_run_without_a_controller_is_reported_with_what_to_do(cli: Cli) -> None:
     run = make_run("lonely").run_id
     assert f"`holdfast attach {run}`" in cli("ps").out
     assert "[controller-dead]" in cli("status").out

@@ -50,7 +50,7 @@ def test_redacted_answer_names_nobody(cli: Cli, tmp_path: Path) -> None:
     assert "gpu-a7" not in cli("diagnose", "--redact", str(tmp_path / "all.log")).out
 
 
-def test_unknown_says_what_would_decide(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_cause_lists_the_evidence_that_would_decide(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "all.log").write_text(LINES.splitlines()[1])
     answer = cli("diagnose", str(tmp_path / "all.log"))
     assert answer.code == ExitCode.OK
@@ -61,14 +61,14 @@ def test_unknown_says_what_would_decide(cli: Cli, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\0\1\2\3"])
-def test_nothing_to_read_is_said(cli: Cli, tmp_path: Path, content: bytes) -> None:
+def test_empty_input_is_an_error(cli: Cli, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "all.log").write_bytes(content)
     answer = cli("diagnose", str(tmp_path / "all.log"))
     assert answer.code == ExitCode.NOT_FOUND
     assert "nothing-to-read" in answer.err
 
 
-def test_missing_path_and_missing_run_are_told_apart(cli: Cli) -> None:
+def test_missing_path_and_missing_run_have_different_errors(cli: Cli) -> None:
     assert "no-such-file" in cli("diagnose", "logs/none.log").err
     assert "no-runs" in cli("diagnose", "none").err
 

@@ -39,7 +39,7 @@ def test_slow_run_on_sockets_is_answered_by_its_class(cli: Cli, tmp_path: Path, 
     assert "from\\to" in said
 
 
-def test_fabric_that_is_right_is_said_and_no_failure_is_made_up(cli: Cli, tmp_path: Path) -> None:
+def test_working_fabric_is_reported_without_a_failure(cli: Cli, tmp_path: Path) -> None:
     where = written(tmp_path, FAST)
     said = cli("diagnose", where).out
     assert said.startswith("no line in the input reports a failure")

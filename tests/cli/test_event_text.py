@@ -54,10 +54,10 @@ def step(number: int, at: float) -> StepCommitted:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_every_kind_of_event_has_a_sentence_of_one_line(kind: type[msgspec.Struct]) -> None:
-    told = describe(sample(kind))
-    assert told
-    assert "\n" not in told
-    assert event_line(sample(kind)).endswith(told)
+    lines = describe(sample(kind))
+    assert lines
+    assert "\n" not in lines
+    assert event_line(sample(kind)).endswith(lines)
 
 
 def test_sentence_cannot_carry_control_characters() -> None:
@@ -67,54 +67,54 @@ def test_sentence_cannot_carry_control_characters() -> None:
     assert describe(event) == "rank 0 on node0 exited with code 1: bad\\nnews\\x07"
 
 
-def test_rank_of_another_replica_than_the_first_is_told_with_it() -> None:
-    told = [
+def test_sentence_names_the_replica_after_the_first() -> None:
+    lines = [
         RankExited(at=1, node=1, replica=1, attempt=0, rank=0, reason=ExitReason.SIGNAL, code=9),
         RankHung(at=1, node=1, replica=1, attempt=0, rank=0, waited_s=5.0, last_step=3, last_step_at=1.0),
         RanksStopped(at=1, node=1, replica=1, attempt=2, port=1),
     ]
-    assert [describe(event) for event in told] == [
+    assert [describe(event) for event in lines] == [
         "rank 0 of replica 1 on node1 ended by signal 9",
         "rank 0 of replica 1 on node1 has passed no step for 5.0 s, after step 3",
         "no rank of attempt 2 of replica 1 is left on node1",
     ]
 
 
-def test_step_tells_its_figures() -> None:
+def test_step_sentence_has_its_metrics() -> None:
     assert describe(step(7, 10.0)) == "step 7 committed in 0.10 s, loss 2.500, 1,000 tokens/s"
 
 
-def test_steps_and_checkpoints_are_told_about_once_a_second() -> None:
-    narrator = EventLineFilter()
-    told = [text for number in range(40) for text in narrator.lines_for(step(number, 100 + number / 10))]
-    assert [text.split()[2] for text in told] == ["0", "10", "20", "30"]
+def test_steps_and_checkpoints_are_printed_about_once_a_second() -> None:
+    line_filter = EventLineFilter()
+    lines = [text for number in range(40) for text in line_filter.lines_for(step(number, 100 + number / 10))]
+    assert [text.split()[2] for text in lines] == ["0", "10", "20", "30"]
     saved = [
         CheckpointCommitted(at=200 + number / 2, node=0, replica=0, attempt=0, step=number, path="p")
         for number in range(4)
     ]
-    assert [len(narrator.lines_for(event)) for event in saved] == [1, 0, 1, 0]
+    assert [len(line_filter.lines_for(event)) for event in saved] == [1, 0, 1, 0]
 
 
-def test_checkpoint_known_before_its_step_is_told_after_it() -> None:
-    narrator = EventLineFilter()
+def test_checkpoint_known_before_its_step_is_printed_after_it() -> None:
+    line_filter = EventLineFilter()
     early = CheckpointCommitted(at=10.9, node=0, replica=0, attempt=0, step=8, path="/c/8")
-    assert narrator.lines_for(step(7, 10.0)) == [event_line(step(7, 10.0))]
-    assert narrator.lines_for(early) == []
-    assert narrator.lines_for(step(8, 11.2)) == [event_line(step(8, 11.2)), event_line(early)]
+    assert line_filter.lines_for(step(7, 10.0)) == [event_line(step(7, 10.0))]
+    assert line_filter.lines_for(early) == []
+    assert line_filter.lines_for(step(8, 11.2)) == [event_line(step(8, 11.2)), event_line(early)]
 
 
-def test_last_step_held_back_is_told_before_the_failure() -> None:
-    narrator = EventLineFilter()
+def test_last_step_held_back_is_printed_before_the_failure() -> None:
+    line_filter = EventLineFilter()
     for number in range(5):
-        narrator.lines_for(step(number, 100 + number / 10))
+        line_filter.lines_for(step(number, 100 + number / 10))
     decided = RecoveryDecided(
         at=101, replica=0, attempt=0, action="stop", failed_at=101, finding=Finding(code="x", what="lost")
     )
-    told = narrator.lines_for(decided)
-    assert [("step 4" in told[0]), ("lost" in told[1]), len(told)] == [True, True, 2]
+    lines = line_filter.lines_for(decided)
+    assert [("step 4" in lines[0]), ("lost" in lines[1]), len(lines)] == [True, True, 2]
 
 
-def test_restart_of_a_program_without_steps_says_what_it_repeats() -> None:
+def test_restart_of_a_program_without_steps_shows_what_it_repeats() -> None:
     lost = Finding(code="node-lost", what="node1 was lost")
     decided = RecoveryDecided(
         at=101, replica=0, attempt=0, action="restart in place", failed_at=101, finding=lost, recomputed_s=7800
@@ -130,15 +130,15 @@ def test_restart_of_a_program_without_steps_says_what_it_repeats() -> None:
 
 
 def test_clock_that_goes_back_does_not_silence_steps() -> None:
-    narrator = EventLineFilter()
-    assert narrator.lines_for(step(1, 1000))
-    assert narrator.lines_for(step(2, 10))
+    line_filter = EventLineFilter()
+    assert line_filter.lines_for(step(1, 1000))
+    assert line_filter.lines_for(step(2, 10))
 
 
-def test_machinery_and_expected_ends_are_not_told() -> None:
+def test_internal_events_and_expected_exits_are_not_printed() -> None:
     quiet = RankExited(at=1, node=0, replica=0, attempt=0, rank=0, reason=ExitReason.CODE, code=0)
     stopped = RankExited(at=1, node=0, replica=0, attempt=0, rank=0, reason=ExitReason.SIGNAL, code=9, stopped=True)
     died = RankExited(at=1, node=0, replica=0, attempt=0, rank=0, reason=ExitReason.SIGNAL, code=9)
-    narrator = EventLineFilter()
-    assert [len(narrator.lines_for(event)) for event in (quiet, stopped, died)] == [0, 0, 1]
-    assert narrator.lines_for(ControllerStarted(at=1, pid=1, incarnation="c")) == []
+    line_filter = EventLineFilter()
+    assert [len(line_filter.lines_for(event)) for event in (quiet, stopped, died)] == [0, 0, 1]
+    assert line_filter.lines_for(ControllerStarted(at=1, pid=1, incarnation="c")) == []

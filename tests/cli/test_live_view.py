@@ -108,7 +108,7 @@ STEPS = [
 ]
 
 
-def test_headline_tells_progress_speed_and_what_is_left() -> None:
+def test_headline_has_progress_speed_and_remaining_time() -> None:
     text = shown(render_status(status_from_events([*log(1, 1), *STEPS]), now=60, ettr=0.5))
     for words in (
         "demo-abc234  running  1 min 00 s",
@@ -163,7 +163,7 @@ def test_nothing_known_yet_can_be_shown() -> None:
     assert "pending" in shown(LiveView(lambda _: 0.0))
 
 
-def test_finding_tells_what_where_evidence_remedy_and_fault() -> None:
+def test_finding_has_what_where_evidence_remedy_and_owner() -> None:
     finding = Finding(
         code="slow-disk",
         severity=Severity.WARNING,
@@ -219,7 +219,7 @@ def hostile_log() -> list[AnyEvent]:
     ]
 
 
-def test_nothing_that_a_rank_says_reaches_the_terminal_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_of_a_rank_never_reaches_the_terminal_unsanitized(capsys: pytest.CaptureFixture[str]) -> None:
     view = LiveView()
     pictures: list[str] = []
     for event in hostile_log():

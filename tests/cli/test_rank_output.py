@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("no_run_left")
 
 
 @pytest.mark.slow
-def test_log_past_its_limit_keeps_the_newest_and_says_what_is_dropped(cli: Cli) -> None:
+def test_log_past_its_limit_keeps_the_newest_and_counts_what_is_dropped(cli: Cli) -> None:
     count = 200_000
     ran = cli("run", "--set", "logs.max_bytes=1MiB", "--", *OUTPUT_PATTERNS, "lines", str(count))
     assert ran.code == 0, ran.out + ran.err
@@ -116,7 +116,7 @@ def test_sixty_four_ranks_are_followed_and_no_line_is_lost_or_torn(cli: Cli) -> 
     assert some == {" [rank 3", " [rank 60", " [rank 61", " [rank 62"}
 
 
-def test_ranks_that_are_none_are_told(cli: Cli) -> None:
+def test_wrong_rank_numbers_are_an_error(cli: Cli) -> None:
     assert cli("run", "--nodes", "2", "--", "true").code == 0
     for ranks, code in (("2", ExitCode.NOT_FOUND), ("1-0", ExitCode.NOT_FOUND), ("x", ExitCode.USAGE)):
         answer = cli("logs", "--rank", ranks)

@@ -46,13 +46,13 @@ def test_the_same_text_each_time_and_the_objects_as_json(cli: Cli, cluster: Path
     assert objects[0]["kind"] == "JobSet"
 
 
-def test_demo_says_what_it_does_not_guarantee(cli: Cli, cluster: Path) -> None:
+def test_demo_lists_what_it_does_not_guarantee(cli: Cli, cluster: Path) -> None:
     told = cli("render", "--on", "cluster").err
     assert "[demo-template]" in told
     assert "checkpoints are lost with their pod" in told
 
 
-def test_what_is_wrong_is_said_with_its_line(cli: Cli, cluster: Path) -> None:
+def test_problem_is_reported_with_its_line(cli: Cli, cluster: Path) -> None:
     (cluster / "job.yaml").write_text(JOB.replace("image: registry.example/train:1\n", "checkpoint: /home/me\n"))
     answer = cli("render", "--on", "cluster")
     assert answer.code == ExitCode.CANNOT_RUN_HERE

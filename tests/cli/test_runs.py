@@ -49,7 +49,7 @@ def still_goes_on() -> None:
     assert last.exit_code == ExitCode.CANCELLED
 
 
-def test_run_shows_lines_then_a_summary_and_every_verb_tells_of_it(cli: Cli, stepper: list[str]) -> None:
+def test_run_shows_lines_then_a_summary_and_every_command_knows_it(cli: Cli, stepper: list[str]) -> None:
     ran = cli("run", "--nodes", "2", "--name", "mine", "--", *stepper, "20", "0.01")
     assert ran.code == 0, ran.out + ran.err
     for words in ("run mine-", "step 1 committed", "run succeeded", "where the time went", "ETTR", "logs  /"):

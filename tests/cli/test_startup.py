@@ -73,7 +73,7 @@ def test_shell_completes_verbs_runs_and_targets(home: Path, words: list[str], in
         ("--help", "", ""),
     ],
 )
-def test_output_that_cannot_be_written_is_said_with_an_exit_code_of_its_own(
+def test_output_that_cannot_be_written_has_its_own_exit_code(
     words: str, redirected: str, says: str, tmp_path: Path
 ) -> None:
     done = run_bash(f"{sys.executable} -m holdfast {words} {redirected}; echo $? >&3", tmp_path)

@@ -58,7 +58,7 @@ def test_collective_that_the_loop_waits_in_is_communication_wherever_it_is():
     assert found == {**parts(**LOOP), "forward": 23, "other": 5, "communication": 15}
 
 
-def test_time_of_a_device_goes_to_what_asked_for_its_kernels():
+def test_device_time_goes_to_the_phase_that_launched_the_kernels():
     host = {"backward": [at(10, 20)], "optimizer": [at(20, 30)], "zero_grad": [at(30, 31)]}
     kernels = [(5 * MS, at(8, 50)), (15 * MS, at(50, 85)), (25 * MS, at(85, 100))]
     assert parts(**host, kernels=kernels) == {"forward": 50, "backward": 35, "optimizer": 15}

@@ -34,5 +34,5 @@ def test_counts_shares_and_lists() -> None:
     assert (format_numbers([]), format_numbers([3]), format_numbers([5, 0, 2, 1, 1])) == ("", "3", "0-2, 5")
 
 
-def test_long_text_is_cut_and_says_so() -> None:
+def test_long_text_is_truncated_with_a_note() -> None:
     assert sanitize("x" * 12, longest=10) == "xxxxxxxxxx… (2 more characters)"

@@ -84,8 +84,8 @@ ONE_RECOVERY: list[AnyEvent] = [
 
 
 def test_run_with_one_recovery_is_accounted_as_defined() -> None:
-    told = account_of(ONE_RECOVERY)
-    assert told.parts == {
+    account = account_of(ONE_RECOVERY)
+    assert account.parts == {
         TimeCategory.STARTING: 10,
         TimeCategory.TRAINING: 2 + 2 + 2 + 2,
         TimeCategory.CHECKPOINTING: 1,
@@ -94,13 +94,13 @@ def test_run_with_one_recovery_is_accounted_as_defined() -> None:
         TimeCategory.RECOVERING: 9,
         TimeCategory.STOPPING: 1,
     }
-    assert told.total_s == 35
-    assert told.ettr == pytest.approx(8 / 35)
-    assert (told.steps, told.recomputed_steps) == (4, 1)
+    assert account.total_s == 35
+    assert account.ettr == pytest.approx(8 / 35)
+    assert (account.steps, account.recomputed_steps) == (4, 1)
 
 
 def test_recovery_that_fails_is_recovering_then_detecting_then_recovering() -> None:
-    told = account_of(
+    account = account_of(
         [
             created(0),
             attempt(0, 0),
@@ -116,7 +116,7 @@ def test_recovery_that_fails_is_recovering_then_detecting_then_recovering() -> N
             finished(30),
         ]
     )
-    assert told.parts == {TimeCategory.TRAINING: 20, TimeCategory.DETECTING: 1 + 2, TimeCategory.RECOVERING: 4 + 3}
+    assert account.parts == {TimeCategory.TRAINING: 20, TimeCategory.DETECTING: 1 + 2, TimeCategory.RECOVERING: 4 + 3}
 
 
 @pytest.mark.parametrize(
@@ -129,15 +129,15 @@ def test_recovery_that_fails_is_recovering_then_detecting_then_recovering() -> N
 )
 def test_ranks_that_left_between_two_steps_have_none_to_do_again(code: str, part: TimeCategory) -> None:
     left = msgspec.structs.replace(failed(12, 13), finding=Finding(code=code, what=""))
-    told = account_of([created(0), attempt(0, 0), step(1, 0, 10), left])
-    assert told.parts == {TimeCategory.TRAINING: 10, part: 2, TimeCategory.DETECTING: 1}
+    account = account_of([created(0), attempt(0, 0), step(1, 0, 10), left])
+    assert account.parts == {TimeCategory.TRAINING: 10, part: 2, TimeCategory.DETECTING: 1}
 
 
 def test_job_without_steps_is_running_while_its_ranks_live() -> None:
-    told = account_of(
+    account = account_of(
         [created(0), attempt(1, 0), ranks(2, 0), failed(10, 11), attempt(12, 1), ranks(13, 1), stop(20), finished(21)]
     )
-    assert told.parts == {
+    assert account.parts == {
         TimeCategory.STARTING: 2,
         TimeCategory.MAYBE_RECOMPUTING: 8,
         TimeCategory.RUNNING: 7,
@@ -145,22 +145,22 @@ def test_job_without_steps_is_running_while_its_ranks_live() -> None:
         TimeCategory.RECOVERING: 2,
         TimeCategory.STOPPING: 1,
     }
-    assert told.ettr is None
+    assert account.ettr is None
 
 
 def test_what_ran_without_steps_is_possibly_repeated_once_it_has_started_again() -> None:
     failing: list[AnyEvent] = [created(0), attempt(1, 0), ranks(2, 0), failed(10, 11)]
     assert account_of(failing, now=11).parts[TimeCategory.RUNNING] == 8
     again = [*failing, attempt(12, 1), ranks(13, 1), failed(33, 34, attempt=1), attempt(35, 2), ranks(36, 2)]
-    told = account_of(again, now=40)
-    assert (told.parts[TimeCategory.MAYBE_RECOMPUTING], told.parts[TimeCategory.RUNNING]) == (8 + 20, 4)
+    account = account_of(again, now=40)
+    assert (account.parts[TimeCategory.MAYBE_RECOMPUTING], account.parts[TimeCategory.RUNNING]) == (8 + 20, 4)
     assert TimeCategory.MAYBE_RECOMPUTING not in account_of([*again, step(1, 40, 41, attempt=2)], now=41).parts
 
 
-def test_replica_without_steps_that_another_outlived_is_not_said_to_repeat_anything() -> None:
+def test_replica_without_steps_beside_another_repeats_nothing() -> None:
     log = [created(0), attempt(0, 0), ranks(0, 0), attempt(0, 0, replica=1), ranks(0, 0, replica=1)]
-    told = account_of([*log, failed(10, 10), attempt(10, 1), ranks(10, 1), finished(20)])
-    assert told.parts == {TimeCategory.RUNNING: 20}
+    account = account_of([*log, failed(10, 10), attempt(10, 1), ranks(10, 1), finished(20)])
+    assert account.parts == {TimeCategory.RUNNING: 20}
 
 
 def test_first_step_turns_running_into_starting() -> None:
@@ -181,8 +181,8 @@ def test_late_step_of_a_failed_attempt_changes_nothing() -> None:
 
 
 def test_failure_before_the_last_step_ended_spends_no_time_twice() -> None:
-    told = account_of([created(0), attempt(0, 0), step(1, 0, 10), failed(8, 9), finished(12)])
-    assert told.parts == {TimeCategory.TRAINING: 10, TimeCategory.RECOVERING: 2}
+    account = account_of([created(0), attempt(0, 0), step(1, 0, 10), failed(8, 9), finished(12)])
+    assert account.parts == {TimeCategory.TRAINING: 10, TimeCategory.RECOVERING: 2}
 
 
 def test_cancelled_before_any_rank_starts_until_the_decision_then_stops() -> None:
@@ -231,10 +231,10 @@ def test_any_log_has_parts_that_are_never_negative_and_sum_to_its_total(
 ) -> None:
     log: list[AnyEvent] = [created(start), *middle, *([] if end is None else [finished(end)])]
     status = status_from_events(log)
-    for told in (*status.replica_accounts(now).values(), status.account(now)):
-        assert all(spent > 0 for spent in told.parts.values())
-        assert sum(told.parts.values()) == pytest.approx(told.total_s, abs=1e-9)
-        assert told.ettr is None or 0 <= told.ettr <= 1
+    for account in (*status.replica_accounts(now).values(), status.account(now)):
+        assert all(spent > 0 for spent in account.parts.values())
+        assert sum(account.parts.values()) == pytest.approx(account.total_s, abs=1e-9)
+        assert account.ettr is None or 0 <= account.ettr <= 1
 
 
 @st.composite
@@ -277,21 +277,21 @@ def counted_outside(log: list[AnyEvent]) -> float:
 
 @given(sound_logs())
 def test_sound_log_has_the_whole_time_and_the_ettr_of_an_outside_count(log: list[AnyEvent]) -> None:
-    told = account_of(log)
-    assert told.total_s == pytest.approx(log[-1].at - log[0].at, abs=1e-5)
-    if told.ettr is not None:
-        assert told.ettr == pytest.approx(counted_outside(log), abs=1e-4)
+    account = account_of(log)
+    assert account.total_s == pytest.approx(log[-1].at - log[0].at, abs=1e-5)
+    if account.ettr is not None:
+        assert account.ettr == pytest.approx(counted_outside(log), abs=1e-4)
 
 
 def test_time_of_a_restart_with_more_nodes_is_recovering_though_nothing_failed() -> None:
-    told = account_of([
+    account = account_of([
         created(0), attempt(1, 0), ranks(2, 0), step(1, 4, 6), step(2, 6, 8),
         attempt(11, 1), ranks(12, 1), step(3, 15, 17, attempt=1), stop(17), finished(18),
     ])  # fmt: skip
-    assert told.parts == {
+    assert account.parts == {
         TimeCategory.STARTING: 4,
         TimeCategory.TRAINING: 6,
         TimeCategory.RECOVERING: 7,
         TimeCategory.STOPPING: 1,
     }
-    assert told.recomputed_steps == 0
+    assert account.recomputed_steps == 0

@@ -107,7 +107,7 @@ def test_character_torn_by_a_read_or_by_the_cut_is_whole(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_line_of_ten_megabytes_is_one_line_that_says_its_size(tmp_path: Path) -> None:
+def test_line_of_ten_megabytes_is_one_line_with_its_size(tmp_path: Path) -> None:
     size = 10_000_000
     for content in (b"x" * size, b"\xff" * size, b"50 %\r" * (size // 5)):
         log = Log(tmp_path / "rank-0.log", b"before\n" + content + b"\nafter\n")
@@ -163,7 +163,7 @@ def test_what_comes_into_an_empty_file_is_shown_whole(tmp_path: Path) -> None:
     assert log.rest() == ["one", "two"]
 
 
-def test_what_was_dropped_is_said_and_all_that_is_kept_is_read(tmp_path: Path) -> None:
+def test_dropped_bytes_are_counted_and_the_rest_is_read(tmp_path: Path) -> None:
     log = Log(tmp_path / "rank-0.log")
     content = b"".join(b"line %07d\n" % number for number in range(500_000))
     log.write(content)
@@ -177,7 +177,7 @@ def test_what_was_dropped_is_said_and_all_that_is_kept_is_read(tmp_path: Path) -
     assert shown_by(LogTail(log.path, last_lines=2)) == ["line 0499998", "line 0499999"]
 
 
-def test_reader_that_is_overtaken_says_what_it_has_missed(tmp_path: Path) -> None:
+def test_overtaken_reader_counts_what_it_missed(tmp_path: Path) -> None:
     log = Log(tmp_path / "rank-0.log", b"first\nbegun")
     assert log.tail.read(0) == TailChunk(lines=["first"])
     log.write(b"x" * 4 * HOLE_ALIGN_BYTES + b"\nlast\n")

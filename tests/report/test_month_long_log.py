@@ -33,14 +33,16 @@ def test_log_of_days_is_small_and_holds_every_step_restart_and_second(tmp_path: 
     assert len(lines) < len(steps) / 2
     assert Machine(run.machine.job).replay(events) == run.controller._state
     assert sum(isinstance(event, RecoveryDecided) for event in events) == restarts
-    said_by_ranks = sum(isinstance(event, RankExited | RanksStopped) for event in events)
-    assert said_by_ranks < 30 * restarts < NODES * RANKS * restarts
+    exits_in_log = sum(isinstance(event, RankExited | RanksStopped) for event in events)
+    assert exits_in_log < 30 * restarts < NODES * RANKS * restarts
     status = api.status(folder)
-    told = status.account(run.now)
-    assert told.total_s == pytest.approx(DAYS * 86400, rel=0.01)
-    assert sum(told.parts.values()) == pytest.approx(told.total_s)
-    assert told.recomputed_steps == sum(count - 1 for count in Counter(number for _, number in run.committed).values())
-    assert told.parts[TimeCategory.TRAINING] > 0.8 * told.total_s
+    account = status.account(run.now)
+    assert account.total_s == pytest.approx(DAYS * 86400, rel=0.01)
+    assert sum(account.parts.values()) == pytest.approx(account.total_s)
+    assert account.recomputed_steps == sum(
+        count - 1 for count in Counter(number for _, number in run.committed).values()
+    )
+    assert account.parts[TimeCategory.TRAINING] > 0.8 * account.total_s
     assert status.phase is RunPhase.STOPPING  # the run's end is not part of it
     assert (status.restarts, status.leader.step) == (restarts, run.step)
     assert status.leader.seconds_per_step == pytest.approx(10.0, rel=0.2)

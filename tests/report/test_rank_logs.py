@@ -103,7 +103,7 @@ def test_later_attempt_ends_the_lines_of_the_earlier_one(run: RunDir, clock: Clo
     assert list(merged.poll(clock())) == []
 
 
-def test_only_what_was_asked_for_is_read(run: RunDir) -> None:
+def test_only_the_selected_logs_are_read(run: RunDir) -> None:
     for attempt in range(3):
         for rank in range(3):
             write(run, f"{attempt}.{rank}\n".encode(), attempt=attempt, rank=rank)

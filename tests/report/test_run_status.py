@@ -171,11 +171,11 @@ def test_job_without_steps_has_recovered_when_its_ranks_run_again() -> None:
         (STARTED, ""),
     ],
 )
-def test_waiting_run_says_what_it_waits_for(events: list[AnyEvent], words: str) -> None:
+def test_waiting_run_shows_what_it_waits_for(events: list[AnyEvent], words: str) -> None:
     assert status_from_events(events).waiting_for == words
 
 
-def test_ranks_are_told_apart_by_how_they_ended() -> None:
+def test_phase_of_a_rank_shows_how_it_ended() -> None:
     hung = RankHung(
         at=30, node=0, replica=0, attempt=0, rank=0, last_step=2, last_step_at=12, waited_s=18, top_frame="all_reduce"
     )
@@ -204,7 +204,7 @@ def test_run_that_is_over_has_no_nodes() -> None:
     assert {node.phase for node in status.nodes.values()} == {NodePhase.GONE}
 
 
-def test_word_about_an_older_generation_or_attempt_changes_nothing() -> None:
+def test_event_of_an_older_generation_or_attempt_changes_nothing() -> None:
     status = status_from_events([*STARTED, requested(1, 1), joined(1, 1), attempt(1), ranks(0, 1), ranks(1, 1)])
     late: list[AnyEvent] = [
         NodeTerminated(at=20, node=1, generation=0, reason="old"),
@@ -268,7 +268,7 @@ def test_speed_is_unknown_where_the_clock_stood_still() -> None:
     assert status_from_events([*STARTED, still]).tokens_per_s is None
 
 
-def test_finding_said_twice_in_a_row_is_kept_once() -> None:
+def test_finding_raised_twice_in_a_row_is_recorded_once() -> None:
     stop = ShutdownDecided(at=32, outcome=Outcome.FAILED, reason="crashed", exit_code=1, finding=CRASHED)
     other = Finding(code="slow-disk", what="slow")
     status = status_from_events([*STARTED, FindingRaised(at=20, finding=other), decided(), stop])
@@ -297,7 +297,7 @@ def test_empty_status_is_pending() -> None:
     assert replace(RunStatus(), outcome=Outcome.FAILED).phase is RunPhase.STOPPING
 
 
-def test_failure_that_a_drill_brought_about_is_said_to_be_its_and_is_told_once() -> None:
+def test_failure_caused_by_a_drill_is_attributed_to_it_once() -> None:
     killed = Finding(code="rank-killed", what="rank 1 on node1 was ended by SIGKILL", owner=Owner.CLUSTER)
     drill = FaultInjected(at=5, node=1, requested_at=5, target="rank 1", action="kill")
 

@@ -61,7 +61,7 @@ def test_shipped_code_is_named_by_the_start_of_its_digest() -> None:
     assert "code  " not in format_summary(summarise(status_from_events(RECOVERED), logs="/logs", now=24))
 
 
-def test_recovery_tells_what_failed_and_what_it_cost() -> None:
+def test_recovery_has_the_failure_and_its_cost() -> None:
     summary = summarise(status_from_events(RECOVERED), logs="/runs/demo/logs", now=99)
     assert (summary.outcome, summary.exit_code, summary.restarts) == (Outcome.SUCCEEDED, 0, 1)
     (recovery,) = summary.recoveries
@@ -118,7 +118,7 @@ def test_words_of_a_run_that_reports_no_steps_and_was_restarted() -> None:
     assert f"    restart in place; the program reports no steps: {repeats}" in words
 
 
-def test_failed_run_tells_the_failure_once_and_what_to_do() -> None:
+def test_failed_run_shows_the_failure_once_and_what_to_do() -> None:
     log = [
         *RECOVERED[:5],
         decided(15, 0, CRASHED, "stop"),
@@ -145,7 +145,7 @@ def test_empty_log_has_a_summary() -> None:
     assert "logs  /l" in format_summary(summary)
 
 
-def test_replica_that_is_lost_is_told_with_what_it_cost_the_others() -> None:
+def test_lost_replica_is_shown_with_its_cost_to_the_others() -> None:
     def of(replica: int, number: int, started: float, took_s: float, attempt: int = 0) -> StepCommitted:
         ended = started + took_s
         return StepCommitted(at=ended, replica=replica, attempt=attempt, step=number, started=started, ended=ended)
@@ -174,7 +174,7 @@ def raised(finding: Finding, at: float) -> FindingRaised:
     return FindingRaised(at=at, finding=finding)
 
 
-def test_nobody_is_asked_to_free_space_once_there_is_room() -> None:
+def test_full_disk_is_resolved_once_there_is_space() -> None:
     full = format_summary(summarise(status_from_events([RECOVERED[0], raised(FULL, 5)]), logs="/logs", now=9))
     assert "Free some space" in full
     over = [RECOVERED[0], raised(FULL, 5), raised(ROOM, 6)]
@@ -185,7 +185,7 @@ def test_nobody_is_asked_to_free_space_once_there_is_room() -> None:
     assert "Free some space" in again
 
 
-def test_disk_that_a_drill_filled_says_what_holds_the_space() -> None:
+def test_disk_filled_by_a_drill_names_the_ballast_file() -> None:
     drill = FaultInjected(at=4, node=-1, requested_at=4, target="run-dir", action="fill")
     said = format_summary(summarise(status_from_events([RECOVERED[0], drill, raised(FULL, 5)]), logs="/logs", now=9))
     assert "injected by a drill: fill run-dir" in said

@@ -41,7 +41,7 @@ def step(attempt: int, **metrics: float) -> StepCommitted:
     return StepCommitted(at=60.0, replica=0, attempt=attempt, step=7, started=58.0, ended=60.0, metrics=metrics)
 
 
-def test_smaller_world_is_told_with_everything_that_it_changes() -> None:
+def test_smaller_world_is_shown_with_all_its_effects() -> None:
     assert format_world_size(SHRUNK) == (
         "degraded: world size 4 of 8 on 2 of 4 nodes (it was 8); global batch kept at 1,024 samples, "
         "learning rate kept; about 2 min 10 s left at that size; node1 cannot be had: full"
@@ -49,19 +49,19 @@ def test_smaller_world_is_told_with_everything_that_it_changes() -> None:
     assert format_world_size(WHOLE).startswith("whole again: world size 8 of 8 on 4 of 4 nodes (it was 4)")
 
 
-def test_scaled_quantities_are_told_by_how_much() -> None:
+def test_scaled_quantities_are_shown_with_their_factor() -> None:
     scaled = replace(
         SHRUNK, global_batch=ScalingEffect.SCALED, learning_rate=ScalingEffect.SCALED, learning_rate_factor=0.5
     )
     assert "global batch scaled to 1,024 samples, learning rate scaled by 0.5;" in format_world_size(scaled)
 
 
-def test_what_is_not_confirmed_is_told_as_a_condition() -> None:
+def test_unconfirmed_effects_are_shown_as_a_condition() -> None:
     told = format_world_size(replace(SHRUNK, samples=None, confirmed=False))
     assert "global batch kept, learning rate kept, if the program takes its micro-batches from a Session" in told
 
 
-def test_step_shows_whether_the_ranks_do_what_the_job_says() -> None:
+def test_step_shows_whether_the_ranks_honour_the_job() -> None:
     asked = replace(SHRUNK, samples=None, confirmed=False)
     assert with_observed_batch(asked, step(1, global_batch=64.0)) == replace(asked, samples=64, confirmed=True)
     own = with_observed_batch(asked, step(1))
@@ -80,7 +80,7 @@ def test_status_is_degraded_until_every_node_takes_part() -> None:
     assert shown.global_batch is ScalingEffect.AS_CONFIGURED
 
 
-def test_status_says_which_node_cannot_be_had_and_how_many_would_do() -> None:
+def test_status_names_the_unavailable_node_and_the_minimum() -> None:
     events = [
         RunCreated(at=0.0, run="demo-abc234", job={"nodes": {"min": 2, "max": 4}}),
         NodeRequested(at=1.0, node=0, generation=0),

@@ -48,27 +48,7 @@ from holdfast.events import (
 from holdfast.findings import Finding
 from holdfast.host.processes import adopt_orphans, descendants, kill_all
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
-from holdfast.protocol import rank_messages
-from holdfast.protocol.orders import (
-    PROTOCOL,
-    AnnounceReplicaDown,
-    AnnounceReplicaStarting,
-    AnyOrder,
-    CheckpointAndExit,
-    DumpStacks,
-    FetchCode,
-    FreeState,
-    InjectFault,
-    PrepareStandby,
-    ProfileSteps,
-    Progress,
-    ReplicateLog,
-    ReportSilentRanks,
-    Shutdown,
-    StartRanks,
-    StopRanks,
-    TakeCheckpoint,
-)
+from holdfast.protocol import orders, rank_messages
 from holdfast.protocol.rank_messages import CheckpointAndExitNow, ProfileStepsNow, TakeCheckpointNow, TransferAndExitNow
 from holdfast.run_dir import EXIT_REASON_NAME, read_controller_record
 
@@ -272,7 +252,7 @@ class Agent:
             pid=os.getpid(),
             attempt=max(self._latest_attempts.values(), default=-1),
             clock=self._clock.sample,
-            protocol=PROTOCOL,
+            protocol=orders.PROTOCOL,
             log_replica=self._log_replica.position if self._log_replica else None,
             running=tuple(state for group in groups for state in group.running),
         )
@@ -283,53 +263,57 @@ class Agent:
 
     # Orders
 
-    def _handle_order(self, order: AnyOrder) -> None:
+    def _handle_order(self, order: orders.AnyOrder) -> None:
         match order:
-            case StartRanks():
+            case orders.StartRanks():
                 self._start_ranks(order)
-            case PrepareStandby(start=start):
+            case orders.PrepareStandby(start=start):
                 if self._standby_task is None or self._standby_task.done():
                     self._standby_task = asyncio.ensure_future(self._prepare_standby(start))
-            case StopRanks():
+            case orders.StopRanks():
                 self._stop_ranks(order)
-            case InjectFault():
+            case orders.InjectFault():
                 self._fault_injector.schedule(order)
-            case TakeCheckpoint():
+            case orders.TakeCheckpoint():
                 for group in self._worker_groups.values():
                     group.send_to_sessions(TakeCheckpointNow(), "can take a checkpoint")
-            case ProfileSteps():
+            case orders.ProfileSteps():
                 for group in self._worker_groups.values():
                     group.send_to_sessions(ProfileStepsNow(), "can profile its steps")
-            case DumpStacks():
+            case orders.DumpStacks():
                 for group in self._worker_groups.values():
                     group.dump_stacks()
-            case CheckpointAndExit():
+            case orders.CheckpointAndExit():
                 for group in self._worker_groups.values():
                     group.send_to_ranks(
                         TransferAndExitNow() if order.transfer_state else CheckpointAndExitNow(reason=order.reason)
                     )
-            case FetchCode():
+            case orders.FetchCode():
                 self._fetch_code(order.digest)
-            case FreeState():
+            case orders.FreeState():
                 self._state_memory.free(order.replica)
-            case ReportSilentRanks():
+            case orders.ReportSilentRanks():
                 group = self._worker_groups.get(order.replica)
                 if group is not None and group.attempt == order.attempt:
                     group.report_silent(all_ranks=order.all_ranks)
-            case AnnounceReplicaDown() | AnnounceReplicaStarting():
+            case orders.AnnounceReplicaDown() | orders.AnnounceReplicaStarting():
                 self._forward_to_other_replicas(order)
-            case ReplicateLog():
+            case orders.ReplicateLog():
                 if self._log_replica is not None:
                     self._log_replica.apply(order)
-            case Shutdown():
+            case orders.Shutdown():
                 self._shutdown_ordered = True
                 self._exiting.set()
             case _:
                 log.warning("an order this agent does not know: %s", order)
 
-    def _forward_to_other_replicas(self, order: AnnounceReplicaDown | AnnounceReplicaStarting) -> None:
+    def _forward_to_other_replicas(self, order: orders.AnnounceReplicaDown | orders.AnnounceReplicaStarting) -> None:
         """Forward the state change of one replica to the ranks of the others."""
-        kind = rank_messages.ReplicaDown if isinstance(order, AnnounceReplicaDown) else rank_messages.ReplicaStarting
+        kind = (
+            rank_messages.ReplicaDown
+            if isinstance(order, orders.AnnounceReplicaDown)
+            else rank_messages.ReplicaStarting
+        )
         for group in self._worker_groups.values():
             if group.replica != order.replica:
                 group.send_to_ranks(kind(replica=order.replica, attempt=order.attempt))
@@ -354,7 +338,7 @@ class Agent:
             log.warning("the imports of other code take more than %g s; its ranks will start cold", PREWARM_TIMEOUT_S)
         self._controller.send(CodeFetched(at=self._clock(), node=self._settings.node, digest=digest, failure=problem))
 
-    def _start_ranks(self, order: StartRanks) -> None:
+    def _start_ranks(self, order: orders.StartRanks) -> None:
         if order.attempt <= self._latest_attempts.get(order.replica, -1) or self._drain_task is not None:
             return
         self._latest_attempts[order.replica] = order.attempt
@@ -383,7 +367,7 @@ class Agent:
         start.add_done_callback(self._on_start_done)
         self._start_tasks[order.replica] = start
 
-    async def _prepare_standby(self, start: StartRanks) -> None:
+    async def _prepare_standby(self, start: orders.StartRanks) -> None:
         node, generation = self._settings.node, self._settings.generation
         ready = await prepare_standby(
             start,
@@ -403,7 +387,7 @@ class Agent:
             log.critical("the ranks could not be started", exc_info=error)
             self._exiting.set()
 
-    def _stop_ranks(self, order: StopRanks) -> None:
+    def _stop_ranks(self, order: orders.StopRanks) -> None:
         known = self._latest_attempts.get(order.replica, -1)
         group = self._worker_groups.get(order.replica)
         if group is not None and group.attempt <= order.attempt:
@@ -423,7 +407,7 @@ class Agent:
                 )
             )
 
-    def _send(self, message: AgentEvent | Progress) -> int:
+    def _send(self, message: AgentEvent | orders.Progress) -> int:
         """Send a message, except `RanksStopped` while draining: the controller would start ranks here again."""
         draining = self._drain_task is not None and isinstance(message, RanksStopped)
         return 0 if draining else self._controller.send(message)

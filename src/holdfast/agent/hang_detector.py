@@ -190,7 +190,7 @@ class HangDetector:
     async def _send_stacks(self, rank: int, pid: int) -> None:
         state = state_letter(pid)
         replica, attempt = self._order.replica, self._order.attempt
-        into = self._folder / f"stacks-asked-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
+        into = self._folder / f"stacks-requested-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
         async with self._dump_slots:
             stacks = await dump_stacks(pid, into, stopped=state == "T")
         self._send(

@@ -162,7 +162,7 @@ def _log_retention_off(who: str, path: Path, error: OSError) -> Finding:
     return Finding(
         code="log-retention-off",
         severity=Severity.WARNING,
-        what=f"the log of {who} cannot be kept to `logs.max_bytes`, so all that it writes stays on the disk",
+        what=f"the log of {who} cannot be limited to `logs.max_bytes`, so all its output stays on the disk",
         where=str(path),
         evidence=(str(error),),
         remedy="Print less, or set HOLDFAST_HOME to a folder on ext4, xfs, btrfs, tmpfs or NFS 4.2: they punch holes.",

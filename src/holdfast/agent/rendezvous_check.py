@@ -52,11 +52,20 @@ class RendezvousCheck:
         self._port = int(command.environ.get("MASTER_PORT", "0"))
         self._samples = 0
         self._connected = False
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def missed(self) -> bool:
         """Whether rank 0 was sampled often enough and never connected."""
         return self._samples >= MIN_SAMPLES and not self._connected
+
+    def start(self) -> None:
+        """Start sampling."""
+        self._task = asyncio.ensure_future(self.watch())
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
     async def watch(self) -> None:
         """Sample until the ranks connect or rank 0 ends, if they are expected to connect."""

@@ -76,7 +76,7 @@ async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDu
     try:
         into.write_bytes(output)
     except OSError as error:
-        log.warning("stacks cannot be kept: %s", error)
+        log.warning("stacks cannot be stored: %s", error)
         return StackDump()
     dump = output.decode(errors="replace")
     match = _MAIN_FRAME.search(dump)

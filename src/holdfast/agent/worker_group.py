@@ -1,35 +1,29 @@
 """Worker group: the ranks of one attempt on this node, which start, run and stop together.
 
 It reports events through `send`. When no process of the attempt is left, it sends `RanksStopped` once, with a fresh
-port for the next rendezvous.
-
-This file is long because starting, monitoring and stopping share one state.
+port for the next rendezvous. rank_reports.py handles what the ranks report, rank_stopper.py stops them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from holdfast.agent.echo import Echo
 from holdfast.agent.exit_watcher import ExitWatcher
-from holdfast.agent.hang_detector import HangDetector, RankProgress
+from holdfast.agent.hang_detector import HangDetector
 from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.orphans import OrphanProcesses
 from holdfast.agent.prewarm import PrewarmPool, RankSlot
 from holdfast.agent.rank_ipc import RankServer
 from holdfast.agent.rank_preflight import RankPreflight
 from holdfast.agent.rank_process import ForkFunction, ProcessExit, RankProcess
+from holdfast.agent.rank_reports import RankReports
 from holdfast.agent.rank_sockets import RankSockets, rank_channel_missing
-from holdfast.agent.rate_limits import CHECKPOINT_LIMIT, FINDING_LIMIT, DropCounter, DropReason, RateLimiter
+from holdfast.agent.rank_stopper import RankStopper
 from holdfast.agent.rendezvous_check import RendezvousCheck, no_rendezvous_finding
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
@@ -41,45 +35,25 @@ from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
     AgentEvent,
-    CheckpointCommitted,
     ExitReason,
     FindingRaised,
     RankExited,
-    RanksDrained,
     RanksStarted,
     RanksStopped,
     RankState,
 )
 from holdfast.findings import Finding, Severity, replica_suffix
-from holdfast.host.processes import state_letter
-from holdfast.protocol.clipping import clip_finding
-from holdfast.protocol.metric_validation import DroppedMetrics
 from holdfast.protocol.orders import Progress, RankLaunch, StartRanks
 from holdfast.protocol.rank_messages import (
-    Activity,
-    ActivityChanged,
     AgentToRank,
     CheckpointAndExitNow,
-    ExitingOnRequest,
-    FindingReported,
-    Hello,
     InjectRankFault,
-    ProgramEnded,
-    RankCheckpointCommitted,
     RankFault,
-    RankStep,
-    RankToAgent,
     TakeCheckpointNow,
 )
 from holdfast.protocol.rank_output import OutputSource
 
 log = logging.getLogger("holdfast.agent")
-
-DUPLICATE_FINDING_S = 60.0
-"""The same finding from other ranks is dropped for this long: a NaN loss, for example, soon reaches every rank."""
-
-EXIT_GRACE_S = 2.0
-"""Seconds that a disconnected rank gets to exit on its own before it is killed: an interpreter cleans up first."""
 
 PREWARM_AFTER_FIRST_STEP_S = 5.0
 """Seconds from an attempt's first step until zygotes for the next attempt start."""
@@ -89,18 +63,6 @@ PREWARM_AFTER_START_S = 30.0
 
 IPC_DRAIN_TIMEOUT_S = 0.25
 """Longest wait for the last messages of a rank that has exited; only a child that keeps its socket uses it up."""
-
-
-@dataclass
-class _RankLimits:
-    """Rate limits of one rank."""
-
-    metrics: DroppedMetrics
-    findings: RateLimiter = field(default_factory=lambda: RateLimiter(FINDING_LIMIT))
-    checkpoints: RateLimiter = field(default_factory=lambda: RateLimiter(CHECKPOINT_LIMIT))
-    pending_checkpoint: RankCheckpointCommitted | None = None
-    """The latest checkpoint, to be forwarded when `pending_timer` fires."""
-    pending_timer: asyncio.TimerHandle | None = None
 
 
 class WorkerGroup:
@@ -144,11 +106,9 @@ class WorkerGroup:
         self._comparing: asyncio.Task[None] | None = None
         self._store_task: asyncio.Task[None] | None = None
         self._rendezvous_check: RendezvousCheck | None = None
-        self._rendezvous_task: asyncio.Task[None] | None = None
         self._prewarm_timer: asyncio.TimerHandle | None = None
         self._commands: dict[RankSlot, RankCommand] = {}
         self._send = send
-        self._on_step = on_step
         self._on_stopped = on_stopped
         self._hang_detector = HangDetector(order, node=node, folder=folder, clock=clock, send=send)
         self._step_aggregator = StepAggregator(order, node=node, send=send)
@@ -161,26 +121,39 @@ class WorkerGroup:
             report_finding=self._report_finding,
             kill=self._kill_ended_program,
         )
+        self._reports = RankReports(
+            order,
+            node=node,
+            clock=clock,
+            hang_detector=self._hang_detector,
+            step_aggregator=self._step_aggregator,
+            send=send,
+            report_finding=self._report_finding,
+            on_step=on_step,
+            on_first_step=partial(self._schedule_prewarm, PREWARM_AFTER_FIRST_STEP_S),
+            on_program_ended=self._exit_watcher.on_program_over,
+        )
         self._orphans = OrphanProcesses(
             folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
         )
         self._rank_sockets = RankSockets(sockets)
         self.processes = [RankProcess(launch, sockets / self._socket_name(launch), clock) for launch in order.launches]
         self._rank_servers = {
-            launch.rank: RankServer(self, rank=launch.rank, world_size=int(launch.env.get("WORLD_SIZE", 2**31)))
+            launch.rank: RankServer(
+                self._reports, rank=launch.rank, world_size=int(launch.env.get("WORLD_SIZE", 2**31))
+            )
             for launch in order.launches
         }
-        self._drop_counter = DropCounter(node)
-        self._limits: dict[int, _RankLimits] = {}
-        """Keyed by rank."""
+        self._stopper = RankStopper(
+            self.processes,
+            node=node,
+            replica=order.replica,
+            has_closed=self._hang_detector.has_closed,
+            report_finding=self._report_finding,
+        )
         self._unreachable: set[int] = set()
         """Ranks whose process was reported as unable to reach this agent."""
         self._exit_tasks: set[asyncio.Task[None]] = set()
-        self._recent_findings: dict[str, tuple[int, float]] = {}
-        """By finding code: the rank that last reported it, and when."""
-        self._kill_timer: asyncio.TimerHandle | None = None
-        self._draining = False
-        """Whether the node is draining and no rank has yet reported that it takes no further step."""
         self._started = asyncio.Event()
         self._exited_count = 0
         self._cancelled = asyncio.Event()
@@ -217,7 +190,9 @@ class WorkerGroup:
         }
         if not self._order.code_digest:
             self._comparing = asyncio.ensure_future(self._compare_sources([*self._commands.values()]))
-        self._host_store()
+        first = next((command for command in self._commands.values() if command.rank == 0), None)
+        if first is not None and hosts_store(first.environ, range(1)):
+            self._store_task = asyncio.ensure_future(self._host_store(first))
         for process, (slot, command) in zip(self.processes, self._commands.items(), strict=True):
             if self._echo is not None:
                 speaker = OutputSource(replica=self.replica, rank=process.rank, attempt=self.attempt)
@@ -236,7 +211,10 @@ class WorkerGroup:
         if self._cancelled.is_set():  # the order to stop arrived during the start
             self.stop(0.0)
         self._hang_detector.start()
-        self._watch_rendezvous()
+        if first is not None:
+            rank_0 = next(process for process in self.processes if process.rank == 0)
+            self._rendezvous_check = RendezvousCheck(first, pid_of=lambda: rank_0.pid if rank_0.running else None)
+            self._rendezvous_check.start()
         self._schedule_prewarm(PREWARM_AFTER_START_S)
 
     async def _compare_sources(self, programs: Sequence[RankCommand]) -> None:
@@ -244,37 +222,11 @@ class WorkerGroup:
         if finding := await self._sources.compare(self.replica, self.attempt, programs):
             self._report_finding(finding)
 
-    def _host_store(self) -> None:
-        """Host the replica's store if rank 0 is here and does not host it; runs concurrently with the start."""
-        first = next((command for command in self._commands.values() if command.rank == 0), None)
-        if first is not None and hosts_store(first.environ, range(1)):
-            self._store_task = asyncio.ensure_future(self._start_store(first))
-
-    async def _start_store(self, first: RankCommand) -> None:
+    async def _host_store(self, first: RankCommand) -> None:
+        """Host the replica's store, since rank 0 is here and does not host it; runs concurrently with the start."""
         output = self._folder / f"tcp-store-{self.replica}.log"
         if finding := await self._store_host.serve(self.replica, int(first.environ["MASTER_PORT"]), first, output):
             self._report_finding(finding)
-
-    def _watch_rendezvous(self) -> None:
-        """Watch whether rank 0 connects to the others, if it is here and is expected to."""
-        first = next((process for process in self.processes if process.rank == 0), None)
-        command = next((command for command in self._commands.values() if command.rank == 0), None)
-        if first is not None and command is not None:
-            self._rendezvous_check = RendezvousCheck(command, pid_of=lambda: first.pid if first.running else None)
-            self._rendezvous_task = asyncio.ensure_future(self._rendezvous_check.watch())
-
-    def _report_no_rendezvous(self) -> None:
-        """Warn of a rank 0 that succeeded without a Session and never connected to another rank."""
-        if self._rendezvous_task is not None:
-            self._rendezvous_task.cancel()
-        well = all(process.succeeded for process in self.processes)
-        if (
-            self._rendezvous_check is not None
-            and self._rendezvous_check.missed
-            and well
-            and 0 not in self._hang_detector.progress
-        ):
-            self._report_finding(no_rendezvous_finding(self._node, self.replica))
 
     def _socket_name(self, launch: RankLaunch) -> str:
         return f"{self.replica}-{self.attempt}-{launch.rank}"
@@ -348,22 +300,16 @@ class WorkerGroup:
             if self._code_task is not None:
                 self._code_task.cancel()
             return
-        kill_at = asyncio.get_running_loop().time() + grace_s
-        if self._kill_timer is not None:
-            if self._kill_timer.when() <= kill_at:
-                return  # repeated order: the first grace applies
-            self._kill_timer.cancel()
-        if grace_s <= 0:
-            self._kill_now()
-            return
-        if together:
-            self.send_to_ranks(CheckpointAndExitNow(all_replicas=True))
-        self._signal_all(signal.SIGTERM)
-        self._kill_timer = asyncio.get_running_loop().call_at(kill_at, self._kill_after_grace, grace_s)
+
+        def announce() -> None:
+            if together:
+                self.send_to_ranks(CheckpointAndExitNow(all_replicas=True))
+
+        self._stopper.stop(grace_s, before=announce)
 
     def drain(self, grace_s: float) -> None:
         """Stop every rank because the node is being preempted: each has `grace_s` to save a checkpoint."""
-        self._draining = True
+        self._reports.draining = True
         self.send_to_ranks(TakeCheckpointNow())
         self.stop(grace_s)
 
@@ -452,145 +398,8 @@ class WorkerGroup:
         for rank, pid in ((rank, pid) for process in running for rank, pid in process.pids().items()):
             self._hang_detector.dump_stacks(rank, pid)
 
-    def _signal_all(self, number: signal.Signals) -> None:
-        for process in self.processes:
-            process.stop(number)
-            if number is not signal.SIGKILL:
-                process.signal(signal.SIGCONT, group=True)
-
-    def _kill_now(self) -> None:
-        """Kill every rank, except that a disconnected rank may still exit on its own: its exit may be the cause."""
-        exiting = [
-            process
-            for process in self.processes
-            if process.running and process.launch.rank_count == 1 and self._hang_detector.has_closed(process.rank)
-        ]
-        for process in self.processes:
-            if process not in exiting:
-                process.stop(signal.SIGKILL)
-        if exiting:
-            self._kill_timer = asyncio.get_running_loop().call_later(EXIT_GRACE_S, self._signal_all, signal.SIGKILL)
-
-    def _kill_after_grace(self, grace_s: float) -> None:
-        """Kill the ranks that are left after the grace, and report them."""
-        remaining = [process for process in self.processes if process.running]
-        if remaining:
-            ranks = ", ".join(str(process.rank) for process in remaining) + replica_suffix(self.replica)
-            states = tuple(
-                f"rank {process.rank}, process {process.pid}, state {state_letter(process.pid)}"
-                for process in remaining
-            )
-            finding = Finding(
-                code="ignored-sigterm",
-                severity=Severity.WARNING,
-                what=f"rank {ranks} was still there {grace_s:g} s after SIGTERM, and was killed",
-                where=f"node{self._node}",
-                evidence=states[:8],
-                remedy="Have the program end on SIGTERM (a Session does), or raise `recovery.stop_grace_s`.",
-            )
-            self._report_finding(finding)
-        self._signal_all(signal.SIGKILL)
-
     def _report_finding(self, finding: Finding) -> None:
         self._send(FindingRaised(at=self._clock(), finding=finding))
-
-    # Messages from ranks
-
-    def on_close(self, rank: int) -> None:
-        """A rank has closed its connection."""
-        self._hang_detector.mark_closed(rank)
-
-    def on_drop(self, rank: int, reason: DropReason, sample: str) -> None:
-        """A message of a rank was dropped."""
-        if (finding := self._drop_counter.count(rank, reason, sample)) is not None:
-            log.warning("%s: %s", finding.what, sample)
-            self._report_finding(finding)
-
-    def on_message(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
-        """Handle a rank's message; `dropped` maps the name of each missing metric to the reason."""
-        match message:
-            case Hello():
-                self._hang_detector.add_rank(
-                    rank, RankProgress(message.pid, self._clock.offset_s(message.clock) or 0.0)
-                )
-                self._step_aggregator.add_rank(rank)
-            case RankStep():
-                progress = self._hang_detector.progress[rank]
-                if progress.step < 0:
-                    self._schedule_prewarm(PREWARM_AFTER_FIRST_STEP_S)
-                progress.on_step(message.step)
-                self._step_aggregator.add(rank, _to_agent_time(message, progress.clock_ahead_s))
-                self._on_step(rank, message.step)
-                for finding in self._limits_of(rank).metrics.report(message.step, dropped):
-                    self._report_finding(finding)
-            case ActivityChanged():
-                self._hang_detector.progress[rank].set_activity(message.to)
-                if self._draining and message.to is Activity.FINISHED:
-                    self._report_drained()
-            case RankCheckpointCommitted():
-                self._on_checkpoint(rank, message)
-            case ProgramEnded():
-                self._exit_watcher.on_program_over(message)
-            case ExitingOnRequest():
-                self._hang_detector.progress[rank].exits_on_request = True
-            case FindingReported(finding=finding):
-                self._forward_finding(rank, clip_finding(finding))
-
-    def _limits_of(self, rank: int) -> _RankLimits:
-        if rank not in self._limits:
-            who = f"rank {rank}{replica_suffix(self.replica)} on node{self._node}"
-            self._limits[rank] = _RankLimits(DroppedMetrics(who))
-        return self._limits[rank]
-
-    def _on_checkpoint(self, rank: int, message: RankCheckpointCommitted) -> None:
-        """Forward a checkpoint; above the rate limit only the newest, once the limit allows it."""
-        limits, now = self._limits_of(rank), time.monotonic()
-        if limits.pending_timer is not None:
-            limits.pending_checkpoint = message
-        elif limits.checkpoints.try_acquire(1, now):
-            self._send_checkpoint(message)
-        else:
-            limits.pending_checkpoint = message
-            wait_s = limits.checkpoints.wait_s(1, now)
-            limits.pending_timer = asyncio.get_running_loop().call_later(wait_s, self._send_pending_checkpoint, rank)
-
-    def _send_pending_checkpoint(self, rank: int) -> None:
-        limits = self._limits_of(rank)
-        if limits.pending_timer is not None and limits.pending_checkpoint is not None:
-            limits.pending_timer.cancel()
-            limits.checkpoints.charge(1, time.monotonic())
-            self._send_checkpoint(limits.pending_checkpoint)
-        limits.pending_timer = limits.pending_checkpoint = None
-
-    def _send_checkpoint(self, message: RankCheckpointCommitted) -> None:
-        self._step_aggregator.flush()  # report the step before its checkpoint
-        self._send(
-            CheckpointCommitted(
-                at=self._clock(),
-                node=self._node,
-                replica=self.replica,
-                attempt=self.attempt,
-                step=message.step,
-                path=message.path,
-                took_s=message.took_s,
-            )
-        )
-
-    def _forward_finding(self, rank: int, finding: Finding) -> None:
-        """Forward a finding, unless another rank has just reported the same, or this rank exceeds its limit."""
-        first, at = self._recent_findings.get(finding.code, (rank, 0.0))
-        if first != rank and time.monotonic() - at < DUPLICATE_FINDING_S:
-            return
-        if not self._limits_of(rank).findings.try_acquire(1, time.monotonic()):
-            self.on_drop(rank, DropReason.FINDINGS, finding.what)
-            return
-        self._recent_findings[finding.code] = rank, time.monotonic()
-        self._report_finding(finding)
-
-    def _report_drained(self) -> None:
-        self._draining = False
-        self._step_aggregator.flush()
-        self._send(RanksDrained(at=self._clock(), node=self._node, replica=self.replica, attempt=self.attempt))
 
     # Exits of ranks
 
@@ -602,7 +411,7 @@ class WorkerGroup:
         await self._started.wait()
         await self._rank_servers[process.rank].drain(IPC_DRAIN_TIMEOUT_S)
         for rank in self._rank_servers[process.rank].known_ranks:
-            self._send_pending_checkpoint(rank)
+            self._reports.send_pending_checkpoint(rank)
         self._step_aggregator.flush()
         if process.succeeded and (at_work := self._hang_detector.running_ranks(process.ranks)):
             process.mark_orphaned_ranks(at_work[0])
@@ -641,18 +450,20 @@ class WorkerGroup:
         if self._store_task is not None:
             self._store_task.cancel()
             self._store_host.close(self.replica)
-        for timer in (self._kill_timer, self._prewarm_timer):
-            if timer is not None:
-                timer.cancel()
+        self._stopper.cancel()
+        if self._prewarm_timer is not None:
+            self._prewarm_timer.cancel()
         for channel in self._rank_servers.values():
             channel.close()
         self._rank_sockets.clean_up()
-        for finding in self._drop_counter.totals():
-            self._report_finding(finding)
-        self._report_no_rendezvous()
+        self._reports.report_drop_totals()
+        well = all(process.succeeded for process in self.processes)
+        if self._rendezvous_check is not None:
+            self._rendezvous_check.stop()
+            if self._rendezvous_check.missed and well and 0 not in self._hang_detector.progress:
+                self._report_finding(no_rendezvous_finding(self._node, self.replica))
         ranks = [process.pid for process in self.processes if process.pid]
         if ranks:
-            well = all(process.succeeded for process in self.processes)
             launcher = any(process.launch.rank_count > 1 for process in self.processes)
             finding = self._orphans.finding(f"node{self._node}", ranks, succeeded=well, launcher=launcher)
             if finding is not None:
@@ -675,7 +486,3 @@ class WorkerGroup:
             )
         )
         self._on_stopped(self)
-
-
-def _to_agent_time(step: RankStep, ahead_s: float) -> RankStep:
-    return msgspec.structs.replace(step, started=step.started - ahead_s, ended=step.ended - ahead_s)

@@ -197,7 +197,7 @@ class Zygote:
         return replace(self._command, cwd=command.cwd).mismatch(command)
 
     def needs_more_imports(self, command: RankCommand) -> bool:
-        """Whether a rank imports more than the zygote has, as far as `check_code` has asked."""
+        """Whether a rank imports more than the zygote has, as far as `check_code` knows."""
         return command.cwd in self._code_checks and self._code_checks[command.cwd].more
 
     async def check_code(self, command: RankCommand) -> None:

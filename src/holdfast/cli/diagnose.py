@@ -175,4 +175,4 @@ def print_diagnosis(run: RunDir, answer: Diagnosis, output: Output) -> None:
         return
     print_text("")
     print_rich(render_diagnosis(answer))
-    print_text(f"\n`holdfast diagnose {run.run_id}` says it again: `-o json` for machines, `--redact` for sharing")
+    print_text(f"\n`holdfast diagnose {run.run_id}` prints this again: `-o json` for machines, `--redact` for sharing")

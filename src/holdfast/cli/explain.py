@@ -54,7 +54,7 @@ def _found(words: str) -> list[Explanation]:
         return rows
     near = suggest(words)
     remedy = f"Did you mean {', '.join(near)}?" if near else "`holdfast explain` lists all that is known."
-    raise failure("unknown-code", f"nothing is known of `{words}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+    raise failure("unknown-code", f"there is no explanation of `{words}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
 
 
 def _block(row: Explanation) -> Text:

@@ -43,7 +43,7 @@ def follow_run(
     with _screen(run, output, ranks) as screen:
         finished = _show(run, screen, presses, answer)
     if finished is None:
-        print_stderr(f"left {run.run_id} to itself; `holdfast attach {run.run_id}` shows it again")
+        print_stderr(f"detached from {run.run_id}; `holdfast attach {run.run_id}` shows it again")
         return None
     from holdfast.cli.diagnose import diagnose_failed_run, print_diagnosis
     from holdfast.cli.summary_text import print_summary  # needed only at the end; not imported at the start

@@ -1,4 +1,4 @@
-"""The verb `status`: how a run is doing, or how it went."""
+"""The command `status`: how a run is doing, or how it went."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def status(
     run: RunArgument = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """Say how a run is doing, or how it went.
+    """Show how a run is doing, or how it went.
 
-    Of a run that waits, it says what for.
+    For a waiting run, it shows what the run waits for.
     """
     from holdfast import api
     from holdfast.cli.finding_text import join_blocks, render_finding, render_recent

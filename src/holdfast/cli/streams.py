@@ -89,7 +89,7 @@ def output_lost_finding(error: OSError, words: Sequence[str]) -> tuple[tuple[Fin
         remedy += " If the run has started, it continues: `holdfast ps`, `holdfast attach`."
     finding = Finding(
         code="output-lost",
-        what=f"what `holdfast` has to say cannot be written: {error.strerror}",
+        what=f"the output of `holdfast` cannot be written: {error.strerror}",
         where="standard output",
         evidence=(str(error),),
         remedy=remedy,

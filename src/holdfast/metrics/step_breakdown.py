@@ -118,8 +118,8 @@ def _by_phase(kernels: Sequence[tuple[int, Span]], phases: dict[StepPart, Spans]
     marks = sorted((begin, part) for part, spans in phases.items() for begin, _ in spans)
     found: dict[StepPart, Spans] = {part: [] for part in StepPart}
     place = 0
-    for asked, span in sorted(kernels):
-        while place + 1 < len(marks) and marks[place + 1][0] <= asked:
+    for launched_at, span in sorted(kernels):
+        while place + 1 < len(marks) and marks[place + 1][0] <= launched_at:
             place += 1
         found[marks[place][1]].append(span)
     # Copies to the host for a checkpoint, and those of the next samples, overlap the rest.

@@ -63,9 +63,9 @@ def sanitize(text: str, longest: int = MAX_LINE_CHARS, *, colours: bool = False)
 
     Colours are removed too unless `colours` is set; then they are reset at the end of the line.
     """
-    kept = _SEQUENCE.sub(lambda found: (colours and found["colour"]) or "", text)
-    if len(kept) > longest:
-        head = _TORN_COLOUR.sub("", kept[:longest])
-        kept = f"{head}… ({len(kept) - longest:,} more characters)"
-    seen = _UNSEEN.sub(lambda found: (colours and found["colour"]) or ascii(found[0])[1:-1], kept)
+    clean = _SEQUENCE.sub(lambda found: (colours and found["colour"]) or "", text)
+    if len(clean) > longest:
+        head = _TORN_COLOUR.sub("", clean[:longest])
+        clean = f"{head}… ({len(clean) - longest:,} more characters)"
+    seen = _UNSEEN.sub(lambda found: (colours and found["colour"]) or ascii(found[0])[1:-1], clean)
     return f"{seen}{_RESET}" if colours and "\x1b" in seen else seen
