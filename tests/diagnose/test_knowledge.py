@@ -68,6 +68,12 @@ def test_every_exit_code_of_holdfast_is_explained() -> None:
         assert f"holdfast-exit-{code.value}" in {row.code for row in find(str(code.value))}
 
 
+@pytest.mark.parametrize(("code", "same_as"), [("run-rank-killed", "rank-killed"), ("fabric-on-tcp", "tcp-fallback")])
+def test_rule_that_stands_for_a_finding_is_explained_like_it(code: str, same_as: str) -> None:
+    (row,), (other, *_) = find(code), find(same_as)
+    assert row.cause == other.cause
+
+
 def test_signals_that_end_a_process_with_a_core_are_explained() -> None:
     for one in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS):
         assert [row.code for row in find(f"-{int(one)}")] == [one.name]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 
-from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass, FailureClassInfo
+from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass
 from holdfast.diagnose.knowledge import (
     cluster_findings,
     combined_causes,
@@ -42,7 +43,18 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
     ]
 
 
-def _from_class(failure_class: FailureClass, info: FailureClassInfo) -> Explanation:
+FINDINGS: Mapping[str, list[Explanation]] = {
+    "Findings before a run": _from_findings(job_findings.ROWS),
+    "Findings of a cluster": _from_findings(cluster_findings.ROWS),
+    "Findings of a run": _from_findings(run_findings.ROWS),
+    "Findings of an update": _from_findings(update_findings.ROWS),
+    "Findings of peer checkpoints": _from_findings(peer_checkpoint_findings.ROWS),
+}
+"""The explanations of findings, by the heading of their list."""
+
+
+def _from_class(failure_class: FailureClass) -> Explanation:
+    info = FAILURE_CLASS_INFO[failure_class]
     return Explanation(
         code=failure_class.value,
         cause=f"{info.description[:1].upper()}{info.description[1:]}.",
@@ -53,29 +65,30 @@ def _from_class(failure_class: FailureClass, info: FailureClassInfo) -> Explanat
 
 
 def _from_rule(rule: Rule) -> Explanation:
+    remedy = "; ".join(_VALUE.sub("…", step) for step in rule.remedy)
+    decides = "; ".join(EVIDENCE_REQUESTS[name].how for name in rule.needs)
+    if rule.message == "{what}" and rule.classes:  # it stands for a finding of a run, or of the whole fabric
+        known = {row.code: row for rows in FINDINGS.values() for row in rows}
+        same = known.get(rule.code.removeprefix("run-")) or _from_class(rule.classes[0])
+        remedy = same.remedy if remedy == "…" else remedy
+        return replace(same, code=rule.code, confirm=decides or same.confirm, remedy=remedy, source=rule.source)
     text = _VALUE.sub("…", rule.message)
     lines = (
         f"A line such as `{next(iter(rule.matches.values()))}`." if rule.matches else "A structured record shows it."
     )
     means = f" It points to {' or '.join(rule.classes)}." if rule.classes else ""
-    decides = "; ".join(EVIDENCE_REQUESTS[name].how for name in rule.needs)
     return Explanation(
         code=rule.code,
         cause=f"{text[:1].upper()}{text[1:]}.{means}",
         confirm=decides or lines,
-        remedy="; ".join(_VALUE.sub("…", step) for step in rule.remedy)
-        or "Nothing by itself: it is a symptom of other faults.",
+        remedy=remedy or "Nothing by itself: it is a symptom of other faults.",
         source=rule.source or FINDINGS_SOURCE,
     )
 
 
 GROUPS: Mapping[str, list[Explanation]] = {
-    "Findings before a run": _from_findings(job_findings.ROWS),
-    "Findings of a cluster": _from_findings(cluster_findings.ROWS),
-    "Findings of a run": _from_findings(run_findings.ROWS),
-    "Findings of an update": _from_findings(update_findings.ROWS),
-    "Findings of peer checkpoints": _from_findings(peer_checkpoint_findings.ROWS),
-    "Classes of diagnosis": [_from_class(each, info) for each, info in FAILURE_CLASS_INFO.items()],
+    **FINDINGS,
+    "Classes of diagnosis": list(map(_from_class, FAILURE_CLASS_INFO)),
     "Lines and records in logs": [_from_rule(rule) for rule in RULES.values()],
     "Lines and ranks together": list(combined_causes.rows()),
     "Signals and exit statuses": list(signals.rows()),
