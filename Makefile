@@ -11,7 +11,7 @@ BIN := $(CURDIR)/$(ENV)/bin
 INSTALLER := env VIRTUAL_ENV=$(CURDIR)/$(ENV) $(BIN)/uv
 # Tests start thousands of Python processes, which would compile holdfast anew where bytecode is not kept.
 HAVE := env -u PYTHONDONTWRITEBYTECODE PATH="$(BIN):$$PATH"
-PYTEST := pytest -n auto --dist loadgroup --junitxml=.pytest_cache/report.xml
+PYTEST := pytest -n auto --junitxml=.pytest_cache/report.xml
 COMPILE := $(INSTALLER) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --no-emit-find-links --quiet
 

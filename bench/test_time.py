@@ -72,10 +72,10 @@ def _row(name: str, tests: list[TestTime]) -> str:
 def main() -> None:
     """Print the table and the most expensive tests."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("report", type=Path, nargs="?", default=REPORT, help="JUnit report (pytest --junitxml)")
+    parser.add_argument("report", type=Path, nargs="*", default=[REPORT], help="JUnit reports (pytest --junitxml)")
     parser.add_argument("--top", type=int, default=20, help="how many of the most expensive tests to list")
     args = parser.parse_args()
-    tests = list(read(args.report))
+    tests = [test for report in args.report for test in read(report)]
     print(table(tests))
     for test in sorted(tests, key=lambda test: -test.cpu_s)[: args.top]:
         print(f"{test.cpu_s:6.1f} CPU s {test.wall_s:6.1f} s  {test.name}")

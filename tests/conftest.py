@@ -25,8 +25,33 @@ SLOW_DEADLINE_S = 900
 MAX_WORKERS = 8
 """Most workers of `-n auto`: each needs 10 s of CPU time and 1 GB for the imports of all tests."""
 
-EXPENSIVE_FIXTURES = frozenset(("lab", "endpoint", "packages", "results"))
-"""Fixtures of a session or module that take longer than a test."""
+LAB_TESTS = (
+    "tests/cli/test_cluster.py",
+    "tests/lab/",
+    *(
+        f"tests/launch/kubernetes/test_{name}.py"
+        for name in (
+            "api_errors",
+            "cluster_runs",
+            "collect_inventory",
+            "gang_scheduling",
+            "kubernetes_backend",
+            "manifests_accepted",
+            "pending_rules",
+        )
+    ),
+)
+"""Where tests use the lab: one worker runs them all, so that there is one lab."""
+
+MODULE_FIXTURES = (
+    "tests/launch/test_netns_rootless.py",
+    "tests/runs/test_unmodified_programs.py",
+    "tests/train/test_tiered_storage.py",
+)
+"""Files with an expensive fixture for all their tests: one worker runs each file."""
+
+EXAMPLES = "tests/runs/test_examples.py"
+"""Has an expensive fixture for each parameter."""
 
 _CPU_BEFORE_S = pytest.StashKey[float]()
 """CPU seconds used when the last test ended."""
@@ -116,22 +141,44 @@ def fill(folder: Path) -> Path:
     return ballast
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many workers again as there are cores (`-n auto`): tests wait for a third of their time."""
     return max(1, min(len(os.sched_getaffinity(0)) * 3 // 2, MAX_WORKERS))
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist, which reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first; slow ones get the longer deadline unless they name their own.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+    """Workers take one test at a time, or all that share an expensive fixture; the largest groups come first.
 
-    Workers (`--dist loadgroup`) take one test at a time; those that share an expensive fixture are taken by one worker.
+    `--dist loadgroup` does the same with a mark, but xdist 3.8 cannot add it to the test IDs of pytest 9.2.
     """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid)
+
+    return Scheduling(config)
+
+
+def _group(nodeid: str) -> str:
+    """The tests that one worker must run: often just this one."""
+    path, _, name = nodeid.partition("::")
+    if path.startswith(LAB_TESTS):
+        return "lab"
+    if path == EXAMPLES:
+        return f"{path}{name.partition('[')[2]}"
+    return path if path in MODULE_FIXTURES else nodeid
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests first; slow ones get the longer deadline unless they name their own."""
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_DEADLINE_S))
-        for fixture in EXPENSIVE_FIXTURES.intersection(getattr(item, "fixturenames", ())):
-            item.add_marker(pytest.mark.xdist_group(fixture))
+        if "lab" in getattr(item, "fixturenames", ()) and _group(item.nodeid) != "lab":
+            raise pytest.UsageError(f"{item.path} uses the lab: add it to LAB_TESTS in tests/conftest.py")
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 

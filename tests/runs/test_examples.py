@@ -166,11 +166,7 @@ def forker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def of(*examples: Example) -> pytest.MarkDecorator:
     """A test that runs once for each of these."""
-    # One worker runs all tests of an example, with one process that has its imports done.
-    each = [
-        pytest.param(example, id=named(example), marks=pytest.mark.xdist_group(named(example))) for example in examples
-    ]
-    return pytest.mark.parametrize("forker", each, indirect=True)
+    return pytest.mark.parametrize("forker", examples, ids=named, indirect=True)
 
 
 def changed_lines(before: Path, after: Path) -> int:
