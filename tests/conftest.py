@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -148,7 +149,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Workers take one test at a time, or all that share an expensive fixture; the largest groups come first.
 
     `--dist loadgroup` does the same with a mark, but xdist 3.8 cannot add it to the test IDs of pytest 9.2.
@@ -159,7 +160,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config) -> object:
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
 
-    return Scheduling(config)
+    return Scheduling(config, log)
 
 
 def _group(nodeid: str) -> str:
