@@ -42,32 +42,17 @@ def main() -> None:
     parser.add_argument("--controller-grace-s", required=True, type=float)
     parser.add_argument("--node-grace-s", required=True, type=float)
     parser.add_argument("--stop-grace-s", required=True, type=float)
-    options = parser.parse_args()
+    given = vars(parser.parse_args())
+    agent_record: Path | None = given.pop("agent_record")
     receive_signals()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit(LIMITS.log_lines_a_minute))
     logging.getLogger("websockets").setLevel(logging.WARNING)
-    if options.agent_record is not None and not _is_recorded(options.agent_record):
+    if agent_record is not None and not _is_recorded(agent_record):
         log.warning("the controller died before it recorded this agent; the next one starts another agent in its place")
         return
-    settings = AgentSettings(
-        node=options.node,
-        generation=options.generation,
-        controller=options.controller,
-        token=read_line(options.token_file),
-        ca=options.ca,
-        folder=options.folder,
-        sockets=options.sockets,
-        code=options.code,
-        address=options.address,
-        controller_grace_s=options.controller_grace_s,
-        node_grace_s=options.node_grace_s,
-        stop_grace_s=options.stop_grace_s,
-        controller_record=options.controller_record,
-        log_replica=options.log_replica,
-        echo=options.echo,
-    )
+    settings = AgentSettings(token=read_line(given.pop("token_file")), **given)
     open_more_files()
     schedule_as_batch()
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)

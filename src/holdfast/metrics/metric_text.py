@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from holdfast.metrics.step_breakdown import OVERLAPPED, StepPart, breakdown_metric
 
+MetricFormatter = Callable[[Mapping[str, float]], str]
 _ATTENTION_COUNTS = (("full", "full attention"), ("causal", "causal"))
 _PARTS = {
     StepPart.FORWARD: "forward",
@@ -23,16 +24,15 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{value:#.{digits}g}".rstrip(".")
 
 
-def _speed(metrics: Mapping[str, float]) -> str:
-    return f"{metrics['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in metrics else ""
+def _phrase(name: str, words: Callable[[float], str]) -> MetricFormatter:
+    """A formatter of one metric."""
+    return lambda metrics: words(metrics[name]) if name in metrics else ""
 
 
-def _step(metrics: Mapping[str, float]) -> str:
-    return f"{format_number(metrics['step_s'], 3)} s a step" if "step_s" in metrics else ""
-
-
-def _loss(metrics: Mapping[str, float]) -> str:
-    return f"loss {format_number(metrics['loss'])}" if "loss" in metrics else ""
+_loss = _phrase("loss", lambda loss: f"loss {format_number(loss)}")
+_speed = _phrase("tokens_per_s", lambda speed: f"{speed:,.0f} tokens/s")
+_step = _phrase("step_s", lambda step_s: f"{format_number(step_s, 3)} s a step")
+_grad_norm = _phrase("grad_norm", lambda norm: f"gradient norm {format_number(norm, 3)}")
 
 
 def _mfu(metrics: Mapping[str, float]) -> str:
@@ -45,10 +45,6 @@ def _tflops(metrics: Mapping[str, float]) -> str:
     if "mfu_full" in metrics or metrics.get("tflops_full", 0.0) < 0.1:
         return ""
     return f"{metrics['tflops_full']:,.1f} TFLOP/s a device, full attention"
-
-
-def _grad_norm(metrics: Mapping[str, float]) -> str:
-    return f"gradient norm {format_number(metrics['grad_norm'], 3)}" if "grad_norm" in metrics else ""
 
 
 def _memory(metrics: Mapping[str, float]) -> str:
@@ -83,7 +79,6 @@ def _breakdown(metrics: Mapping[str, float]) -> str:
     return f"of {format_number(whole_s, 3)} s a step, profiled: {shares}{hidden}"
 
 
-MetricFormatter = Callable[[Mapping[str, float]], str]
 STEP_LINE: tuple[MetricFormatter, ...] = (
     _loss,
     _speed,
