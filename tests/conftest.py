@@ -17,6 +17,7 @@ import pytest
 from hypothesis import settings
 
 from holdfast.errors import HoldfastError
+from holdfast.host.processes import all_pids, by_env, kill_all
 from lab import Lab
 from lab.toolchain import build_impossible_reason
 
@@ -56,6 +57,9 @@ EXAMPLES = "tests/runs/test_examples.py"
 
 _CPU_BEFORE_S = pytest.StashKey[float]()
 """CPU seconds used when the last test ended."""
+
+_TEST_RUN = pytest.StashKey[str]()
+"""What xdist has in PYTEST_XDIST_TESTRUNUID in its workers."""
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
@@ -161,6 +165,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
             return _group(nodeid)
 
     return Scheduling(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Note the variable by which all processes of all workers are found."""
+    node.config.stash[_TEST_RUN] = node.workerinput["testrunuid"]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Kill what workers have left: after Ctrl-C they end at once, without the cleanup of their tests."""
+    if test_run := config.stash.get(_TEST_RUN, ""):
+        kill_all(lambda: by_env(all_pids(), PYTEST_XDIST_TESTRUNUID=test_run), within_s=10.0)
 
 
 def _group(nodeid: str) -> str:
