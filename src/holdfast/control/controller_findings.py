@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.events.log import Repair
+from holdfast.events.log_writer import Repair
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.os_errors import resource_error_of, waiting_finding
 

@@ -97,7 +97,7 @@ class LogInput:
         for path in self._paths:
             if not path.exists() or path.is_fifo():
                 return True
-            for file in walk_files(path, lambda *_: None) if path.is_dir() else (path,):
+            for file in walk_files(path, lambda _path, _error: None) if path.is_dir() else (path,):
                 with contextlib.suppress(OSError):
                     left -= file.stat().st_size * (_MOST_PACKED if file.suffix in _PACKED_SUFFIXES else 1)
                 if left < 0:

@@ -46,11 +46,11 @@ def compile_re2(pattern: str):
 
 def _re2_scan(patterns: Sequence[bytes]) -> PatternScan:
     """The same for blocks of lines: RE2 searches for strings that the patterns require, then for the patterns left."""
-    required = cast("Any", re2).Filter()  # the type stubs lack it
+    required = cast("Any", re2).Filter()  # the type stubs lack it, and `never_nl`
     for each in patterns:
         required.Add(each, _latin1())
     required.Compile()
-    within_line = _latin1()
+    within_line: Any = _latin1()
     within_line.never_nl = True
 
     @cache
