@@ -49,10 +49,3 @@ def test_answer_names_at_most_two_files_that_define_what_it_names(question: str)
         assert [name for name in names if name not in defined_in(SOURCE / path)] == []
         files.add(path)
     assert 1 <= len(files) <= 2
-
-
-def test_path_of_a_failure_names_functions_that_exist() -> None:
-    page = (PAGE.parent / "docs" / "architecture.md").read_text()
-    path = re.findall(r"^\| \d+ \| `([\w/.]+)` `([\w.]+)` \|", page, flags=re.MULTILINE)
-    assert 1 <= len(path) <= 15
-    assert [(file, name) for file, name in path if name not in defined_in(SOURCE / file)] == []
