@@ -67,6 +67,7 @@ PROGRAMS = {
     "fork": "import multiprocessing as m\nfrom beside import double\n"
     "with m.get_context('fork').Pool(1) as p:\n    print(p.map(double, [2]))",
     "input": "print(repr(input()))",
+    "garbage": "import gc\nprint(gc.get_threshold(), gc.isenabled())",
     "limits": "import resource\nprint(resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     "print(open('/proc/self/oom_score_adj').read())",
 }

@@ -134,7 +134,7 @@ def _digests(event: events.UpdateRequested | events.UpdateEnded) -> str:
 
 
 def _attempt_started(event: events.AttemptStarted) -> str:
-    where = f", meeting at {event.master_addr}:{event.master_port}" if event.master_addr else ""
+    where = f", rendezvous at {event.master_addr}:{event.master_port}" if event.master_addr else ""
     code = f", with code {short_digest(event.code_digest)}" if event.code_digest else ""
     return f"{_attempt(event)}: {count(event.world_size, 'rank')} starting{where}{code}"
 
@@ -244,7 +244,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",
     # The finding's text is in the decision, one line above.
     events.ShutdownDecided: lambda event: (
-        f"the run is coming to its end, {event.outcome}{'' if event.finding else _because(event.reason)}"
+        f"shutting down ({event.outcome}){'' if event.finding else _because(event.reason)}"
     ),
     events.RunFinished: lambda event: f"run {event.outcome} (exit code {event.exit_code})",
     events.TimerExpired: lambda event: f"deadline {event.timer} passed",

@@ -77,7 +77,7 @@ def run(
     print_result(
         output,
         {"run": started.run_id, "folder": str(started.path)},
-        f"{started.run_id} is under way; `holdfast attach` shows it, `holdfast cancel` ends it",
+        f"{started.run_id} started; `holdfast attach` follows it, `holdfast cancel` stops it",
     )
 
 

@@ -188,7 +188,7 @@ def _under_way_finding(update: Update) -> Finding:
     return Finding(
         code="update-in-progress",
         severity=Severity.WARNING,
-        what="an update is under way, and another is not begun before it is over",
+        what="another update is in progress",
         where="holdfast update",
         evidence=(f"code {digest}",),
         remedy=f"Try again once it has made {TRIAL_STEPS} steps; `holdfast events` says when.",
