@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -46,6 +47,14 @@ def test_earlier_one_that_is_not_certain_gives_way_to_a_deeper_one() -> None:
     found = first_cause([replace(likely, failure="early", at=90.0, layer=5), likely], HOSTS)
     assert found is not None
     assert found.failure == "crash"
+
+
+def test_earliest_of_several_certain_ones_came_first() -> None:
+    between, earliest = (replace(CRASH, failure=str(at), at=at, layer=9 - int(at) // 20) for at in (60.0, 20.0))
+    for order in itertools.permutations([CRASH, between, earliest]):
+        found = first_cause(order, HOSTS)
+        assert found is not None
+        assert found.failure == "20.0"
 
 
 def test_lost_peer_long_before_a_crash_is_no_symptom_of_it_on_clocks_of_hosts() -> None:

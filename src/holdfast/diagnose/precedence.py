@@ -6,7 +6,7 @@ first of these rules that applies decides:
 1. One that ends a run ranks before one that only slows it.
 2. One of the rank that the run saw fail first ranks before one of another rank.
 3. A rank's own error ranks before one about a connection, and that before one about a lost peer, if the failure of
-   another process explains them: it ended that process, and not clearly later.
+   a process explains them: it ended that process, and not clearly later.
 4. Stronger evidence ranks before weaker.
 5. The clearly earlier one ranks first if it is as deep, or certain.
 6. The deeper one ranks first: a lost GPU explains a hang, never a hang a lost GPU.
@@ -78,11 +78,12 @@ def first_cause(suspects: Sequence[Suspect[_T]], clocks: Clocks) -> Suspect[_T] 
     ranked = sorted(suspects, key=lambda one: (weight(one), one.layer, one.is_indirect))
     if not ranked:
         return None
-    deepest = ranked[0]
-    equals = (one for one in ranked if weight(one) == weight(deepest))
-    return next(
-        (one for one in equals if _is_before(one, deepest, clocks.skew_s) and _may_precede(one, deepest)), deepest
-    )
+    first = ranked[0]
+    equals = [one for one in ranked if weight(one) == weight(first)]
+    while earlier := [one for one in equals if _is_before(one, first, clocks.skew_s) and _may_precede(one, first)]:
+        first = earlier[0]
+        equals = [one for one in equals if one is not first]  # times and line numbers may contradict one another
+    return first
 
 
 def explained_among(suspects: Sequence[Suspect[_T]], clocks: Clocks) -> list[Suspect[_T]]:
