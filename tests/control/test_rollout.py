@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.control.test_machine import Run, exited, gone, joined, sent, stopped
+from tests.control.test_replicas import hung
 
 from holdfast.control.commands import Send, StartAttempt
 from holdfast.control.rollout import TRIAL_STEPS
@@ -234,3 +235,11 @@ def test_replica_that_restarts_with_an_update_takes_the_others_along() -> None:
     assert run.state.replicas[0].code == NEW_CODE
     (key,) = (key for key in run.state.timers if key.startswith("update"))
     assert run.do(TimerExpired(at=20.0, timer=key)) == [Send(order=TRANSFER, nodes=(1,))]
+
+
+def test_replica_suspected_of_a_hang_leaves_once_it_is_cleared() -> None:
+    run = shipped(replicas=2)
+    run.do(asked(), had(0), hung(1, at=10.5, last_step=5))
+    assert [nodes for _, nodes in sent(run.do(had(1)), CheckpointAndExit)] == [(0,)]
+    late = StepCommitted(at=12.0, replica=1, attempt=0, step=6, started=11.0, ended=12.0)
+    assert [nodes for _, nodes in sent(run.do(late), CheckpointAndExit)] == [(1,)]

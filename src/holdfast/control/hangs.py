@@ -12,6 +12,7 @@ from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NO_RANKS
 from holdfast.control.notices import has_quorum
 from holdfast.control.policy import HANG_VERDICT_S
+from holdfast.control.rollout import advance_rollout
 from holdfast.control.root_cause import (
     HangSuspicion,
     hang_suspicion,
@@ -105,6 +106,7 @@ def _stop_suspect(ctx: Context, index: int) -> None:
 def _clear_suspicion(ctx: Context, index: int) -> None:
     ctx.change_replica(index, phase=ReplicaPhase.RUNNING, reported=NO_RANKS, hangs=())
     ctx.clear_timers(index, Timer.HANG_VERDICT)
+    advance_rollout(ctx)  # which left it out while it was suspected
 
 
 def _all_heard(job: Job, replica: ReplicaState) -> bool:

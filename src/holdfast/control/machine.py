@@ -91,7 +91,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     Timer.HANG_VERDICT: {(_HANG_SUSPECTED,): hangs.hang_verdict_due},
     Timer.STOP: {(_STOPPING,): node_handlers.stop_timed_out},
     Timer.SCALE_UP: {(_RUNNING,): elastic.scale_up},
-    Timer.EXIT: {(_RUNNING,): elastic.exit_timed_out},
+    Timer.EXIT: {_AT_WORK: elastic.exit_timed_out},
     FollowUp.ADVANCE: {
         (_GATHERING,): lifecycle.start_attempt,
         (_RUNNING, _HANG_SUSPECTED, _STOPPING): lifecycle.judge_attempt,
@@ -113,7 +113,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     },
     FollowUp.FINISH: {_ANY: lifecycle.finish_replica},
 }
-"""Of events of one replica, by its phase; those of an earlier attempt are ignored."""
+"""Of events of one replica, by its phase; those of an earlier attempt are ignored, except steps."""
 
 _BY_PHASE: dict[Trigger, dict[ReplicaPhase | None, Handler]] = {
     trigger: {phase: handler for phases, handler in rows.items() for phase in phases}

@@ -90,7 +90,7 @@ class ControllerHooks:
 
 
 class Target(Protocol):
-    """A place to run; the local one is the specification. Its methods run on the user's machine."""
+    """A place to run; the local one is the specification. All but `controller_hooks` run on the user's machine."""
 
     can_update_code: bool
     """Whether a run's code can be replaced while it runs."""

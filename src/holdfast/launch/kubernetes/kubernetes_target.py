@@ -97,6 +97,7 @@ class KubernetesTarget:
         """What the cluster's objects show."""
         if not run.remote.exists():
             return None
+        _require_client()
         from holdfast.launch.kubernetes.client.api_errors import EXIT_CODES
         from holdfast.launch.kubernetes.cluster_ref import read_cluster_ref
         from holdfast.launch.kubernetes.pending_reason.collect_pending import read_pending_reason

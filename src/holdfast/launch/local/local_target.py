@@ -40,8 +40,8 @@ class LocalTarget:
         return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
 
     def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
-        """The same: `check` has examined this machine."""
-        return self.check(wanted)
+        """The same, without what only a minimal job's placeholders cause: `check` has examined this machine."""
+        return tuple(each for each in self.check(wanted) if not (for_any_job and each.code == "not-used-locally"))
 
     def render(self, wanted: Submission) -> Rendered:
         """Every rank's environment and command."""
