@@ -1,6 +1,7 @@
 """Decides which steps are committed: those that every node of a replica has finished in the same attempt.
 
-The evidence is a progress message from every node, or a complete checkpoint.
+The evidence is a progress message from every node, or a complete checkpoint. The controller feeds it, thins what it
+gives (step_sampling.py: later steps share a line), and writes the rest to the log (`Controller._commit`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The back-end interface; launch/ implements it, and `api` injects an implementation.
+"""The back-end interface; launch/ implements it, and controller_main.py injects an implementation.
 
 A back end creates nodes, reports when they are gone, and removes everything it created for them. It never sees ranks
 and makes no recovery decisions.
