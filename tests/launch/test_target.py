@@ -58,8 +58,10 @@ def test_job_that_cannot_run_is_refused_with_its_field_and_leaves_no_run(backend
 def test_missing_secrets_are_named_before_anything_starts(backend: str, tmp_path: Path) -> None:
     with pytest.raises(HoldfastError) as refused:
         api.start(load(SECRETS), "here", base=tmp_path)
-    errors = [finding.code for finding in refused.value.findings if finding.severity is Severity.ERROR]
-    assert errors == ["missing-secret", "missing-secret"]
+    checked = api.check(load(SECRETS), "here", base=tmp_path)
+    for findings in (refused.value.findings, checked):
+        errors = [finding.code for finding in findings if finding.severity is Severity.ERROR]
+        assert errors == ["missing-secret", "missing-secret"]
     assert api.runs() == []
 
 

@@ -14,7 +14,7 @@ from holdfast.errors import ExitCode, HoldfastError, require_extra
 from holdfast.fabric.catalog import resolve
 from holdfast.job.run_spec import CodeArchive, RunSpec
 from holdfast.job.targets import located_in_target
-from holdfast.launch.code.package_code import package_code
+from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import missing_secrets, read_secrets
 from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target, refuse_errors
@@ -34,12 +34,9 @@ class KubernetesTarget:
 
     def check(self, wanted: Submission) -> tuple[Finding, ...]:
         """Problems of the job on any cluster, each with its line in the job's or the target's file."""
-        from holdfast.launch.kubernetes.preflight.job_checks import check_job_on_cluster
-
-        return (
-            *wanted.job_findings(),
-            *(_located(finding, wanted) for finding in check_job_on_cluster(_context(wanted, None))),
-        )
+        secrets = missing_secrets(wanted.job, wanted.base.absolute(), os.environ)
+        code = list_code(wanted.job, wanted.base).findings if wanted.spec.agent else ()
+        return (*_manifest_findings(wanted), *map(wanted.loaded.located, (*secrets, *code)))
 
     def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
         """The same and what the cluster lacks, asked as this user."""
@@ -62,7 +59,7 @@ class KubernetesTarget:
         """The run's objects."""
         from holdfast.launch.kubernetes.manifests.run_manifests import render
 
-        findings = self.check(wanted)
+        findings = _manifest_findings(wanted)
         refuse_errors(findings)
         with tempfile.TemporaryDirectory() as scratch:
             rendering = render(_context(wanted, _code(wanted, Path(scratch))))
@@ -71,7 +68,6 @@ class KubernetesTarget:
     def start(self, wanted: Submission) -> RunDir:
         """Create the run's objects; the process that does then mirrors the run."""
         job, base = wanted.job, wanted.base
-        refuse_errors(tuple(missing_secrets(job, base.absolute(), os.environ)))
         _require_client()
         from holdfast.launch.kubernetes.submit.submit_process import connect
 
@@ -127,6 +123,14 @@ class KubernetesTarget:
 
 def _require_client() -> None:
     require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
+
+
+def _manifest_findings(wanted: Submission) -> tuple[Finding, ...]:
+    """The findings that do not depend on this machine: manifests may be rendered without the job's secrets."""
+    from holdfast.launch.kubernetes.preflight.job_checks import check_job_on_cluster
+
+    on_cluster = check_job_on_cluster(_context(wanted, None))
+    return (*wanted.job_findings(), *(_located(finding, wanted) for finding in on_cluster))
 
 
 def _located(finding: Finding, wanted: Submission) -> Finding:
