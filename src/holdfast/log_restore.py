@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import hashlib
 import hmac
-import logging
 import os
 import re
 import shutil
@@ -37,8 +36,6 @@ from holdfast.run_dir import RunDir
 from holdfast.security.admission import AdmissionServer
 from holdfast.security.api_limits import LIMITS
 from holdfast.security.tokens import NodeAgent, TokenIssuer, UnassignedNode
-
-log = logging.getLogger("holdfast.controller")
 
 RETRY_LATER = 503
 """HTTP status for an agent whose replica has been received."""

@@ -12,10 +12,10 @@ from holdfast.agent.gpu_memory import GpuMemoryUse, foreign_memory_use, parse_gp
 
 # Forms as drivers 470 to 570 print them; the line with process 40170 is that of NVIDIA/nvidia-docker issue 1483.
 GPUS = """\
-0, GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 38120, 81559, Disabled
-1, GPU-9a77b1d0-3c55-7a3e-1f10-0c2a9be41d77, 4, 81559, Disabled
-2, GPU-c0ffee00-1111-2222-3333-444455556666, 40536, 81559, Enabled
-3, GPU-d0d0d0d0-1111-2222-3333-444455556666, [N/A], [N/A], [N/A]
+0, GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 38120, Disabled
+1, GPU-9a77b1d0-3c55-7a3e-1f10-0c2a9be41d77, 4, Disabled
+2, GPU-c0ffee00-1111-2222-3333-444455556666, 40536, Enabled
+3, GPU-d0d0d0d0-1111-2222-3333-444455556666, [N/A], [N/A]
 """
 APPS = """\
 GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 40170, /opt/rh/rh-python38/root/usr/bin/python3, 185

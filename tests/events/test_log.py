@@ -107,7 +107,7 @@ def test_unknown_events_and_fields_are_passed_over(tmp_path: Path) -> None:
     path.write_bytes(written(path, CREATED) + later + more)
     reader = EventReader(path)
     assert list(reader.read()) == [CREATED, GONE]
-    assert (reader.unknown_event_count, reader.corrupt_spans) == (1, [])
+    assert reader.corrupt_spans == []
     assert is_intact(path)
 
 

@@ -15,8 +15,8 @@ def read_job(path: str | os.PathLike[str], overrides: Iterable[str] = (), fabric
 
 
 def parse_job(text: str, source_name: str, overrides: Iterable[str] = (), fabrics: Collection[str] = ()) -> Job:
-    return validate_text(text, source_name, overrides, fabrics).job_or_raise()
+    return validate_text(text, source_name, overrides, fabrics).loaded_or_raise().job
 
 
 def make_job(data: Mapping[str, Any], overrides: Iterable[str] = (), fabrics: Collection[str] = ()) -> Job:
-    return validate_data(data, overrides, fabrics).job_or_raise()
+    return validate_data(data, overrides, fabrics).loaded_or_raise().job

@@ -79,7 +79,7 @@ def test_several_problems_all_said_in_order_of_lines() -> None:
         ("out-of-range", "--set recovery.max_restarts"),
     ]
     with pytest.raises(HoldfastError) as raised:
-        examined.job_or_raise()
+        examined.loaded_or_raise()
     assert raised.value.exit_code is ExitCode.INVALID_JOB
     assert raised.value.findings == examined.findings
 

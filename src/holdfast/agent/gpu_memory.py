@@ -24,7 +24,7 @@ NVIDIA_SMI_TIMEOUT_S = 20.0
 UNLISTED_MEMORY_MIB = 1024
 """Memory in use by no listed process that is reported; the driver itself uses less."""
 
-_GPU_QUERY = ("--query-gpu=index,uuid,memory.used,memory.total,mig.mode.current", "--format=csv,noheader,nounits")
+_GPU_QUERY = ("--query-gpu=index,uuid,memory.used,mig.mode.current", "--format=csv,noheader,nounits")
 _APP_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory", "--format=csv,noheader,nounits")
 
 
@@ -35,7 +35,6 @@ class Gpu:
     index: int
     uuid: str
     used_mib: int | None
-    total_mib: int | None
     mig_enabled: bool
 
 
@@ -67,7 +66,7 @@ async def foreign_memory_use(visible: str | None) -> tuple[GpuMemoryUse, ...]:
 def parse_gpus(text: str) -> tuple[Gpu, ...]:
     """The answer to the first query.
 
-    0, GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 38120, 81559, Disabled
+    0, GPU-4f1c2a66-8b1e-2f0d-9d0c-5f6d3a7c1b2e, 38120, Disabled
     """
     rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
     return tuple(
@@ -75,11 +74,10 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
             index=int(row[0]),
             uuid=row[1],
             used_mib=_parse_mib(row[2]),
-            total_mib=_parse_mib(row[3]),
-            mig_enabled=row[4] == "Enabled",
+            mig_enabled=row[3] == "Enabled",
         )
         for row in rows
-        if len(row) == 5 and row[0].isdecimal()
+        if len(row) == 4 and row[0].isdecimal()
     )
 
 

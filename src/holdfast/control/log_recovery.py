@@ -27,9 +27,6 @@ _DECISIVE_FIELDS = ("replica", "attempt", "world_size", "master_port", "node", "
 """Fields that must match in two equal decisions; texts may differ between versions."""
 
 
-_BEGINNINGS = (events.AttemptStarted, events.NodeRequested, events.StandbyPromoted, events.WorldSizeChanged)
-
-
 @dataclass(frozen=True, kw_only=True)
 class LogRecovery:
     """The events of a damaged log, and the finding about the damage."""

@@ -133,8 +133,6 @@ class EventReader:
         """Monotonic seconds since when the file is shorter than what was read."""
         self.corrupt_spans: list[CorruptSpan] = []
         """Corrupt lines skipped so far, adjacent lines merged."""
-        self.unknown_event_count = 0
-        """Events skipped because this version does not know their type."""
 
     @property
     def corrupt_line_count(self) -> int:
@@ -164,8 +162,7 @@ class EventReader:
                 except CorruptLine:
                     yield self._record_corrupt(offset, len(line))
                     continue
-                if event is None:
-                    self.unknown_event_count += 1
+                if event is None:  # of a type that this version does not know
                     continue
                 if first and isinstance(event, RunCreated) and event.format != FORMAT:
                     raise UnsupportedFormat(event.format)
@@ -208,7 +205,6 @@ class UnsupportedFormat(Exception):
 
     def __init__(self, found: int) -> None:
         super().__init__(f"event log has format {found}; this holdfast reads format {FORMAT}")
-        self.found = found
 
 
 def last_event(path: Path) -> AnyEvent | None:

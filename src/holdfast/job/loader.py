@@ -81,10 +81,6 @@ class ValidationResult:
             raise HoldfastError(self.findings, ExitCode.INVALID_JOB)
         return LoadedJob(job=self.job, findings=self.findings, source=self.source)
 
-    def job_or_raise(self) -> Job:
-        """The job; raises HoldfastError with all findings if one is an error."""
-        return self.loaded_or_raise().job
-
 
 def validate_text(
     text: str, source_name: str, overrides: Iterable[str] = (), fabrics: Collection[str] = ()

@@ -10,7 +10,7 @@ import os
 import re
 import stat
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -29,9 +29,6 @@ MAX_ENTRIES = 100_000
 LARGEST_SHOWN = 5
 MAX_QUOTED = 10
 """Most names that a finding quotes."""
-
-Ignores = Callable[[str], bool]
-"""Whether a path below the root is ignored; a folder's path ends in a slash."""
 
 
 class EntryKind(Enum):

@@ -20,9 +20,6 @@ from holdfast.train.data.token_cache import default_cache_folder, load_or_build
 from holdfast.train.data.tokenizers import Tokenizer, Tokens, make_tokenizer
 from holdfast.train.session.agent_client import log_line
 
-BYTE_VOCABULARY = 256
-"""Without a tokenizer, every byte is a token."""
-
 
 class Text:
     """Windows of text: a dataset for `Data` whose items are `length` tokens, int64.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -54,9 +54,9 @@ class CachedTokens(NamedTuple):
     findings: tuple[Finding, ...] = ()
 
 
-def default_cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+def default_cache_folder() -> Path:
     """Default folder of the token cache, under the user's cache folder."""
-    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast" / "text"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "holdfast" / "text"
 
 
 def load_or_build(folder: Path, key: str, dtype: type[np.generic], parts: Iterable[Tokens]) -> CachedTokens:
