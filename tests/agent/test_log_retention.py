@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 import subprocess
@@ -13,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import log_retention
 from holdfast.agent.log_retention import HOLE_ALIGN_BYTES, LogRetention
 from holdfast.findings import Finding
+from holdfast.host import sparse_files
 
 DEADLINE_S = 200.0
 
@@ -125,10 +126,10 @@ def test_file_system_without_holes_is_reported_once_and_loses_nothing(
 
         @staticmethod
         def fallocate(*_: int) -> int:
-            log_retention.ctypes.set_errno(errno.EOPNOTSUPP)
+            ctypes.set_errno(errno.EOPNOTSUPP)
             return -1
 
-    monkeypatch.setattr(log_retention, "_libc", Refusing)
+    monkeypatch.setattr(sparse_files, "_libc", Refusing)
     found: list[Finding] = []
     looked_after = LogRetention(found.append)
     for attempt in range(2):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.host.files import open_regular
+from holdfast.host.sparse_files import next_data
 from holdfast.protocol.rank_output import OutputSource
 
 MAX_WRITE_BYTES = select.PIPE_BUF
@@ -112,7 +113,7 @@ class _EchoedFile:
         try:
             descriptor, size = self._open()
             pieces = self._skip_backlog(size)
-            self._offset = _next_data(descriptor, self._offset, size)
+            self._offset = next_data(descriptor, self._offset)
             data = os.pread(descriptor, READ_BYTES, self._offset)
         except OSError as error:
             if error.errno == errno.ESTALE:  # another machine deleted it
@@ -158,11 +159,3 @@ class _EchoedFile:
         parts = [line[start : start + room] for start in range(0, len(line), room)] or [b""]
         ends = [*(b"+" for _ in parts[1:]), b"" if whole else b"+"]
         return [self._label + end + b" " + part + b"\n" for part, end in zip(parts, ends, strict=True)]
-
-
-def _next_data(descriptor: int, at: int, size: int) -> int:
-    """Offset of the next data; punched ranges read as zeros (log_retention.py)."""
-    try:
-        return os.lseek(descriptor, at, os.SEEK_DATA)
-    except OSError:  # there is no data after this offset
-        return size

@@ -7,13 +7,12 @@ hole at the head: offsets stay the same, readers continue, and the rank waits fo
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.findings import Finding, Severity
+from holdfast.host import sparse_files
 from holdfast.run_dir import earlier_logs
 
 HOLE_ALIGN_BYTES = 1 << 20
@@ -23,10 +22,6 @@ MAX_PUNCH_BYTES = 256 << 20
 POLL_S = 1.0
 """Longest time between two polls of the files, in seconds."""
 MIN_POLL_S = 0.02
-
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 class LogRetention:
@@ -115,7 +110,7 @@ class _LogFile:
         self.refresh()
         if self.size:
             with path.open("rb") as file:
-                self.start = _data_start(file.fileno(), self.size)
+                self.start = sparse_files.next_data(file.fileno(), 0)
 
     def refresh(self) -> None:
         try:
@@ -133,18 +128,9 @@ class _LogFile:
         with self._path.open("r+b") as file:
             while self.start < end * HOLE_ALIGN_BYTES:
                 length = min(end * HOLE_ALIGN_BYTES - self.start, MAX_PUNCH_BYTES)
-                if _libc.fallocate(file.fileno(), _KEEP_SIZE | _PUNCH_HOLE, self.start, length) != 0:
-                    number = ctypes.get_errno()
-                    raise OSError(number, os.strerror(number), str(self._path))
+                sparse_files.punch_hole(file.fileno(), self.start, length)
                 self.start += length
         self.start = min(self.start, self.size)
-
-
-def _data_start(descriptor: int, size: int) -> int:
-    try:
-        return os.lseek(descriptor, 0, os.SEEK_DATA)
-    except OSError:  # the whole file is a hole
-        return size
 
 
 def _log_truncated(output: _RankOutput) -> Finding:

@@ -6,17 +6,15 @@ is reserved, and a full disk shows only on write.
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import os
+
+from holdfast.host.sparse_files import reserve
 
 STEP_BYTES = 16 << 10
 """Bytes that the log grows between two extensions of the reservation."""
 
-_KEEP_SIZE = 1
 _MIN_BYTES = 4096
 _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class DiskReservation:
@@ -41,18 +39,14 @@ class DiskReservation:
         size_bytes = self._size_bytes
         first: OSError | None = None
         while size_bytes >= _MIN_BYTES and end + size_bytes > self._reserved_to:
-            error = _allocate(self._descriptor, end, size_bytes)
-            if error is None:
+            try:
+                reserve(self._descriptor, end, size_bytes)
+            except OSError as error:
+                first = first or error
+                if error.errno not in _DISK_FULL_ERRNOS:
+                    return  # not supported by this file system
+                size_bytes //= 2
+            else:
                 self._reserved_to = end + size_bytes
                 break
-            first = first or error
-            if error.errno not in _DISK_FULL_ERRNOS:
-                return  # not supported by this file system
-            size_bytes //= 2
         self.error = first
-
-
-def _allocate(descriptor: int, offset: int, size_bytes: int) -> OSError | None:
-    done = _libc.fallocate(descriptor, _KEEP_SIZE, ctypes.c_int64(offset), ctypes.c_int64(size_bytes))
-    number = ctypes.get_errno()
-    return None if done == 0 else OSError(number, os.strerror(number))

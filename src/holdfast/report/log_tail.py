@@ -5,12 +5,12 @@ rank_logs.py finds the files, line_splitter.py splits bytes into lines.
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.host.files import UnexpectedFile, open_regular, regular_opener
+from holdfast.host.sparse_files import next_data
 from holdfast.report.line_splitter import LineSplitter
 
 BLOCK_BYTES = 1 << 20
@@ -91,7 +91,7 @@ class LogTail:
         begin = self.offset
         block = os.pread(file, BLOCK_BYTES, begin)
         # Checked after reading: holes only grow from the file's start, so data now was data during the read.
-        while (data := _data_from(file, begin)) != begin:
+        while (data := next_data(file, begin)) != begin:
             if self._splitter.line.started:
                 return self.flush()  # the rest of a line whose end was dropped; the next read reports the dropped bytes
             begin = data
@@ -118,17 +118,6 @@ def last_lines(path: Path, count: int) -> list[str]:
     return [*cutter.feed(whole if start and newline else text), *cutter.flush()][-count:]
 
 
-def _data_from(file: int, offset: int) -> int:
-    """Offset of the first data at or after `offset`: there, or after a punched hole."""
-    size = os.fstat(file).st_size
-    try:
-        return os.lseek(file, offset, os.SEEK_DATA)
-    except OSError as error:
-        if error.errno != errno.ENXIO:
-            return offset  # the file system does not support SEEK_DATA, nor punching holes
-        return max(offset, size)  # no data; anything written meanwhile is after the size read before
-
-
 def _start_of_last_lines(file: int, count: int) -> int:
     """Offset of the last `count` lines; 0 if there are no more."""
     end = os.fstat(file).st_size
@@ -136,7 +125,7 @@ def _start_of_last_lines(file: int, count: int) -> int:
         return end
     if os.pread(file, 1, end - 1) != b"\n":
         count -= 1
-    begin = _data_from(file, 0)
+    begin = next_data(file, 0)
     while end > begin:
         start = max(begin, end - BLOCK_BYTES)
         block = os.pread(file, end - start, start)
