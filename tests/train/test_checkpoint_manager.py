@@ -25,7 +25,7 @@ from holdfast.train.checkpoint.manager import CheckpointManager
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
 from holdfast.train.checkpoint.storage import SharedStorage, save_failed
 from holdfast.train.checkpoint.train_state import TrainState
-from holdfast.train.checkpoint.writer_fence import WriterFence, WriterId
+from holdfast.train.checkpoint.writer_fence import WriterFence, WriterId, to_error
 from holdfast.train.session.control_group import ControlGroup
 
 ALONE = WriterId()
@@ -73,6 +73,16 @@ def checkpoints(
     return CheckpointManager(storage, train_state=loop, ranks=ranks, writer=writer, durable=lasting)
 
 
+def save(manager: CheckpointManager, step: int, samples: int | None = None) -> str:
+    """Save a checkpoint and wait until it is complete; returns its path."""
+    manager.start_save(step, samples)
+    saved = manager.wait_saved()
+    assert saved is not None
+    if saved.problem is not None:
+        raise to_error(saved.problem)
+    return saved.path
+
+
 def complete(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step-*"))
 
@@ -91,7 +101,7 @@ def trained(tmp_path: Path) -> tuple[Path, dict[int, list[torch.Tensor]]]:
     loop, kept = training(), {}
     for step in (1, 2):
         train(loop)
-        checkpoints(tmp_path, loop).save(step)
+        save(checkpoints(tmp_path, loop), step)
         kept[step] = weights(loop)
     return tmp_path, kept
 
@@ -103,7 +113,7 @@ def test_restore_of_an_empty_or_missing_folder_starts_at_0(tmp_path: Path):
 def test_restored_loop_continues_exactly_as_the_saved_one(tmp_path: Path):
     first, second = training(), training()
     train(first)
-    checkpoints(tmp_path, first).save(1)
+    save(checkpoints(tmp_path, first), 1)
     train(first)
     drawn = torch.rand(1), random.random()
 
@@ -129,7 +139,7 @@ def test_state_of_the_users_own_that_counts_as_empty_is_saved(tmp_path: Path):
 
     first, second = empty(), empty()
     first.extra.count = 7
-    checkpoints(tmp_path, first).save(1)
+    save(checkpoints(tmp_path, first), 1)
     checkpoints(tmp_path, second).restore()
     assert second.extra.count == 7
 
@@ -141,7 +151,7 @@ def test_every_generator_continues_where_it_stood(tmp_path: Path):
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(7)
     draw()  # of a pair of normal numbers the second is kept back
-    checkpoints(tmp_path, training()).save(1)
+    save(checkpoints(tmp_path, training()), 1)
     unfailed = [draw() for _ in range(3)]
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(8)
@@ -171,7 +181,7 @@ def test_tensors_of_any_type_and_order_are_loaded_as_they_were(tmp_path: Path):
     saved, loaded = (
         TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1)) for model in (Odd(1), Odd(2))
     )
-    checkpoints(tmp_path, saved).save(1)
+    save(checkpoints(tmp_path, saved), 1)
     checkpoints(tmp_path, loaded).restore()
     for (name, was), now in zip(saved.model.state_dict().items(), loaded.model.state_dict().values(), strict=True):
         assert (now.dtype, now.stride()) == (was.dtype, was.stride()), name
@@ -213,7 +223,7 @@ def test_damaged_checkpoint_is_set_aside_and_the_one_before_loaded(trained, dama
     assert noticed[0].evidence
 
     train(loop)
-    checkpoints(folder, loop).save(2)
+    save(checkpoints(folder, loop), 2)
     assert checkpoints(folder, training()).restore()[:2] == (2, [])
 
 
@@ -228,7 +238,7 @@ def test_older_checkpoints_go_once_more_than_keep_are_complete(tmp_path: Path):
     loop = training()
     for step in (5, 9, 12, 100):
         saving = checkpoints(tmp_path, loop, keep=2)
-        saving.save(step)
+        save(saving, step)
         saving.close()
     assert complete(tmp_path) == ["step-00000012", "step-00000100"]
     assert list((tmp_path / "writing-0-0").iterdir()) == []
@@ -241,7 +251,7 @@ def test_checkpoints_of_every_so_many_steps_stay(tmp_path: Path):
     )
     kept = CheckpointManager(storage, train_state=loop, ranks=ControlGroup())
     for step in (5, 10, 15, 20, 25, 28):
-        kept.save(step)
+        save(kept, step)
     kept.close()
     assert complete(tmp_path) == ["step-00000010", "step-00000020", "step-00000028"]
 
@@ -255,8 +265,8 @@ def test_save_is_over_before_older_checkpoints_are_removed(tmp_path: Path, monke
 
     monkeypatch.setattr(WriterFence, "drop", drop_late)
     saving = checkpoints(tmp_path, training(), keep=1)
-    saving.save(1)
-    saving.save(2)
+    save(saving, 1)
+    save(saving, 2)
     assert complete(tmp_path) == ["step-00000001", "step-00000002"]
     go_on.set()
     saving.close()
@@ -361,7 +371,7 @@ def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later
     changed.set()
     assert saving.wait_saved().problem.code == "checkpoint-not-bit-exact"
 
-    assert saving.save(2) == str(tmp_path / "step-00000002")
+    assert save(saving, 2) == str(tmp_path / "step-00000002")
     again = training()
     assert checkpoints(tmp_path, again).restore().step == 2
     assert same(weights(again), weights(loop))
@@ -387,14 +397,14 @@ def test_checkpoint_of_a_later_version_is_refused_and_left_untouched(trained, la
 
 
 def test_checkpoint_of_another_world_size_is_loaded_and_told_as_such(tmp_path: Path):
-    checkpoints(tmp_path, training(), world_size=2).save(7)
+    save(checkpoints(tmp_path, training(), world_size=2), 7)
     restored = checkpoints(tmp_path, training()).restore()
     assert (restored.step, restored.saved_world_size, restored.findings) == (7, 2, [])
 
 
 def test_rank_that_is_new_draws_no_random_numbers_that_another_rank_draws(tmp_path: Path):
     torch.manual_seed(1)
-    checkpoints(tmp_path, training()).save(7)
+    save(checkpoints(tmp_path, training()), 7)
     first = torch.rand(1)
     for rank, draws_the_same in ((0, True), (1, False)):
         torch.manual_seed(2)
@@ -417,7 +427,7 @@ def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(
 ):
     (tmp_path / "file").touch()
     with pytest.raises(HoldfastError) as raised:
-        checkpoints(tmp_path / folder, training()).save(1)
+        save(checkpoints(tmp_path / folder, training()), 1)
     (finding,) = raised.value.findings
     assert (finding.code, finding.owner) == (code, Owner.CLUSTER)
     assert finding.evidence
@@ -429,7 +439,7 @@ def test_save_where_nothing_can_be_written_is_a_named_failure_with_what_to_do(
 def test_what_may_not_be_read_is_neither_damaged_nor_absent(closed: str):
     with TemporaryDirectory() as made:  # whose parents let everybody through, as pytest's own do not
         folder = Path(made)
-        checkpoints(folder, training()).save(1)
+        save(checkpoints(folder, training()), 1)
         (folder / closed).chmod(0o711 if closed == "." else 0)
         os.chown(folder, 0 if closed == "." else 65534, -1)
         again = training()
@@ -447,24 +457,24 @@ def test_what_may_not_be_read_is_neither_damaged_nor_absent(closed: str):
 
 def test_folder_that_vanished_between_two_saves_is_said_once(tmp_path: Path):
     folder, saving = tmp_path / "checkpoints", checkpoints(tmp_path / "checkpoints", training())
-    saving.save(1)
+    save(saving, 1)
     shutil.rmtree(folder)
     with pytest.raises(HoldfastError) as raised:
-        saving.save(2)
+        save(saving, 2)
     assert raised.value.findings[0].code == "checkpoint-failed"
     assert "vanished since the last save" in raised.value.findings[0].evidence[0]
-    saving.save(3)
+    save(saving, 3)
     assert complete(folder) == ["step-00000003"]
 
 
 def test_folder_that_vanished_and_is_a_later_attempts_by_now_stays_that_ones(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     old, new = (checkpoints(folder, training(), writer=attempt(number)) for number in range(2))
-    old.save(1)
+    save(old, 1)
     shutil.rmtree(folder)
     new.restore()
     assert refused(old, 2) == "attempt-superseded"
-    new.save(1)
+    save(new, 1)
     assert complete(folder) == ["step-00000001"]
 
 
@@ -479,7 +489,7 @@ def test_folder_that_vanishes_in_the_middle_of_a_save_is_named_and_the_next_save
     loop, folder, write = training(), tmp_path / "checkpoints", dcp_io.write
     train(loop)
     saving = checkpoints(folder, loop)
-    saving.save(1)
+    save(saving, 1)
 
     def vanishing(*args: Any) -> list[Path]:
         written = write(*args)
@@ -488,12 +498,12 @@ def test_folder_that_vanishes_in_the_middle_of_a_save_is_named_and_the_next_save
 
     monkeypatch.setattr(dcp_io, "write", vanishing)
     with pytest.raises(HoldfastError) as raised:
-        saving.save(2)
+        save(saving, 2)
     (finding,) = raised.value.findings
     assert finding.code == "checkpoint-failed"
     assert finding.remedy.startswith("See whether the folder was removed")
     monkeypatch.undo()
-    saving.save(3)
+    save(saving, 3)
     again = training()
     assert checkpoints(folder, again).restore()[:2] == (3, [])
     assert same(weights(again), weights(loop))
@@ -504,7 +514,7 @@ def test_full_disk_leaves_nothing_of_the_failed_one_and_the_older_untouched(smal
     disk = small_disk(1 << 20)
     loop = training()
     train(loop)
-    checkpoints(disk, loop).save(1)
+    save(checkpoints(disk, loop), 1)
     saved = weights(loop)
     ballast = fill(disk)
     with ballast.open("r+b") as file:
@@ -512,7 +522,7 @@ def test_full_disk_leaves_nothing_of_the_failed_one_and_the_older_untouched(smal
 
     train(loop)
     with pytest.raises(HoldfastError) as failed:
-        checkpoints(disk, loop).save(2)
+        save(checkpoints(disk, loop), 2)
     (finding,) = failed.value.findings
     assert finding.code == "disk-full"
     assert any(line.startswith(f"tmpfs on {disk}: ") for line in finding.evidence)
@@ -523,7 +533,7 @@ def test_full_disk_leaves_nothing_of_the_failed_one_and_the_older_untouched(smal
     assert same(weights(again), saved)
 
     ballast.unlink()
-    checkpoints(disk, loop).save(2)
+    save(checkpoints(disk, loop), 2)
     assert checkpoints(disk, training()).restore()[:2] == (2, [])
 
 
@@ -532,14 +542,14 @@ def test_folder_that_became_read_only_is_said_and_the_older_untouched(small_disk
     disk = small_disk(1 << 20)
     loop = training()
     train(loop)
-    checkpoints(disk, loop).save(1)
+    save(checkpoints(disk, loop), 1)
     deadline = time.monotonic() + 60
     # The lock on the folder, an open file, goes with its owner: not before the thread that tidies up has let that go.
     while subprocess.run(["mount", "-o", "remount,ro", disk], check=False, capture_output=True).returncode:
         assert time.monotonic() < deadline
         time.sleep(0.05)
     with pytest.raises(HoldfastError) as failed:
-        checkpoints(disk, loop).save(2)
+        save(checkpoints(disk, loop), 2)
     assert failed.value.findings[0].code == "read-only-file-system"
     assert checkpoints(disk, training()).restore()[:2] == (1, [])
 
@@ -550,7 +560,7 @@ def attempt(number: int, *, run: str = "run-1") -> WriterId:
 
 def refused(old: CheckpointManager, step: int) -> str:
     with pytest.raises(HoldfastError) as raised:
-        old.save(step)
+        save(old, step)
     return raised.value.findings[0].code
 
 
@@ -559,14 +569,14 @@ def test_attempt_that_was_replaced_commits_nothing_more(tmp_path: Path):
     old, new = (checkpoints(tmp_path, loop, writer=attempt(n)) for n, loop in enumerate((old_loop, new_loop)))
     assert old.restore()[:2] == (0, [])
     train(old_loop)
-    old.save(1)
+    save(old, 1)
     assert new.restore()[:2] == (1, [])
     train(old_loop)
     assert refused(old, 2) == "attempt-superseded"
     with pytest.raises(HoldfastError):
         old.restore()
     train(new_loop)
-    new.save(2)
+    save(new, 2)
     assert complete(tmp_path) == ["step-00000001", "step-00000002"]
     third = training()
     assert checkpoints(tmp_path, third, writer=attempt(2)).restore()[:2] == (2, [])
@@ -578,10 +588,10 @@ def test_step_that_another_replica_saved_before_it_was_lost_stays_and_the_next_i
     of_each = (WriterId(run="run", replica=number) for number in range(2))
     lost, left = (checkpoints(tmp_path, loop, writer=each) for loop, each in zip(loops, of_each, strict=True))
     train(loops[0])
-    lost.save(1)
+    save(lost, 1)
     train(loops[1])
-    left.save(1)
-    left.save(2)
+    save(left, 1)
+    save(left, 2)
     assert complete(tmp_path) == ["step-00000001", "step-00000002"]
     assert [*tmp_path.glob("writing-*/*")] == []
     found = training()
@@ -606,17 +616,17 @@ def test_attempt_replaced_in_the_middle_of_a_commit_does_not_get_through(
     monkeypatch.setattr(old._storage._fence, "_refuse_successor", overtaken)
     assert refused(old, 1) == "attempt-superseded"
     assert complete(tmp_path) == []
-    new.save(1)
+    save(new, 1)
     assert complete(tmp_path) == ["step-00000001"]
 
 
 def test_new_run_takes_over_the_checkpoints_of_an_old_one_with_more_attempts(tmp_path: Path):
     old = checkpoints(tmp_path, training(), writer=attempt(7))
     old.restore()
-    old.save(5)
+    save(old, 5)
     new = checkpoints(tmp_path, training(), writer=attempt(0, run="run-2"))
     assert new.restore()[:2] == (5, [])
-    new.save(6)
+    save(new, 6)
     assert complete(tmp_path) == ["step-00000005", "step-00000006"]
 
 
@@ -660,7 +670,7 @@ def test_folder_is_saved_in_though_somebody_who_may_only_read_it_would_lock_it(t
             assert reader.stdout.readline() == "PermissionError\n"
             new = checkpoints(folder, training(), writer=attempt(0, run="run-2"))
             new.restore()
-            new.save(5)
+            save(new, 5)
             reader.stdin.close()
         assert complete(folder) == ["step-00000005"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.train.forged_manifests import as_format_1
+from tests.train.test_checkpoint_manager import save
 
 from holdfast.errors import HoldfastError
 from holdfast.train.checkpoint import manifest_file
@@ -36,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     model, saving = checkpoints(tmp_path)
     for step in (10, 20):
         torch.nn.init.constant_(model.weight, step)
-        saving.save(step, samples=4 * step)
+        save(saving, step, samples=4 * step)
     return tmp_path
 
 

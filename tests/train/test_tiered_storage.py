@@ -15,7 +15,7 @@ import pytest
 import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from tests.train.forged_manifests import as_format_1, rewrite
-from tests.train.test_checkpoint_manager import same, train, training, weights
+from tests.train.test_checkpoint_manager import same, save, train, training, weights
 
 from holdfast.errors import HoldfastError
 from holdfast.findings import Finding
@@ -90,7 +90,7 @@ def saved(storage: TieredStorage, *steps: int, loop: TrainState | None = None) -
     saving.restore()
     for step in steps:
         train(loop)
-        saving.save(step)
+        save(saving, step)
         assert saving.close() is None
     return loop
 
@@ -211,7 +211,7 @@ def test_save_waits_for_no_store_and_what_was_passed_over_is_brought_at_the_end(
     saving.restore()
     for step in (1, 2, 3, 4):
         train(loop)
-        saving.save(step)
+        save(saving, step)
     saving._pruning.result(60)
     assert in_store(url) == []
     assert on_node(tmp_path / "node") == ["step-00000001", "step-00000004"]
@@ -229,7 +229,7 @@ def test_checkpoint_that_only_its_node_has_is_gone_on_from_and_what_came_after_i
     saving.restore()
     storage._start_upload = lambda whole: None  # the process was killed before it was brought
     train(loop)
-    saving.save(2)
+    save(saving, 2)
     again = training()
     assert checkpoints(tiers(tmp_path / "node", url, attempt=2), again).restore()[:2] == (2, [])
     assert same(weights(again), weights(loop))
@@ -243,7 +243,7 @@ def test_first_checkpoint_that_never_became_whole_is_no_reason_not_to_begin(url:
     saving = checkpoints(storage, loop)
     saving.restore()
     storage._start_upload = lambda whole: None  # the ranks of the other node were killed before they had theirs
-    saving.save(1)
+    save(saving, 1)
     (files_of(tmp_path / "node", 1) / "__0_0.distcp").unlink()
     restored = checkpoints(tiers(tmp_path / "node", url, attempt=1), training()).restore()
     assert (restored.step, [finding.code for finding in restored.findings]) == (0, ["local-checkpoint-lost"])
@@ -271,7 +271,7 @@ def test_store_that_vanishes_in_the_middle_of_bringing_is_said_and_the_older_are
     monkeypatch.setattr(storage.remote, "upload", bring_half)
     saving = checkpoints(storage, loop)
     train(loop)
-    saving.save(2)
+    save(saving, 2)
     problem = saving.close()
     assert isinstance(problem, Finding)
     assert problem.code == "checkpoint-upload-failed"
@@ -321,11 +321,11 @@ def test_writer_whose_store_was_taken_over_writes_no_manifest(
     saving = checkpoints(tiers(tmp_path / "node0", url), loop)
     saving.restore()
     train(loop)
-    saving.save(1)
+    save(saving, 1)
     assert saving.close() is None
     new = tiers(tmp_path / "node1", url, run=run, attempt=number)
     assert checkpoints(new, training()).restore()[:2] == (1, [])
-    saving.save(2)
+    save(saving, 2)
     assert saving.close().code == code
     assert in_store(url) == ["step-00000001.0"]
 

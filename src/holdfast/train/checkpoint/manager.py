@@ -34,7 +34,7 @@ from holdfast.train.checkpoint.storage import (
     store_unreachable,
 )
 from holdfast.train.checkpoint.train_state import TrainState
-from holdfast.train.checkpoint.writer_fence import WriterId, to_error
+from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.ft import memory_snapshot
 from holdfast.train.ft.memory_snapshot import (
     MEMORY,
@@ -167,15 +167,6 @@ class CheckpointManager:
         if self._pruning is not None:
             wait([self._pruning])
         return self._storage.close()
-
-    def save(self, step: int, samples: int | None = None) -> str:
-        """Save a checkpoint and wait until it is complete on every rank; a failure raises on all ranks."""
-        self.start_save(step, samples)
-        saved = self.wait_saved()
-        assert saved is not None
-        if saved.problem is not None:
-            raise to_error(saved.problem)
-        return saved.path
 
     def transfer_state(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> Finding | None:
         """Transfer the state to the processes that replace these ranks; returns why it failed."""
