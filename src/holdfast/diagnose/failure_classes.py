@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.findings import Owner
-
 
 class Confidence(StrEnum):
     """The confidence of a diagnosis."""
@@ -64,11 +62,6 @@ class FailureClass(StrEnum):
         return FAILURE_CLASS_INFO[self].description
 
     @property
-    def owner(self) -> Owner:
-        """Who can fix it."""
-        return FAILURE_CLASS_INFO[self].owner
-
-    @property
     def layer(self) -> int:
         """Its depth among causes: a deeper class, of a lower number, explains those above it."""
         return FAILURE_CLASS_INFO[self].layer
@@ -84,7 +77,6 @@ class FailureClassInfo:
     """All that is known of a class."""
 
     description: str
-    owner: Owner
     layer: int
     confirm: str
     """How to confirm it, whichever line revealed it."""
@@ -96,7 +88,6 @@ class FailureClassInfo:
 FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     FailureClass.ACS_IOMMU: FailureClassInfo(
         "PCIe access control (ACS) or the IOMMU blocks traffic between GPU and GPU or NIC",
-        Owner.CLUSTER,
         3,
         "`lspci -vvv | grep ACSCtl` (SrcValid+ is on), `dmesg | grep -i -e iommu -e dmar`; it works with "
         "NCCL_P2P_DISABLE=1 or NCCL_NET_GDR_LEVEL=LOC.",
@@ -104,7 +95,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.COLLECTIVE_MISMATCH: FailureClassInfo(
         "ranks made different collective calls",
-        Owner.USER,
         5,
         "Flight recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1): "
         "`holdfast diagnose DUMPS`; or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
@@ -113,14 +103,12 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.DRIVER: FailureClassInfo(
         "the GPU driver, Fabric Manager, IMEX or nvidia_peermem is broken or misconfigured",
-        Owner.CLUSTER,
         1,
         "`nvidia-smi`, `systemctl status nvidia-fabricmanager nvidia-imex`, `lsmod | grep nvidia_peermem`.",
         "Start the missing service in the driver's version; `modprobe nvidia_peermem`.",
     ),
     FailureClass.FIREWALL: FailureClassInfo(
         "something between the nodes closes or drops connections",
-        Owner.CLUSTER,
         3,
         "`nc -l PORT` on one node and `nc -vz ADDRESS PORT` on another, with a high port; sidecars in `kubectl get "
         "pod`.",
@@ -129,35 +117,30 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.GDR_MISSING: FailureClassInfo(
         "the network cannot reach GPU memory directly (no GPUDirect RDMA)",
-        Owner.CLUSTER,
         3,
         "NCCL_DEBUG=INFO: `via NET/IB/0` without `/GDRDMA`; `lsmod | grep nvidia_peermem`, or `DMA-BUF is available`.",
         "`modprobe nvidia_peermem`, or a kernel, driver and NCCL that support DMA-BUF.",
     ),
     FailureClass.GPU_XID: FailureClassInfo(
         "a GPU or its links failed",
-        Owner.CLUSTER,
         0,
         "`dmesg -T | grep -i xid` on that node, then `holdfast explain XID-…`.",
         "Take the node out of use; reset the GPU, reboot, or have the GPU replaced.",
     ),
     FailureClass.HANG_UNKNOWN: FailureClassInfo(
         "ranks stopped making progress",
-        Owner.USER,
         5,
         "`py-spy dump --pid PID` on every rank while it hangs: find the rank whose stack differs from the others.",
         "Fix what that rank waits for. Set recovery.step_timeout_s, so that the run detects the hang itself.",
     ),
     FailureClass.MEMLOCK: FailureClassInfo(
         "a limit of the process is too low: locked memory or open files",
-        Owner.CLUSTER,
         1,
         "`ulimit -l`, `ulimit -n` inside the container, /proc/PID/limits of a rank.",
         "`ulimit -l unlimited` (limits.conf, LimitMEMLOCK=infinity, --ulimit memlock=-1, IPC_LOCK).",
     ),
     FailureClass.NAN_DATA: FailureClassInfo(
         "the data or the numbers are bad: NaN, or an index out of range",
-        Owner.USER,
         2,
         "The sample or step in the traceback; CUDA_LAUNCH_BLOCKING=1 shows the failing call; torch.isfinite on "
         "loss and input.",
@@ -165,21 +148,18 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.NETWORK_LOSS: FailureClassInfo(
         "the RDMA network loses or refuses traffic: MTU, GID, PFC, link",
-        Owner.CLUSTER,
         3,
         "`ibv_devinfo | grep mtu`, `show_gids`, `ethtool -S` (discards, pause) and `ibstat` on both ends.",
         "Equal MTU, the right NCCL_IB_GID_INDEX, PFC and ECN on RoCE, good cables, stable addresses.",
     ),
     FailureClass.OOM_GPU: FailureClassInfo(
         "GPU memory ran out",
-        Owner.USER,
         1,
         "`nvidia-smi`; torch's message shows how much is allocated and how much only reserved.",
         "A smaller micro-batch, activation checkpointing, sharding; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     ),
     FailureClass.OOM_HOST: FailureClassInfo(
         "host memory ran out",
-        Owner.USER,
         0,
         "`dmesg -T | grep -i 'killed process'`, memory.events of the cgroup, `kubectl describe pod`, `sacct`.",
         "A higher limit; fewer DataLoader workers, less pinned memory, one checkpoint copy per node instead of one "
@@ -187,70 +167,60 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.RANK_COUNT: FailureClassInfo(
         "the ranks disagree on the world size or on rank numbers",
-        Owner.USER,
         2,
         "WORLD_SIZE, RANK and the number of GPUs on every node; a stale store from an earlier run.",
         "nodes × ranks per node = WORLD_SIZE on every node; a fresh rendezvous for each run.",
     ),
     FailureClass.RDMA_DEVICE_MISSING: FailureClassInfo(
         "no RDMA device, or fewer than there should be",
-        Owner.CLUSTER,
         2,
         "`ibv_devinfo` and `ls /dev/infiniband` inside the container; `kubectl describe node` (rdma/… resources).",
         "--device=/dev/infiniband, the rdma resource in the pod, IPC_LOCK, libibverbs1 and ibverbs-providers.",
     ),
     FailureClass.RENDEZVOUS: FailureClassInfo(
         "the ranks could not complete the rendezvous",
-        Owner.CLUSTER,
         3,
         "`getent hosts $MASTER_ADDR` on every node; `ss -ltnp | grep $MASTER_PORT` on the master.",
         "A name that resolves on every node (headless service, publishNotReadyAddresses), a free port, one master.",
     ),
     FailureClass.SHM_TOO_SMALL: FailureClassInfo(
         "/dev/shm is too small",
-        Owner.USER,
         1,
         "`df -h /dev/shm` inside the container.",
         "emptyDir with `medium: Memory` at /dev/shm, `--shm-size=16g`, or `--ipc=host`.",
     ),
     FailureClass.STRAGGLER: FailureClassInfo(
         "one rank was far behind the others",
-        Owner.USER,
         5,
         "Step times of each rank; `nvidia-smi -q -d PERFORMANCE,CLOCK` there; `py-spy dump` on the late rank.",
         "Move the slow work off that rank, or take the slow node out of use; a longer timeout only hides it.",
     ),
     FailureClass.TCP_FALLBACK: FailureClassInfo(
         "the ranks use plain TCP instead of the fast network",
-        Owner.CLUSTER,
         3,
         "NCCL_DEBUG=INFO: `Using network Socket`, `via NET/Socket`.",
         "The network's library and devices in image and pod: libibverbs1 + ibverbs-providers, or aws-ofi-nccl + EFA.",
     ),
     FailureClass.VERSION_MISMATCH: FailureClassInfo(
         "versions are incompatible",
-        Owner.USER,
         1,
         "`NCCL version`, torch.__version__, the driver and the plugin on every rank.",
         "One image for all nodes; a plugin and library built for each other.",
     ),
     FailureClass.WRONG_INTERFACE: FailureClassInfo(
         "the wrong network interface was chosen",
-        Owner.USER,
         2,
         "NCCL_DEBUG=INFO: `NET/Socket : Using`, `Bootstrap : Using`; `ip -br addr` on each node.",
         "Set NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME to the interface that all nodes share; not lo, docker0, veth.",
     ),
     FailureClass.OTHER: FailureClassInfo(
         "a known fault that has no separate class",
-        Owner.CLUSTER,
         4,
         "The evidence in the diagnosis.",
         "Follow the diagnosis.",
     ),
     FailureClass.PROGRAM_ERROR: FailureClassInfo(
         "the program itself failed",
-        Owner.USER,
         4,
         "The traceback of the rank that failed first.",
         "Fix that error; the other ranks only lost their peer.",
@@ -258,7 +228,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.USAGE: FailureClassInfo(
         "the program or its launcher rejected its command line or configuration",
-        Owner.USER,
         4,
         "The last lines of the rank or launcher that mention its arguments; its --help.",
         "Change the job's command, or the configuration that it reads.",
@@ -266,7 +235,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.UNREACHABLE: FailureClassInfo(
         "data, a model hub or another service could not be reached",
-        Owner.CLUSTER,
         4,
         "On that node: `getent hosts HOST; curl -sSI https://HOST`, with the host from the line; a proxy, a "
         "network policy.",
@@ -275,7 +243,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.STORAGE: FailureClassInfo(
         "a disk or file system failed",
-        Owner.CLUSTER,
         1,
         "`df -h`, `df -i`, `mount` and `dmesg` on that node.",
         "Free some space, repair the file system; resume from the checkpoint before the damaged one.",
@@ -283,7 +250,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.PREEMPTED: FailureClassInfo(
         "the job was stopped: preemption, time limit or cancellation",
-        Owner.CLUSTER,
         4,
         "`sacct -j JOB -o State,Reason`, `kubectl get events`.",
         "Run it again: it resumes from its checkpoint. Use a longer time limit or a higher priority.",
@@ -291,7 +257,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.KILLED: FailureClassInfo(
         "a process was ended from outside",
-        Owner.CLUSTER,
         4,
         "Who sent the signal: `sacct -j JOB -o State,Reason`, `kubectl get events`, `dmesg -T`, a person; "
         "`holdfast events` shows drills.",
@@ -300,7 +265,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.NODE_LOST: FailureClassInfo(
         "a node was lost",
-        Owner.CLUSTER,
         0,
         "`kubectl get nodes`, `sinfo -R`, the machine's console.",
         "Keep the node out of use until it is checked; start again without it.",
@@ -308,7 +272,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.NOT_STARTED: FailureClassInfo(
         "the job never started to run",
-        Owner.CLUSTER,
         2,
         "`kubectl describe pod POD`, `squeue -j JOB -o %R`: both show what the job waits for.",
         "Request resources that exist; fix the image, volume or quota.",
@@ -316,7 +279,6 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     ),
     FailureClass.UNKNOWN: FailureClassInfo(
         "the input does not decide",
-        Owner.USER,
         6,
         "The diagnosis names the evidence that would decide, and how to get it.",
         "Collect that evidence, and run `holdfast diagnose` again.",

@@ -29,7 +29,6 @@ from holdfast.events.agent_events import (
 from holdfast.events.base import Event
 from holdfast.events.batched import NodesStarted, NodesStopped, Ranges, RanksExited, RanksHung, from_ranges, to_ranges
 from holdfast.events.controller_events import (
-    FORMAT,
     AgentDisconnected,
     AttemptStarted,
     CodeShipped,
