@@ -57,7 +57,7 @@ class LinkType(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """The rank through whose NIC it goes (PXN)."""
     gdr: bool = False
     """Whether the NIC reads and writes GPU memory itself."""
-    options: str = "Whether the NIC reads and writes GPU memory itself."
+    options: str = ""
     """The remaining parts: `/read`, `/CE`, `(PCI)`, `/Shared`."""
     route: str
     """Kind, name and whether GPU memory is reached directly, as NCCL writes it: `NET/IB/GDRDMA`, `P2P/CUMEM`."""
