@@ -22,7 +22,7 @@ def test_drill_of_a_node_waits_for_a_controller_that_writes_it_down_and_is_done_
 ) -> None:
     done = asyncio.Event()
     monkeypatch.setitem(
-        fault_injection._INJECT_FUNCTIONS, (FaultAction.KILL, FaultTarget.NODE), lambda reach, order: done.set()
+        fault_injection.INJECT_FUNCTIONS, (FaultAction.KILL, FaultTarget.NODE), lambda reach, order: done.set()
     )
 
     async def scene(port: int) -> None:

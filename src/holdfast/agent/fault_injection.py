@@ -92,7 +92,7 @@ class FaultInjector:
             self._requests[order.requested_at] = msgspec.structs.replace(order, at_step=0)  # retry at its next step
             return
         self._requests[order.requested_at] = msgspec.structs.replace(order, at_step=None)
-        inject = _INJECT_FUNCTIONS.get((order.action, order.target))
+        inject = INJECT_FUNCTIONS.get((order.action, order.target))
         if inject is None:
             log.error("this agent cannot inject the fault %s %s", order.action, order.target)
             return
@@ -183,7 +183,7 @@ def _exhaust_memory(_context: InjectionContext, _order: InjectFault) -> None:
     subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, env=os.environ | {HELPER: "1"})
 
 
-_INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
+INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
     (FaultAction.KILL, FaultTarget.RANK): _kill_rank,
     (FaultAction.STOP, FaultTarget.RANK): _stop_rank,
     (FaultAction.KILL, FaultTarget.NODE): _kill_node,
@@ -198,6 +198,4 @@ _INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
     (FaultAction.HANG, FaultTarget.COLLECTIVE): _inject_in_session,
     (FaultAction.SLOW, FaultTarget.NODE): _slow_node,
 }
-
-SUPPORTED_FAULTS = frozenset(_INJECT_FUNCTIONS)
 """The rows of job/fault_catalog.py that agents can inject."""

@@ -527,11 +527,7 @@ class Controller:
             async with asyncio.timeout(AGENT_SHUTDOWN_S):
                 await self._agents.wait_empty()
         await self._try_at_shutdown("the run's remaining nodes could not be removed", self._backend.cancel)
-        self.handle(
-            events.RunFinished(
-                at=self._clock(), outcome=ending.outcome, exit_code=ending.exit_code, reason=ending.reason
-            )
-        )
+        self.handle(events.RunFinished(at=self._clock(), outcome=outcome, exit_code=code, reason=reason))
 
     async def _try_at_shutdown(self, subject: str, act: Callable[[], Awaitable[None]]) -> None:
         """Do a step of the run's end; after `SHUTDOWN_TRIES` tries the run ends without it."""

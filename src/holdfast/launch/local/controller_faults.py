@@ -36,7 +36,7 @@ class ControllerFaults:
 
     async def __call__(self, drill: FaultRequested) -> None:
         """Inject a fault; raises HoldfastError if it cannot be injected here."""
-        await asyncio.to_thread(_INJECTORS[drill.action, drill.target], self, drill)
+        await asyncio.to_thread(INJECT_FUNCTIONS[drill.action, drill.target], self, drill)
 
     def clear(self) -> None:
         """Remove what would outlive the run."""
@@ -94,7 +94,7 @@ def _fill_disk(here: ControllerFaults, drill: FaultRequested) -> None:
                 free_bytes //= 2
 
 
-_INJECTORS: Mapping[tuple[FaultAction, FaultTarget], Callable[[ControllerFaults, FaultRequested], None]] = {
+INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], Callable[[ControllerFaults, FaultRequested], None]] = {
     (FaultAction.KILL, FaultTarget.CONTROLLER): _kill_controller,
     (FaultAction.STOP, FaultTarget.CONTROLLER): _stop_controller,
     (FaultAction.CLOCK_SKEW, FaultTarget.CONTROLLER): _skew_controller,
@@ -104,6 +104,4 @@ _INJECTORS: Mapping[tuple[FaultAction, FaultTarget], Callable[[ControllerFaults,
     (FaultAction.FILL, FaultTarget.RUN_DIR): _fill_disk,
     (FaultAction.FILL, FaultTarget.CHECKPOINTS): _fill_disk,
 }
-
-SUPPORTED = frozenset(_INJECTORS)
 """The rows of job/fault_catalog.py that are implemented here."""
