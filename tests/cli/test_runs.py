@@ -177,7 +177,7 @@ def test_ctrl_c_in_attach_leaves_the_run_going(cli: Cli, terminal: Callable[...,
     window.until("step ")
     window.press_ctrl_c()
     assert window.end() == 0
-    assert "to itself" in window.text
+    assert "detached from" in window.text
     still_goes_on()
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.runs.conftest import Runs, WatchedRun, wait_until
 
-from holdfast import api
+from holdfast import api, run_diagnosis
 from holdfast.cli import main
 from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.events import RankExited, StacksDumped
@@ -19,8 +19,8 @@ STILL_S = 1.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api, "DIAGNOSE_IDLE_S", STILL_S)
-    monkeypatch.setattr(api, "STATUS_IDLE_S", STILL_S)
+    monkeypatch.setattr(run_diagnosis, "DIAGNOSE_IDLE_S", STILL_S)
+    monkeypatch.setattr(run_diagnosis, "STATUS_IDLE_S", STILL_S)
 
 
 def standing(runs: Runs, how: str) -> WatchedRun:

@@ -2,5 +2,5 @@
 # A wrapper as many keep it: settings first, then the program.
 set -eu
 export OMP_NUM_THREADS=1
-"${PYTHON:-python}" ddp_snapshot.py "$@"
+python ddp_snapshot.py "$@"
 echo "done"
