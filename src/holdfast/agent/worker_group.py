@@ -2,6 +2,7 @@
 
 It reports events through `send`. When no process of the attempt is left, it sends `RanksStopped` once, with a fresh
 port for the next rendezvous. rank_reports.py handles what the ranks report, rank_stopper.py stops them.
+The file is long because starting, watching and ending share one state.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from holdfast.errors import ExitCode, failure
 
 NOW, RESTART = "now", "restart"
 
+WaitOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for it.")]
+
 
 def cancel(
     run: RunArgument = None,
@@ -36,9 +38,7 @@ def cancel(
 
 def checkpoint(
     run: RunArgument = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait.")
-    ] = 600.0,
+    timeout_s: WaitOption = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Save a checkpoint at the next step, and wait for it.
@@ -56,9 +56,7 @@ def checkpoint(
 
 def profile(
     run: RunArgument = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="Longest to wait for the profile.")
-    ] = 600.0,
+    timeout_s: WaitOption = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Profile a few steps of a run: where does the time go?

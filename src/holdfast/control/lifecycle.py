@@ -101,7 +101,7 @@ def min_nodes_timed_out(ctx: Context, index: int) -> None:
 
 
 def stop_replica(ctx: Context, index: int) -> None:
-    """Stop every rank at once; the next action is decided when all have stopped."""
+    """Stop every rank immediately; the next action is decided when all have stopped."""
     ctx.change_replica(index, phase=ReplicaPhase.STOPPING)
     stop_running_nodes(ctx, index)
     ctx.raise_(FollowUp.ADVANCE, index=index)

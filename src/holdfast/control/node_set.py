@@ -1,4 +1,4 @@
-"""Frozen sets of nodes and of ranks; one integer each, so that those of thousands of nodes are compared at once."""
+"""Frozen sets of nodes and of ranks; each is one integer, compared in one operation."""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ def announce_changes(ctx: Context, before: State) -> None:
         if was is now:
             continue
         starts = now.attempt > was.attempt
-        stops = not starts and ReplicaPhase.STOPPING in (was.phase, now.phase)  # ranks that leave say so themselves
+        # Ranks that leave notify the others themselves.
+        stops = not starts and ReplicaPhase.STOPPING in (was.phase, now.phase)
         if stops and before.may_step(was) and not after.may_step(now):
             _send_to_others(ctx, now, AnnounceReplicaDown(replica=now.replica, attempt=now.attempt))
         elif starts and now.attempt > 0:

@@ -28,7 +28,7 @@ def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None
 
 
 def fault_requested(ctx: Context, event: events.FaultRequested) -> None:
-    """The fault's node receives it at once, and again whenever it joins, until it is injected."""
+    """The fault's node receives it immediately, and again whenever it joins, until it is injected."""
     if event.action is events.FaultAction.RESTORE:
         _uncordon(ctx, event.index)
     elif event.at_step is None and _executor(event) is Executor.CONTROLLER:

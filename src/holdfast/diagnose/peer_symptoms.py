@@ -1,4 +1,4 @@
-"""Recognises, in the last error line of a rank, that its peer failed: each pattern stands beside a line it matches."""
+"""Recognises, in the last error line of a rank, that its peer failed: each pattern with a line that it matches."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ A checkpoint is a folder `step-00000042`: tensors in the format of torch.distrib
 `rank-00000.pt` per rank (random state, scheduler, the user's own state), and the manifest with the format, the step,
 and every file's size and checksum. It is written elsewhere and renamed once everything is on disk, so a folder with the
 final name is complete no matter when the writer died. When to take one: session.py; who may commit: writer_fence.py.
+The file is long because a save and a load must match.
 """
 
 from __future__ import annotations

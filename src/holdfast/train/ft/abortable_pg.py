@@ -24,7 +24,7 @@ from holdfast.train.torch_private import gloo_group
 TIMEOUT = timedelta(minutes=10)
 """Timeout of a step's collectives, for losses that no message reports."""
 CONNECT_S = 30.0
-"""Seconds that the members of a quorum have to connect: all begin at once. It bounds the wait for one that has died,
+"""Seconds that the members of a quorum have to connect; all begin together. It bounds the wait for one that has died,
 where no agent reports the loss; a new quorum follows."""
 
 

@@ -1,7 +1,7 @@
 """Connects a user's training loop to the run: reports finished steps, saves when due, exits when requested.
 
 Works alike under holdfast, under torchrun and in a bare `python train.py`. Checkpoint files: checkpoint/manager.py;
-messages and requests: rank_coordinator.py.
+messages and requests: rank_coordinator.py. The file is long because it is the public API of a training loop.
 """
 
 from __future__ import annotations
