@@ -30,7 +30,7 @@ demo: $(READY) ## train over two nodes, kill one, see the run recover and accoun
 
 test: $(READY) ## all that CI checks; what this machine cannot run is skipped with its reason
 	@step() { printf '\n==> %s\n' "$$1"; shift; $(HAVE) "$$@"; }; \
-	step 'format (make format mends it)' ruff format --check --quiet . && \
+	step 'format (make format fixes it)' ruff format --check --quiet . && \
 	step 'lint' ruff check --quiet . && \
 	step 'types' basedpyright && \
 	step 'import contract' lint-imports && \
@@ -54,7 +54,7 @@ docs: $(READY) ## build the documentation
 bench: $(READY) ## measure every claim of docs/benchmarks.md beside its peer
 	@$(HAVE) python -m bench
 
-format: $(READY) ## format the code and mend what the linter can mend
+format: $(READY) ## format the code and fix what the linter can fix
 	@$(HAVE) ruff check --fix-only --quiet . && $(HAVE) ruff format .
 
 proto: $(READY) ## generate the Lighthouse's messages from their .proto
@@ -66,7 +66,7 @@ lock: $(READY) ## renew requirements.lock and .ci/torch-lowest.txt: `make lock`,
 	@$(COMPILE) --extra train-tests --resolution lowest-direct $(UPGRADE) --output-file .ci/torch-lowest.txt
 	@echo 'requirements.lock, .ci/torch-lowest.txt'
 
-audit: | prerequisites ## ask whether any pinned dependency has a known vulnerability; says so where nobody can be asked
+audit: | prerequisites ## ask whether any pinned dependency has a known vulnerability; reports it if no index can be asked
 	@$(PYTHON) .ci/audit.py requirements.lock
 
 clean: ## remove the environment and all that was built; runs and their logs stay
@@ -75,7 +75,7 @@ clean: ## remove the environment and all that was built; runs and their logs sta
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The lock holds the installer and the build back ends too: everything that is fetched is checked against a hash.
-# DeepSpeed comes as source only, and is built with the lock's setuptools. All of it is compiled at once: where Python is
+# DeepSpeed comes as source only, and is built with the lock's setuptools. All of it is compiled now: where Python is
 # told to keep no bytecode, every process that imports torch would compile it anew, which takes 7 s.
 $(READY): requirements.lock pyproject.toml | prerequisites
 	@echo 'Setting up $(ENV) (the first time fetches about 5 GB, because torch comes with CUDA)'

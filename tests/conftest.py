@@ -174,7 +174,7 @@ def pytest_configure_node(node: Any) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Kill what workers have left: after Ctrl-C they end at once, without the cleanup of their tests."""
+    """Kill what workers have left: after Ctrl-C they end immediately, without the cleanup of their tests."""
     if test_run := config.stash.get(_TEST_RUN, ""):
         kill_all(lambda: by_env(all_pids(), PYTEST_XDIST_TESTRUNUID=test_run), within_s=10.0)
 

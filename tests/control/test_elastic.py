@@ -284,7 +284,7 @@ def test_node_that_never_joins_is_made_again_then_given_up_with_its_name_and_whe
     for generation in range(1, JOIN_TRIES):
         (replaced,) = run.do(TimerExpired(at=JOIN_S * generation, timer="join:0"))
         assert replaced == ReplaceNode(
-            node_id=NodeId(node=1, generation=generation), reason="no word from its agent for 120 s"
+            node_id=NodeId(node=1, generation=generation), reason="no message from its agent for 120 s"
         )
         assert [type(event) for event in run.decisions] == [FindingRaised, RecoveryDecided, NodeRequested]
     run.do(TimerExpired(at=JOIN_S * JOIN_TRIES, timer="join:0"))

@@ -364,7 +364,7 @@ def standby_join_timed_out(ctx: Context, index: int) -> None:
 
 
 def _lose_late_nodes(ctx: Context, nodes: tuple[NodeState, ...]) -> None:
-    reason = f"no word from its agent for {ctx.job.recovery.join_timeout_s:g} s"
+    reason = f"no message from its agent for {ctx.job.recovery.join_timeout_s:g} s"
     for node in nodes:
         ctx.report(never_joined_finding(node.node, reason))
     lose_nodes(ctx, nodes, reason, kind=FailureKind.NEVER_JOINED)

@@ -519,7 +519,7 @@ def never_joined_finding(node: int, reason: str) -> Finding:
     return Finding(
         code=FailureKind.NEVER_JOINED.value,
         severity=Severity.WARNING,
-        what=f"node{node} has not joined and is made again",
+        what=f"node{node} has not joined and is replaced",
         where=f"node{node}",
         evidence=(reason,),
         remedy=_WHERE_TO_LOOK.format(node=node),

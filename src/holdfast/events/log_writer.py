@@ -119,7 +119,7 @@ class EventWriter:
 
     def _rewrite_at_path(self) -> None:
         """Write the log again at its path; raises `AnotherWriter` if another controller's log is there."""
-        found, what = 0, "it was removed, and is written anew"
+        found, what = 0, "it was removed, and is written again"
         with contextlib.suppress(FileNotFoundError, UnexpectedFile), open_regular(self.path) as file:
             self._raise_if_another_writer(file.fileno(), 0)
             found, what = os.fstat(file.fileno()).st_size, "another file had its name, and is replaced"

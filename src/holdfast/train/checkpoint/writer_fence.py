@@ -144,7 +144,7 @@ class WriterFence:
             self._lock_folder()
             self._refuse_successor()
             self._publish_writer()
-            what = "It has vanished since the last save, and is made anew"
+            what = "It has vanished since the last save, and is created again"
             raise FileNotFoundError(errno.ENOENT, what, str(self.folder))
 
     def _lock_lost(self) -> bool:

@@ -174,7 +174,7 @@ def standbys(ctx: RenderContext) -> Iterator[Finding]:
     """This back end creates no standby pods."""
     if ctx.job.standbys:
         what = "standbys are for the local back end as yet: this one makes as many pods as `nodes` says"
-        yield _error("not-supported", "recovery.standby", what, "Remove it: a lost pod is made again.")
+        yield _error("not-supported", "recovery.standby", what, "Remove it: a lost pod is replaced.")
 
 
 def template(ctx: RenderContext) -> Iterator[Finding]:

@@ -238,7 +238,7 @@ class RunSync:
             what=f"namespace {self._cluster_ref.namespace} is being deleted, and {run} with it",
             where=run,
             evidence=(f"deletionTimestamp: {ends}",),
-            remedy="Run it again in another `namespace`, or in this one once it is gone and made anew.",
+            remedy="Run it again in another `namespace`, or in this one once it has been deleted and created again.",
             owner=Owner.CLUSTER,
         )
 
