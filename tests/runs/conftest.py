@@ -31,8 +31,8 @@ DEADLINE_S = 200.0
 FAST_FILES = ("test_launch.py",)
 """The files whose runs take a second or two; those of all others are marked `slow`."""
 
-NEVER_RESTARTED = "recovery.prewarm=false"
-"""For ranks that import torch and are never restarted: a zygote would import it again, for 3 s of CPU time each."""
+PREWARMED = "recovery.prewarm=true"
+"""The default of jobs, but not of test runs: a zygote imports torch once more, for 3 s of CPU time per rank."""
 
 E = TypeVar("E", bound=AnyEvent)
 
@@ -130,6 +130,7 @@ class Runs:
     def start(
         self, *command: str, nodes: int = 2, target: str = "local", overrides: tuple[str, ...] = ()
     ) -> WatchedRun:
+        overrides = ("recovery.prewarm=false", *overrides)
         job: Job = api.load_job(None, command=command, nodes=nodes, name="test", overrides=overrides)
         watched = WatchedRun(api.start(job, target, base=self.base))
         self._watched.append(watched)

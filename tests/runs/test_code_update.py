@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.runs.conftest import Runs, WatchedRun
+from tests.runs.conftest import PREWARMED, Runs, WatchedRun
 
 from holdfast import api
 from holdfast.errors import HoldfastError
@@ -57,7 +57,7 @@ class Project:
     def run(self, steps: int, step_s: float = 0.05, *words: str, target: str = "local", name: str = "a") -> WatchedRun:
         (self._out / name).mkdir(parents=True)
         command = (sys.executable, "program.py", str(self._out / name), str(steps), str(step_s), *words)
-        return self._runs.start(*command, target=target, overrides=("checkpoint.every_steps=100000",))
+        return self._runs.start(*command, target=target, overrides=(PREWARMED, "checkpoint.every_steps=100000"))
 
     def change(self, what: str = 'WORD = "first"', to: str = 'WORD = "second"') -> None:
         text = self.program.read_text()

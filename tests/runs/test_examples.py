@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.conftest import DEADLINE_S, Runs
+from tests.runs.conftest import DEADLINE_S, PREWARMED, Runs
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -246,7 +246,7 @@ def hold(example: Example, runs: Runs, folder: Path) -> None:
     env = TRAINED | {"MODEL": str(folder / "model")}
     where = (f"checkpoint.every_steps={EVERY}", f"checkpoint.path={folder / 'checkpoints'}")
     given = (f"env.{name}={value}" for name, value in env.items())
-    watched = runs.start(*command, overrides=(*where, *given, "recovery.stop_grace_s=300"))
+    watched = runs.start(*command, overrides=(PREWARMED, *where, *given, "recovery.stop_grace_s=300"))
 
     watched.wait_for(StepCommitted, lambda event: (event.attempt, event.step) == (1, 9), within_s=600)
     agent = next(event.pid for event in watched.all(AgentConnected) if event.node == 1)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import NEVER_RESTARTED, Runs, WatchedRun
+from tests.runs.conftest import PREWARMED, Runs, WatchedRun
 
 from holdfast import api
 from holdfast.cli import main
@@ -36,7 +36,7 @@ LOOP = Path(__file__).parents[1] / "train" / "loop.py"
 
 
 def start(runs: Runs, *overrides: str) -> WatchedRun:
-    overrides = ("recovery.stop_grace_s=300", NEVER_RESTARTED, "env.OMP_NUM_THREADS=1", *overrides)
+    overrides = ("recovery.stop_grace_s=300", "env.OMP_NUM_THREADS=1", *overrides)
     return runs.start(sys.executable, str(LOOP), "1000000000", str(runs.base / "weights"), overrides=overrides)
 
 
@@ -57,7 +57,7 @@ def terminate_agent(watched: WatchedRun) -> None:
 def test_sigterm_has_every_rank_save_and_the_next_attempt_continues_from_there(
     runs: Runs, tell: Callable[[WatchedRun], None], code: str, generations: set[int]
 ) -> None:
-    watched = start(runs, "recovery.prewarm=true")
+    watched = start(runs, PREWARMED)
     watched.wait_for(StepCommitted)
     tell(watched)
     decided = watched.wait_for(RecoveryDecided)

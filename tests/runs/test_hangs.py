@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import NEVER_RESTARTED, Runs
+from tests.runs.conftest import Runs
 
 from holdfast import api
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
@@ -15,7 +15,7 @@ from holdfast.events import FaultAction, FaultTarget, RankHung, RecoveryDecided,
 SLEEPING_RANK = str(Path(__file__).parents[1] / "programs" / "sleeping_rank.py")
 MISMATCHED_GROUP = str(Path(__file__).parents[1] / "programs" / "mismatched_group.py")
 DDP_SESSION = str(Path(__file__).parents[2] / "bench" / "programs" / "ddp_session.py")
-ONCE = ("recovery.max_restarts=0", NEVER_RESTARTED, "env.OMP_NUM_THREADS=1")
+ONCE = ("recovery.max_restarts=0", "env.OMP_NUM_THREADS=1")
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_rank_that_sums_where_no_other_does_is_named(runs: Runs) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_rank_still_at_the_end_of_its_step_is_the_root_cause_and_not_a_waiting_one(runs: Runs, rank: int) -> None:
-    overrides = ("recovery.step_timeout_s=1", NEVER_RESTARTED, "env.OMP_NUM_THREADS=1")
+    overrides = ("recovery.step_timeout_s=1", "env.OMP_NUM_THREADS=1")
     watched = runs.start(sys.executable, DDP_SESSION, "100000", "0.01", overrides=overrides)
     watched.wait_for(StepCommitted)
     watched.drill(FaultTarget.COLLECTIVE, rank, FaultAction.HANG, at_step=12)

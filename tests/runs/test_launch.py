@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import NEVER_RESTARTED, TORCH_FREE_TRAINER, Runs
+from tests.runs.conftest import TORCH_FREE_TRAINER, Runs
 
 from holdfast import api
 from holdfast.cli import main
@@ -107,7 +107,7 @@ def test_ranks_of_a_per_node_command_share_its_channel(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_unmodified_torch_script_runs_as_under_torchrun(runs: Runs) -> None:
-    watched = runs.start(sys.executable, str(EXAMPLES / "plain" / "train.py"), overrides=(NEVER_RESTARTED,))
+    watched = runs.start(sys.executable, str(EXAMPLES / "plain" / "train.py"))
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.runs.conftest import NEVER_RESTARTED, Runs
+from tests.runs.conftest import Runs
 
 from holdfast.events import Outcome, StepCommitted
 from holdfast.metrics.metric_text import format_metrics
@@ -31,7 +31,7 @@ def test_program_does_the_same_under_holdfast_under_torchrun_and_alone(runs: Run
         printed.append(line.split(",")[0])
 
     command = (sys.executable, str(LOOP), STEPS, str(tmp_path / "holdfast"))
-    watched = runs.start(*command, nodes=1, overrides=(NEVER_RESTARTED, "env.OMP_NUM_THREADS=1"))
+    watched = runs.start(*command, nodes=1, overrides=("env.OMP_NUM_THREADS=1",))
     first = watched.wait_for(StepCommitted, lambda event: event.first == 1)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     if first.step == 1:  # else several steps are one line of the log, with the figures of the last

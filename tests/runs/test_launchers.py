@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.conftest import NEVER_RESTARTED, TORCH_FREE_TRAINER, Runs, WatchedRun
+from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
 
 from holdfast import api
 from holdfast.diagnose.failure_classes import FailureClass
@@ -47,7 +47,6 @@ def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tu
         f"launch={launch}",
         "ranks_per_node=2",
         "fabric=tcp",
-        NEVER_RESTARTED,
         "env={HELLO: there, CUDA_DEVICE_MAX_CONNECTIONS: 1}",
     )
     watched = runs.start(*command, overrides=overrides)
@@ -62,7 +61,7 @@ def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tu
 def test_accelerate_that_starts_one_process_a_node_has_its_rank(runs: Runs) -> None:
     """On CPUs it starts the program as it is, and leaves it to others to say which rank that is."""
     command = (beside_python("accelerate"), "launch", LAUNCHER_ALLREDUCE, "accelerate")
-    watched = runs.start(*command, overrides=("launch=accelerate", NEVER_RESTARTED))
+    watched = runs.start(*command, overrides=("launch=accelerate",))
     assert watched.wait_for_end(WITHIN_S).outcome is Outcome.SUCCEEDED, watched.log(0)
     assert {rank: one["sum"] for rank, one in ranks(watched).items()} == {0: 1.0, 1: 1.0}
 

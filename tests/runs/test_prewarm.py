@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.conftest import Runs, WatchedRun
+from tests.runs.conftest import PREWARMED, Runs, WatchedRun
 
 from holdfast.events import FaultAction, FaultTarget, FindingRaised, RanksPrewarmed, RanksStarted, StepCommitted
 from holdfast.host.processes import all_pids, by_env
@@ -34,7 +34,7 @@ class Started:
 
     def run(self, *overrides: str) -> WatchedRun:
         command = (sys.executable, str(self.program), str(self.out), "100000", "0.2")
-        return self._runs.start(*command, nodes=1, overrides=overrides)
+        return self._runs.start(*command, nodes=1, overrides=(PREWARMED, *overrides))
 
     def lives(self, rank: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.out / f"rank-{rank}").read_text().splitlines()]

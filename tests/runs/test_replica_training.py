@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs, wait_until
+from tests.runs.conftest import PREWARMED, Runs, wait_until
 from tests.runs.replica_runs import attempts, finish_identical, start_and_step, wait_for_step
 
 from holdfast import api
@@ -60,21 +60,21 @@ def processes_with(words: bytes, folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("replicas", "target", "action", "code"),
+    ("replicas", "overrides", "target", "action", "code"),
     [
-        (2, FaultTarget.RANK, FaultAction.KILL, "rank-killed"),
-        (3, FaultTarget.RANK, FaultAction.KILL, "rank-killed"),
-        (2, FaultTarget.RANK, FaultAction.STOP, "rank-hung"),
-        (2, FaultTarget.NODE, FaultAction.KILL, "node-lost"),
-        (2, FaultTarget.RANK, FaultAction.RAISE, "rank-crashed"),
-        (2, FaultTarget.RANK, FaultAction.HANG, "rank-hung"),
-        (2, FaultTarget.COLLECTIVE, FaultAction.HANG, "rank-hung"),
+        (2, (PREWARMED,), FaultTarget.RANK, FaultAction.KILL, "rank-killed"),
+        (3, (), FaultTarget.RANK, FaultAction.KILL, "rank-killed"),
+        (2, (), FaultTarget.RANK, FaultAction.STOP, "rank-hung"),
+        (2, (), FaultTarget.NODE, FaultAction.KILL, "node-lost"),
+        (2, (), FaultTarget.RANK, FaultAction.RAISE, "rank-crashed"),
+        (2, (), FaultTarget.RANK, FaultAction.HANG, "rank-hung"),
+        (2, (), FaultTarget.COLLECTIVE, FaultAction.HANG, "rank-hung"),
     ],
 )
 def test_others_continue_without_a_replica_and_it_catches_up(
-    runs: Runs, replicas: int, target: FaultTarget, action: FaultAction, code: str
+    runs: Runs, replicas: int, overrides: tuple[str, ...], target: FaultTarget, action: FaultAction, code: str
 ) -> None:
-    watched = start_and_step(runs, replicas, "recovery.step_timeout_s=auto")
+    watched = start_and_step(runs, replicas, "recovery.step_timeout_s=auto", *overrides)
     watched.drill(target, 1, action)
     decided = watched.wait_for(RecoveryDecided)
     assert (decided.replica, decided.finding.code) == (1, code)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs
+from tests.runs.conftest import PREWARMED, Runs
 
 from holdfast import api
 from holdfast.events import (
@@ -75,7 +75,7 @@ def test_standby_starts_with_its_imports_done_whosever_place_it_takes(
     out = tmp_path / "out"
     out.mkdir()
     command = (sys.executable, str(PREWARM_TRAINER), str(out), "100000", "0.2")
-    watched = runs.start(*command, nodes=2, overrides=("recovery.standby=1",))
+    watched = runs.start(*command, nodes=2, overrides=(PREWARMED, "recovery.standby=1"))
     watched.wait_for(StandbyReady, within_s=WARM_S)
     watched.drill(FaultTarget.NODE, 1, FaultAction.KILL)
     started = watched.wait_for(RanksStarted, lambda event: event.node == 2, within_s=WARM_S)

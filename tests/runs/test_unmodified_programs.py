@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs
+from tests.runs.conftest import PREWARMED, Runs
 
 from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, RunFinished
 
@@ -85,7 +85,7 @@ def killed_once(name: str, folder: Path) -> Result:
         port = str(server.getsockname()[1])
     command = tuple({"python": sys.executable, "PORT": port}.get(word, word) for word in program.command)
     try:
-        watched = runs.start(*command, overrides=(f"launch={program.launch}", "fabric=tcp"))
+        watched = runs.start(*command, overrides=(PREWARMED, f"launch={program.launch}", "fabric=tcp"))
         ended = watched.wait_for_end(WITHIN_S)
         runs.close()
     finally:
