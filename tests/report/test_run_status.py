@@ -22,6 +22,7 @@ from holdfast.events import (
     Outcome,
     RankExited,
     RankHung,
+    RanksHung,
     RanksStarted,
     RanksStopped,
     RankState,
@@ -190,6 +191,20 @@ def test_phase_of_a_rank_shows_how_it_ended() -> None:
     assert status_from_events([*STARTED, stopped]).leader.ranks[0].phase is RankPhase.STOPPED
     assert status_from_events([*STARTED, exited(1, stopped=True)]).leader.ranks[1].phase is RankPhase.STOPPED
     assert status_from_events([*STARTED, exited(1, code=0)]).leader.ranks[1].phase is RankPhase.EXITED
+
+
+def test_rank_that_was_reported_hung_runs_again_after_the_replicas_next_step() -> None:
+    reports: list[AnyEvent] = [
+        RankHung(at=30, node=0, replica=0, attempt=0, rank=0, last_step=2, last_step_at=12, waited_s=18),
+        RanksHung(at=31, replica=0, attempt=0, ranks=((1, 1),)),
+    ]
+    hanging = status_from_events([*STARTED, *reports])
+    earlier = update_status(hanging, step(3))
+    assert [rank.phase for rank in earlier.leader.ranks.values()] == [RankPhase.HUNG] * 2
+    later = update_status(earlier, msgspec.structs.replace(step(4), ended=32))
+    assert [(rank.phase, rank.detail, rank.last_step) for rank in later.leader.ranks.values()] == [
+        (RankPhase.RUNNING, "", None)
+    ] * 2
 
 
 def test_lost_node_takes_its_ranks_with_it() -> None:

@@ -90,6 +90,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     world_size_change: WorldSizeChanged | None = None
     """The latest change of its world size; none if it never changed."""
     recovering: bool = False
+    hung_at: float | None = None
+    """When a rank was last reported hung, in Unix seconds; None if the replica has made a step since."""
     prewarmed: frozenset[int] = frozenset()
     """Ranks with a prewarmed process for their next start."""
     ranks: RankTable = field(default_factory=RankTable)

@@ -240,7 +240,13 @@ def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
 def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStatus:
     before = _replica(status, event.replica)
     after = replace(
-        before, attempt=event.attempt, world_size=event.world_size, ranks=RankTable(), metrics={}, recent_steps=()
+        before,
+        attempt=event.attempt,
+        world_size=event.world_size,
+        hung_at=None,
+        ranks=RankTable(),
+        metrics={},
+        recent_steps=(),
     )
     status = _with_ledger(status, event.replica, status.ledger(event.replica).attempt_started(event))
     code = event.code_digest or status.code
@@ -307,7 +313,20 @@ def _step_committed(status: RunStatus, event: events.StepCommitted) -> RunStatus
         recent_steps=(*replica.recent_steps, time)[-SPEED_WINDOW_STEPS:],
         recovering=False,
     )
-    return _with_replica(status, after)
+    return _with_replica(status, _without_hang(after, event))
+
+
+def _without_hang(replica: ReplicaStatus, event: events.StepCommitted) -> ReplicaStatus:
+    """A replica that has completed a step since a rank was reported hung does not hang."""
+    if replica.hung_at is None or event.ended <= replica.hung_at:
+        return replica
+
+    def clear(known: dict[int, RankStatus]) -> None:
+        for rank, before in known.items():
+            if before.phase is RankPhase.HUNG:
+                known[rank] = replace(before, phase=RankPhase.RUNNING, detail="", last_step=None)
+
+    return replace(replica, hung_at=None, ranks=replica.ranks.updated(clear))
 
 
 def _stall(event: events.StepCommitted) -> dict[str, float]:
@@ -329,7 +348,7 @@ def _ranks_exited(status: RunStatus, event: events.RanksExited) -> RunStatus:
 
 
 def _ranks_hung(status: RunStatus, event: events.RanksHung) -> RunStatus:
-    return _with_ranks(status, event, RankPhase.HUNG, "")
+    return _with_ranks(_with_hang(status, event), event, RankPhase.HUNG, "")
 
 
 def _with_ranks(
@@ -351,7 +370,15 @@ def _with_ranks(
 def _rank_hung(status: RunStatus, event: events.RankHung) -> RunStatus:
     where = f" in {event.top_frame}" if event.top_frame else ""
     detail = f"no step for {event.waited_s:.0f} s{where}"
-    return _with_rank(status, event, RankPhase.HUNG, detail, event.last_step if event.last_step >= 0 else None)
+    last_step = event.last_step if event.last_step >= 0 else None
+    return _with_rank(_with_hang(status, event), event, RankPhase.HUNG, detail, last_step)
+
+
+def _with_hang(status: RunStatus, event: events.RankHung | events.RanksHung) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    return _with_replica(status, replace(replica, hung_at=max(event.at, replica.hung_at or 0.0)))
 
 
 def _with_rank(
