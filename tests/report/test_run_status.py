@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from holdfast.control.policy import Action
 from holdfast.events import (
     AgentConnected,
     AgentDisconnected,
@@ -33,9 +34,16 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.findings import Finding, Owner, Severity
+from holdfast.report.goodput import TimeCategory
 from holdfast.report.rank_table import RankPhase
 from holdfast.report.run_status import NodePhase, RunPhase, RunStatus
-from holdfast.report.status_reducer import SPEED_WINDOW_STEPS, status_from_events, update_status
+from holdfast.report.status_reducer import (
+    IGNORE_ACTION,
+    SPEED_WINDOW_STEPS,
+    STOP_ACTION,
+    status_from_events,
+    update_status,
+)
 
 CRASHED = Finding(code="rank-crashed", what="rank 1 on node1 exited with code 1")
 
@@ -139,6 +147,18 @@ def test_life_of_a_run_that_recovers_passes_through_its_phases() -> None:
     ]
     assert (status.run, status.job, status.restarts, status.exit_code) == ("demo-abc234", "demo", 1, 0)
     assert (status.leader.step, status.leader.attempt, status.finished_at) == (2, 1, 41)
+
+
+def test_replica_that_fails_after_another_has_finished_does_not_recover() -> None:
+    ignored = msgspec.structs.replace(decided(), replica=1, action=IGNORE_ACTION)
+    finished = RunFinished(at=40, outcome=Outcome.SUCCEEDED, exit_code=0)
+    second = [msgspec.structs.replace(event, replica=1) for event in (attempt(0), ranks(1, 0), step(1))]
+    status = status_from_events([*STARTED, *second, step(1), ignored])
+    assert (status.phase, status.replicas[1].recovering) == (RunPhase.RUNNING, False)
+    parts = update_status(status, finished).replica_accounts()[1].parts
+    assert parts.get(TimeCategory.RECOVERING) is parts.get(TimeCategory.DETECTING) is None
+    assert IGNORE_ACTION == Action.IGNORE
+    assert STOP_ACTION == Action.STOP
 
 
 def test_job_without_steps_has_recovered_when_its_ranks_run_again() -> None:

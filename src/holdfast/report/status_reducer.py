@@ -28,6 +28,8 @@ SPEED_WINDOW_STEPS = 20
 FINDINGS_KEPT = 10
 STOP_ACTION = "stop"
 """The decision by which a failure ends the run."""
+IGNORE_ACTION = "ignore: another replica has finished"
+"""The decision by which a failure changes nothing: its replica does not start again."""
 
 
 def update_status(status: RunStatus, event: AnyEvent) -> RunStatus:
@@ -428,12 +430,16 @@ def _is_same(finding: Finding, known: Finding) -> bool:
 
 
 def _recovery_decided(status: RunStatus, event: events.RecoveryDecided) -> RunStatus:
-    replica = _replica(status, event.replica)
+    replica, ledger = _replica(status, event.replica), status.ledger(event.replica)
+    recovers = event.action != IGNORE_ACTION
     fault = fault_attribution.injected_cause(status.injected_faults, event)
     status = replace(
-        _with_replica(status, replace(replica, recovering=True)),
+        _with_replica(status, replace(replica, recovering=recovers)),
         history=status.history.with_recovery(event, status.created_at, replica.step, fault),
-        ledgers={**status.ledgers, event.replica: status.ledger(event.replica).recovery_decided(event)},
+        ledgers={
+            **status.ledgers,
+            event.replica: ledger.recovery_decided(event) if recovers else ledger.shutdown_decided(event.failed_at),
+        },
     )
     finding = event.finding
     if event.action != STOP_ACTION:
