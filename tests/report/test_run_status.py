@@ -24,6 +24,7 @@ from holdfast.events import (
     RankExited,
     RankHung,
     RanksHung,
+    RanksPrewarmed,
     RanksStarted,
     RanksStopped,
     RankState,
@@ -225,6 +226,19 @@ def test_rank_that_was_reported_hung_runs_again_after_the_replicas_next_step() -
     assert [(rank.phase, rank.detail, rank.last_step) for rank in later.leader.ranks.values()] == [
         (RankPhase.RUNNING, "", None)
     ] * 2
+
+
+def test_ranks_are_prewarmed_while_their_node_has_their_zygotes() -> None:
+    warm = [RanksPrewarmed(at=12, node=node, replica=0, ranks=(node,)) for node in (0, 1)]
+    status = status_from_events([*STARTED, *warm, *warm])
+    assert status.leader.prewarmed == {0, 1}
+    assert update_status(status, joined(1)).leader.prewarmed == {0, 1}
+    again = msgspec.structs.replace(joined(1), incarnation="restarted")
+    assert update_status(status, again).leader.prewarmed == {0}
+    assert update_status(status, requested(1, 1)).leader.prewarmed == {0}
+    renumbered = msgspec.structs.replace(ranks(1, 1), ranks=(RankState(rank=0, pid=7),))
+    assert status_from_events([attempt(1), renumbered], status).leader.prewarmed == frozenset()
+    assert status_from_events([attempt(1), ranks(0, 1), ranks(1, 1)], status).leader.prewarmed == {0, 1}
 
 
 def test_lost_node_takes_its_ranks_with_it() -> None:

@@ -92,8 +92,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     recovering: bool = False
     hung_at: float | None = None
     """When a rank was last reported hung, in Unix seconds; None if the replica has made a step since."""
-    prewarmed: frozenset[int] = frozenset()
-    """Ranks with a prewarmed process for their next start."""
+    zygotes: Mapping[int, frozenset[int]] = field(default_factory=dict[int, frozenset[int]])
+    """Ranks with a zygote, by the node that it is on."""
     ranks: RankTable = field(default_factory=RankTable)
     step: int | None = None
     """Last committed step; after a recovery it can be lower than before."""
@@ -103,6 +103,11 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     """The latest value of each metric in this attempt; see metrics/metric_catalog.py."""
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
+
+    @property
+    def prewarmed(self) -> frozenset[int]:
+        """Ranks of this attempt whose next start is prewarmed: their node has a zygote for them."""
+        return frozenset(rank for rank, each in self.ranks.items() if rank in self.zygotes.get(each.node, ()))
 
     @property
     def seconds_per_step(self) -> float | None:

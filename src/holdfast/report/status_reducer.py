@@ -206,6 +206,8 @@ def _agent_connected(status: RunStatus, event: events.AgentConnected) -> RunStat
         standby=known is not None and known.standby,
         ready=known is not None and known.ready and known.incarnation == event.incarnation,
     )
+    if known is not None and known.incarnation != event.incarnation:
+        status = _lose_zygotes(status, event.node)
     return _with_node(status, joined)
 
 
@@ -233,6 +235,15 @@ def _with_node(status: RunStatus, node: NodeStatus) -> RunStatus:
 def _lose_ranks(status: RunStatus, node: int) -> RunStatus:
     for replica in status.replicas.values():
         status = _with_replica(status, _ended(replica, {node}, RankPhase.LOST))
+    return _lose_zygotes(status, node)
+
+
+def _lose_zygotes(status: RunStatus, node: int) -> RunStatus:
+    """The zygotes of a node end with its agent."""
+    for replica in status.replicas.values():
+        if node in replica.zygotes:
+            rest = {other: ranks for other, ranks in replica.zygotes.items() if other != node}
+            status = _with_replica(status, replace(replica, zygotes=rest))
     return status
 
 
@@ -268,7 +279,7 @@ def _ranks_started(status: RunStatus, event: events.RanksStarted) -> RunStatus:
 
 def _ranks_prewarmed(status: RunStatus, event: events.RanksPrewarmed) -> RunStatus:
     replica = _replica(status, event.replica)
-    return _with_replica(status, replace(replica, prewarmed=replica.prewarmed | frozenset(event.ranks)))
+    return _with_replica(status, replace(replica, zygotes={**replica.zygotes, event.node: frozenset(event.ranks)}))
 
 
 def _nodes_started(status: RunStatus, event: events.NodesStarted) -> RunStatus:
