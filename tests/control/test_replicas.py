@@ -13,10 +13,12 @@ from holdfast.events import (
     FindingRaised,
     NodePreemptionNotice,
     NodeTerminated,
+    NodeUnavailable,
     Outcome,
     RankHung,
     RanksDrained,
     RecoveryDecided,
+    ShutdownDecided,
     StepCommitted,
     TimerExpired,
 )
@@ -249,6 +251,40 @@ def test_replica_lost_after_another_has_finished_is_left() -> None:
     assert isinstance(run.decisions[0], RecoveryDecided)
     assert run.state.ending is not None
     assert run.state.ending.outcome is Outcome.SUCCEEDED
+
+
+def outcome(run: Run) -> Outcome | None:
+    return run.state.ending and run.state.ending.outcome
+
+
+def test_replica_that_comes_too_late_is_stopped_and_nothing_has_failed() -> None:
+    run = training()
+    run.do(killed(1, rank=0, replica=1), stopped(1, replica=1))
+    assert stops(run.do(exited(0, replica=0, rank=0), stopped(0))) == [1]
+    run.do(exited(1, replica=1, rank=0, attempt=1, code=143, stopped=True), stopped(1, replica=1, attempt=1))
+    assert [type(event) for event in run.decisions] == [ShutdownDecided]
+    assert outcome(run) is Outcome.SUCCEEDED
+
+
+def test_replica_that_never_started_keeps_no_finished_training_from_ending() -> None:
+    run = Run(nodes=2, replicas=2)
+    run.do(joined(0), step(0), exited(0, replica=0, rank=0), stopped(0))
+    assert outcome(run) is Outcome.SUCCEEDED
+
+
+def test_replica_of_a_program_without_steps_may_start_until_its_wait_for_nodes_is_over() -> None:
+    finished = (exited(0, replica=0, rank=0), stopped(0))
+    run = Run(nodes=2, replicas=2)
+    run.do(joined(0), *finished)
+    assert outcome(run) is None
+    started = run.do(joined(1))
+    assert [one.replica for one in started if isinstance(one, StartAttempt)] == [1]
+    waits = Timer.MIN_NODES.key(1)
+    over = TimerExpired(at=60.0, timer=waits)
+    for events in ((over, *finished), (*finished, over)):
+        run = Run(nodes=2, replicas=2)
+        run.do(joined(0), NodeUnavailable(at=1.0, node=1, generation=0, reason="full"), *events)
+        assert outcome(run) is Outcome.SUCCEEDED
 
 
 def test_node_that_was_out_of_reach_hears_who_was_lost() -> None:

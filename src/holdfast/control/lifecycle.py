@@ -91,10 +91,13 @@ def min_nodes_timed_out(ctx: Context, index: int) -> None:
     """The time for missing nodes is up: start without them, or report what is missing."""
     if ctx.state.ending:
         return
-    if finding := elastic.too_few_nodes_finding(ctx.job, ctx.state, index, ctx.at):
-        ctx.report(finding)
-    else:
+    finding = elastic.too_few_nodes_finding(ctx.job, ctx.state, index, ctx.at)
+    if finding is None:
         ctx.raise_(FollowUp.ADVANCE, index=index)
+    elif ctx.state.training_complete:
+        ctx.raise_(FollowUp.STOP, index=index)
+    else:
+        ctx.report(finding)
 
 
 # Stopping
@@ -159,7 +162,8 @@ def judge_attempt(ctx: Context, index: int) -> None:
     if any(loss.evicted for loss in replica.node_failures):
         failure = replace(failure, evicted=True)  # whatever else failed, the eviction ended the attempt
     if ctx.state.training_complete:
-        _record_recovery(ctx, replica, ignored(failure), failure)
+        if failure.kind is not FailureKind.CAUSE_UNKNOWN:  # it did not fail: it was stopped, since it came too late
+            _record_recovery(ctx, replica, ignored(failure), failure)
         ctx.raise_(FollowUp.FINISH, index=index)
     elif rollout.is_rollout_failure(ctx.state, replica, failure):
         _roll_back(ctx, replica, failure)
@@ -265,7 +269,7 @@ def finish_replica(ctx: Context, index: int) -> None:
     """The replica is done; if it was the last, so is the run; if it was the first to finish, so is the training."""
     ctx.change_replica(index, phase=ReplicaPhase.DONE)
     for replica in ctx.state.replicas if ctx.state.training_complete else ():
-        if replica.phase is ReplicaPhase.GATHERING and replica.attempt >= 0:
+        if replica.phase is ReplicaPhase.GATHERING and not _may_still_start(ctx, replica):
             ctx.change_replica(replica.replica, phase=ReplicaPhase.DONE)
         elif replica.is_running and replica.highest_step > 0 and not replica.has_stepped:  # it comes too late
             ctx.raise_(FollowUp.STOP, index=replica.replica)
@@ -276,6 +280,16 @@ def finish_replica(ctx: Context, index: int) -> None:
         _record_shutdown(ctx, ending)
         ctx.change(ending=ending)
     ctx.emit(FinishRun())
+
+
+def _may_still_start(ctx: Context, replica: ReplicaState) -> bool:
+    """Whether a replica starts though another has finished: its first start is on its way, and no steps are reported.
+
+    Without steps, each replica may do its own work. It has until its wait for nodes is over.
+    """
+    if replica.attempt >= 0 or any(other.highest_step > 0 for other in ctx.state.replicas):
+        return False
+    return ctx.timer(Timer.MIN_NODES, replica.replica) is not None
 
 
 def _record_shutdown(ctx: Context, ending: Ending, finding: Finding | None = None) -> None:
