@@ -197,6 +197,14 @@ def test_replicas_that_are_too_few_say_so_and_wait_unharmed() -> None:
     assert codes(run) == ["replica-quorum-regained"]
 
 
+def test_replica_that_hangs_after_another_has_finished_is_stopped() -> None:
+    run = training(2, min_replicas=2)
+    run.do(exited(0, replica=0, rank=0), stopped(0))
+    assert stops(run.do(hung(1, state="T"))) == [1]
+    run.do(stopped(1, replica=1))
+    assert outcome(run) is Outcome.SUCCEEDED
+
+
 def test_replica_that_flaps_waits_longer_each_time_and_gets_another_node() -> None:
     run = training(2)
     for attempt in (0, 1):

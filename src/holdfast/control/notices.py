@@ -32,8 +32,9 @@ def announce_changes(ctx: Context, before: State) -> None:
 
 
 def has_quorum(job: Job, state: State) -> bool:
-    """Whether enough replicas run for steps to be committed."""
-    return len(state.running_replicas) >= job.recovery.min_replicas
+    """Whether enough replicas run for steps to be committed; those that have finished are not missing."""
+    finished = sum(replica.phase is ReplicaPhase.DONE for replica in state.replicas)
+    return len(state.running_replicas) + finished >= job.recovery.min_replicas
 
 
 def missed_announcements(ctx: Context, node: int) -> None:
