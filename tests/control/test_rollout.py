@@ -237,6 +237,15 @@ def test_replica_that_restarts_with_an_update_takes_the_others_along() -> None:
     assert run.do(TimerExpired(at=20.0, timer=key)) == [Send(order=TRANSFER, nodes=(1,))]
 
 
+def test_replica_that_leaves_when_another_has_finished_does_not_start_again() -> None:
+    run = shipped(replicas=2)
+    run.do(asked(), had(0), had(1), exited(0, rank=0), stopped(0))
+    assert not [one for one in run.do(*leave(1, replica=1, rank=0)) if isinstance(one, StartAttempt)]
+    assert told(run, RecoveryDecided) == []
+    assert run.state.ending is not None
+    assert run.state.ending.exit_code == ExitCode.OK
+
+
 def test_replica_suspected_of_a_hang_leaves_once_it_is_cleared() -> None:
     run = shipped(replicas=2)
     run.do(asked(), had(0), hung(1, at=10.5, last_step=5))

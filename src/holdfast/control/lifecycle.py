@@ -153,7 +153,8 @@ def judge_attempt(ctx: Context, index: int) -> None:
     if ctx.state.ending or _all_succeeded(ctx.job, replica):
         ctx.raise_(FollowUp.FINISH, index=index)
         return
-    if _exited_as_planned(replica, ctx.at):
+    planned = _exited_as_planned(replica, ctx.at)
+    if planned and not ctx.state.training_complete:
         scale_ups = replica.scale_ups if replica.transfers_state else (*replica.scale_ups, ctx.at)
         _gather(ctx, index, scale_ups=scale_ups)
         ctx.raise_(FollowUp.ADVANCE, index=index)
@@ -162,7 +163,8 @@ def judge_attempt(ctx: Context, index: int) -> None:
     if any(loss.evicted for loss in replica.node_failures):
         failure = replace(failure, evicted=True)  # whatever else failed, the eviction ended the attempt
     if ctx.state.training_complete:
-        if failure.kind is not FailureKind.CAUSE_UNKNOWN:  # it did not fail: it was stopped, since it came too late
+        unharmed = failure.kind is FailureKind.CAUSE_UNKNOWN  # it was stopped, since it came too late
+        if not (planned or unharmed):
             _record_recovery(ctx, replica, ignored(failure), failure)
         ctx.raise_(FollowUp.FINISH, index=index)
     elif rollout.is_rollout_failure(ctx.state, replica, failure):
