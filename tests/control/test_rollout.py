@@ -37,9 +37,9 @@ HANDS_OVER = Send(order=TRANSFER, nodes=(0, 1))
 FETCH = FetchCode(digest=NEW)
 
 
-def shipped(*, replicas: int = 1, nodes: int = 2) -> Run:
+def shipped(*, replicas: int = 1, nodes: int = 2, **recovery: int) -> Run:
     """At work, after step 5."""
-    run = Run(nodes=nodes, replicas=replicas)
+    run = Run(nodes=nodes, replicas=replicas, **recovery)
     run.do(CodeShipped(at=0.0, digest=OLD, bytes=10, files=1))
     run.running()
     for replica in range(replicas):
@@ -235,6 +235,13 @@ def test_replica_that_restarts_with_an_update_takes_the_others_along() -> None:
     assert run.state.replicas[0].code == NEW_CODE
     (key,) = (key for key in run.state.timers if key.startswith("update"))
     assert run.do(TimerExpired(at=20.0, timer=key)) == [Send(order=TRANSFER, nodes=(1,))]
+
+
+def test_update_of_all_replicas_neither_loses_nor_regains_the_quorum() -> None:
+    run = shipped(replicas=2, min_replicas=2)
+    run.do(asked(), had(0), had(1), *leave(0, replica=0, rank=0), *leave(1, replica=1, rank=0))
+    assert [replica.attempt for replica in run.state.replicas] == [1, 1]
+    assert told(run, FindingRaised) == []
 
 
 def test_replica_that_leaves_when_another_has_finished_does_not_start_again() -> None:

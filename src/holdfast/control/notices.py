@@ -27,7 +27,7 @@ def announce_changes(ctx: Context, before: State) -> None:
             _send_to_others(ctx, now, AnnounceReplicaDown(replica=now.replica, attempt=now.attempt))
         elif starts and now.attempt > 0:
             _send_to_others(ctx, now, AnnounceReplicaStarting(replica=now.replica, attempt=now.attempt))
-        if starts or (stops and was.is_running):
+        if starts or (stops and was.is_running and not now.exit_requested):
             _report_quorum(ctx, before)
 
 
@@ -53,8 +53,11 @@ def _send_to_others(ctx: Context, about: ReplicaState, order: AnnounceReplicaDow
 
 
 def _report_quorum(ctx: Context, before: State) -> None:
+    """Report a quorum that a failure has cost, and one regained after such a report: a planned exit needs neither."""
     state, least = ctx.state, ctx.job.recovery.min_replicas
-    was, now = has_quorum(ctx.job, before), has_quorum(ctx.job, state)
-    began = any(replica.attempt > 0 for replica in state.replicas) or was
-    if was != now and began and not state.ending and not state.training_complete:
+    if state.ending or state.training_complete:
+        return
+    there = has_quorum(ctx.job, state)
+    if there == state.quorum_lost and (there or has_quorum(ctx.job, before)):
+        ctx.change(quorum_lost=not there)
         ctx.report(quorum_finding(len(state.running_replicas), len(state.replicas), least))

@@ -252,6 +252,8 @@ class State(_Frozen):
     update: Update | None = None
     cordoned: tuple[NodeId, ...] = ()
     """Nodes whose machine is cordoned by a drill."""
+    quorum_lost: bool = False
+    """Whether it was reported that too few replicas run for a step, and not yet that enough do again."""
     ending: Ending | None = None
     finished: bool = False
     longest_first_step_s: float = 0.0
