@@ -188,6 +188,17 @@ def test_replica_with_too_few_nodes_waits_says_so_and_continues_with_enough() ->
     assert start.nodes == (1, 3)
 
 
+def test_wait_for_nodes_that_ends_while_ranks_are_stopped_is_reported_too() -> None:
+    run = Run().whole()
+    run.do(*(gone(node, at=20.0) for node in (0, 1, 2)), *(unavailable(node, at=20.0) for node in (0, 1, 2)))
+    assert run.phase() is ReplicaPhase.STOPPING
+    run.pass_("min-nodes:0", 20.0 + WAIT_S)
+    (found,) = run.told(FindingRaised)
+    assert isinstance(found, FindingRaised)
+    assert found.finding.code == "too-few-nodes"
+    assert run.phase() is ReplicaPhase.STOPPING
+
+
 def test_node_that_is_not_needed_is_lost_without_a_failure() -> None:
     run = Run().small()
     run.do(NodeCreated(at=90.0, node=0, generation=1))

@@ -84,7 +84,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.NodesStopped: {_ANY: rank_handlers.nodes_stopped},
     events.StepCommitted: {_ANY: rank_handlers.step_committed},
     events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
-    Timer.MIN_NODES: {(_GATHERING,): lifecycle.min_nodes_timed_out},
+    Timer.MIN_NODES: {(_GATHERING, _STOPPING): lifecycle.min_nodes_timed_out},
     Timer.JOIN: {(_GATHERING, _RUNNING, _HANG_SUSPECTED, _STOPPING): node_handlers.join_timed_out},
     Timer.BACK_OFF: {(_GATHERING,): lifecycle.start_attempt},
     Timer.FIRST_STEP: {(_RUNNING,): hangs.request_reports},
