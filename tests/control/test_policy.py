@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.control.policy import Action, Failure, FailureKind, decide
+from holdfast.control.policy import CRASH_LOOP_LENGTH, FLAP_LIMIT, Action, Failure, FailureKind, decide
 from holdfast.errors import ExitCode
 from holdfast.findings import Owner
 from holdfast.job.spec import Recovery
@@ -137,6 +137,19 @@ def test_failure_on_another_rank_each_time_is_a_crash_loop_where_any_rank_may_me
     assert decide(now, tuple(before), Recovery(max_restarts=100)).action is action
     same = tuple(replace(one, rank=1, node=1) for one in (now, *before))
     assert decide(same[0], same[1:], Recovery(max_restarts=100)).action is Action.STOP
+
+
+def test_end_of_unknown_cause_is_laid_to_no_node() -> None:
+    unknown = Failure(kind=FailureKind.CAUSE_UNKNOWN, at=1000.0, node=None, attempt=2, replica=1)
+    patient = Recovery(max_restarts=9, replicas=2, restart_window_s=100.0)
+    for earlier in range(FLAP_LIMIT + CRASH_LOOP_LENGTH):
+        verdict = decide(unknown, (unknown,) * earlier, patient)
+        assert not verdict.replace_node
+        assert verdict.finding.where == "attempt 2 of replica 1"
+        assert "node0" not in str(verdict.finding)
+        assert "rank" not in verdict.finding.what
+    assert verdict.action is Action.STOP
+    assert "disk" in verdict.finding.remedy
 
 
 def test_crash_loop_says_whether_it_keeps_to_one_rank() -> None:

@@ -51,7 +51,7 @@ def test_end_of_a_rank_fails_its_attempt_unless_good_or_asked_for(end: RankExite
 
 def test_end_of_which_nothing_is_known_is_unexplained() -> None:
     failure = root_cause(rank_failures=(exited(0, 1.0, code=0),))
-    assert (failure.kind, failure.at, failure.rank) == (FailureKind.CAUSE_UNKNOWN, 99.0, None)
+    assert (failure.kind, failure.at, failure.rank, failure.node) == (FailureKind.CAUSE_UNKNOWN, 99.0, None, None)
 
 
 def test_rank_that_a_launcher_names_is_the_root_cause() -> None:

@@ -163,8 +163,7 @@ def judge_attempt(ctx: Context, index: int) -> None:
     if any(loss.evicted for loss in replica.node_failures):
         failure = replace(failure, evicted=True)  # whatever else failed, the eviction ended the attempt
     if ctx.state.training_complete:
-        unharmed = failure.kind is FailureKind.CAUSE_UNKNOWN  # it was stopped, since it came too late
-        if not (planned or unharmed):
+        if not planned and failure.kind is not FailureKind.CAUSE_UNKNOWN:  # else it was stopped: it came too late
             _record_recovery(ctx, replica, ignored(failure), failure)
         ctx.raise_(FollowUp.FINISH, index=index)
     elif rollout.is_rollout_failure(ctx.state, replica, failure):
@@ -182,7 +181,8 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     """Do what the policy decides: restart, perhaps later or on another node, or end the run."""
     index = replica.replica
     verdict = decide(failure, replica.failures, ctx.job.recovery)
-    if verdict.action is Action.REPLACE_NODE and ctx.state.nodes[failure.node].replica != index:
+    left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index
+    if verdict.action is Action.REPLACE_NODE and left_slot:
         verdict = replace(verdict, action=Action.PROMOTE)
     _record_recovery(ctx, replica, verdict, failure)
     _gather(ctx, index, failures=(*replica.failures, failure))
@@ -192,7 +192,7 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
         return
     if verdict.wait_s:
         ctx.set_timer(Timer.BACK_OFF, index, ctx.at + verdict.wait_s)
-    if verdict.replace_node and ctx.state.nodes[failure.node].replica == index:
+    if verdict.replace_node and failure.node is not None and not left_slot:
         empty_slot(ctx, failure.node, verdict.finding.what, maybe_alive=False)
         promote_standbys(ctx)
         refill_slot(ctx, failure.node)

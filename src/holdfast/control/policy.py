@@ -110,7 +110,8 @@ class Failure:
     kind: FailureKind
     at: float
     """Unix seconds."""
-    node: int
+    node: int | None
+    """None if unknown."""
     attempt: int
     replica: int = 0
     rank: int | None = None
@@ -139,7 +140,9 @@ class Failure:
 
     @property
     def subject(self) -> str:
-        """The rank and node it happened to."""
+        """The rank and node it happened to, or the attempt if they are unknown."""
+        if self.node is None:
+            return f"attempt {self.attempt}{replica_suffix(self.replica)}"
         whose = "" if self.rank is None else f"rank {self.rank}{replica_suffix(self.replica)} on "
         return f"{whose}node{self.node}"
 
@@ -386,15 +389,18 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
     stepless = failure.step == 0 and not any(one.has_session for one in last)
     between = "and no Session reports steps" if stepless else "without a step between"
     row = resource_error_in(failure.error)
+    came = ", ".join(filter(None, (f"the same failure came {length} times in a row", _on_whom(last), between)))
     return _stop(
         failure,
-        f"the same failure came {length} times in a row, {_on_whom(last)}, {between}, so the run stops",
+        f"{came}, so the run stops",
         row.remedy if row else _ends_the_loop(last, stepless=stepless),
     )
 
 
 def _on_whom(last: tuple[Failure, ...]) -> str:
-    """Whether equal failures keep to one rank, which a bad node would explain, or hit different ranks."""
+    """Whether equal failures keep to one rank, which a bad node would explain, or hit different ranks; if known."""
+    if last[-1].node is None:
+        return ""
     ranks = [one.rank for one in last if one.rank is not None]
     if len(set(ranks)) < 2:
         return "each time on the same rank"
@@ -402,6 +408,8 @@ def _on_whom(last: tuple[Failure, ...]) -> str:
 
 
 def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
+    if last[-1].node is None:
+        return "Check the disk of the run's folder: a line of the log is missing. `holdfast events` shows the rest."
     if stepless:
         lived = ", ".join(f"{one.uptime_s:.0f} s" for one in last)
         return (
@@ -455,7 +463,7 @@ def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery
     known = (*earlier, failure)
     tries = _in_a_row(known, lambda one: one.uptime_s < FLAP_S)
     no_progress = _in_a_row(known, lambda one: one.uptime_s < FLAP_S and not one.made_progress)
-    renews = tries > 0 and tries % FLAP_LIMIT == 0
+    renews = tries > 0 and tries % FLAP_LIMIT == 0 and failure.node is not None
     if recovery.replicas == 1 or (no_progress < 2 and not renews):
         return None
     wait_s = min(MAX_BACK_OFF_S, BACK_OFF_S * 2.0 ** (no_progress - 2)) if no_progress > 1 else 0.0

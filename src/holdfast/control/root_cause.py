@@ -85,7 +85,14 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
             return lost
         case None:
             unknown = FailureKind.CAUSE_UNKNOWN
-            return Failure(kind=unknown, at=at, node=0, attempt=replica.attempt, step=replica.highest_step)
+            return Failure(
+                kind=unknown,
+                at=at,
+                node=None,
+                attempt=replica.attempt,
+                replica=replica.replica,
+                step=replica.highest_step,
+            )
 
 
 def precedence(exited: RankExited) -> tuple[PeerSymptom, float]:
