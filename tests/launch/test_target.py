@@ -70,6 +70,15 @@ def test_rendering_starts_nothing_and_never_reads_a_secret(backend: str, tmp_pat
     assert api.runs() == []
 
 
+def test_rendering_shows_or_refuses_what_is_wrong_with_the_job_on_every_target(backend: str, tmp_path: Path) -> None:
+    script = api.load(None, command=("sh", "-c", "torchrun train.py"), overrides=JOB)
+    try:
+        findings = api.render(script, "here", base=tmp_path).findings
+    except HoldfastError as refused:
+        findings = refused.findings
+    assert "launcher-per-rank" in {finding.code for finding in findings}
+
+
 def test_target_of_a_run_is_the_one_it_was_accepted_for(backend: str, tmp_path: Path) -> None:
     run = RunDir.create("accepted")
     accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", backend=backend)

@@ -49,7 +49,7 @@ class LocalTarget:
 
         with tempfile.TemporaryDirectory() as scratch:
             text = render(accept(wanted, Path(scratch)))
-        return Rendered(text=text, findings=wanted.loaded.findings)
+        return Rendered(text=text, findings=wanted.job_findings())
 
     def start(self, wanted: Submission) -> RunDir:
         """Start a supervisor, which starts the controller."""
