@@ -253,7 +253,7 @@ def _run(case: Case, base: Path, replicas: int) -> Iterator[RunDir]:
         targets = base / ".holdfast" / "targets"
         targets.mkdir(parents=True)
         isolation = "netns" if case.needs == "netns" else "process"
-        (targets / "drilled.yaml").write_text(f"backend: local\nisolation: {isolation}\n")
+        (targets / "drilled.yaml").write_text(f"kind: local\nisolation: {isolation}\n")
         stack.enter_context(_environment("HOLDFAST_HOME", str(home)))
         command = (sys.executable, str(case.program), str(STEPS), str(STEP_S))
         run = api.start(api.load_job(None, command=command, overrides=overrides), "drilled", base=base)

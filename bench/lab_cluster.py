@@ -155,7 +155,7 @@ def site(kept: Path | None = None) -> Generator[LabSite]:
     targets = project / ".holdfast" / "targets"
     targets.mkdir(parents=True, exist_ok=True)
     volume = {"claim": "home", "size": "1GiB", "storage_class": "lab"}
-    place = {"backend": "kubernetes", "namespace": namespace, "user": os.geteuid(), "volume": volume}
+    place = {"kind": "kubernetes", "namespace": namespace, "user": os.geteuid(), "volume": volume}
     for name, more in TARGETS.items():
         (targets / f"{name}.yaml").write_text(json.dumps({**place, **more}))
     if not (project / "keys.json").exists():

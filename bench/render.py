@@ -31,7 +31,7 @@ gpus_per_node: 8
 recovery: {max_restarts: 5}
 """
 PLACE = """\
-backend: kubernetes
+kind: kubernetes
 queue: train
 volume: {claim: checkpoints}
 fabric_verified: not here; so that nothing is left to be told

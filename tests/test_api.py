@@ -81,7 +81,7 @@ def test_controller_in_a_cluster_that_is_not_reached_is_not_called_silent(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = api.load_job(None, command=["true"])
-    accepted = RunSpec(job=job, base="/", created_at=1.0, fabric="tcp", backend="kubernetes")
+    accepted = RunSpec(job=job, base="/", created_at=1.0, fabric="tcp", target_kind="kubernetes")
     run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
     write_cluster_ref(
         run, ClusterRef(context=None, namespace="ml", owner="/apis/any/v1/namespaces/{namespace}/jobsets/any")

@@ -18,7 +18,7 @@ from holdfast.train.data.tokenizers import make_tokenizer
 ROOT = Path(__file__).parents[1]
 LIFTED = {"protobuf"}
 """Floors that another package lifts: OpenTelemetry, which TorchFT needs, asks for a later protobuf."""
-TARGET = "backend: kubernetes\nvolume: {claim: shared}\n"
+TARGET = "kind: kubernetes\nvolume: {claim: shared}\n"
 
 
 def check_replicas(folder: Path) -> None:

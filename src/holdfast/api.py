@@ -94,7 +94,7 @@ def load_job(path: Path | None, **given: Unpack[Overrides]) -> Job:
 def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ...]:
     """All problems and warnings of a job on a target, before anything is started."""
     wanted = _submission(job, target, base)
-    return open_target(wanted.spec.backend).check(wanted)
+    return open_target(wanted.spec.kind).check(wanted)
 
 
 def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[Finding, ...]:
@@ -103,7 +103,7 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
     Raises HoldfastError if the cluster does not answer, or does not know this user.
     """
     wanted = _submission(loaded or load(None, command=("true",), overrides=("image=any",)), target, base)
-    return open_target(wanted.spec.backend).check_site(wanted, for_any_job=loaded is None)
+    return open_target(wanted.spec.kind).check_site(wanted, for_any_job=loaded is None)
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
@@ -112,7 +112,7 @@ def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
     Raises HoldfastError if the job cannot run on a cluster.
     """
     wanted = _submission(job, target, base)
-    return open_target(wanted.spec.backend).render(wanted)
+    return open_target(wanted.spec.kind).render(wanted)
 
 
 # Run
@@ -126,7 +126,7 @@ def start(
     `on_findings` receives the warnings before anything is started.
     """
     wanted = _submission(job, target, base)
-    place = open_target(wanted.spec.backend)
+    place = open_target(wanted.spec.kind)
     findings = place.check(wanted)
     refuse_errors(findings)
     if on_findings and findings:
@@ -382,7 +382,7 @@ def _loaded(job: Job | LoadedJob) -> LoadedJob:
 
 
 def _submission(job: Job | LoadedJob, target: str, base: Path) -> Submission:
-    spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, backends=TARGET_MODULES)
+    spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, kinds=TARGET_MODULES)
     return Submission(loaded=_loaded(job), target=target, spec=spec, base=base)
 
 

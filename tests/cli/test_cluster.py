@@ -29,7 +29,7 @@ def project(lab: Lab, namespace: str, tmp_path: Path, home: Path, monkeypatch: p
     targets = folder / ".holdfast" / "targets"
     targets.mkdir(parents=True)
     (targets / "lab.yaml").write_text(
-        f"backend: kubernetes\nnamespace: {namespace}\nuser: {os.geteuid()}\nqueue: nowhere\n"
+        f"kind: kubernetes\nnamespace: {namespace}\nuser: {os.geteuid()}\nqueue: nowhere\n"
     )
     (folder / "job.yaml").write_text(JOB)
     monkeypatch.chdir(folder)

@@ -196,7 +196,7 @@ def test_warnings_are_printed_with_their_lines_before_anything_starts(cli: Cli) 
 def test_targets_next_to_the_job_and_in_the_current_folder_are_found(cli: Cli) -> None:
     for folder, name in ((Path("jobs"), "near"), (Path(), "here")):
         (folder / ".holdfast" / "targets").mkdir(parents=True)
-        (folder / ".holdfast" / "targets" / f"{name}.yaml").write_text("backend: local\n")
+        (folder / ".holdfast" / "targets" / f"{name}.yaml").write_text("kind: local\n")
     Path("jobs/job.yaml").write_text("command: 'true'\n")
     for name in ("near", "here"):
         assert cli("validate", "jobs/job.yaml", "--on", name).code == ExitCode.OK
@@ -234,8 +234,8 @@ def test_fabrics_and_targets_are_listed_and_shown(cli: Cli) -> None:
     assert [row["name"] for row in cli("fabric", "efa", "-o", "json").data] == ["efa"]
     assert "[unknown-fabric]" in cli("fabric", "token-ring").err
     assert cli("target").out == "local\n"
-    assert "backend: local" in cli("target", "local").out
-    assert cli("target", "local", "-o", "json").data["backend"] == "local"
+    assert "kind: local" in cli("target", "local").out
+    assert cli("target", "local", "-o", "json").data["kind"] == "local"
     assert cli("target", "moon").code == ExitCode.NOT_FOUND
 
 

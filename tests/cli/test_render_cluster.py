@@ -28,7 +28,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a job and the target `cluster`."""
     folder = tmp_path / "project"
     (folder / ".holdfast" / "targets").mkdir(parents=True)
-    (folder / ".holdfast" / "targets" / "cluster.yaml").write_text("backend: kubernetes\nqueue: train\n")
+    (folder / ".holdfast" / "targets" / "cluster.yaml").write_text("kind: kubernetes\nqueue: train\n")
     (folder / "job.yaml").write_text(JOB)
     (folder / "train.py").write_text("")
     monkeypatch.chdir(folder)

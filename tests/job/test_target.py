@@ -24,7 +24,7 @@ def refused(name: str, start: Path, exit_code: ExitCode = ExitCode.INVALID_JOB) 
             start=start,
             environ={"XDG_CONFIG_HOME": str(start / "config")},
             fabrics=("auto", "tcp"),
-            backends=("local", "kubernetes"),
+            kinds=("local", "kubernetes"),
         )
     assert raised.value.exit_code is exit_code
     return raised.value.findings[0]
@@ -33,16 +33,16 @@ def refused(name: str, start: Path, exit_code: ExitCode = ExitCode.INVALID_JOB) 
 def test_local_built_in_with_process_isolation(tmp_path: Path) -> None:
     target = find_target("local", start=tmp_path, environ={"HOME": str(tmp_path)})
     assert target == TargetSpec()
-    assert (target.backend, target.isolation) == ("local", Isolation.PROCESS)
+    assert (target.kind, target.isolation) == ("local", Isolation.PROCESS)
 
 
 def test_project_wins_over_user_and_nearest_wins(tmp_path: Path) -> None:
     near = tmp_path / "project" / "deep"
     near.mkdir(parents=True)
     environ = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
-    write(tmp_path / "config" / "holdfast" / "targets", "net", "backend: local\nfabric: roce")
+    write(tmp_path / "config" / "holdfast" / "targets", "net", "kind: local\nfabric: roce")
     assert find_target("net", start=near, environ=environ).fabric == "roce"
-    write(tmp_path / "project" / ".holdfast" / "targets", "net", "backend: local\nisolation: netns")
+    write(tmp_path / "project" / ".holdfast" / "targets", "net", "kind: local\nisolation: netns")
     assert find_target("net", start=near, environ=environ).isolation is Isolation.NETNS
     write(near / ".holdfast" / "targets", "local", "checkpoint_root: /data")
     assert find_target("local", start=near, environ=environ).checkpoint_root == "/data"
@@ -66,10 +66,11 @@ def test_unknown_target_lists_known_ones(tmp_path: Path, name: str) -> None:
     ("text", "code", "where"),
     [
         ("isolation: netsn", "bad-value", ":1"),
-        ("backend: local\nisolaton: netns", "unknown-field", ":2"),
-        ("backend: slurm", "unknown-backend", ":1"),
-        ("backend: kubernets", "unknown-backend", ":1"),
-        ("backend: kubernetes\nnamespace: My Space", "bad-name", ":2"),
+        ("kind: local\nisolaton: netns", "unknown-field", ":2"),
+        ("kind: slurm", "unknown-target-kind", ":1"),
+        ("kind: kubernets", "unknown-target-kind", ":1"),
+        ("backend: local", "unknown-field", ":1"),
+        ("kind: kubernetes\nnamespace: My Space", "bad-name", ":2"),
         ("volume: {claim: Ckpt}", "bad-name", ":1"),
         ("fabric: tpc", "unknown-fabric", ":1"),
         ("[", "bad-yaml", ":1"),

@@ -40,11 +40,11 @@ def test_llama_3_8b_through_torchtitan_can_run_on_a_cluster_as_it_stands(
     (path,) = (job for job in JOBS if job.parent.name == "torchtitan")
     (tmp_path / ".holdfast" / "targets").mkdir(parents=True)
     target, job = tmp_path / ".holdfast" / "targets" / "cluster.yaml", str(tmp_path / "job.yaml")
-    target.write_text("backend: kubernetes\nvolume: {claim: shared}\n")
+    target.write_text("kind: kubernetes\nvolume: {claim: shared}\n")
     shutil.copy(path, tmp_path)
     assert main(["validate", job, "--on", "cluster"]) == ExitCode.CANNOT_RUN_HERE
     assert "folders: [assets]" in capsys.readouterr().out
-    target.write_text("backend: kubernetes\nvolume: {claim: shared, folders: [llama3-8b-c4, assets]}\n")
+    target.write_text("kind: kubernetes\nvolume: {claim: shared, folders: [llama3-8b-c4, assets]}\n")
     assert main(["validate", job, "--on", "cluster"]) == ExitCode.OK
     assert "can run" in capsys.readouterr().out
     assert main(["render", job, "--on", "cluster"]) == ExitCode.OK

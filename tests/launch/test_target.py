@@ -23,11 +23,11 @@ INVALID: Mapping[str, str] = {"local": "workdir=nowhere", "kubernetes": "checkpo
 
 
 @pytest.fixture(params=sorted(TARGET_MODULES))
-def backend(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A back end with a target `here`, and no cluster to be reached."""
+def kind(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A kind of target, with a target `here` and no cluster to be reached."""
     folder = tmp_path / ".holdfast" / "targets"
     folder.mkdir(parents=True)
-    (folder / "here.yaml").write_text(f"backend: {request.param}\n")
+    (folder / "here.yaml").write_text(f"kind: {request.param}\n")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     return request.param
 
@@ -37,7 +37,7 @@ def load(*overrides: str) -> LoadedJob:
 
 
 def test_job_that_can_run_has_no_errors_and_is_rendered_with_its_command_and_variables(
-    backend: str, tmp_path: Path
+    kind: str, tmp_path: Path
 ) -> None:
     findings = api.check(load(), "here", base=tmp_path)
     assert [finding for finding in findings if finding.severity is Severity.ERROR] == []
@@ -46,16 +46,16 @@ def test_job_that_can_run_has_no_errors_and_is_rendered_with_its_command_and_var
     assert "hello" in text
 
 
-def test_job_that_cannot_run_is_refused_with_its_field_and_leaves_no_run(backend: str, tmp_path: Path) -> None:
+def test_job_that_cannot_run_is_refused_with_its_field_and_leaves_no_run(kind: str, tmp_path: Path) -> None:
     with pytest.raises(HoldfastError) as refused:
-        api.start(load(INVALID[backend]), "here", base=tmp_path)
+        api.start(load(INVALID[kind]), "here", base=tmp_path)
     assert refused.value.exit_code is ExitCode.CANNOT_RUN_HERE
     errors = [finding for finding in refused.value.findings if finding.severity is Severity.ERROR]
-    assert [finding.where for finding in errors] == [f"--set {INVALID[backend].partition('=')[0]}"]
+    assert [finding.where for finding in errors] == [f"--set {INVALID[kind].partition('=')[0]}"]
     assert api.runs() == []
 
 
-def test_missing_secrets_are_named_before_anything_starts(backend: str, tmp_path: Path) -> None:
+def test_missing_secrets_are_named_before_anything_starts(kind: str, tmp_path: Path) -> None:
     with pytest.raises(HoldfastError) as refused:
         api.start(load(SECRETS), "here", base=tmp_path)
     checked = api.check(load(SECRETS), "here", base=tmp_path)
@@ -65,12 +65,12 @@ def test_missing_secrets_are_named_before_anything_starts(backend: str, tmp_path
     assert api.runs() == []
 
 
-def test_rendering_starts_nothing_and_never_reads_a_secret(backend: str, tmp_path: Path) -> None:
+def test_rendering_starts_nothing_and_never_reads_a_secret(kind: str, tmp_path: Path) -> None:
     assert "KEY" in api.render(load(SECRETS), "here", base=tmp_path).text
     assert api.runs() == []
 
 
-def test_rendering_shows_or_refuses_what_is_wrong_with_the_job_on_every_target(backend: str, tmp_path: Path) -> None:
+def test_rendering_shows_or_refuses_what_is_wrong_with_the_job_on_every_target(kind: str, tmp_path: Path) -> None:
     script = api.load(None, command=("sh", "-c", "torchrun train.py"), overrides=JOB)
     try:
         findings = api.render(script, "here", base=tmp_path).findings
@@ -79,14 +79,14 @@ def test_rendering_shows_or_refuses_what_is_wrong_with_the_job_on_every_target(b
     assert "launcher-per-rank" in {finding.code for finding in findings}
 
 
-def test_target_of_a_run_is_the_one_it_was_accepted_for(backend: str, tmp_path: Path) -> None:
+def test_target_of_a_run_is_the_one_it_was_accepted_for(kind: str, tmp_path: Path) -> None:
     run = RunDir.create("accepted")
-    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", backend=backend)
+    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", target_kind=kind)
     run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
-    assert target_of(run) is open_target(backend)
+    assert target_of(run) is open_target(kind)
     assert target_of(run).pending_reason(run) is None  # it is not known to be anywhere else
     module, *options = target_of(run).supervisor(accepted)
-    assert module.startswith(f"holdfast.launch.{backend}.")
+    assert module.startswith(f"holdfast.launch.{kind}.")
     assert all(isinstance(option, str) for option in options)
 
 
@@ -102,7 +102,7 @@ def test_run_with_a_corrupt_job_file_has_a_target_only_if_it_has_nodes_here(home
     assert target_of(run) is open_target("local")
 
 
-def test_controllers_part_gives_each_node_its_resources(backend: str, tmp_path: Path) -> None:
-    hooks = open_target(backend).controller_hooks()
+def test_controllers_part_gives_each_node_its_resources(kind: str, tmp_path: Path) -> None:
+    hooks = open_target(kind).controller_hooks()
     assert len(hooks.node_resources(load().job, {})) == 2
     assert hooks.controller_host(RunDir(tmp_path / "run-abc"), "10.0.0.1")

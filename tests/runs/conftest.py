@@ -217,7 +217,7 @@ def isolated_runs(runs: Runs) -> Runs:
         pytest.skip(f"needs network namespaces: {reason}")
     targets = runs.base / ".holdfast" / "targets"
     targets.mkdir(parents=True)
-    (targets / "apart.yaml").write_text("backend: local\nisolation: netns\n")
+    (targets / "apart.yaml").write_text("kind: local\nisolation: netns\n")
     return runs
 
 

@@ -71,7 +71,7 @@ def target(
         names = known_targets(here, os.environ)
         print_result(output, names, "\n".join(names))
         return
-    spec = find_target(name, start=here, environ=os.environ, fabrics=NAMES, backends=TARGET_MODULES)
+    spec = find_target(name, start=here, environ=os.environ, fabrics=NAMES, kinds=TARGET_MODULES)
     found = spec.model_dump(mode="json")
     text = "\n".join(f"{field}: {value}" for field, value in found.items() if value is not None)
     print_result(output, {"name": name, **found}, text)

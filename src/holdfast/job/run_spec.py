@@ -80,8 +80,8 @@ class RunSpec(Model):
     """The fabric's name, `auto` resolved."""
     fabric_env: dict[str, str] = {}
     """Environment variables that the fabric sets for every rank."""
-    backend: str = LOCAL
-    """The back end that creates the nodes."""
+    target_kind: str = LOCAL
+    """The kind of the target it was started with."""
     workload: Workload = Workload.JOBSET
     """Kubernetes: the kind of object that represents the run."""
     agent: bool = True

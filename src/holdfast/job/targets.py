@@ -23,7 +23,7 @@ from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, parse, printable
 
 LOCAL = "local"
-"""The built-in target, and the default back end of every other."""
+"""The built-in target, and the default kind of every other."""
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
@@ -119,8 +119,8 @@ class ControllerPod(Model):
 class TargetSpec(Model):
     """Where jobs run, as its file says."""
 
-    backend: NonEmpty = LOCAL
-    """Back end that creates the nodes: `local` or `kubernetes`."""
+    kind: NonEmpty = LOCAL
+    """Kind of target: `local` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
     """Local back end: `process`, or `netns` for a network namespace per node."""
     code: CodeDelivery = CodeDelivery.IN_PLACE
@@ -176,31 +176,33 @@ def find_target(
     start: Path,
     environ: Mapping[str, str],
     fabrics: Collection[str] = (),
-    backends: Collection[str] = (),
+    kinds: Collection[str] = (),
 ) -> TargetSpec:
     """Find a target: in the nearest project above `start` or the current folder, else the user's, else built in.
 
-    Raises HoldfastError if there is none, or if its file is invalid; `fabrics` and `backends` are the names that exist.
+    Raises HoldfastError if there is none, or if its file is invalid; `fabrics` and `kinds` are the names that exist.
     """
     if not _NAME.fullmatch(name):
         raise _not_found(name, start, environ)
     path = _file(name, start, environ)
     if path is not None:
-        return read_target(path, fabrics=fabrics, backends=backends)
+        return read_target(path, fabrics=fabrics, kinds=kinds)
     if name == LOCAL:
         return TargetSpec()
     raise _not_found(name, start, environ)
 
 
-def read_target(path: Path, *, fabrics: Collection[str] = (), backends: Collection[str] = ()) -> TargetSpec:
+def read_target(path: Path, *, fabrics: Collection[str] = (), kinds: Collection[str] = ()) -> TargetSpec:
     """The target that a file describes; raises HoldfastError with every problem."""
     source = parse(read_text(path), printable(str(path)))
     target = validate_model(source, TargetSpec, reserved={})
     if target is not None:
-        if backends and target.backend not in backends:
-            source.findings.append(_unknown("unknown-backend", source, "backend", target.backend, backends))
+        if kinds and target.kind not in kinds:
+            source.findings.append(
+                _unknown("unknown-target-kind", source, "kind", target.kind, kinds, noun="kind of target")
+            )
         if fabrics and target.fabric is not None and target.fabric not in fabrics:
-            source.findings.append(_unknown("unknown-fabric", source, "fabric", target.fabric, fabrics))
+            source.findings.append(_unknown("unknown-fabric", source, "fabric", target.fabric, fabrics, noun="fabric"))
     if target is None or source.findings:
         raise HoldfastError(source.all_findings(), ExitCode.INVALID_JOB)
     return target
@@ -254,7 +256,7 @@ def _not_found(name: str, start: Path, environ: Mapping[str, str]) -> HoldfastEr
     )
 
 
-def _unknown(code: str, source: YamlSource, field: str, name: str, known: Collection[str]) -> Finding:
+def _unknown(code: str, source: YamlSource, field: str, name: str, known: Collection[str], *, noun: str) -> Finding:
     remedy = suggest(name, known) or f"Use one of {', '.join(sorted(known))}."
-    what = f"there is no {field} `{printable(name)}`"
+    what = f"there is no {noun} `{printable(name)}`"
     return finding_at(source.location((field,)), (field,), code=code, what=what, remedy=remedy)

@@ -29,7 +29,7 @@ TARGET_MODULES: Mapping[str, str] = {
     LOCAL: "holdfast.launch.local.local_target",
     "kubernetes": "holdfast.launch.kubernetes.kubernetes_target",
 }
-"""The module of each back end, with its target as TARGET; imported on use."""
+"""The module of each kind, with its target as TARGET; imported on use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,15 +131,15 @@ class Target(Protocol):
         ...
 
 
-def open_target(backend: str) -> Target:
-    """The target of a back end."""
-    return import_module(TARGET_MODULES[backend]).TARGET
+def open_target(kind: str) -> Target:
+    """The target of a kind."""
+    return import_module(TARGET_MODULES[kind]).TARGET
 
 
 def target_of(run: RunDir) -> Target:
     """The target of a run; raises HoldfastError if its job file is corrupt and it has no nodes on this machine."""
     try:
-        return open_target(RunSpec.read(run.job).backend)
+        return open_target(RunSpec.read(run.job).target_kind)
     except HoldfastError:
         if not os.path.lexists(run.nodes):
             raise

@@ -26,7 +26,7 @@ JOB: Mapping[str, Any] = {
     "recovery": {"max_restarts": 5},
 }
 TARGET: Mapping[str, Any] = {
-    "backend": "kubernetes",
+    "kind": "kubernetes",
     "namespace": "ml",
     "queue": "train",
     "volume": {"claim": "checkpoints"},
@@ -113,7 +113,7 @@ def render_context(case: Case) -> RenderContext:
         code=CodeArchive(digest="0" * 64, bytes=10240, files=3, cwd=".") if place.agent else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
-        backend="kubernetes",
+        target_kind="kubernetes",
         workload=place.workload,
         durable_controller_disk=place.volume is not None,
         target="cluster",

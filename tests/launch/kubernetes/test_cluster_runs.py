@@ -49,7 +49,7 @@ RECALLED = "event-log-restored"
 TORCH_FREE_TRAINER = PROGRAMS / "torch_free_trainer.py"
 
 TARGET = """
-backend: kubernetes
+kind: kubernetes
 namespace: {namespace}
 user: {user}
 workload: {workload}

@@ -144,7 +144,7 @@ Scene = Callable[[RunDir, FakeCluster, asyncio.Event], Awaitable[None]]
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
     here, there = RunDir(tmp_path / "here" / "run"), RunDir(tmp_path / "there" / "run")
-    accepted = RunSpec(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp", backend="kubernetes")
+    accepted = RunSpec(job=Job(command=("train",)), base="/", created_at=1.0, fabric="tcp", target_kind="kubernetes")
     for folder in (here, there):
         folder.path.mkdir(parents=True)
         folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))

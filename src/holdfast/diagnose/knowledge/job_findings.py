@@ -309,10 +309,10 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Use one that exists, or write a target of this name.",
     ),
     (
-        "unknown-backend",
-        "A target names a back end that holdfast does not know.",
-        "The target.",
-        "`local` or `kubernetes`.",
+        "unknown-target-kind",
+        "A target is of a kind that this version of holdfast does not know.",
+        "The target's file, or the run's folder.",
+        "Use a kind that the finding lists; for a run, use the version that started it.",
     ),
     ("unknown-fabric", "No fabric has this name.", "`holdfast fabric`.", "Use one that the finding lists."),
     # Shipped code

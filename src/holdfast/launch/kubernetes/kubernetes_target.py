@@ -167,7 +167,7 @@ def _context(
         code=code,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
-        backend=spec.backend,
+        target_kind=spec.kind,
         workload=workload_kind(job, spec),
         agent=spec.agent,
         durable_controller_disk=spec.volume is not None,
