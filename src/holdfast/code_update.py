@@ -79,7 +79,7 @@ def _refuse_without_steps(run: RunDir) -> None:
 def _update_requested(run: RunDir, code: Path | None, after_s: float | None) -> UpdateRequested:
     """The update request, with its archive in the run's folder."""
     before, former = RunSpec.read(run.job), read_status(run).code
-    if not open_target(before.target_kind).can_update_code:
+    if not open_target(before.target_kind, where=run.job).can_update_code:
         raise failure(
             "not-supported",
             f"runs on a target with `kind: {before.target_kind}` cannot be updated yet",

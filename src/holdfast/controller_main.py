@@ -258,7 +258,7 @@ async def serve(
     job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
     host, number = agents.getsockname()[:2]
     tls = _tls(folder, host)
-    hooks = open_target(accepted.target_kind).controller_hooks()
+    hooks = open_target(accepted.target_kind, where=folder.job).controller_hooks()
     keys = TokenIssuer(_token(folder))
     server_factory = partial(
         make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls

@@ -102,6 +102,18 @@ def test_run_with_a_corrupt_job_file_has_a_target_only_if_it_has_nodes_here(home
     assert target_of(run) is open_target("local")
 
 
+def test_run_of_a_kind_that_this_version_does_not_know_names_its_file_and_the_remedy(home: Path) -> None:
+    run = RunDir.create("newer")
+    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", target_kind="cloud")
+    run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
+    with pytest.raises(HoldfastError) as refused:
+        target_of(run)
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.where) == ("unknown-target-kind", str(run.job))
+    assert "`cloud`" in finding.what
+    assert finding.remedy == "Use the version of holdfast that started the run."
+
+
 def test_controllers_part_gives_each_node_its_resources(kind: str, tmp_path: Path) -> None:
     hooks = open_target(kind).controller_hooks()
     assert len(hooks.node_resources(load().job, {})) == 2

@@ -25,7 +25,7 @@ STARTUP_TIMEOUT_S = 10.0
 def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
     """Start a supervisor with the environment of the run's first start, and wait until it listens."""
     environ = RunSecrets.read(run.secrets).environ
-    module, *options = open_target(accepted.target_kind).supervisor(accepted)
+    module, *options = open_target(accepted.target_kind, where=run.job).supervisor(accepted)
     with run.controller_log.open("ab") as output:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", module, str(run.path), *options],

@@ -9,7 +9,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.errors import ExitCode, HoldfastError
+import holdfast
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import LOCAL
@@ -131,15 +132,24 @@ class Target(Protocol):
         ...
 
 
-def open_target(kind: str) -> Target:
-    """The target of a kind."""
+def open_target(kind: str, *, where: Path | None = None) -> Target:
+    """The target of a kind, which the file `where` names; raises HoldfastError if this version does not know it."""
+    if kind not in TARGET_MODULES:
+        raise failure(
+            "unknown-target-kind",
+            f"there is no kind of target `{kind}` in holdfast {holdfast.__version__}",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where=str(where or ""),
+            evidence=(f"known kinds: {', '.join(sorted(TARGET_MODULES))}",),
+            remedy="Use the version of holdfast that started the run.",
+        )
     return import_module(TARGET_MODULES[kind]).TARGET
 
 
 def target_of(run: RunDir) -> Target:
-    """The target of a run; raises HoldfastError if its job file is corrupt and it has no nodes on this machine."""
+    """The target of a run; raises HoldfastError if its job file names none and it has no nodes on this machine."""
     try:
-        return open_target(RunSpec.read(run.job).target_kind)
+        return open_target(RunSpec.read(run.job).target_kind, where=run.job)
     except HoldfastError:
         if not os.path.lexists(run.nodes):
             raise
