@@ -49,7 +49,7 @@ from holdfast.job.targets import find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
 from holdfast.launch.start_supervisor import start_supervisor
-from holdfast.launch.target import TARGET_MODULES, Rendered, Submission, open_target, refuse_errors, target_of
+from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
 from holdfast.metrics.metric_catalog import has_requested
 from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.report.run_row import read_run_row
@@ -382,7 +382,7 @@ def _loaded(job: Job | LoadedJob) -> LoadedJob:
 
 
 def _submission(job: Job | LoadedJob, target: str, base: Path) -> Submission:
-    spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, kinds=TARGET_MODULES)
+    spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
     return Submission(loaded=_loaded(job), target=target, spec=spec, base=base)
 
 

@@ -9,7 +9,8 @@ import pytest
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding
 from holdfast.job.isolation import Isolation
-from holdfast.job.targets import TargetSpec, find_target, known_targets
+from holdfast.job.target_files import known_targets
+from holdfast.job.targets import TargetSpec, find_target
 
 
 def write(folder: Path, name: str, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Severity
 from holdfast.job.loader import LoadedJob
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.target import TARGET_MODULES, open_target, target_of
+from holdfast.launch.target import TARGET_KINDS, open_target, prestart_module, target_of
 from holdfast.run_dir import RunDir
 
 JOB = ("image=registry.example/train:1", "nodes=2", "env={GREETING: hello}")
@@ -22,7 +23,7 @@ INVALID: Mapping[str, str] = {"local": "workdir=nowhere", "kubernetes": "checkpo
 """A field that makes the job impossible on a kind of target."""
 
 
-@pytest.fixture(params=sorted(TARGET_MODULES))
+@pytest.fixture(params=sorted(TARGET_KINDS))
 def kind(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A kind of target, with a target `here` and no cluster to be reached."""
     folder = tmp_path / ".holdfast" / "targets"
@@ -118,3 +119,23 @@ def test_controllers_part_gives_each_node_its_resources(kind: str, tmp_path: Pat
     hooks = open_target(kind).controller_hooks()
     assert len(hooks.node_resources(load().job, {})) == 2
     assert hooks.controller_host(RunDir(tmp_path / "run-abc"), "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    "form", ["kind: {kind}\n", "fabric: tcp\n'kind' : \"{kind}\"\n", '{{"namespace": "ml", "kind": "{kind}"}}']
+)
+def test_only_a_target_whose_kind_has_something_to_start_early_starts_it(kind: str, form: str, tmp_path: Path) -> None:
+    path = tmp_path / ".holdfast" / "targets" / "here.yaml"
+    path.write_text(form.format(kind=kind))
+    module = prestart_module("here", start=tmp_path, environ={})
+    assert module == TARGET_KINDS[kind].prestart
+    assert not module or callable(import_module(module).prestart)
+
+
+@pytest.mark.parametrize("text", ["", "kind:\n", "kind: cloud\n", "[", None])
+def test_target_that_cannot_be_used_starts_nothing_early(text: str | None, tmp_path: Path) -> None:
+    path = tmp_path / ".holdfast" / "targets" / "here.yaml"
+    path.parent.mkdir(parents=True)
+    if text is not None:
+        path.write_text(text)
+    assert prestart_module("here", start=tmp_path, environ={}) == ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from holdfast.cli.streams import prepare
 
@@ -13,10 +15,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line without ever showing a traceback; returns the exit code."""
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["run"] and any(flag == "--on" and target != "local" for flag, target in pairwise(words)):
-        from holdfast.launch.kubernetes.submit.submit_process import prestart
+    own = words[: words.index("--")] if "--" in words else words
+    targets = [target for flag, target in pairwise(own) if flag == "--on"]
+    if words[:1] == ["run"] and targets:
+        from holdfast.launch.target import prestart
 
-        prestart()  # first: it starts while the other slow imports run
+        file = next((word for word in own if word.endswith((".yaml", ".yml"))), "")
+        prestart(targets[-1], start=Path(file).parent, environ=os.environ)  # while the other slow imports run
     from holdfast.cli.app import run_command
 
     return run_command(words)

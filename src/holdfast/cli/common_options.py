@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DEFAULT_FILE = Path("job.yaml")
 LOCAL = "local"
-"""The default target, and the only one known not to be a cluster before its file is read."""
+"""The default target."""
 
 
 def _complete_run(incomplete: str) -> list[str]:
@@ -30,7 +30,7 @@ def _complete_target(incomplete: str) -> list[str]:
     """Shell completion for `--on`."""
     import os
 
-    from holdfast.job.targets import known_targets
+    from holdfast.job.target_files import known_targets
 
     return [name for name in known_targets(Path.cwd(), os.environ) if name.startswith(incomplete)]
 

@@ -63,15 +63,16 @@ def target(
 ) -> None:
     """List the targets to run on, or show one."""
     from holdfast.fabric.catalog import NAMES
-    from holdfast.job.targets import find_target, known_targets
-    from holdfast.launch.target import TARGET_MODULES
+    from holdfast.job.target_files import known_targets
+    from holdfast.job.targets import find_target
+    from holdfast.launch.target import TARGET_KINDS
 
     here = Path.cwd()
     if name is None:
         names = known_targets(here, os.environ)
         print_result(output, names, "\n".join(names))
         return
-    spec = find_target(name, start=here, environ=os.environ, fabrics=NAMES, kinds=TARGET_MODULES)
+    spec = find_target(name, start=here, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
     found = spec.model_dump(mode="json")
     text = "\n".join(f"{field}: {value}" for field, value in found.items() if value is not None)
     print_result(output, {"name": name, **found}, text)

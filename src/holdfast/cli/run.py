@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Sequence
 from types import FrameType
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 
 from holdfast.cli.common_options import (
+    DEFAULT_FILE,
     LOCAL,
     FileArgument,
     GpusOption,
@@ -54,10 +56,9 @@ def run(
     The job is a file, a Python script with its arguments, or a command after `--`. The exit code is the job's. Ctrl-C
     stops the run, a second Ctrl-C kills it. Closing the terminal leaves it running.
     """
-    if on != LOCAL:
-        from holdfast.launch.kubernetes.submit.submit_process import prestart
+    from holdfast.launch.target import prestart
 
-        prestart()  # first: it starts while the other slow imports run
+    prestart(on, start=(file or DEFAULT_FILE).parent, environ=os.environ)  # while the other slow imports run
     from holdfast import api
 
     loaded, base = job_from_args(

@@ -14,7 +14,8 @@ from holdfast.findings import Owner
 from holdfast.host.files import read_object, read_small
 from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job, Model
-from holdfast.job.targets import LOCAL, Workload
+from holdfast.job.target_files import LOCAL
+from holdfast.job.targets import Workload
 
 
 def corrupt_file_error(path: Path, error: Exception) -> HoldfastError:

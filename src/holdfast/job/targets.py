@@ -1,12 +1,11 @@
-"""The model of a target file (where to run), and the lookup of target files.
+"""The model of a target file (where to run), and its validation.
 
 fabric/catalog.py resolves the fabric `auto`; launch/target.py has the kinds of target.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -19,13 +18,9 @@ from holdfast.findings import Finding
 from holdfast.job.isolation import Isolation
 from holdfast.job.loader import located_in, read_text, validate_model
 from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Model, NonEmpty, Number
+from holdfast.job.target_files import LOCAL, known_targets, target_file
 from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, parse, printable
-
-LOCAL = "local"
-"""The built-in target, and the default kind of every other."""
-
-_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
 ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN)]
 QualifiedName = Annotated[str, Field(pattern=QUALIFIED_NAME_PATTERN)]
@@ -182,9 +177,7 @@ def find_target(
 
     Raises HoldfastError if there is none, or if its file is invalid; `fabrics` and `kinds` are the names that exist.
     """
-    if not _NAME.fullmatch(name):
-        raise _not_found(name, start, environ)
-    path = _file(name, start, environ)
+    path = target_file(name, start, environ)
     if path is not None:
         return read_target(path, fabrics=fabrics, kinds=kinds)
     if name == LOCAL:
@@ -210,39 +203,12 @@ def read_target(path: Path, *, fabrics: Collection[str] = (), kinds: Collection[
 
 def located_in_target(finding: Finding, name: str, *, start: Path, environ: Mapping[str, str]) -> Finding:
     """The finding, with the line of the target's field it is about, or else the target's file."""
-    path = _file(name, start, environ)
+    path = target_file(name, start, environ)
     if path is None:
         return finding
     source = parse(read_text(path), printable(str(path)))
     placed = located_in(finding, source)
     return msgspec.structs.replace(finding, where=source.name) if placed is finding else placed
-
-
-def known_targets(start: Path, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of all targets available from `start`, sorted."""
-    return tuple(sorted({LOCAL, *_names(start, environ)}))
-
-
-def target_folders(start: Path, environ: Mapping[str, str]) -> Iterator[Path]:
-    """Folders to search for targets, nearest first."""
-    projects = [folder for here in (start.absolute(), Path.cwd()) for folder in (here, *here.parents)]
-    for folder in dict.fromkeys(projects):
-        yield folder / ".holdfast" / "targets"
-    home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".config"
-    yield Path(home) / "holdfast" / "targets"
-
-
-def _file(name: str, start: Path, environ: Mapping[str, str]) -> Path | None:
-    """The nearest target file of this name."""
-    files = (folder / f"{name}.yaml" for folder in target_folders(start, environ))
-    return next((path for path in files if path.is_file()), None)
-
-
-def _names(start: Path, environ: Mapping[str, str]) -> Iterator[str]:
-    for folder in target_folders(start, environ):
-        for path in folder.glob("*.yaml"):
-            if _NAME.fullmatch(path.stem):
-                yield path.stem
 
 
 def _not_found(name: str, start: Path, environ: Mapping[str, str]) -> HoldfastError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -12,25 +14,42 @@ from typing import TYPE_CHECKING, Any, Protocol
 import holdfast
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
-from holdfast.job.run_spec import RunSpec
-from holdfast.job.targets import LOCAL
+from holdfast.host.files import read_small
+from holdfast.job.target_files import LOCAL, target_file
 
 if TYPE_CHECKING:
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
     from holdfast.job.backend import Backend
     from holdfast.job.loader import LoadedJob
+    from holdfast.job.run_spec import RunSpec
     from holdfast.job.spec import Job
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.local.run_network import RunNetwork
     from holdfast.launch.rank_env import NodeResources
     from holdfast.run_dir import RunDir
 
-TARGET_MODULES: Mapping[str, str] = {
-    LOCAL: "holdfast.launch.local.local_target",
-    "kubernetes": "holdfast.launch.kubernetes.kubernetes_target",
+
+@dataclass(frozen=True, kw_only=True)
+class TargetKind:
+    """One kind of target, by the modules that are imported on use."""
+
+    module: str
+    """The module with its target as TARGET."""
+    prestart: str = ""
+    """The module whose `prestart` starts, before the command is loaded, what a run's start waits for; if any."""
+
+
+TARGET_KINDS: Mapping[str, TargetKind] = {
+    LOCAL: TargetKind(module="holdfast.launch.local.local_target"),
+    "kubernetes": TargetKind(
+        module="holdfast.launch.kubernetes.kubernetes_target",
+        prestart="holdfast.launch.kubernetes.submit.submit_process",
+    ),
 }
-"""The module of each kind, with its target as TARGET; imported on use."""
+
+_KIND = re.compile(rb"""(?:^|[{,])\s*["']?kind["']?\s*:\s*["']?([\w-]+)""", re.MULTILINE)
+"""The kind in a target's file, which is YAML or JSON. A wrong guess costs time, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,23 +153,41 @@ class Target(Protocol):
 
 def open_target(kind: str, *, where: Path | None = None) -> Target:
     """The target of a kind, which the file `where` names; raises HoldfastError if this version does not know it."""
-    if kind not in TARGET_MODULES:
+    if kind not in TARGET_KINDS:
         raise failure(
             "unknown-target-kind",
             f"there is no kind of target `{kind}` in holdfast {holdfast.__version__}",
             exit_code=ExitCode.CANNOT_RUN_HERE,
             where=str(where or ""),
-            evidence=(f"known kinds: {', '.join(sorted(TARGET_MODULES))}",),
+            evidence=(f"known kinds: {', '.join(sorted(TARGET_KINDS))}",),
             remedy="Use the version of holdfast that started the run.",
         )
-    return import_module(TARGET_MODULES[kind]).TARGET
+    return import_module(TARGET_KINDS[kind].module).TARGET
 
 
 def target_of(run: RunDir) -> Target:
     """The target of a run; raises HoldfastError if its job file names none and it has no nodes on this machine."""
+    from holdfast.job.run_spec import RunSpec  # not needed for `prestart`, which comes first
+
     try:
         return open_target(RunSpec.read(run.job).target_kind, where=run.job)
     except HoldfastError:
         if not os.path.lexists(run.nodes):
             raise
         return open_target(LOCAL)
+
+
+def prestart(name: str, *, start: Path, environ: Mapping[str, str]) -> None:
+    """Start early what the start of a run on this target waits for, before its file has been validated."""
+    if module := prestart_module(name, start=start, environ=environ):
+        import_module(module).prestart()
+
+
+def prestart_module(name: str, *, start: Path, environ: Mapping[str, str]) -> str:
+    """The module that has something to start early for a target; empty if there is none."""
+    found = None
+    with contextlib.suppress(OSError):
+        path = target_file(name, start, environ)
+        found = _KIND.search(read_small(path)) if path else None
+    row = TARGET_KINDS.get(found[1].decode() if found else LOCAL)
+    return row.prestart if row else ""
