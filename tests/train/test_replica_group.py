@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -166,3 +167,19 @@ def test_one_that_dies_while_the_others_connect_is_not_waited_for_where_no_agent
     assert both(fail) == [False, False]
     assert both(join) == [True, True]
     assert both(lambda each: each.state == 1 or each.step()) == [True, True]
+
+
+def test_one_whose_state_cannot_be_exported_fails_with_its_own_error(both) -> None:
+    def join(each: Replica) -> bool | str:
+        lags = each.state == 1
+        each.events.wait_limit = 0.5 if lags else 20.0  # one that tried again would do so forever
+        if not lags:
+            del each.state
+        try:
+            return each.group.join_quorum(2 if lags else 3)
+        except AttributeError as error:
+            return "".join(traceback.format_exception(error))
+
+    donor, receiver = both(join)
+    assert "in _give" in str(donor)
+    assert receiver is False

@@ -80,11 +80,13 @@ class ReplicaGroup:
         port = ranks.broadcast(self._store.port if self._store else 0)
         self._group = AbortableNccl(timeout=TIMEOUT) if nccl else AbortableGloo(timeout=TIMEOUT)
         self._transport = StateTransport(here)
+        self._export_state = export_state
+        self._export_error: Exception | None = None
         try:
             self._manager: Any = _ReplicaManager(
                 pg=self._group,
                 load_state_dict=self._receive_state,
-                state_dict=export_state,
+                state_dict=self._exported_state,
                 min_replica_size=config.min_replicas,
                 use_async_quorum=False,  # it would read a donor's state during its next step, which crashes FSDP2
                 timeout=TIMEOUT,
@@ -208,6 +210,21 @@ class ReplicaGroup:
     def _receive_state(self, state: State) -> None:
         self._received = state
 
+    def _exported_state(self) -> State:
+        try:
+            return self._export_state()
+        except Exception as error:
+            self._export_error = error
+            raise
+
+    def raise_export_error(self) -> None:
+        """Raise the error with which this rank's own state export has failed.
+
+        It is the program's and would come again. TorchFT mistakes it for a lost peer: the replicas would try forever.
+        """
+        if self._export_error is not None:
+            raise self._export_error
+
     def should_commit(self) -> bool:
         """Whether the current step may be committed: the same on all ranks of this replica; each calls it once."""
         self._committed = self._manager.should_commit()
@@ -321,6 +338,7 @@ class _ReplicaManager(Manager):
             quorum.add_done_callback(self.replica_group.wake)
         self.replica_group.wait_for_replicas(quorum.done, self.replica_group.abort_if_lost)
         super().wait_quorum()
+        self.replica_group.raise_export_error()
 
     def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         self, tensor: torch.Tensor, *_: Any, **__: Any
