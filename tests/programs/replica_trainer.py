@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import without_dynamo  # noqa: F401 - before an optimizer imports the real one
 
 from holdfast.train import Session
 from holdfast.train.checkpoint import manifest_file

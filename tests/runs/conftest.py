@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.runs.forked_starts import ForkedStarts
 
 from holdfast import api
 from holdfast.errors import HoldfastError
@@ -33,6 +34,18 @@ FAST_FILES = ("test_launch.py",)
 
 PREWARMED = "recovery.prewarm=true"
 """The default of jobs, but not of test runs: a zygote imports torch once more, for 3 s of CPU time per rank."""
+
+STARTED_BY_EXEC = (
+    *("test_hangs.py", "test_standstill.py"),  # py-spy would show the parents' frames below a rank's own
+    *(
+        "test_connection_flood.py",
+        "test_memory_limit.py",
+        "test_resource_faults.py",
+    ),  # limits of memory and descriptors
+    *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py", "test_unmodified_programs.py"),
+    *("test_network_faults.py", "test_prewarm.py", "test_secret_exposure.py"),
+)
+"""Files whose runs start every process as users do; in all others they are forks, which saves the imports."""
 
 E = TypeVar("E", bound=AnyEvent)
 
@@ -208,6 +221,24 @@ def _argv(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+@pytest.fixture(scope="session")
+def forked_starts() -> Iterator[ForkedStarts]:
+    """The process from which runs are forked, one per worker."""
+    starts = ForkedStarts()
+    yield starts
+    starts.close()
+
+
+@pytest.fixture(autouse=True)
+def fork_runs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork what the runs of a test start, unless its file needs real starts."""
+    if request.path.name in STARTED_BY_EXEC:
+        yield
+        return
+    with request.getfixturevalue("forked_starts").used():
+        yield
 
 
 @pytest.fixture

@@ -1,0 +1,311 @@
+"""Starts Python programs as forks of one process that has imported torch: `python_forks.py SOCKET SLACK`.
+
+A program that such a fork starts is a fork of it in turn, so that parents, process groups, signals and exit codes are
+those of real starts: only `execve` is replaced. A fork has its own `__main__`, environment and arguments (also where
+the kernel shows them), default signal handlers, no open files of its parent, and fresh modules of holdfast. What cannot
+be done so (another executable, other PYTHON* variables, an option of Python) is started as usual.
+
+tests/runs/forked_starts.py sends one JSON object per start, with the descriptors that the program gets, and receives
+its pid.
+"""
+
+from __future__ import annotations
+
+import array
+import atexit
+import builtins
+import contextlib
+import ctypes
+import faulthandler
+import fcntl
+import gc
+import importlib
+import importlib.machinery
+import json
+import logging
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, NoReturn, cast
+
+IMPORTED = (
+    "numpy",
+    "torch",
+    "torch.distributed.fsdp",
+    "torch._dynamo",
+    "torchdata.stateful_dataloader",
+    "holdfast.agent.__main__",
+    "holdfast.controller_main",
+    "holdfast.launch.local.local_supervisor",
+    "holdfast.lighthouse.__main__",
+    "holdfast.train.session.session",
+)
+FRESH = ("__main__", "__mp_main__", "holdfast", "lab", "tests")
+"""Packages that each program imports anew: their modules have state."""
+SAME_VARIABLES = ("PYTHON", "LD_")
+"""Prefixes of variables that only a new process can obey."""
+OBEYED = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
+SLACK_BYTES = 48 * 1024
+"""Room for longer arguments and environments than the first process has, where the kernel shows them."""
+FIRST_FREE = 400
+"""Descriptors from here on are free to move others through."""
+
+_exec_program: Callable[..., int] = cast("Any", subprocess)._fork_exec
+_path = sys.path[1:]
+_variables = {name: value for name, value in os.environ.items() if name.startswith(SAME_VARIABLES)}
+_kept: list[object] = []
+"""Whatever must not be freed: its destructor might close a descriptor that the fork has opened anew."""
+
+
+def can_fork(argv: list[str], executables: Iterable[bytes], folder: str, environ: dict[str, str]) -> bool:
+    """Whether a program is Python as it runs here, with a script or a module."""
+    is_script = len(argv) > 1 and not argv[1].startswith("-") and os.path.isfile(os.path.join(folder, argv[1]))
+    theirs = {name: value for name, value in environ.items() if name.startswith(SAME_VARIABLES)}
+    return (
+        os.fsencode(sys.executable) in executables
+        and (is_script or argv[1:2] == ["-m"])
+        and all(theirs.get(name) == _variables.get(name) for name in theirs | _variables if name not in OBEYED)
+    )
+
+
+def fork_exec(*given: Any) -> int:
+    """In place of `_posixsubprocess.fork_exec`."""
+    args, executables, close_fds, pass_fds, cwd, env_list = given[:6]
+    streams, error_write, new_session = given[6:12], given[13], given[15]
+    preexec: Callable[[], object] | None = given[21]
+    argv = [os.fsdecode(word) for word in args]
+    environ = _environ_of(env_list)
+    folder = os.fsdecode(cwd) if cwd else os.getcwd()
+    if not (close_fds and can_fork(argv, executables, folder, environ)):
+        return _exec_program(*given)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if (pid := os.fork()) == 0:
+        _become_child(argv, environ, cwd, pass_fds, streams, error_write, new_session, preexec)
+    return pid
+
+
+def _become_child(
+    argv: list[str],
+    environ: dict[str, str],
+    cwd: bytes | None,
+    pass_fds: tuple[int, ...],
+    streams: tuple[int, ...],
+    error_write: int,
+    new_session: bool,
+    preexec: Callable[[], object] | None,
+) -> NoReturn:
+    try:
+        stdin, stdout, stderr = streams[0], streams[3], streams[5]
+        wanted = {number: fd for number, fd in enumerate((stdin, stdout, stderr)) if fd != -1}
+        wanted |= {fd: fd for fd in pass_fds if fd != error_write}
+        error_write = _arrange(wanted, error_write)
+        if cwd:
+            os.chdir(cwd)
+        if new_session:
+            os.setsid()
+        if preexec is not None:
+            preexec()
+    except OSError as error:
+        os.write(error_write, f"OSError:{error.errno or 0:x}:".encode())
+        os._exit(255)
+    except BaseException:
+        os.write(error_write, b"SubprocessError:0:Exception occurred in preexec_fn.")
+        os._exit(255)
+    os.close(error_write)
+    become(argv, environ)
+
+
+def _environ_of(env_list: list[bytes] | None) -> dict[str, str]:
+    if env_list is None:
+        return dict(os.environ)
+    pairs = (os.fsdecode(each).partition("=") for each in env_list)
+    return {name: value for name, _, value in pairs}
+
+
+def _arrange(wanted: dict[int, int], keep: int = -1) -> int:
+    """Give descriptors their numbers and close all others; returns the new number of `keep`."""
+    keep = fcntl.fcntl(keep, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) if keep != -1 else -1
+    moved = {number: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FIRST_FREE) for number, fd in wanted.items()}
+    for number, fd in moved.items():
+        os.dup2(fd, number)
+    stay = {0, 1, 2, keep, *moved}
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        if fd not in stay:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+    return keep
+
+
+def become(argv: list[str], environ: dict[str, str]) -> NoReturn:
+    """Run a program as if by execve; never returns."""
+    gc.freeze()
+    _reset_signals()
+    _reset_modules()
+    _show(argv, environ)
+    code = 1
+    try:
+        code = _run(argv, environ)
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+        cast("Any", atexit)._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(code)
+
+
+def _run(argv: list[str], environ: dict[str, str]) -> int:
+    """Run the program's `__main__`; returns its exit code."""
+    if environ.get("PYTHONUNBUFFERED"):
+        cast("Any", sys.stdout).reconfigure(write_through=True)
+    if environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    cast("Any", main).__builtins__ = builtins
+    sys.orig_argv = argv
+    try:
+        if argv[1] == "-m":
+            sys.argv, sys.path[:] = argv[2:], [os.getcwd(), *_path]
+            cast("Any", runpy)._run_module_as_main(argv[2])
+        else:
+            path = argv[1]
+            sys.argv, sys.path[:] = argv[1:], [os.path.dirname(os.path.realpath(path)), *_path]
+            main.__file__ = path
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+            with open(path, "rb") as file:
+                code = compile(file.read(), path, "exec")
+            exec(code, vars(main))
+    except SystemExit as left:
+        return _exit_code(left)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        traceback.print_exc()
+        os.kill(os.getpid(), signal.SIGINT)
+        return 130
+    except BaseException as error:
+        trace = error.__traceback__.tb_next if error.__traceback__ else None
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.excepthook(type(error), error, trace)
+        return 1
+    return 0
+
+
+def _exit_code(left: SystemExit) -> int:
+    if left.code is None or isinstance(left.code, int):
+        return (left.code or 0) & 0xFF
+    sys.stderr.write(f"{left.code}\n")
+    return 1
+
+
+def _reset_signals() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        with contextlib.suppress(OSError, ValueError):
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+
+
+def _reset_modules() -> None:
+    """Forget the parent's modules of holdfast, its exit handlers, event loop and logs."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in FRESH:
+            _kept.append(sys.modules.pop(name))
+    cast("Any", atexit)._clear()
+    finalize = cast("Any", weakref.finalize)
+    _kept.append(dict(finalize._registry))
+    finalize._registry.clear()
+    finalize._registered_with_atexit = False
+    atexit.register(logging.shutdown)
+    if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
+        atexit.register(cast("Any", multiprocessing)._exit_function)
+    if (asyncio := sys.modules.get("asyncio")) is not None:
+        cast("Any", asyncio)._set_running_loop(None)
+        cast("Any", asyncio).set_event_loop_policy(None)
+    root = logging.getLogger()
+    _kept.append([*root.handlers])
+    root.handlers.clear()
+    root.setLevel(logging.WARNING)
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in FRESH:
+            logger.handlers.clear()
+            logger.setLevel(logging.NOTSET)
+    if (torch := sys.modules.get("torch")) is not None:
+        cast("Any", torch).default_generator.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        cast("Any", numpy).random.seed()
+
+
+def _show(argv: list[str], environ: dict[str, str]) -> None:
+    """Take this environment, and show it and the arguments where the kernel does."""
+    os.environ.clear()
+    os.environ.update(environ)
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    _write(int(fields[45]), int(fields[46]), argv)
+    _write(int(fields[47]), int(fields[48]), [f"{name}={value}" for name, value in environ.items()])
+
+
+def _write(begin: int, end: int, words: list[str]) -> None:
+    lines = [os.fsencode(word) + b"\0" for word in words]
+    while sum(map(len, lines)) >= end - begin:
+        lines.pop()
+    ctypes.memset(begin, 0, end - begin)
+    ctypes.memmove(begin, b"".join(lines), sum(map(len, lines)))
+
+
+def serve(link: socket.socket) -> None:
+    """Start a program for each request, as a child of the nearest process that adopts orphans."""
+    while True:
+        data, ancillary, _, _ = link.recvmsg(1 << 20, socket.CMSG_SPACE(64 * 4))
+        if not data:
+            os._exit(0)
+        request: dict[str, Any] = json.loads(data)
+        descriptors = array.array("i")
+        for _, _, packed in ancillary:
+            descriptors.frombytes(packed)
+        answers, answer = os.pipe()
+        if (between := os.fork()) == 0:
+            if pid := os.fork():
+                os.write(answer, b"%d" % pid)
+                os._exit(0)
+            os.chdir(request["cwd"])
+            os.setsid()
+            _arrange(dict(zip(request["numbers"], descriptors, strict=True)))
+            become(request["argv"], request["environ"])
+        os.close(answer)
+        os.waitpid(between, 0)
+        with open(answers, "rb") as file:
+            pid = file.read()
+        for each in descriptors:
+            os.close(each)
+        link.sendall(pid)
+
+
+def main() -> None:
+    link = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        importlib.import_module(name)
+    cast("Any", subprocess)._fork_exec = fork_exec
+    _reset_modules()
+    sys.modules["__main__"] = _kept_main
+    gc.collect()
+    gc.freeze()
+    serve(link)
+
+
+_kept_main = sys.modules["__main__"]
+
+if __name__ == "__main__":
+    main()
