@@ -3,8 +3,8 @@
 .venv/bin/python -m bench.result_file [NEW.json ...]
 
 A bench writes such a file with `--json FILE`. The command adds new files to those of bench/results, where each result
-supersedes the earlier ones of the same claim and peer, and renews the page. The page shows the headlines; the files
-hold every figure.
+supersedes the earlier ones of the same claim and peer, and renews that page and docs/gpu.md. The page shows the
+headlines; the files hold every figure.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from statistics import median
 
 import msgspec
 
+from bench.gpu import promises
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, Estimate, Round, compare, machine, table, versions
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,10 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     conditions: str = ""
     details: dict[str, str] = {}
     """Further figures of the same measurement, by name."""
+    failed: str = ""
+    """The traceback or the reason, if it could not be measured because of an error."""
+    skipped: str = ""
+    """Why it was not looked at."""
     note: str = ""
     superseded: bool = False
     """Measured before a change, or on a busier machine, and kept for comparison."""
@@ -94,6 +99,8 @@ class ResultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     title: str
     machine: str
     versions: str
+    gpu: str = ""
+    """The GPU that it ran on, as its driver names it; docs/gpu.md shows such files, docs/benchmarks.md the others."""
     results: list[Result]
 
 
@@ -106,7 +113,7 @@ def from_rounds(
     return Result(
         claim=claim,
         command=_command(),
-        date=_today(),
+        date=today(),
         figure=Figure(value=median(each[ours] for each in rounds), unit=unit, decimals=2),
         ratio=_interval(compared.ratio),
         floor=_interval(compared.floor),
@@ -122,7 +129,7 @@ def absolute(claim: str, value: float, unit: str, *, goal: float, decimals: int 
     return Result(
         claim=claim,
         command=_command(),
-        date=_today(),
+        date=today(),
         figure=Figure(value=value, unit=unit, decimals=decimals),
         peer=Peer(name=peer) if peer else None,
         goal=f"≤ {goal:g} {unit}",
@@ -135,7 +142,8 @@ def _command() -> str:
     return shlex.join(("python", "-m", f"bench.{Path(sys.argv[0]).stem}", *words))
 
 
-def _today() -> str:
+def today() -> str:
+    """The day of a measurement."""
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
@@ -148,10 +156,11 @@ def save(path: Path | None, title: str, results: Iterable[Result]) -> None:
     if path is not None:
         found = list(results)
         bench = Path(sys.argv[0]).stem
-        _write(path, ResultFile(bench=bench, title=title, machine=machine(), versions=versions(), results=found))
+        write(path, ResultFile(bench=bench, title=title, machine=machine(), versions=versions(), results=found))
 
 
-def _write(path: Path, file: ResultFile) -> None:
+def write(path: Path, file: ResultFile) -> None:
+    """Write a result file."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n")
 
 
@@ -185,7 +194,7 @@ def _key(result: Result) -> tuple[str, str]:
 
 def page_with_table(page: str, files: Iterable[ResultFile]) -> str:
     """The page with its generated table renewed."""
-    rows = [_row(file, result) for file in files for result in file.results if result.headline]
+    rows = [_row(file, result) for file in files if not file.gpu for result in file.results if result.headline]
     shown = table(("claim", "measured", "goal", "peer", "bench"), rows)
     return GENERATED.sub(lambda _: shown, page)
 
@@ -203,11 +212,13 @@ def main() -> None:
     parser.add_argument("new", nargs="*", type=Path, metavar="NEW.json")
     for path in parser.parse_args().new:
         new = _read(path)
-        if any("--quick" in result.command for result in new.results):
+        if any(option in result.command for result in new.results for option in ("--quick", "--tiny")):
             parser.error(f"{path} is of a quick run, which only shows that the bench works")
         known = RESULTS / f"{new.bench}.json"
-        _write(known, merged(_read(known), new) if known.exists() else new)
-    PAGE.write_text(page_with_table(PAGE.read_text(), read_all()))
+        write(known, merged(_read(known), new) if known.exists() else new)
+    files = read_all()
+    PAGE.write_text(page_with_table(PAGE.read_text(), files))
+    promises.PAGE.write_text(promises.page(files))
 
 
 if __name__ == "__main__":
