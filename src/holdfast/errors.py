@@ -47,7 +47,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.STORAGE_FAILED: "The run ended because a disk failed it: full, read-only or damaged where it matters.",
     ExitCode.CHECKPOINTED_AND_EXITED: "On a stop request a rank took a checkpoint and exited before its last step.",
     ExitCode.NOT_PERMITTED: "Not permitted: missing or wrong token, or a folder of another user.",
-    ExitCode.NODES_LOST: "The run ended because nodes kept being lost, or one never joined, as often as is allowed.",
+    ExitCode.NODES_LOST: "The run ended because nodes kept failing or being lost, or one never joined, too often.",
     ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
     ExitCode.SUPERSEDED: "Of a controller or its supervisor: another controller has the run, so it changes nothing.",
     ExitCode.NOT_EXECUTABLE: "The run ended because the job's program exists but could not be executed.",

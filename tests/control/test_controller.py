@@ -87,6 +87,8 @@ class Nowhere:
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
         self.made.append(node_id)
 
+    async def avoid_machine(self, node_id: NodeId, machine: str) -> None: ...
+
     async def cordon(self, node_id: NodeId) -> None: ...
 
     async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:

@@ -58,6 +58,18 @@ class ReplaceNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AvoidMachine:
+    """Have the back end create no further node of the run on a machine whose devices have failed."""
+
+    node_id: NodeId
+    """The node that failed there."""
+    machine: str
+    """The back end's name of the machine; empty where nodes have none."""
+    again: bool = False
+    """Whether an earlier controller has issued it, and reported what came of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Cordon:
     """Have the back end schedule nothing new on the machine of a node."""
 
@@ -96,6 +108,7 @@ Command = (
     | PrepareNode
     | SubmitNodes
     | ReplaceNode
+    | AvoidMachine
     | Cordon
     | Uncordon
     | InjectFault

@@ -33,6 +33,7 @@ from holdfast.control.agent_connections import (
     to_controller_time,
 )
 from holdfast.control.commands import (
+    AvoidMachine,
     Command,
     Cordon,
     FinishRun,
@@ -429,6 +430,9 @@ class Controller:
                 requested = partial(self._is_still_requested, (node_id,))
                 replace = partial(self._backend.replace_node, node_id, reason)
                 self._retry(f"node{node_id.node} cannot be replaced yet", replace, requested)
+            case AvoidMachine(node_id=node_id):
+                subject = f"the machine of node{node_id.node} cannot be avoided yet"
+                self._retry(subject, partial(self._avoid_machine, command))
             case Cordon(node_id=node_id):
                 subject = f"the machine of node{node_id.node} cannot be put out of use yet"
                 self._retry(subject, partial(self._backend.cordon, node_id))
@@ -441,6 +445,11 @@ class Controller:
                 self._spawn(self._finish())
             case RecordEvent():
                 pass  # it is in the log by now
+
+    async def _avoid_machine(self, command: AvoidMachine) -> None:
+        finding = await self._backend.avoid_machine(command.node_id, command.machine)
+        if finding is not None and not command.again:
+            self.report(finding)
 
     def _retry(
         self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
@@ -632,7 +641,9 @@ def _to_event(seen: NodeObservation, at: float) -> events.AnyEvent:
     node, generation = seen.node_id.node, seen.node_id.generation
     match seen.state:
         case BackendNodeState.CREATED:
-            return events.NodeCreated(at=at, node=node, generation=generation, backend_id=seen.backend_id)
+            return events.NodeCreated(
+                at=at, node=node, generation=generation, backend_id=seen.backend_id, machine=seen.machine
+            )
         case BackendNodeState.UNAVAILABLE:
             return events.NodeUnavailable(at=at, node=node, generation=generation, reason=seen.reason)
         case BackendNodeState.EVICTED:

@@ -13,8 +13,18 @@ from holdfast.control import elastic, rollout
 from holdfast.control.commands import FinishRun, StartAttempt
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NO_NODES, NO_RANKS
-from holdfast.control.node_slots import empty_slot, promote_standbys, refill_slot
-from holdfast.control.policy import STOP_GRACE_S, Action, Failure, FailureKind, Verdict, decide, ignored, rolled_back
+from holdfast.control.node_slots import avoid_machine, empty_slot, promote_standbys, refill_slot
+from holdfast.control.policy import (
+    STOP_GRACE_S,
+    Action,
+    Failure,
+    FailureKind,
+    Spare,
+    Verdict,
+    decide,
+    ignored,
+    rolled_back,
+)
 from holdfast.control.requests import send_pending_faults
 from holdfast.control.root_cause import first_failure
 from holdfast.control.state import Ending, ReplicaPhase, ReplicaState, Timer
@@ -160,6 +170,8 @@ def judge_attempt(ctx: Context, index: int) -> None:
         ctx.raise_(FollowUp.ADVANCE, index=index)
         return
     failure = first_failure(replica, ctx.at)
+    if failure.node is not None:
+        failure = replace(failure, machine=ctx.state.nodes[failure.node].machine_id)
     if any(loss.evicted for loss in replica.node_failures):
         failure = replace(failure, evicted=True)  # whatever else failed, the eviction ended the attempt
     if ctx.state.training_complete:
@@ -180,7 +192,7 @@ def _all_succeeded(job: Job, replica: ReplicaState) -> bool:
 def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     """Do what the policy decides: restart, perhaps later or on another node, or end the run."""
     index = replica.replica
-    verdict = decide(failure, replica.failures, ctx.job.recovery)
+    verdict = decide(failure, replica.failures, ctx.job.recovery, _spare(ctx, replica))
     left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index
     if verdict.action is Action.REPLACE_NODE and left_slot:
         verdict = replace(verdict, action=Action.PROMOTE)
@@ -193,10 +205,30 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     if verdict.wait_s:
         ctx.set_timer(Timer.BACK_OFF, index, ctx.at + verdict.wait_s)
     if verdict.replace_node and failure.node is not None and not left_slot:
-        empty_slot(ctx, failure.node, verdict.finding.what, maybe_alive=False)
-        promote_standbys(ctx)
-        refill_slot(ctx, failure.node)
+        _replace_node(ctx, index, failure.node, verdict)
     ctx.raise_(FollowUp.ADVANCE, index=index)
+
+
+def _replace_node(ctx: Context, index: int, node: int, verdict: Verdict) -> None:
+    """Give a replica another node in place of one that is there."""
+    if ctx.state.nodes[node].is_missing:
+        return  # it was lost meanwhile, and requested again
+    if verdict.avoid_machine:
+        avoid_machine(ctx, node)
+        ctx.set_timer(Timer.MIN_NODES, index, ctx.at + ctx.job.nodes.min_nodes_wait_s)
+    empty_slot(ctx, node, verdict.finding.what, maybe_alive=False)
+    promote_standbys(ctx)
+    refill_slot(ctx, node)
+
+
+def _spare(ctx: Context, replica: ReplicaState) -> Spare:
+    """What would take the place of a node of this replica."""
+    if ctx.state.ready_standbys & ctx.state.ready_nodes:
+        return Spare.STANDBY
+    if ctx.state.has_replicas:
+        return Spare.OTHER_REPLICAS
+    there = sum(node.is_ready for node in ctx.state.nodes_of(replica.replica))
+    return Spare.FEWER_NODES if there > elastic.min_nodes(ctx.job, ctx.state) else Spare.NONE
 
 
 def _roll_back(ctx: Context, replica: ReplicaState, failure: Failure) -> None:

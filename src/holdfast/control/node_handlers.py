@@ -12,7 +12,14 @@ from holdfast.control.elastic import request_exit
 from holdfast.control.hangs import send_report_request
 from holdfast.control.lifecycle import start_command
 from holdfast.control.node_set import NodeSet
-from holdfast.control.node_slots import arm_join_timeout, empty_slot, nodes_changed, promote_standbys, record_requested
+from holdfast.control.node_slots import (
+    arm_join_timeout,
+    avoid_again,
+    empty_slot,
+    nodes_changed,
+    promote_standbys,
+    record_requested,
+)
 from holdfast.control.notices import missed_announcements
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, never_joined_finding
 from holdfast.control.requests import cordon_again, send_pending_faults
@@ -44,6 +51,7 @@ def _request_missing_again(ctx: Context, missing: tuple[NodeState, ...]) -> None
     if ctx.state.ending:
         return
     cordon_again(ctx)
+    avoid_again(ctx)
     needed = [node.node for node in missing if not _is_unneeded(ctx, node.replica)]
     for index in needed:
         node = ctx.change_node(index, phase=NodePhase.REQUESTED, since=ctx.at)
@@ -67,7 +75,7 @@ def wait_again(ctx: Context, index: int) -> None:
 
 def node_created(ctx: Context, event: events.NodeCreated) -> None:
     """The node's predecessor is gone; its agent's time to join starts."""
-    node = ctx.state.nodes[event.node]
+    node = ctx.change_node(event.node, machine=event.machine)
     if not node.is_missing or _is_unneeded(ctx, node.replica):
         return
     _arm_min_nodes_timeout(ctx, node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.control.commands import ReplaceNode
+from holdfast.control.commands import AvoidMachine, ReplaceNode
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.events import NodeRequested, StandbyPromoted
@@ -24,11 +24,24 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
         maybe_alive=maybe_alive or ctx.state.nodes[index].maybe_alive,
         has_processes=False,
         evicted=False,
+        machine="",
         incarnation="",
         generation=ctx.state.nodes[index].generation + 1,
     )
     arm_join_timeout(ctx, node)
     ctx.set_timer(Timer.RECONNECT, index, None)
+
+
+def avoid_machine(ctx: Context, index: int) -> None:
+    """Create no further node on the machine of a node whose devices have failed."""
+    node = ctx.state.nodes[index]
+    ctx.change(avoided=(*ctx.state.avoided, (node.node_id, node.machine)))
+    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine))
+
+
+def avoid_again(ctx: Context) -> None:
+    """Avoid the machines of failed nodes, for a back end that may not know them."""
+    ctx.emit(*(AvoidMachine(node_id=node_id, machine=name, again=True) for node_id, name in ctx.state.avoided))
 
 
 def arm_join_timeout(ctx: Context, node: NodeState) -> None:

@@ -11,11 +11,14 @@ import math
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
+from enum import IntEnum, StrEnum
+
+import msgspec
 
 from holdfast.control.error_signature import normalize_error
 from holdfast.errors import ExitCode
+from holdfast.events import DeviceFault
 from holdfast.findings import Finding, Owner, Severity, replica_suffix
 from holdfast.host.processes import signal_name
 from holdfast.job.spec import Recovery
@@ -99,6 +102,17 @@ class FailureKind(StrEnum):
     NODE_LOST = "node-lost"
     NODE_PREEMPTED = "node-preempted"
     NEVER_JOINED = "node-never-joined"
+    GPU_FAILED = DeviceFault.GPU.value
+    GPU_MEMORY_FAILED = DeviceFault.MEMORY.value
+    NVLINK_FAILED = DeviceFault.NVLINK.value
+    GPU_NEEDS_RESET = DeviceFault.RESET.value
+    NIC_FAILED = DeviceFault.NIC.value
+    GPU_NOT_READY = DeviceFault.NOT_READY.value
+    GPU_MEMORY_ERROR_CONTAINED = DeviceFault.CONTAINED.value
+    NIC_LINK_DOWN = DeviceFault.NIC_LINK_DOWN.value
+    GPU_ERROR_UNCLEAR = DeviceFault.UNCLEAR.value
+    NCCL_SYSTEM_CALL_FAILED = DeviceFault.NCCL_SYSTEM.value
+    NCCL_PEER_GONE = DeviceFault.NCCL_REMOTE.value
     CAUSE_UNKNOWN = "failure-cause-unknown"
     """It ended without evidence: the log may have lost a line."""
 
@@ -112,6 +126,8 @@ class Failure:
     """Unix seconds."""
     node: int | None
     """None if unknown."""
+    machine: str = ""
+    """The machine of the node, or else the node and its generation: equal for failures of one machine."""
     attempt: int
     replica: int = 0
     rank: int | None = None
@@ -166,15 +182,28 @@ class Failure:
         return (self.kind, None if anywhere else self.rank, self.code, normalize_error(self.error))
 
 
+class NodeBlame(IntEnum):
+    """How far a kind of failure is the fault of its node's devices."""
+
+    NONE = 0
+    SUSPECTED = 1
+    """The first restarts in place; the second on one node within `recovery.suspect_window_s` replaces it."""
+    CERTAIN = 2
+    """The first replaces the node: a restart in place would fail again, or compute wrong numbers."""
+
+
 @dataclass(frozen=True)
 class _KindText:
-    """The text for a kind of failure, and the exit code of a run that ends with it."""
+    """The text for a kind of failure, the exit code of a run that ends with it, and how far its node is at fault."""
 
     words: str
     """A clause about `who`."""
     owner: Owner
     exit_code: Callable[[int], int]
     """Computed from the failure's own code."""
+    blame: NodeBlame = NodeBlame.NONE
+    repair: str = ""
+    """What the machine needs before it is used again."""
 
 
 def _own(code: int) -> int:
@@ -210,6 +239,79 @@ _KINDS: dict[FailureKind, _KindText] = {
     FailureKind.NODE_LOST: _KindText("{who} was lost", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NODE_PREEMPTED: _KindText("{who} is taken away", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NEVER_JOINED: _KindText("{who} has not joined", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.GPU_FAILED: _KindText(
+        "{who} lost its GPU",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "power-cycle it; if the GPU fails again, replace the GPU",
+    ),
+    FailureKind.GPU_MEMORY_FAILED: _KindText(
+        "{who} ended: a GPU's memory failed beyond correction",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "reset the GPU so that the row is remapped; if it fails again, replace the GPU",
+    ),
+    FailureKind.NVLINK_FAILED: _KindText(
+        "{who} ended: a link between GPUs failed",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "reset its GPUs or reboot it; if the same link fails again, replace it",
+    ),
+    FailureKind.GPU_NEEDS_RESET: _KindText(
+        "{who} ended: a GPU must be reset",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "reset the GPU (`nvidia-smi --gpu-reset -i N`) or reboot it",
+    ),
+    FailureKind.NIC_FAILED: _KindText(
+        "{who} ended: a network adapter failed",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "power-cycle it, then check the adapter's firmware and cooling",
+    ),
+    FailureKind.GPU_NOT_READY: _KindText(
+        "{who} ended: the GPUs of its node are not ready",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "start nvidia-fabricmanager in the driver's version",
+    ),
+    FailureKind.GPU_MEMORY_ERROR_CONTAINED: _KindText(
+        "{who} ended: a GPU's memory failed, which affected only this program",
+        Owner.CLUSTER,
+        _own,
+        NodeBlame.SUSPECTED,
+        "reset the GPU at the next pause so that the row is remapped",
+    ),
+    FailureKind.NIC_LINK_DOWN: _KindText(
+        "{who} ended: a network adapter lost its link",
+        Owner.CLUSTER,
+        _own,
+        NodeBlame.SUSPECTED,
+        "check cable, transceiver and switch port",
+    ),
+    FailureKind.GPU_ERROR_UNCLEAR: _KindText(
+        "{who} ended with a CUDA error of which program or GPU may be the cause",
+        Owner.CLUSTER,
+        _own,
+        NodeBlame.SUSPECTED,
+        "test the GPU (`dcgmi diag -r 3`)",
+    ),
+    FailureKind.NCCL_SYSTEM_CALL_FAILED: _KindText(
+        "{who} ended: NCCL failed in a call to the system or the network",
+        Owner.CLUSTER,
+        _own,
+        NodeBlame.SUSPECTED,
+        "check its network adapters, /dev/shm and limits; NCCL_DEBUG=WARN names the call",
+    ),
+    FailureKind.NCCL_PEER_GONE: _KindText(
+        "{who} ended: NCCL reports that a peer has gone, and no rank reports why", Owner.CLUSTER, _own
+    ),
     FailureKind.DISK_FULL: _KindText(
         "{who} ended because a disk is full", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
     ),
@@ -283,6 +385,15 @@ class Action(StrEnum):
     IGNORE = "ignore: another replica has finished"
 
 
+class Spare(StrEnum):
+    """What takes the place of a node that is replaced; the value says what the run does meanwhile."""
+
+    STANDBY = "A standby takes its place."
+    FEWER_NODES = "No standby is ready, so the run continues with fewer nodes until its target has another one."
+    OTHER_REPLICAS = "No standby is ready, so only the other replicas train until its target has another node."
+    NONE = "No standby is ready, so the run waits until its target has another node."
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """The decision on a failure: the action, the finding, and the exit code if it ends the run."""
@@ -294,11 +405,18 @@ class Verdict:
     """Seconds to wait before the next attempt."""
     replace_node: bool = False
     """Whether to replace the node although it is there."""
+    avoid_machine: bool = False
+    """Whether its machine is not to be used again."""
     recomputed_s: float = 0.0
     """Seconds of work that the next attempt repeats, unless the program loads its own checkpoint.
 
     0 if steps are reported, or if another replica has the state.
     """
+
+
+def is_hardware(fault: DeviceFault) -> bool:
+    """Whether the first such fault replaces the node."""
+    return _KINDS[FailureKind(fault.value)].blame is NodeBlame.CERTAIN
 
 
 def ignored(failure: Failure) -> Verdict:
@@ -334,13 +452,23 @@ def scale_up_due(scale_ups: tuple[float, ...], at: float, restart_window_s: floa
     return recent[-1] + SCALE_UP_PAUSE_S * 2 ** (len(recent) - 1) if recent else at
 
 
-def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict:
-    """Decide what follows a failure, given earlier ones (oldest first) and the job's recovery settings."""
+def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery, spare: Spare = Spare.NONE) -> Verdict:
+    """Decide what follows a failure, given earlier ones (oldest first) and the job's recovery settings.
+
+    `spare` is what would take the place of its node.
+    """
     for rule in _RULES:
         verdict = rule(failure, earlier, recovery)
         if verdict is not None:
-            return verdict
+            return _with_spare(verdict, spare) if verdict.avoid_machine else verdict
     raise AssertionError("the last rule always applies")
+
+
+def _with_spare(verdict: Verdict, spare: Spare) -> Verdict:
+    """The verdict on a node that is there, with what takes its place."""
+    action = Action.PROMOTE if spare is Spare.STANDBY else verdict.action
+    finding = msgspec.structs.replace(verdict.finding, remedy=f"{spare} {verdict.finding.remedy}")
+    return replace(verdict, action=action, finding=finding)
 
 
 def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -410,6 +538,8 @@ def _on_whom(last: tuple[Failure, ...]) -> str:
 def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
     if last[-1].node is None:
         return "Check the disk of the run's folder: a line of the log is missing. `holdfast events` shows the rest."
+    if all(_KINDS[one.kind].blame for one in last) and len({one.machine for one in last}) == len(last):
+        return "Each was on another machine: look at what they share, such as image, driver, power or switch."
     if stepless:
         lived = ", ".join(f"{one.uptime_s:.0f} s" for one in last)
         return (
@@ -453,6 +583,36 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
     if repeats_s:
         remedy = f"{remedy if failure.evicted else 'The node is replaced.'} {_STARTS_OVER}"
     return Verdict(action=Action.REPLACE_NODE, finding=_finding(failure, "", remedy), recomputed_s=repeats_s)
+
+
+def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A node is replaced at the first fault of its hardware, and at the second fault that may be of its hardware."""
+    kind = _KINDS[failure.kind]
+    before = [
+        one
+        for one in earlier
+        if _KINDS[one.kind].blame and one.at > failure.at - recovery.suspect_window_s and _on_one_machine(one, failure)
+    ]
+    if kind.blame is NodeBlame.NONE or (kind.blame is NodeBlame.SUSPECTED and not before):
+        return None
+    because = ""
+    if before:
+        because = (
+            f"fault {len(before) + 1} of this node within recovery.suspect_window_s, {recovery.suspect_window_s:g} s"
+        )
+    repeats_s = _repeats_s(failure, earlier, recovery)
+    remedy = f"Before node{failure.node}'s machine is used again: {kind.repair}."
+    return Verdict(
+        action=Action.REPLACE_NODE,
+        finding=_finding(failure, because, f"{remedy} {_STARTS_OVER}" if repeats_s else remedy),
+        replace_node=True,
+        avoid_machine=True,
+        recomputed_s=repeats_s,
+    )
+
+
+def _on_one_machine(one: Failure, other: Failure) -> bool:
+    return (one.machine or one.node) == (other.machine or other.node)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -512,6 +672,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _never_joins,
     _budget_spent,
     _replace,
+    _device_failed,
     _flapping,
     _restart,
 )

@@ -8,18 +8,21 @@ from __future__ import annotations
 import math
 import re
 
-from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind
+from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, is_hardware
 from holdfast.control.state import ReplicaState
 from holdfast.diagnose.failure_classes import Confidence
 from holdfast.diagnose.peer_symptoms import gave_up_waiting, peer_symptom
 from holdfast.diagnose.precedence import Clocks, PeerSymptom, Suspect, first_cause
-from holdfast.events import ExitReason, RankExited, RankHung
+from holdfast.events import DeviceFault, ExitReason, RankExited, RankHung
 from holdfast.os_errors import resource_error_in
 
 _CLOCKS = Clocks(skew_s=0.0, report_lag_s=math.inf)
 """One clock orders all ends of an attempt; they belong together, since the first of them ends the attempt."""
-_PROCESS, _HANG = range(2)
-"""Layers of causes: a death leaves the other ranks waiting, and a hang never kills one before it is reported."""
+_DEVICE, _PROCESS, _HANG = range(3)
+"""Layers of causes: a failed device ends ranks, and their death leaves the other ranks waiting.
+
+A hang never kills a rank before it is reported.
+"""
 
 # Frames a rank waits in because another is late.
 _WAITING = re.compile(
@@ -32,6 +35,9 @@ _FOR_REPLICAS = re.compile(
     r"ReplicaGroup\._wait_arrival|ReplicaGroup\.wait_for_replicas|_Bucket\.unpack"
 )  # _Bucket.unpack: on a GPU
 
+
+SHELL_SIGNAL = 128
+"""Added to the signal that ended a rank of which a device failed: the exit code of a run that ends with it."""
 
 _KINDS: dict[ExitReason, FailureKind] = {
     ExitReason.CODE: FailureKind.CRASHED,
@@ -63,10 +69,10 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
         Suspect(
             failure=one,
             at=one.at,
-            layer=_HANG if isinstance(one, RankHung) else _PROCESS,
+            layer=_HANG if isinstance(one, RankHung) else _DEVICE if _is_of_hardware(one) else _PROCESS,
             confidence=sure,
             ends_process=not isinstance(one, RankHung),
-            symptom=peer_symptom(one.error) if isinstance(one, RankExited) else PeerSymptom.NONE,
+            symptom=exit_symptom(one) if isinstance(one, RankExited) else PeerSymptom.NONE,
         )
         for seen, sure in (
             (ends, Confidence.UNSURE if gave_up else Confidence.CERTAIN),
@@ -95,9 +101,27 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
             )
 
 
-def precedence(exited: RankExited) -> tuple[PeerSymptom, float]:
-    """Smallest for the likeliest first failure: it does not only mention a lost peer, and is early."""
-    return (peer_symptom(exited.error), exited.at)
+def precedence(exited: RankExited) -> tuple[PeerSymptom, bool, float]:
+    """Smallest for the likeliest first failure: it does not only mention a lost peer, is of hardware, or is early."""
+    return (exit_symptom(exited), not _is_of_hardware(exited), exited.at)
+
+
+def exit_symptom(exited: RankExited) -> PeerSymptom:
+    """How likely a rank's exit is a symptom of a failure elsewhere; a fault of a device is none."""
+    match exited.device_fault:
+        case None:
+            return peer_symptom(exited.error)
+        case DeviceFault.NCCL_REMOTE:
+            return PeerSymptom.PEER
+        case DeviceFault.NCCL_SYSTEM:
+            return max(peer_symptom(exited.error), PeerSymptom.NETWORK)
+        case _:
+            return PeerSymptom.NONE
+
+
+def _is_of_hardware(one: RankExited | RankHung | Failure) -> bool:
+    """Whether a rank ended by a fault of a device that a peer's end cannot cause."""
+    return isinstance(one, RankExited) and one.device_fault is not None and is_hardware(one.device_fault)
 
 
 def timed_out_waiting(exited: RankExited) -> bool:
@@ -143,6 +167,8 @@ def _kind(exited: RankExited) -> FailureKind:
     """The kind of a rank's exit: a full disk is not a program error, nor is an exit on SIGTERM."""
     if exited.exited_on_request:
         return FailureKind.TERMINATED_EXTERNALLY
+    if exited.device_fault is not None:
+        return FailureKind(exited.device_fault.value)
     row = resource_error_in(exited.error) if exited.reason in (ExitReason.CODE, ExitReason.NOT_STARTED) else None
     if row is None:
         return _KINDS[exited.reason]
@@ -161,7 +187,7 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         replica=exited.replica,
         rank=exited.first_failed_rank if named else exited.rank,
         log_owner_rank=exited.rank if named else None,
-        code=exited.code,
+        code=exited.code + SHELL_SIGNAL * (exited.device_fault is not None and exited.reason is ExitReason.SIGNAL),
         error=exited.error,
         evidence=(exited.evidence,) if exited.evidence else (),
         where=exited.error_location,
@@ -169,8 +195,8 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
         made_progress=replica.attempt_steps >= PROGRESS_STEPS,
         has_session=exited.has_session,
         uptime_s=exited.at - replica.started_at,
-        is_peer_symptom=peer_symptom(exited.error) is PeerSymptom.PEER,
-        is_network_error=peer_symptom(exited.error) is PeerSymptom.NETWORK,
+        is_peer_symptom=exit_symptom(exited) is PeerSymptom.PEER,
+        is_network_error=exit_symptom(exited) is PeerSymptom.NETWORK,
     )
 
 

@@ -115,12 +115,19 @@ class NodeState(_Frozen):
     incarnation: str = ""
     address: str = ""
     port: int = 0
+    machine: str = ""
+    """The back end's name of its machine, if it has one."""
     has_processes: bool = False
     """Whether processes of its replica's current attempt may exist on it."""
 
     @property
     def node_id(self) -> NodeId:
         return NodeId(node=self.node, generation=self.generation)
+
+    @property
+    def machine_id(self) -> str:
+        """Its machine's name, or else its own, which changes with each replacement."""
+        return self.machine or f"node{self.node}.{self.generation}"
 
     @property
     def is_missing(self) -> bool:
@@ -254,6 +261,8 @@ class State(_Frozen):
     """Nodes whose machine is cordoned by a drill."""
     quorum_lost: bool = False
     """Whether it was reported that too few replicas run for a step, and not yet that enough do again."""
+    avoided: tuple[tuple[NodeId, str], ...] = ()
+    """Nodes whose devices have failed, each with its machine."""
     ending: Ending | None = None
     finished: bool = False
     longest_first_step_s: float = 0.0

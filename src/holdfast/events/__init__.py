@@ -13,6 +13,7 @@ from holdfast.events.agent_events import (
     AgentConnected,
     CheckpointCommitted,
     CodeFetched,
+    DeviceFault,
     ExitReason,
     FaultInjected,
     NodePreemptionNotice,

@@ -35,6 +35,36 @@ class ExitReason(StrEnum):
         return self is ExitReason.CODE and code == 0
 
 
+class DeviceFault(StrEnum):
+    """What a rank's output, or its node's kernel log, shows of a device; the strongest first.
+
+    The values are codes of findings: control/policy.py decides what follows each.
+    """
+
+    GPU = "gpu-failed"
+    """A GPU is lost, off the bus, or has no spare memory rows left."""
+    MEMORY = "gpu-memory-failed"
+    """A GPU's memory returned data that ECC could not correct."""
+    NVLINK = "nvlink-failed"
+    """A link between GPUs failed."""
+    RESET = "gpu-needs-reset"
+    """A GPU does not work until it is reset, or its node rebooted."""
+    NIC = "nic-failed"
+    """A network adapter failed."""
+    NOT_READY = "gpu-not-ready"
+    """The node's GPUs wait for a service of the node, such as the Fabric Manager."""
+    CONTAINED = "gpu-memory-error-contained"
+    """A memory error of a GPU that affected only this program."""
+    NIC_LINK_DOWN = "nic-link-down"
+    """A network adapter lost its link or its address."""
+    UNCLEAR = "gpu-error-unclear"
+    """A CUDA error that the program or the GPU may have caused."""
+    NCCL_SYSTEM = "nccl-system-call-failed"
+    """A call of NCCL to the operating system or the network failed."""
+    NCCL_REMOTE = "nccl-peer-gone"
+    """NCCL reports that a peer has gone."""
+
+
 class RankState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What an agent knows about one of its ranks."""
 
@@ -145,6 +175,9 @@ class RankExited(Event, frozen=True, kw_only=True):
     """The last error line the rank wrote, at most 500 characters, such as `ValueError: bad shape`."""
     evidence: str = ""
     """Evidence for `reason`: a kernel log line, a cgroup counter, an operating system error or a launcher's report."""
+    device_fault: DeviceFault | None = None
+    """What its output, or its node's kernel log, shows of a device; `evidence` begins with that line if `error` is not.
+    """
     first_failed_rank: int = -1
     """The rank that ended first according to the launcher that this process is; -1 if unknown."""
     error_location: str = ""

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from holdfast.events import Outcome
+from holdfast.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,8 @@ class NodeObservation:
     reason: str = ""
     backend_id: str = ""
     """The back end's own id of a created node."""
+    machine: str = ""
+    """The name of a created node's machine, if machines have names here."""
 
 
 class Backend(Protocol):
@@ -69,6 +72,13 @@ class Backend(Protocol):
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
         """Remove the slot's earlier generation, then submit this one."""
+        ...
+
+    async def avoid_machine(self, node_id: NodeId, machine: str) -> Finding | None:
+        """Create no further node of this run on the machine of a node whose devices failed.
+
+        Returns what the user must know or do about that, if anything.
+        """
         ...
 
     async def cordon(self, node_id: NodeId) -> None:

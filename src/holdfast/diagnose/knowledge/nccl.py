@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from holdfast.diagnose.knowledge.explanation import Explanation
+from holdfast.events import DeviceFault
 
 RESULTS_SOURCE = "NVIDIA, NCCL API, types: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/api/types.html"
 VERBS_SOURCE = "rdma-core, ibv_poll_cq(3): https://man7.org/linux/man-pages/man3/ibv_poll_cq.3.html"
@@ -22,6 +23,10 @@ class ResultCode:
     cause: str
     confirm: str
     remedy: str
+    text: str = ""
+    """What ncclGetErrorString returns for it, without its advice; only of results with a `fault`."""
+    fault: DeviceFault | None = None
+    """What it says of a device when a rank has failed."""
 
 
 RESULTS: tuple[ResultCode, ...] = (
@@ -32,6 +37,8 @@ RESULTS: tuple[ResultCode, ...] = (
         "memory.",
         f"{_WARN} It names the CUDA error: `holdfast explain CUDA_ERROR_…`.",
         "Fix the CUDA error; with CUDA_LAUNCH_BLOCKING=1 it is reported where it happens.",
+        "unhandled cuda error",
+        DeviceFault.UNCLEAR,
     ),
     ResultCode(
         2,
@@ -39,6 +46,8 @@ RESULTS: tuple[ResultCode, ...] = (
         "A call to the operating system or a network library failed: a full /dev/shm, a locked-memory limit, a socket.",
         _WARN,
         "Fix what that line names: a larger /dev/shm, `ulimit -l unlimited`, the right NCCL_SOCKET_IFNAME.",
+        "unhandled system error",
+        DeviceFault.NCCL_SYSTEM,
     ),
     ResultCode(
         3,
@@ -67,6 +76,8 @@ RESULTS: tuple[ResultCode, ...] = (
         "A peer ended or closed the connection. This rank only noticed: the cause is in another rank's log.",
         "Find the rank whose log ends first, or has an error that mentions no peer: `holdfast diagnose LOGS`.",
         "Fix that rank's error; this rank has no fault.",
+        "remote process exited or there was a network error",
+        DeviceFault.NCCL_REMOTE,
     ),
     ResultCode(
         7,

@@ -6,6 +6,7 @@ One row per code: its cause, how to confirm it, what to do. A long file, because
 from __future__ import annotations
 
 _DIAGNOSE = "`holdfast diagnose RUN`."
+_XID = "The line in the evidence; `dmesg -T | grep -i xid` on that node, then `holdfast explain XID-…`."
 _DISK = "`df -h`, `df -i`, `mount` and `dmesg` on that machine."
 
 ROWS: tuple[tuple[str, str, str, str], ...] = (
@@ -59,6 +60,83 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A node was created and its agent never connected to the controller.",
         "nodes/nodeN.*/agent.log in the run's folder; whether it reaches the controller's address and port.",
         "Open the path from node to controller; fix the error in the agent's log.",
+    ),
+    # Devices
+    (
+        "gpu-failed",
+        "A rank lost its GPU: it is off the bus, is reported as lost, or has no spare memory rows left.",
+        _XID,
+        "Nothing for the run: it replaces the node. Power-cycle the machine; if the GPU fails again, replace the GPU.",
+    ),
+    (
+        "gpu-memory-failed",
+        "A GPU's memory returned data that ECC could not correct.",
+        f"`nvidia-smi -q -d ECC`. {_XID}",
+        "Nothing for the run: it replaces the node. Reset the GPU; if it fails again, replace the GPU.",
+    ),
+    (
+        "nvlink-failed",
+        "A link between GPUs failed, or an NVSwitch reported a fatal error.",
+        f"`nvidia-smi nvlink -e`. {_XID}",
+        "Nothing for the run: it replaces the node. Reset its GPUs or reboot it; the same link again: replace it.",
+    ),
+    (
+        "gpu-needs-reset",
+        "A GPU does not work until it is reset: it stopped processing, or its system processor does not answer.",
+        _XID,
+        "Nothing for the run: it replaces the node. `nvidia-smi --gpu-reset -i N`, or reboot the machine.",
+    ),
+    (
+        "gpu-not-ready",
+        "CUDA reports that the node's NVSwitches are not set up: its Fabric Manager is not running or does not match.",
+        "`systemctl status nvidia-fabricmanager`; `nvidia-smi -q | grep -A2 Fabric`.",
+        "Nothing for the run: it replaces the node. Start nvidia-fabricmanager, in the driver's version.",
+    ),
+    (
+        "nic-failed",
+        "A network adapter of the node failed, or its firmware rejected a command.",
+        "`dmesg -T | grep mlx5`; `ibstat` on that node.",
+        "Nothing for the run: it replaces the node. Power-cycle the machine, then check firmware and cooling.",
+    ),
+    (
+        "nic-link-down",
+        "A network adapter lost its link or its address, and the rank's communication failed.",
+        "`ethtool -S`, `ibstat` and `dmesg -T | grep -i link` on that node.",
+        "Nothing for the run: the first time its ranks restart, the second time within recovery.suspect_window_s it "
+        "replaces the node. Check cable, transceiver and switch port.",
+    ),
+    (
+        "gpu-memory-error-contained",
+        "A GPU's memory failed beyond correction, but the driver contained it: only this program is affected.",
+        _XID,
+        "Nothing for the run: the first time its ranks restart, the second time within recovery.suspect_window_s it "
+        "replaces the node. Reset the GPU at the next pause.",
+    ),
+    (
+        "gpu-error-unclear",
+        "A CUDA error that a kernel, the driver or a failing GPU may cause, such as an unspecified launch failure.",
+        f"{_XID} CUDA_LAUNCH_BLOCKING=1 shows the call.",
+        "With a hardware Xid have the GPU replaced; without one, on several nodes: fix the kernel. A second fault of "
+        "the node within recovery.suspect_window_s replaces it.",
+    ),
+    (
+        "nccl-system-call-failed",
+        "A call of NCCL to the operating system or the network failed: a link, a limit, a full /dev/shm.",
+        "NCCL_DEBUG=WARN: the first `NCCL WARN` line of that rank names the call.",
+        "Fix what that line names. A second fault of the node within recovery.suspect_window_s replaces it.",
+    ),
+    (
+        "nccl-peer-gone",
+        "NCCL reports that a peer closed its connection, and no rank or node reported a failure of its own.",
+        "Find the rank whose log ends first: `holdfast diagnose RUN`.",
+        "Fix that rank's error; the rank in the finding only lost its peer.",
+    ),
+    (
+        "machine-not-avoided",
+        "A node's devices failed, and its replacement may run on the same machine: a local run has no other machine, "
+        "or the cluster does not let holdfast choose one.",
+        "`holdfast events`: the machine of the replacement.",
+        "Take the machine out of use (`kubectl cordon MACHINE`), or repair the device.",
     ),
     (
         "standby-not-ready",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from holdfast.diagnose.knowledge.explanation import Explanation
+from holdfast.events import DeviceFault
 
 CATALOG = "NVIDIA, Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
 FABRIC_MANAGER = "NVIDIA, Fabric Manager user guide, SXid errors: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/"
@@ -35,6 +36,8 @@ class Xid:
     origin: XidOrigin
     cause: str
     remedy: str
+    fault: DeviceFault | None = None
+    """What it says of the GPU when a rank has failed; None for a fault of the program, a consequence, or no fault."""
 
 
 _DEBUG = "Run that rank under `compute-sanitizer`, or with CUDA_LAUNCH_BLOCKING=1, to find the kernel."
@@ -43,7 +46,14 @@ _REPLACE = "Take the node out of use and have the GPU replaced."
 _NVLINK5 = "Do what the accompanying Xid 154 requests; without one restart the job. On the same link again: replace."
 
 XIDS: tuple[Xid, ...] = (
-    Xid(8, "GPU stopped processing", XidOrigin.APPLICATION, "A kernel ran longer than the driver's timeout.", _DEBUG),
+    Xid(
+        8,
+        "GPU stopped processing",
+        XidOrigin.APPLICATION,
+        "A kernel ran longer than the driver's timeout.",
+        _DEBUG,
+        DeviceFault.UNCLEAR,
+    ),
     Xid(
         13,
         "Graphics engine exception",
@@ -64,6 +74,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.DRIVER,
         "The GPU's command stream was corrupted, by the driver or on PCIe.",
         "Restart the job; if it comes again, update the driver and check PCIe errors (`dmesg | grep -i aer`).",
+        DeviceFault.UNCLEAR,
     ),
     Xid(
         38,
@@ -71,6 +82,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.DRIVER,
         "The GPU's firmware failed.",
         "Update the driver; report it to NVIDIA.",
+        DeviceFault.RESET,
     ),
     Xid(
         43,
@@ -86,13 +98,14 @@ XIDS: tuple[Xid, ...] = (
         "The driver removed a program's GPU resources: it was killed, or another Xid came first.",
         "Check the Xid before it; alone it only shows that the program ended.",
     ),
-    Xid(46, "GPU stopped processing", XidOrigin.HARDWARE, "The GPU did not answer in time.", _RESET),
+    Xid(46, "GPU stopped processing", XidOrigin.HARDWARE, "The GPU did not answer in time.", _RESET, DeviceFault.RESET),
     Xid(
         48,
         "Double bit ECC error",
         XidOrigin.HARDWARE,
         "Memory of the GPU returned data that ECC could not correct.",
         f"Drain the node. {_RESET} With Xid 64, or `SRAM Threshold Exceeded: Yes` in `nvidia-smi -q -d ECC`: replace.",
+        DeviceFault.MEMORY,
     ),
     Xid(
         61,
@@ -100,8 +113,16 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.DRIVER,
         "The GPU's own controller stopped.",
         _RESET,
+        DeviceFault.RESET,
     ),
-    Xid(62, "Internal micro-controller halt", XidOrigin.HARDWARE, "The GPU's own controller halted.", _RESET),
+    Xid(
+        62,
+        "Internal micro-controller halt",
+        XidOrigin.HARDWARE,
+        "The GPU's own controller halted.",
+        _RESET,
+        DeviceFault.RESET,
+    ),
     Xid(
         63,
         "GPU memory remapping event",
@@ -115,6 +136,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A bad row of memory could not be remapped: no spare rows are left.",
         _REPLACE,
+        DeviceFault.GPU,
     ),
     Xid(
         68,
@@ -122,6 +144,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "The video decoder failed.",
         "Restart the job; update the driver.",
+        DeviceFault.UNCLEAR,
     ),
     Xid(
         69,
@@ -136,6 +159,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A link between GPUs, or to an NVSwitch, failed: a connector, a bridge, a board, or the GPU at its other end.",
         "`nvidia-smi nvlink -e` shows which link. Reset both GPUs or reboot; on the same link again: replace.",
+        DeviceFault.NVLINK,
     ),
     Xid(
         79,
@@ -143,6 +167,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "The machine cannot reach the GPU over PCIe any more: power, heat, a riser or slot, or the GPU itself.",
         "Take the node out of use and power-cycle it (a warm reboot is often not enough); if it comes again, replace.",
+        DeviceFault.GPU,
     ),
     Xid(
         92,
@@ -157,6 +182,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "An uncorrectable memory error; it affects only the program that used that memory.",
         "Restart the job. Reset the GPU at the next pause so that the row is remapped.",
+        DeviceFault.CONTAINED,
     ),
     Xid(
         95,
@@ -164,6 +190,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "An uncorrectable memory error that may have damaged every program on the GPU.",
         f"Drain the node. {_RESET}",
+        DeviceFault.MEMORY,
     ),
     Xid(
         109,
@@ -171,8 +198,16 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.DRIVER,
         "The driver could not remove a program from the GPU in time.",
         _RESET,
+        DeviceFault.RESET,
     ),
-    Xid(110, "Security fault", XidOrigin.HARDWARE, "The GPU's memory protection refused an access.", _RESET),
+    Xid(
+        110,
+        "Security fault",
+        XidOrigin.HARDWARE,
+        "The GPU's memory protection refused an access.",
+        _RESET,
+        DeviceFault.RESET,
+    ),
     Xid(
         119,
         "GSP RPC timeout",
@@ -180,6 +215,7 @@ XIDS: tuple[Xid, ...] = (
         "The GPU's system processor (GSP) did not answer the driver.",
         "Reset the GPU or reboot; update the driver. If it comes again and the driver allows it, switch GSP off "
         "(`options nvidia NVreg_EnableGpuFirmware=0`).",
+        DeviceFault.RESET,
     ),
     Xid(
         120,
@@ -187,6 +223,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.DRIVER,
         "The GPU's system processor (GSP) failed.",
         "Reset the GPU or reboot; update the driver.",
+        DeviceFault.RESET,
     ),
     Xid(
         121,
@@ -194,8 +231,16 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "The link between CPU and GPU of a superchip had an error that was corrected.",
         "Reset at the next pause; often again: replace.",
+        DeviceFault.CONTAINED,
     ),
-    Xid(136, "NVLink training failed", XidOrigin.HARDWARE, "A link between GPUs did not come up.", _RESET),
+    Xid(
+        136,
+        "NVLink training failed",
+        XidOrigin.HARDWARE,
+        "A link between GPUs did not come up.",
+        _RESET,
+        DeviceFault.NVLINK,
+    ),
     Xid(
         137,
         "NVLink privilege error",
@@ -203,8 +248,22 @@ XIDS: tuple[Xid, ...] = (
         "A program accessed another GPU's memory without permission; not a bad link.",
         f"Look for the first error on the other GPU. {_DEBUG}",
     ),
-    Xid(140, "Unrecovered ECC error", XidOrigin.HARDWARE, "Memory returned unrecoverable data.", _RESET),
-    Xid(143, "GPU initialisation failure", XidOrigin.HARDWARE, "The GPU could not be initialised.", _RESET),
+    Xid(
+        140,
+        "Unrecovered ECC error",
+        XidOrigin.HARDWARE,
+        "Memory returned unrecoverable data.",
+        _RESET,
+        DeviceFault.MEMORY,
+    ),
+    Xid(
+        143,
+        "GPU initialisation failure",
+        XidOrigin.HARDWARE,
+        "The GPU could not be initialised.",
+        _RESET,
+        DeviceFault.RESET,
+    ),
     *(
         Xid(
             number,
@@ -213,19 +272,42 @@ XIDS: tuple[Xid, ...] = (
             "A link between GPUs of the Blackwell generation reported an error; the line says fatal or nonfatal, and "
             "which link.",
             _NVLINK5,
+            DeviceFault.NVLINK,
         )
         for number, unit in ((144, "SAW"), (145, "RLW"), (146, "TLW"), (147, "TREX"), (148, "NVLPW_CTRL"))
     ),
-    Xid(149, "NVLink: NETIR error", XidOrigin.HARDWARE, "A link between Blackwell GPUs reported an error.", _NVLINK5),
-    Xid(150, "NVLink: MSE error", XidOrigin.HARDWARE, "A link between Blackwell GPUs reported an error.", _NVLINK5),
+    Xid(
+        149,
+        "NVLink: NETIR error",
+        XidOrigin.HARDWARE,
+        "A link between Blackwell GPUs reported an error.",
+        _NVLINK5,
+        DeviceFault.NVLINK,
+    ),
+    Xid(
+        150,
+        "NVLink: MSE error",
+        XidOrigin.HARDWARE,
+        "A link between Blackwell GPUs reported an error.",
+        _NVLINK5,
+        DeviceFault.NVLINK,
+    ),
     Xid(
         154,
         "GPU recovery action changed",
         XidOrigin.SECONDARY,
         "The driver reports the recovery that the previous Xid requires: drain, a GPU reset or a reboot of the node.",
         "Do what the brackets in the line request, such as (Node Reboot Required).",
+        DeviceFault.RESET,
     ),
-    Xid(155, "NVLink: software-defined error", XidOrigin.DRIVER, "A link was taken down, on purpose or not.", _RESET),
+    Xid(
+        155,
+        "NVLink: software-defined error",
+        XidOrigin.DRIVER,
+        "A link was taken down, on purpose or not.",
+        _RESET,
+        DeviceFault.NVLINK,
+    ),
     Xid(
         156,
         "Resource retirement event",
@@ -239,14 +321,23 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A bad part of the GPU could not be replaced: no spare is left.",
         _REPLACE,
+        DeviceFault.GPU,
     ),
-    Xid(158, "GPU fatal timeout", XidOrigin.HARDWARE, "The GPU did not answer in time, and cannot continue.", _RESET),
+    Xid(
+        158,
+        "GPU fatal timeout",
+        XidOrigin.HARDWARE,
+        "The GPU did not answer in time, and cannot continue.",
+        _RESET,
+        DeviceFault.RESET,
+    ),
     Xid(
         171,
         "Uncorrectable DRAM error",
         XidOrigin.HARDWARE,
         "It qualifies the accompanying Xid 48: the error was in the GPU's main memory.",
         "Reset the GPU so that the row is remapped; with Xid 64: replace.",
+        DeviceFault.MEMORY,
     ),
     Xid(
         172,
@@ -254,6 +345,7 @@ XIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "It qualifies the accompanying Xid 48: the error was in a cache or register file.",
         "`nvidia-smi -q -d ECC`: with `SRAM Threshold Exceeded: Yes` replace the GPU, else reset it.",
+        DeviceFault.MEMORY,
     ),
 )
 
@@ -306,6 +398,7 @@ SXIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A link between GPU and switch went down while in use; jobs on its GPUs fail.",
         "Reset the GPUs of the node or reboot; on the same link again: replace the GPU or the board.",
+        DeviceFault.NVLINK,
     ),
     Xid(
         24007,
@@ -313,6 +406,7 @@ SXIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A request through the switch was never answered.",
         "Look for the Xid of the GPU that did not answer; reset the GPUs of the node.",
+        DeviceFault.NVLINK,
     ),
 )
 

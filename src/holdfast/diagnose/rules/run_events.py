@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.rules.gpu_driver import DRAIN
 from holdfast.diagnose.rules.rule import Role, Rule
 
 _SOURCE = "the run's event log"
@@ -59,6 +60,97 @@ _CAUSES: tuple[tuple[str, tuple[FailureClass, ...], Confidence, tuple[str, ...],
         Confidence.CERTAIN,
         ("check the node before it is used again: its kernel log, its power, its network",),
         (),
+    ),
+    (
+        "run-gpu-failed",
+        (FailureClass.GPU_XID,),
+        Confidence.CERTAIN,
+        (DRAIN,),
+        (),
+    ),
+    (
+        "run-gpu-memory-failed",
+        (FailureClass.GPU_XID,),
+        Confidence.CERTAIN,
+        (DRAIN,),
+        (),
+    ),
+    (
+        "run-nvlink-failed",
+        (FailureClass.GPU_XID,),
+        Confidence.CERTAIN,
+        (DRAIN,),
+        (),
+    ),
+    (
+        "run-gpu-needs-reset",
+        (FailureClass.GPU_XID,),
+        Confidence.CERTAIN,
+        (DRAIN,),
+        (),
+    ),
+    (
+        "run-gpu-memory-error-contained",
+        (FailureClass.GPU_XID,),
+        Confidence.CERTAIN,
+        ("reset the GPU at the next pause, so that the row is remapped",),
+        (),
+    ),
+    (
+        "run-gpu-not-ready",
+        (FailureClass.DRIVER,),
+        Confidence.CERTAIN,
+        ("start nvidia-fabricmanager in the driver's version",),
+        (),
+    ),
+    (
+        "run-nic-failed",
+        (
+            FailureClass.NETWORK_LOSS,
+            FailureClass.DRIVER,
+        ),
+        Confidence.LIKELY,
+        ("power-cycle the node, then check the adapter's firmware and cooling",),
+        ("link-counters",),
+    ),
+    (
+        "run-nic-link-down",
+        (FailureClass.NETWORK_LOSS,),
+        Confidence.LIKELY,
+        ("check cable, transceiver and switch port of the adapter in the line",),
+        ("link-counters",),
+    ),
+    (
+        "run-gpu-error-unclear",
+        (
+            FailureClass.PROGRAM_ERROR,
+            FailureClass.GPU_XID,
+        ),
+        Confidence.UNSURE,
+        ("CUDA_LAUNCH_BLOCKING=1 shows the call; if it stays with one GPU, replace it",),
+        ("cuda-sync", "xid"),
+    ),
+    (
+        "run-nccl-system-call-failed",
+        (
+            FailureClass.NETWORK_LOSS,
+            FailureClass.SHM_TOO_SMALL,
+            FailureClass.MEMLOCK,
+        ),
+        Confidence.UNSURE,
+        ("NCCL_DEBUG=WARN names the call that failed",),
+        ("nccl-warn", "shm"),
+    ),
+    (
+        "run-nccl-peer-gone",
+        (
+            FailureClass.PROGRAM_ERROR,
+            FailureClass.NODE_LOST,
+            FailureClass.NETWORK_LOSS,
+        ),
+        Confidence.UNSURE,
+        ("find the rank whose log ends first",),
+        ("all-ranks",),
     ),
     (
         "run-disk-full",

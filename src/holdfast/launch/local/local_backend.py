@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from holdfast.events import Outcome
+from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.cgroups import CgroupParent, cgroup_parent
 from holdfast.host.files import atomic_write, read_line
 from holdfast.host.process_limits import restore_limits
@@ -139,6 +140,17 @@ class LocalBackend:
                 if former.node == node_id.node and former.generation < node_id.generation:
                     await asyncio.to_thread(self._remove, former)
             await self._submit((node_id,))
+
+    async def avoid_machine(self, node_id: NodeId, machine: str) -> Finding | None:
+        """Impossible: all nodes are processes of this machine."""
+        return Finding(
+            code="machine-not-avoided",
+            severity=Severity.WARNING,
+            what=f"the replacement of node{node_id.node} runs on the same machine: a local run has no other",
+            where=f"node{node_id.node}",
+            remedy="If the device fails again, repair it, or run the job on a target with other machines.",
+            owner=Owner.CLUSTER,
+        )
 
     async def cordon(self, node_id: NodeId) -> None:
         """Reduce the simulated capacity by one machine."""

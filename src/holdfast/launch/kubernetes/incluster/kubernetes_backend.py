@@ -17,6 +17,7 @@ from typing import Any
 
 from holdfast.events import Outcome
 from holdfast.events.log import read_events
+from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.backend import NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
@@ -104,6 +105,17 @@ class KubernetesBackend:
             return
         for pod in tuple(self._pods.retired_pods(node_id)):
             await self._delete(f"{PODS_PATH}/{pod.name}")
+
+    async def avoid_machine(self, node_id: NodeId, machine: str) -> Finding | None:
+        """Report the machine: its user may cordon it, this back end may not."""
+        return Finding(
+            code="machine-not-avoided",
+            severity=Severity.WARNING,
+            what=f"the replacement of node{node_id.node} may run on the same machine",
+            where=machine,
+            remedy=f"Cordon the machine: `kubectl cordon {machine}`.",
+            owner=Owner.CLUSTER,
+        )
 
     async def cordon(self, node_id: NodeId) -> None:
         """Nothing to do: the cluster chooses the machines."""
