@@ -6,12 +6,12 @@ killer, outside any limit, is in the kernel log, where that is readable.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.agent.kernel_log import kernel_records
 from holdfast.host.cgroups import KILL_COUNTERS, memory_group
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -69,29 +69,11 @@ def _kills(counter: Path | None) -> int:
 
 
 def _kernel_line(pid: int, since_us: int) -> str:
-    """The kernel's record about this pid since a time, from /dev/kmsg, if it is readable."""
-    try:
-        descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return ""
-    found = ""
-    try:
-        while True:
-            try:
-                record = os.read(descriptor, 8192).decode(errors="replace")
-            except BrokenPipeError:
-                continue  # the kernel overwrote its ring buffer while it was read
-            except OSError:
-                return found
-            found = _kill_line(record, pid, since_us) or found
-    finally:
-        os.close(descriptor)
+    """The kernel's last record about this pid since a time."""
+    return next((line for text in reversed(kernel_records(since_us)) if (line := _kill_line(text, pid))), "")
 
 
-def _kill_line(record: str, pid: int, since_us: int) -> str:
-    """Text of a kernel log record (`priority,number,microseconds,flags;text`) that reports the kill of a process."""
-    stamp = record.partition(";")[0].split(",")
-    match = _KERNEL_LINE.search(record)
-    if match is None or int(match[1]) != pid or len(stamp) < 3 or int(stamp[2]) < since_us:
-        return ""
-    return match[0]
+def _kill_line(text: str, pid: int) -> str:
+    """The part of a kernel record's text that reports the kill of a process."""
+    match = _KERNEL_LINE.search(text)
+    return match[0] if match is not None and int(match[1]) == pid else ""

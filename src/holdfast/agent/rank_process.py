@@ -14,15 +14,17 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from holdfast.agent.device_evidence import device_evidence
 from holdfast.agent.error_line import last_error_line
 from holdfast.agent.jax_coordinator import bind_address_env
+from holdfast.agent.kernel_log import KERNEL_LOG
 from holdfast.agent.launcher_report import LauncherReport, read_launcher_report
 from holdfast.agent.oom import OomSnapshot, oom_evidence, oom_snapshot
 from holdfast.agent.rendezvous_port import port_conflict
 from holdfast.agent.zygote import ColdStart, RankCommand
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode
-from holdfast.events import ExitReason
+from holdfast.events import DeviceFault, ExitReason
 from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_rank
 from holdfast.host.processes import by_env, descendants, send_signal
@@ -51,6 +53,7 @@ class ProcessExit:
     stopped: bool = False
     error: str = ""
     evidence: str = ""
+    device_fault: DeviceFault | None = None
     first_failed_rank: int = -1
     error_location: str = ""
 
@@ -58,7 +61,7 @@ class ProcessExit:
 class RankProcess:
     """A rank's process; it writes to its log file directly, and is killed when the agent dies."""
 
-    def __init__(self, launch: RankLaunch, socket: Path, clock: Clock) -> None:
+    def __init__(self, launch: RankLaunch, socket: Path, clock: Clock, kernel_log: Path = KERNEL_LOG) -> None:
         self.launch = launch
         self._clock = clock
         self.rank = launch.rank
@@ -71,6 +74,7 @@ class RankProcess:
         self.socket = socket
         """Path of the socket on which it reaches its agent."""
         self._oom_before: OomSnapshot | None = None
+        self._kernel_log = kernel_log
         self._cwd = Path(launch.cwd)
         self.prewarmed = False
         """Whether it was forked from a zygote."""
@@ -256,16 +260,17 @@ class RankProcess:
             ended = ProcessExit(
                 at=at, reason=ExitReason.CODE, code=status, error=error, evidence=evidence, error_location=place
             )
-            return self._apply_launcher_report(ended, report)
+            return self._with_device_fault(self._apply_launcher_report(ended, report))
         number = status - SHELL_SIGNAL if passed_on else -status
         evidence = f"exit code {status}: its command passed on how its own child ended" if passed_on else ""
         starved = ""
         if number == signal.SIGKILL and self._oom_before is not None:
             starved = oom_evidence(self._oom_before, self.pid)
         how = ExitReason.OUT_OF_MEMORY if starved else ExitReason.SIGNAL
-        return ProcessExit(
+        ended = ProcessExit(
             at=at, reason=how, code=number, error=error, evidence=starved or evidence, error_location=place
         )
+        return ended if number == signal.SIGKILL else self._with_device_fault(ended)
 
     def _apply_launcher_report(self, ended: ProcessExit, report: LauncherReport | None) -> ProcessExit:
         """Replace a launcher's exit with that of the rank it names; a rank killed by a signal has written no error."""
@@ -283,6 +288,21 @@ class RankProcess:
                 error_location=self.launch.log,
             )
         return replace(ended, code=report.code, evidence=evidence, first_failed_rank=report.rank)
+
+    def _with_device_fault(self, ended: ProcessExit) -> ProcessExit:
+        """An exit with the fault of a device that caused it, if its output or the kernel's log reports one."""
+        assert self._oom_before is not None
+        found = device_evidence(
+            ended.error,
+            Path(self.launch.log),
+            since_us=self._oom_before.since_us,
+            by_signal=ended.reason is ExitReason.SIGNAL,
+            kernel_log=self._kernel_log,
+        )
+        if found is None:
+            return ended
+        lines = [line for line in (found.line, ended.evidence) if line and line != ended.error]
+        return replace(ended, device_fault=found.fault, evidence="; ".join(lines))
 
     def _with_disk_space(self, error: str) -> tuple[str, str]:
         """An error, and the disk space if it is about that; a full disk may have kept the error out of the log."""

@@ -433,6 +433,7 @@ class WorkerGroup:
                 stopped=ended.stopped,
                 error=ended.error,
                 evidence=ended.evidence,
+                device_fault=ended.device_fault,
                 first_failed_rank=ended.first_failed_rank,
                 error_location=ended.error_location,
                 last_step=progress.step if progress else -1,

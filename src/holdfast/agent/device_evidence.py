@@ -1,0 +1,60 @@
+"""Finds the line, in a failed rank's output or in its node's kernel log, that reports a fault of a device."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.agent.kernel_log import KERNEL_LOG, kernel_records
+from holdfast.events import DeviceFault
+
+TAIL_BYTES = 32 * 1024
+"""Output before a rank's end that is searched: torch's report of a failed watchdog, twice with its C++ frames."""
+MAX_LINE_CHARS = 500
+
+_OF_DEVICES = re.compile(r"CUDA|[Cc]uda|NCCL|nccl|NVRM|NVLink|[Xx]id\b|GPU|mlx5|\bIBV_|\bibv_|amdgpu|c10")
+"""Words without which no line reports a fault of a device; most failures need no further search."""
+
+# [rank3]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
+_EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception): ")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceEvidence:
+    """A line, and what it reports of a device."""
+
+    line: str
+    fault: DeviceFault
+
+
+def device_evidence(
+    error: str, log: Path, *, since_us: int, by_signal: bool, kernel_log: Path = KERNEL_LOG
+) -> DeviceEvidence | None:
+    """The strongest evidence for a rank that failed with an error line, or by a fatal signal; None without any.
+
+    It ran since `since_us`. If its error speaks of no device, only other exceptions that it wrote count: older lines
+    and the kernel's may be about something else.
+    """
+    written = [line for line in _tail(log) if _OF_DEVICES.search(line)]
+    if by_signal or not error or _OF_DEVICES.search(error):
+        lines = [error, *written, *(line for line in kernel_records(since_us, kernel_log) if _OF_DEVICES.search(line))]
+    else:
+        lines = [line for line in written if _EXCEPTION.match(line)]
+    if not any(lines):
+        return None
+    from holdfast.diagnose.device_fault_lines import strongest_fault  # takes 30 ms, which few failures need
+
+    found = strongest_fault(lines)
+    return None if found is None else DeviceEvidence(line=found[0].strip()[:MAX_LINE_CHARS], fault=found[1])
+
+
+def _tail(log: Path) -> list[str]:
+    """The last lines of a rank's output in this attempt."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return []
