@@ -33,7 +33,9 @@ from holdfast import errors, events, findings
 from holdfast.control import machine, policy
 from holdfast.control.context import FollowUp
 from holdfast.control.state import NodePhase, ReplicaPhase, Timer
-from holdfast.diagnose.knowledge.index import GROUPS
+from holdfast.diagnose.device_fault_lines import FAULT_OF_RULE
+from holdfast.diagnose.knowledge import cuda, nccl, xid
+from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
 from holdfast.metrics import devices, flops, metric_catalog
 from holdfast.security.api_limits import LIMITS, ApiLimits
@@ -324,6 +326,29 @@ def drills_table() -> str:
     return _page([_table(("fault", "what happens", "`--for`", "requires"), rows)])
 
 
+def device_faults_table() -> str:
+    """What shows each fault of a device, and what follows it; docs/device-faults.md includes the table."""
+    follows = {
+        policy.NodeBlame.CERTAIN: ("replaces the node", "replaces the node"),
+        policy.NodeBlame.SUSPECTED: ("restarts the ranks in place", "replaces the node"),
+        policy.NodeBlame.NONE: ("restarts the ranks in place", "restarts the ranks in place"),
+    }
+    rows = (
+        (f"`{fault}`", find(fault.value)[0].cause, _shown_by(fault), *follows[policy.node_blame(fault)])
+        for fault in events.DeviceFault
+    )
+    return _page([_table(("code", "what happened", "shown by", "the first time", "the second time on a node"), rows)])
+
+
+def _shown_by(fault: events.DeviceFault) -> str:
+    """The numbers, names and rules of the lines that show a fault."""
+    numbers = [f"Xid {row.number}" for row in xid.XIDS if row.fault is fault]
+    named = [f"`cudaError{row.runtime}`" for row in cuda.ERRORS if row.fault is fault]
+    named += [f"`{row.name}`" for row in nccl.RESULTS if row.fault is fault]
+    rules = [f"lines of `{code}`" for code, shown in FAULT_OF_RULE.items() if shown is fault]
+    return ", ".join([*numbers, *named, *rules])
+
+
 def events_page() -> str:
     """Every event, by producer."""
     parts = [
@@ -581,6 +606,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "phases": phases_page,
     "limits": limits_page,
     "drills": drills_table,
+    "device-faults": device_faults_table,
     "metrics": metrics_table,
     "devices": devices_table,
     "models": models_list,

@@ -12,7 +12,7 @@ from tests.control.test_root_cause import exited as rank_exited
 from tests.control.test_standby_promotion import promotions, ready, starts
 
 from holdfast.control.commands import AvoidMachine, Command, ReplaceNode
-from holdfast.control.policy import Action, Failure, FailureKind, Spare, Verdict, decide, is_hardware
+from holdfast.control.policy import Action, Failure, FailureKind, NodeBlame, Spare, Verdict, decide, node_blame
 from holdfast.control.state import Timer
 from holdfast.errors import ExitCode
 from holdfast.events import (
@@ -31,7 +31,7 @@ from holdfast.job.spec import Recovery
 
 RECOVERY = Recovery(max_restarts=100)
 ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
-HARDWARE = [fault for fault in DeviceFault if is_hardware(fault)]
+HARDWARE = [fault for fault in DeviceFault if node_blame(fault) is NodeBlame.CERTAIN]
 SUSPECT = [DeviceFault.CONTAINED, DeviceFault.NIC_LINK_DOWN, DeviceFault.UNCLEAR, DeviceFault.NCCL_SYSTEM]
 
 

@@ -84,6 +84,7 @@ PROGRAM_LINES = [
     "NVRM: Xid (PCI:0000:4f:00): 45, pid=8812, name=python, Ch 00000008",
     "NVRM: Xid (PCI:0000:07:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping",
     "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 20009, Non-fatal, Link 04 RX Short Error Rate",
+    "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Non-fatal, Link 08 sourcetrack timeout error",
     "n1:8:9 [0] NCCL INFO NET/IB : mlx5_3:1 Got async event : port active",
     "Double-bit ECC: 0",
     "ValueError: bad shape",

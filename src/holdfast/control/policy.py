@@ -414,9 +414,9 @@ class Verdict:
     """
 
 
-def is_hardware(fault: DeviceFault) -> bool:
-    """Whether the first such fault replaces the node."""
-    return _KINDS[FailureKind(fault.value)].blame is NodeBlame.CERTAIN
+def node_blame(fault: DeviceFault) -> NodeBlame:
+    """How far a fault of a device is its node's."""
+    return _KINDS[FailureKind(fault.value)].blame
 
 
 def ignored(failure: Failure) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, is_hardware
+from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, NodeBlame, node_blame
 from holdfast.control.state import ReplicaState
 from holdfast.diagnose.failure_classes import Confidence
 from holdfast.diagnose.peer_symptoms import gave_up_waiting, peer_symptom
@@ -121,7 +121,8 @@ def exit_symptom(exited: RankExited) -> PeerSymptom:
 
 def _is_of_hardware(one: RankExited | RankHung | Failure) -> bool:
     """Whether a rank ended by a fault of a device that a peer's end cannot cause."""
-    return isinstance(one, RankExited) and one.device_fault is not None and is_hardware(one.device_fault)
+    fault = one.device_fault if isinstance(one, RankExited) else None
+    return fault is not None and node_blame(fault) is NodeBlame.CERTAIN
 
 
 def timed_out_waiting(exited: RankExited) -> bool:

@@ -67,11 +67,10 @@ def device_fault(line: str) -> DeviceFault | None:
 
 def _numbered_by_driver(line: bytes) -> _Answer:
     for code in _XID_RULES:
-        if (found := _search(code)(line)) is None:
-            continue
-        values = {name.decode(): int(value) for name, value in found.groupdict().items() if value is not None}
-        (kind, number), *_ = values.items()
-        return (_xid_faults().get((kind, number), FAULT_OF_RULE.get(code)),)
+        if (found := _search(code)(line)) is not None:
+            number = found.groupdict().get(b"xid")
+            by_rule = FAULT_OF_RULE.get(code)
+            return (by_rule if number is None else _xid_faults().get(int(number), by_rule),)
     return ()
 
 
@@ -115,9 +114,8 @@ def _any_of_them() -> _Search:
 
 
 @cache
-def _xid_faults() -> Mapping[tuple[str, int], DeviceFault | None]:
-    """By the name of the group in a rule's pattern, and the number."""
-    return {(kind, row.number): row.fault for kind, table in (("xid", xid.XIDS), ("sxid", xid.SXIDS)) for row in table}
+def _xid_faults() -> Mapping[int, DeviceFault | None]:
+    return {row.number: row.fault for row in xid.XIDS}
 
 
 @cache

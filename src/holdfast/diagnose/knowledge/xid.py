@@ -398,7 +398,6 @@ SXIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A link between GPU and switch went down while in use; jobs on its GPUs fail.",
         "Reset the GPUs of the node or reboot; on the same link again: replace the GPU or the board.",
-        DeviceFault.NVLINK,
     ),
     Xid(
         24007,
@@ -406,7 +405,6 @@ SXIDS: tuple[Xid, ...] = (
         XidOrigin.HARDWARE,
         "A request through the switch was never answered.",
         "Look for the Xid of the GPU that did not answer; reset the GPUs of the node.",
-        DeviceFault.NVLINK,
     ),
 )
 
