@@ -164,6 +164,15 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
         overrides=_DEADLINE,
         program=DDP_SESSION,
     ),
+    **{
+        drill: Case(failure_class=failure_class, first_failure="rank {0} on node{0}")
+        for drill, failure_class in (
+            ((FaultAction.FAIL, FaultTarget.GPU), FailureClass.GPU_XID),
+            ((FaultAction.ECC_ERROR, FaultTarget.GPU), FailureClass.GPU_XID),
+            ((FaultAction.FAIL, FaultTarget.NVLINK), FailureClass.GPU_XID),
+            ((FaultAction.FAIL, FaultTarget.NIC), FailureClass.NETWORK_LOSS),
+        )
+    },
     (FaultAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_timeout_s=auto",)),
     (_KILL, _LIGHTHOUSE): Case(replicas=2),
     (_STOP, _LIGHTHOUSE): Case(replicas=2),

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.agent.controller_connection import ControllerConnection
+from holdfast.agent.device_drills import DEVICE_OUTPUTS
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.clock import Clock, shift_wall_clock
 from holdfast.events import FaultAction, FaultInjected, FaultTarget
@@ -129,6 +130,14 @@ def _stop_rank(context: InjectionContext, order: InjectFault) -> None:
         stop_processes([pid], order.for_s)
 
 
+def _fail_device(context: InjectionContext, order: InjectFault) -> None:
+    """Write what a rank writes whose device fails, and end it as torch does."""
+    for group in context.worker_groups():
+        if (pid := group.pid_of(order.rank)) is not None:
+            group.write_output(order.rank, DEVICE_OUTPUTS[order.action, order.target].format(rank=order.rank))
+            send_signal(pid, signal.SIGABRT)
+
+
 def _kill_node(_context: InjectionContext, _order: InjectFault) -> None:
     for pid in [*descendants(os.getpid()), os.getpid()]:
         send_signal(pid, signal.SIGKILL)
@@ -197,5 +206,6 @@ INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
     (FaultAction.HANG, FaultTarget.RANK): _inject_in_session,
     (FaultAction.HANG, FaultTarget.COLLECTIVE): _inject_in_session,
     (FaultAction.SLOW, FaultTarget.NODE): _slow_node,
+    **dict.fromkeys(DEVICE_OUTPUTS, _fail_device),
 }
 """The rows of job/fault_catalog.py that agents can inject."""

@@ -348,6 +348,12 @@ class WorkerGroup:
             return None if progress.closed else progress.pid
         return next((process.pid for process in self.processes if process.rank == rank and process.running), None)
 
+    def write_output(self, rank: int, text: str) -> None:
+        """Write to a rank's log as if it had, for a drill."""
+        process = next(process for process in self.processes if rank in process.ranks)
+        with open(process.launch.log, "a", encoding="utf-8") as log:
+            log.write(text)
+
     def report_silent(self, *, all_ranks: bool) -> None:
         """Report as silent the ranks that have not connected, or all: others wait for them.
 

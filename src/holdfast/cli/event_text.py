@@ -189,6 +189,8 @@ _DONE: dict[str, str] = {
     FaultAction.RAISE: "raised an error in",
     FaultAction.HANG: "hung",
     FaultAction.SLOW: "slowed",
+    FaultAction.FAIL: "failed",
+    FaultAction.ECC_ERROR: "made an ECC error of",
 }
 
 

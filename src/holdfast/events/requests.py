@@ -20,6 +20,12 @@ class FaultTarget(StrEnum):
     """The service that forms the quorum of replicas for each step."""
     COLLECTIVE = "collective"
     """A rank's collective."""
+    GPU = "gpu"
+    """A rank's GPU."""
+    NVLINK = "nvlink"
+    """A link of a rank's GPU."""
+    NIC = "nic"
+    """The network adapter that a rank uses."""
 
     @property
     def is_numbered(self) -> bool:
@@ -29,7 +35,12 @@ class FaultTarget(StrEnum):
     @property
     def is_rank(self) -> bool:
         """Whether its number is a rank."""
-        return self in (FaultTarget.RANK, FaultTarget.COLLECTIVE)
+        return self in (FaultTarget.RANK, FaultTarget.COLLECTIVE) or self.is_device
+
+    @property
+    def is_device(self) -> bool:
+        """Whether it is a device of a rank's node."""
+        return self in (FaultTarget.GPU, FaultTarget.NVLINK, FaultTarget.NIC)
 
 
 class FaultAction(StrEnum):
@@ -46,6 +57,8 @@ class FaultAction(StrEnum):
     RAISE = "raise"
     HANG = "hang"
     SLOW = "slow"
+    FAIL = "fail"
+    ECC_ERROR = "ecc-error"
 
 
 EXPIRES = "holdfast-expires"

@@ -29,7 +29,9 @@ InjectedFaults = Sequence[FaultInjected]
 """Injected faults that have not caused a failure yet."""
 
 _NODE = re.compile(r"\bnode\d+")
-_PARTS_OF_NODES = frozenset({FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT})
+_PARTS_OF_NODES = frozenset(
+    target for target in FaultTarget if target.is_numbered and target is not FaultTarget.COLLECTIVE
+)
 _DISKS = frozenset({FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS})
 _DISK_CODES = frozenset({"disk-full", "checkpoint-upload-failed"})
 _WITHOUT_OUTPUT = frozenset({"rank-crashed", "failure-cause-unknown"})

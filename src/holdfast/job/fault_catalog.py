@@ -87,6 +87,8 @@ _LOSE, _RETURN, _FILL, _OOM = FaultAction.REMOVE, FaultAction.RESTORE, FaultActi
 _RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.CONTROLLER
 _RAISE, _HANG, _SLOW = FaultAction.RAISE, FaultAction.HANG, FaultAction.SLOW
 _LIGHTHOUSE, _COLLECTIVE = FaultTarget.LIGHTHOUSE, FaultTarget.COLLECTIVE
+_FAIL, _ECC_ERROR = FaultAction.FAIL, FaultAction.ECC_ERROR
+_GPU, _NVLINK, _NIC = FaultTarget.GPU, FaultTarget.NVLINK, FaultTarget.NIC
 _RUN_FOLDER, _CHECKPOINTS = FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS
 
 FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
@@ -154,6 +156,19 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
     ),
     (_HANG, _COLLECTIVE): FaultSpec(
         description="It enters an all-reduce that no other rank enters: detected after `recovery.step_timeout_s`."
+    ),
+    (_FAIL, _GPU): FaultSpec(
+        description="The rank's output reports a lost GPU and it ends with SIGABRT, as by torch: its node is replaced."
+    ),
+    (_ECC_ERROR, _GPU): FaultSpec(
+        description="The same with a CUDA error of uncorrectable memory: its node is replaced."
+    ),
+    (_FAIL, _NVLINK): FaultSpec(
+        description="The same with a CUDA error of a failed link between GPUs: its node is replaced."
+    ),
+    (_FAIL, _NIC): FaultSpec(
+        description="The same with a lost link of an adapter and NCCL's error: all ranks restart; the second time "
+        "within `recovery.suspect_window_s` its node is replaced."
     ),
     (_SLOW, _NODE): FaultSpec(
         description="Its ranks are suspended most of the time: nothing is reported, nothing restarts.",
