@@ -624,6 +624,19 @@ def test_other_kinds_of_object_run_and_recover_alike(site: Site, workload: str) 
     until(lambda: not site.left(), "nothing is left")
 
 
+def test_node_with_a_failed_device_moves_to_another_machine(site: Site) -> None:
+    run = site.stepper()
+    before = _machines(site)
+    api.inject_fault(run, target=FaultTarget.GPU, index=1, action=FaultAction.FAIL)
+    steps_on(run, restarts=1)
+    after = _machines(site)
+    assert (after[0], after[1] != before[1]) == (before[0], True)
+    told = {event.finding.code for event in api.events(run) if isinstance(event, RecoveryDecided | FindingRaised)}
+    assert {"gpu-failed", "machine-not-cordoned"} <= told
+    api.cancel(run)
+    to_its_end(run)
+
+
 def test_lost_machines_nodes_move_and_the_others_stay(site: Site) -> None:
     run = site.stepper()
     nodes = site.pods("node")
@@ -653,6 +666,14 @@ def _taken(run: RunDir) -> bool:
 
 def _machine(site: Site, pod: str) -> str:
     return site.kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
+
+
+def _machines(site: Site) -> list[str]:
+    """The machine of each node, by its number."""
+    found = json.loads(site.kubectl("get", "pods", "-l", "holdfast/part=node", "-o", "json"))["items"]
+    staying = [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+    numbered = {pod["metadata"]["labels"]["jobset.sigs.k8s.io/job-index"]: pod["spec"]["nodeName"] for pod in staying}
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def _controllers(run: RunDir) -> int:

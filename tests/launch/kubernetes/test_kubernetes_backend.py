@@ -98,6 +98,11 @@ class Site:
     async def next(self) -> NodeObservation:
         return await anext(self._seen)
 
+    async def created(self) -> NodeObservation:
+        while (seen := await self.next()).state is not BackendNodeState.CREATED:
+            pass
+        return seen
+
     async def sees(self, *expected: tuple[NodeId, BackendNodeState]) -> None:
         """Wait for these, in any order, passing over what is said of nodes that are still awaited."""
         missing = set(expected)
@@ -118,7 +123,7 @@ def played(lab: Lab, namespace: str, folder: Path, scene: Callable[[Site], Await
         asyncio.run(whole())
     finally:
         # Pods of other tests would be put on it, and never run.
-        lab.kubectl("delete", "node", "pretended", "--ignore-not-found")
+        lab.kubectl("delete", "node", "pretended", "pretended-spare", "--ignore-not-found")
 
 
 @pytest.fixture
@@ -157,6 +162,27 @@ def test_pods_are_nodes_and_are_replaced_one_by_one(play, lab: Lab, namespace: s
             await here.kubectl("annotate", "pod", (await here.pod(node))[0], "lab.holdfast/exit=0")
         await here.backend.cancel()
         await here.kubectl("wait", "jobset/run", "--for=condition=Completed", "--timeout=60s")
+
+    play(scene)
+
+
+def test_replacement_avoids_the_machine_of_a_failed_device(play, lab: Lab) -> None:
+    async def scene(here: Site) -> None:
+        here.make()
+        await here.backend.submit((at(0, 0), at(1, 0)))
+        machines = {(await here.created()).machine for _ in range(2)}
+        assert machines == {"pretended"}
+        assert await here.backend.avoid_machine(at(0, 0), "pretended", again=True) is None
+        await here.backend.replace_node(at(0, 1), "its GPU failed")
+        while (seen := await here.next()).state is not BackendNodeState.UNAVAILABLE or "device" not in seen.reason:
+            pass
+        assert seen.reason == "its pod was placed on pretended, where a device failed"
+        lab.kubectl("apply", "-f", "-", input=MACHINE.replace("pretended", "pretended-spare"))
+        assert (await here.created()).machine == "pretended-spare"
+        cordoned = await here.backend.avoid_machine(at(1, 0), "pretended", again=False)
+        assert cordoned is not None
+        assert cordoned.code == "machine-cordoned"
+        assert await here.kubectl("get", "node", "pretended", "-o", "jsonpath={.spec.unschedulable}") == "true"
 
     play(scene)
 

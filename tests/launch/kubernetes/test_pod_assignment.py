@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -79,6 +81,34 @@ def test_gang_that_its_queue_takes_back_is_evicted_once_and_its_nodes_wait_for_a
     assert not PodAssignments(suspended="it is").suspension_outdated((OVER_A,))
     unnoticed = PodAssignments().request(FIRST).update_pod(A).reconcile()[0].suspend("it was quick").update_pod(OVER_A)
     assert settled(unnoticed)[1] == [(FIRST, BackendNodeState.EVICTED), (FIRST, BackendNodeState.TERMINATED)]
+
+
+def test_pod_on_an_avoided_machine_is_no_node_and_one_elsewhere_is() -> None:
+    on_bad, elsewhere = replace(A, machine="m7"), replace(B, machine="m8")
+    lives, _ = settled(PodAssignments().request(FIRST).update_pod(on_bad))
+    lives = lives.avoid("m7")
+    assert lives.misplaced_pods() == ()  # it is bound: whether it goes is for the controller to decide
+    lives, _ = settled(lives.request(SECOND).update_pod(OVER_A))
+    again = replace(A, uid="c", machine="m7", running=False)
+    lives, seen = lives.update_pod(again).reconcile()
+    assert [(each.state, each.reason) for each in seen] == [
+        (BackendNodeState.UNAVAILABLE, "its pod was placed on m7, where a device failed")
+    ]
+    assert lives.misplaced_pods() == (again,)
+    lives = lives.retire(lives.misplaced_pods())
+    assert lives.misplaced_pods() == ()
+    assert settled(lives.update_pod(replace(again, running=True)))[1] == []
+    _, seen = lives.update_pod(elsewhere).reconcile()
+    assert [(each.node_id, each.state, each.machine) for each in seen] == [(SECOND, BackendNodeState.CREATED, "m8")]
+
+
+def test_pod_of_a_node_that_has_one_stays_on_an_avoided_machine() -> None:
+    other = NodeId(node=1, generation=0)
+    there = replace(B, node=1, machine="m7")
+    lives, _ = settled(PodAssignments().request(other).update_pod(there))
+    lives, seen = settled(lives.avoid("m7").request(FIRST))
+    assert (lives.misplaced_pods(), seen) == ((), [])
+    assert lives.generation(1, B.address) == 0
 
 
 _STEPS = st.one_of(

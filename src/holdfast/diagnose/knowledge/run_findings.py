@@ -133,10 +133,21 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "machine-not-avoided",
-        "A node's devices failed, and its replacement may run on the same machine: a local run has no other machine, "
-        "or the cluster does not let holdfast choose one.",
-        "`holdfast events`: the machine of the replacement.",
-        "Take the machine out of use (`kubectl cordon MACHINE`), or repair the device.",
+        "A node's devices failed, and its replacement runs on the same machine: a local run has no other.",
+        "`holdfast events`: the failure before it.",
+        "Repair the device, or run the job on a target with other machines.",
+    ),
+    (
+        "machine-cordoned",
+        "A device failed on this machine of the cluster, and the controller's account may cordon machines.",
+        "`kubectl get node MACHINE`: SchedulingDisabled.",
+        "Have the machine repaired, then `kubectl uncordon MACHINE`.",
+    ),
+    (
+        "machine-not-cordoned",
+        "A device failed on this machine of the cluster. The run uses it no more, but may not cordon it for others.",
+        "The finding that replaced the node; `dmesg` on that machine.",
+        "`kubectl cordon MACHINE`, and have it repaired.",
     ),
     (
         "standby-not-ready",

@@ -141,15 +141,19 @@ class LocalBackend:
                     await asyncio.to_thread(self._remove, former)
             await self._submit((node_id,))
 
-    async def avoid_machine(self, node_id: NodeId, machine: str) -> Finding | None:
+    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> Finding | None:
         """Impossible: all nodes are processes of this machine."""
-        return Finding(
-            code="machine-not-avoided",
-            severity=Severity.WARNING,
-            what=f"the replacement of node{node_id.node} runs on the same machine: a local run has no other",
-            where=f"node{node_id.node}",
-            remedy="If the device fails again, repair it, or run the job on a target with other machines.",
-            owner=Owner.CLUSTER,
+        return (
+            None
+            if again
+            else Finding(
+                code="machine-not-avoided",
+                severity=Severity.WARNING,
+                what=f"the replacement of node{node_id.node} runs on the same machine: a local run has no other",
+                where=f"node{node_id.node}",
+                remedy="If the device fails again, repair it, or run the job on a target with other machines.",
+                owner=Owner.CLUSTER,
+            )
         )
 
     async def cordon(self, node_id: NodeId) -> None:

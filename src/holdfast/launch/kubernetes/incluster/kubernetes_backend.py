@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -65,6 +66,9 @@ class KubernetesBackend:
         self._owner_polled_at = -MIN_OWNER_POLL_S
         """Monotonic time of the last request for the gang's object."""
         self._pods_listed = asyncio.Event()
+        self._refusals: Counter[int] = Counter()
+        """How often a node's pod was placed on an avoided machine, by node number."""
+        self._refusing: set[asyncio.Task[None]] = set()
         self._no_pods_left = asyncio.Event()
         """Set while every node's pod is gone or terminating."""
 
@@ -100,20 +104,46 @@ class KubernetesBackend:
         if self._pods.has_pod(node_id) or self._pods.suspended:
             return  # a suspended gang gets all its pods when it is admitted
         log.info("replacing node%s: %s", node_id.node, reason)
+        await self._delete_pods(node_id.node, self._pods.retired_pods(node_id))
+
+    async def _delete_pods(self, node: int, pods: Iterable[PodStatus]) -> None:
+        """Delete pods of a node, or the Job that it has for itself, so that its operator makes another one."""
         if self._kind.job_per_node:
-            await self._delete(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node_id.node}")
+            await self._delete(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node}")
             return
-        for pod in tuple(self._pods.retired_pods(node_id)):
+        for pod in tuple(pods):
             await self._delete(f"{PODS_PATH}/{pod.name}")
 
-    async def avoid_machine(self, node_id: NodeId, machine: str) -> Finding | None:
-        """Report the machine: its user may cordon it, this back end may not."""
+    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> Finding | None:
+        """Bind no further pod on the machine, and cordon it where the controller's role allows that.
+
+        The template of a gang's pods cannot be changed while it runs, so the scheduler may choose the machine again.
+        Such a pod is deleted as soon as it is placed, and another one made.
+        """
+        if not machine:
+            return None
+        self._update(self._pods.avoid(machine))
+        return None if again else await self._cordon(machine)  # meanwhile somebody may have repaired it
+
+    async def _cordon(self, machine: str) -> Finding:
+        try:
+            await self._cluster.patch(f"/api/v1/nodes/{machine}", {"spec": {"unschedulable": True}})
+        except ApiError as refused:
+            return Finding(
+                code="machine-not-cordoned",
+                severity=Severity.WARNING,
+                what=f"this run avoids the machine {machine}, and other jobs do not",
+                where=machine,
+                evidence=(str(refused),),
+                remedy=f"Cordon it (`kubectl cordon {machine}`) and have it repaired.",
+                owner=Owner.CLUSTER,
+            )
         return Finding(
-            code="machine-not-avoided",
+            code="machine-cordoned",
             severity=Severity.WARNING,
-            what=f"the replacement of node{node_id.node} may run on the same machine",
+            what=f"the machine {machine} is cordoned, because a device failed there",
             where=machine,
-            remedy=f"Cordon the machine: `kubectl cordon {machine}`.",
+            remedy=f"Have it repaired, then `kubectl uncordon {machine}`.",
             owner=Owner.CLUSTER,
         )
 
@@ -218,6 +248,19 @@ class KubernetesBackend:
         (self._no_pods_left.clear if stays or not self._pods_listed.is_set() else self._no_pods_left.set)()
         for seen in observed:
             self._observed.put_nowait(seen)
+        for pod in assignments.misplaced_pods():
+            self._pods = self._pods.retire((pod,))
+            task = asyncio.ensure_future(self._refuse(pod))
+            self._refusing.add(task)
+            task.add_done_callback(self._refusing.discard)
+
+    async def _refuse(self, pod: PodStatus) -> None:
+        """Delete a pod on an avoided machine; the first time immediately, while it still takes up that machine."""
+        tries = self._refusals[pod.node]
+        self._refusals[pod.node] += 1
+        log.info("%s is on %s, where a device failed: it is made again", pod.name, pod.machine)
+        await asyncio.sleep(min(MAX_POLL_S, RETRY_S * (2**tries - 1)))
+        await self._delete_pods(pod.node, (pod,))
 
     async def _delete(self, path: str) -> None:
         """Delete an object; retries while the API server is unavailable."""
@@ -284,6 +327,7 @@ def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | Non
         name=meta["name"],
         node=node,
         address=status.get("podIP", ""),
+        machine=pod.get("spec", {}).get("nodeName", ""),
         running=phase == "Running",
         terminating=leaving,
         ended=over,

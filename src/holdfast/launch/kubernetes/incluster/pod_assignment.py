@@ -20,6 +20,8 @@ class PodStatus:
     name: str
     node: int
     address: str = ""
+    machine: str = ""
+    """The machine that it was placed on; empty before that."""
     running: bool = False
     terminating: bool = False
     """Whether it is being deleted while it runs: its agent reports that itself, and its ranks save first."""
@@ -41,6 +43,8 @@ class PodAssignments:
     """Generations that wait for a pod, by node."""
     retired: frozenset[str] = frozenset()
     """Pods that must not be bound again."""
+    avoided: frozenset[str] = frozenset()
+    """Machines on which no further pod is bound."""
     suspended: str = ""
     """Why no pods are created: the queue has not admitted the run, or has evicted it. Empty while admitted."""
     evicted: frozenset[NodeId] = frozenset()
@@ -62,6 +66,25 @@ class PodAssignments:
             pending={**self.pending, node_id.node: node_id},
             reported=reported,
         )
+
+    def avoid(self, machine: str) -> PodAssignments:
+        """Bind no further pod on a machine."""
+        return replace(self, avoided=self.avoided | {machine})
+
+    def misplaced_pods(self) -> tuple[PodStatus, ...]:
+        """Pods on avoided machines for which a node waits: they are to be deleted, so that others are made."""
+        return tuple(
+            pod
+            for pod in self.pods.values()
+            if pod.machine in self.avoided
+            and pod.node in self.pending
+            and not pod.terminating
+            and pod.uid not in self.retired
+        )
+
+    def retire(self, pods: Iterable[PodStatus]) -> PodAssignments:
+        """Never bind these pods."""
+        return replace(self, retired=self.retired | {pod.uid for pod in pods})
 
     def update_pod(self, pod: PodStatus) -> PodAssignments:
         """Record a pod's status."""
@@ -119,7 +142,7 @@ class PodAssignments:
 
     def _candidates(self, node_id: NodeId) -> list[PodStatus]:
         there = (pod for pod in self.pods.values() if pod.node == node_id.node and not pod.terminating)
-        return [pod for pod in there if pod.uid not in self.retired]
+        return [pod for pod in there if pod.uid not in self.retired and pod.machine not in self.avoided]
 
     def _bind(self, node_id: NodeId) -> tuple[PodAssignments, tuple[NodeObservation, ...]]:
         candidates = self._candidates(node_id)
@@ -127,8 +150,13 @@ class PodAssignments:
             if pod.running and pod.address:
                 wanted = {node: other for node, other in self.pending.items() if node != node_id.node}
                 result = replace(self, bound={**self.bound, node_id: pod.uid}, pending=wanted)
-                return result, (NodeObservation(node_id=node_id, state=BackendNodeState.CREATED, backend_id=pod.uid),)
-        why = next((pod.reason for pod in candidates if pod.reason), self.suspended)
+                created = NodeObservation(
+                    node_id=node_id, state=BackendNodeState.CREATED, backend_id=pod.uid, machine=pod.machine
+                )
+                return result, (created,)
+        misplaced = (pod for pod in self.misplaced_pods() if pod.node == node_id.node)
+        avoids = next((f"its pod was placed on {pod.machine}, where a device failed" for pod in misplaced), "")
+        why = next((pod.reason for pod in candidates if pod.reason), self.suspended or avoids)
         if why and why != self.reported.get(node_id.node):
             result = replace(self, reported={**self.reported, node_id.node: why})
             return result, (NodeObservation(node_id=node_id, state=BackendNodeState.UNAVAILABLE, reason=why),)
