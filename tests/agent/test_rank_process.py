@@ -1,0 +1,60 @@
+"""How a rank's process exited, with the fault of a device that its output or the kernel's log shows."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.rank_process import ProcessExit, RankProcess
+from holdfast.clock import Clock
+from holdfast.events import DeviceFault, ExitReason
+from holdfast.protocol.orders import RankLaunch
+
+LAUNCH_FAILURE = "CUDA error: unspecified launch failure"
+RAISES = f"raise RuntimeError('{LAUNCH_FAILURE}')"
+ABORTS = f"import os, sys; sys.stderr.write('terminate called\\n  what():  {LAUNCH_FAILURE}\\n'); os.abort()"
+XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+FAR_FUTURE_US = 10**15
+
+
+def ended(folder: Path, program: str, *, kernel: str = "") -> ProcessExit:
+    """Run a program as rank 0 to its end."""
+    kernel_log = folder / "kmsg"
+    kernel_log.write_text(kernel)
+    launch = RankLaunch(
+        rank=0, argv=(sys.executable, "-S", "-c", program), env={}, cwd=".", log=str(folder / "rank-0.log")
+    )
+
+    async def run() -> ProcessExit:
+        process, over = RankProcess(launch, folder / "socket", Clock(), kernel_log), asyncio.Event()
+        await process.start(lambda _: over.set(), process.command(folder, {}))
+        await over.wait()
+        assert process.exit is not None
+        return process.exit
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(("program", "reason"), [(RAISES, ExitReason.CODE), (ABORTS, ExitReason.SIGNAL)])
+def test_rank_that_reports_a_fault_of_a_device_exits_by_that(tmp_path: Path, program: str, reason: ExitReason) -> None:
+    end = ended(tmp_path, program)
+    assert (end.reason, end.device_fault) == (reason, DeviceFault.UNCLEAR)
+    assert LAUNCH_FAILURE in end.error + end.evidence
+
+
+def test_kernels_log_shows_what_the_rank_could_not_know(tmp_path: Path) -> None:
+    end = ended(
+        tmp_path, RAISES, kernel=f"4,1,{FAR_FUTURE_US},-;{XID}\n4,2,1,-;NVRM: Xid (PCI:0000:1c:00): 48, earlier\n"
+    )
+    assert (end.device_fault, end.evidence) == (DeviceFault.GPU, XID)
+    assert end.error == f"RuntimeError: {LAUNCH_FAILURE}"
+
+
+@pytest.mark.parametrize(
+    "program", ["raise ValueError('bad shape')", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "pass"]
+)
+def test_rank_that_ends_otherwise_has_no_fault_of_a_device(tmp_path: Path, program: str) -> None:
+    assert ended(tmp_path, program, kernel=f"4,1,{FAR_FUTURE_US},-;{XID}\n").device_fault is None
