@@ -85,6 +85,7 @@ def test_node_is_replaced_at_its_first_fault_of_hardware(fault: DeviceFault, ste
 def test_fault_that_hardware_may_have_caused_replaces_the_node_the_second_time(fault: DeviceFault) -> None:
     first, now = failed(DeviceFault.CONTAINED, at=90_000.0, step=20), failed(fault)
     assert replaces(decide(first, (), RECOVERY)) == (Action.RESTART, False, False)
+    assert "A second fault of node1" in decide(first, (), RECOVERY).finding.remedy
     verdict = decide(now, (first,), RECOVERY)
     assert replaces(verdict) == (Action.REPLACE_NODE, True, True)
     assert "fault 2 of this node within recovery.suspect_window_s, 86400 s" in verdict.finding.what

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from tests.control.test_root_cause import exited, hung, root_cause
 from tests.diagnose.log_lines import chunk
@@ -13,13 +14,14 @@ from holdfast.control.policy import FailureKind
 from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.diagnose.peer_symptoms import OF_A_PEER
 from holdfast.diagnose.pipeline import diagnose_chunks
-from holdfast.events import ExitReason, RankExited, RankHung
+from holdfast.events import DeviceFault, ExitReason, RankExited, RankHung
 
 CLOSED = (
     "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:29318"
 )
 NCCL_CLOSED = "n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer n1<51159>"
 REMOTE = "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
+ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered"
 OUT_OF_MEMORY = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 WATCHDOG = (
     "[rank0]:[E1120 10:10:00.1 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
@@ -70,6 +72,16 @@ FAILED = {
         rank=2,
         kind=FailureKind.CRASHED,
         failure_class=FailureClass.OOM_GPU,
+    ),
+    "failed device": Failed(
+        exits=(
+            exited(0, 11.0, error=REMOTE),
+            msgspec.structs.replace(exited(1, 11.2, error=ECC), device_fault=DeviceFault.MEMORY),
+        ),
+        logs={0: [NCCL_CLOSED, REMOTE], 1: [ECC]},
+        rank=1,
+        kind=FailureKind.GPU_MEMORY_FAILED,
+        failure_class=FailureClass.GPU_XID,
     ),
     "hang": Failed(
         exits=(exited(0, 611.0, how=ExitReason.SIGNAL, code=6, error=WATCHDOG),),

@@ -19,7 +19,27 @@ WATCHDOG = (
     "[rank3]:[E1123 10:00:00.123 ProcessGroupNCCL.cpp:2105] [PG ID 0 PG GUID 0(default_pg) Rank 3] Process group "
     "watchdog thread terminated with exception: CUDA error: "
 )
+# Verbatim: pytorch/pytorch#113128, NVIDIA/nccl-tests#230, wilicc/gpu-burn#1, rwth-i6/returnn#1486, torch/cutorch#197
+PUBLISHED = [
+    (
+        "[default0]:[rank12]:[E817 17:40:34.227531918 ProcessGroupNCCL.cpp:1515] [PG 0 (default_pg) Rank 12] Process "
+        "group watchdog thread terminated with exception: CUDA error: uncorrectable ECC error encountered",
+        DeviceFault.MEMORY,
+    ),
+    (
+        "DESKTOP-GGBQPHK:64756:64771 [0] include/alloc.h:123 NCCL WARN Cuda failure 999 'unknown error'",
+        DeviceFault.UNCLEAR,
+    ),
+    ("[74889.644138] NVRM: Xid (PCI:0000:02:00): 79, GPU has fallen off the bus.", DeviceFault.GPU),
+    ("Unable to determine the device handle for GPU0000:03:00.0: Unknown Error", DeviceFault.GPU),
+    (
+        "luajit: cuda runtime error (30) : unknown error at /tmp/luarocks_cutorch-scm-1-9927/cutorch/lib/THC/"
+        "THCStorage.c:113",
+        DeviceFault.UNCLEAR,
+    ),
+]
 LINES = [
+    *PUBLISHED,
     ("NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus.", DeviceFault.GPU),
     ("NVRM: GPU 0000:1b:00.0: GPU has fallen off the bus.", DeviceFault.GPU),
     ("NVRM: GPU 0000:4f:00.0: RmInitAdapter failed! (0x62:0xffff:2351)", DeviceFault.GPU),

@@ -649,6 +649,8 @@ def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
         remedy = "Nothing: all ranks restart from the last checkpoint."
     else:
         remedy = "Nothing: all ranks restart."
+    if _KINDS[failure.kind].blame is NodeBlame.SUSPECTED:
+        remedy = f"{remedy} A second fault of node{failure.node} within recovery.suspect_window_s replaces it."
     return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy), recomputed_s=repeats_s)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.events import Outcome
 from holdfast.events.log import read_events
 from holdfast.findings import Finding, Owner, Severity
-from holdfast.job.backend import NodeId, NodeObservation
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError
@@ -67,7 +67,7 @@ class KubernetesBackend:
         """Monotonic time of the last request for the gang's object."""
         self._pods_listed = asyncio.Event()
         self._refusals: Counter[int] = Counter()
-        """How often a node's pod was placed on an avoided machine, by node number."""
+        """How often in a row a node's pod was placed on an avoided machine, by node number."""
         self._refusing: set[asyncio.Task[None]] = set()
         self._no_pods_left = asyncio.Event()
         """Set while every node's pod is gone or terminating."""
@@ -248,6 +248,8 @@ class KubernetesBackend:
         (self._no_pods_left.clear if stays or not self._pods_listed.is_set() else self._no_pods_left.set)()
         for seen in observed:
             self._observed.put_nowait(seen)
+            if seen.state is BackendNodeState.CREATED:
+                del self._refusals[seen.node_id.node]
         for pod in assignments.misplaced_pods():
             self._pods = self._pods.retire((pod,))
             task = asyncio.ensure_future(self._refuse(pod))
