@@ -262,7 +262,8 @@ class KubernetesBackend:
         self._refusals[pod.node] += 1
         log.info("%s is on %s, where a device failed: it is made again", pod.name, pod.machine)
         await asyncio.sleep(min(MAX_POLL_S, RETRY_S * (2**tries - 1)))
-        await self._delete_pods(pod.node, (pod,))
+        if pod.uid in self._pods.pods:  # else its Job may have another pod by now
+            await self._delete_pods(pod.node, (pod,))
 
     async def _delete(self, path: str) -> None:
         """Delete an object; retries while the API server is unavailable."""
