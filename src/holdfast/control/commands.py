@@ -59,12 +59,12 @@ class ReplaceNode:
 
 @dataclass(frozen=True, kw_only=True)
 class AvoidMachine:
-    """Have the back end create no further node of the run on a machine whose devices have failed."""
+    """Have the target create no further node of the run on a machine whose devices have failed."""
 
     node_id: NodeId
     """The node that failed there."""
     machine: str
-    """The back end's name of the machine; empty where nodes have none."""
+    """The target's name of the machine; empty where nodes have none."""
     again: bool = False
     """Whether an earlier controller has issued it, and reported what came of it."""
 

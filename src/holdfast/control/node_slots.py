@@ -40,7 +40,7 @@ def avoid_machine(ctx: Context, index: int) -> None:
 
 
 def avoid_again(ctx: Context) -> None:
-    """Avoid the machines of failed nodes, for a back end that may not know them."""
+    """Avoid the machines of failed nodes, for a target that may not know them."""
     ctx.emit(*(AvoidMachine(node_id=node_id, machine=name, again=True) for node_id, name in ctx.state.avoided))
 
 

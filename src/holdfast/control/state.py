@@ -116,7 +116,7 @@ class NodeState(_Frozen):
     address: str = ""
     port: int = 0
     machine: str = ""
-    """The back end's name of its machine, if it has one."""
+    """The target's name of its machine, if it has one."""
     has_processes: bool = False
     """Whether processes of its replica's current attempt may exist on it."""
 

@@ -230,7 +230,7 @@ class NodeCreated(Event, frozen=True, kw_only=True):
     backend_id: str = ""
     """The back end's id of the node, such as a pod's uid, for a later controller."""
     machine: str = ""
-    """The back end's name of the machine that it is on, if machines have names."""
+    """The target's name of the machine that it is on, if machines have names."""
 
 
 class NodeUnavailable(Event, frozen=True, kw_only=True):
