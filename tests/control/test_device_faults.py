@@ -91,6 +91,18 @@ def test_fault_that_hardware_may_have_caused_replaces_the_node_the_second_time(f
     assert "fault 2 of this node within recovery.suspect_window_s, 86400 s" in verdict.finding.what
 
 
+@pytest.mark.parametrize("fault", [DeviceFault.UNCLEAR, DeviceFault.NCCL_SYSTEM])
+def test_error_that_settings_may_cause_replaces_no_node_before_the_first_step_and_ends_the_run(
+    fault: DeviceFault,
+) -> None:
+    tries = [failed(fault, step=0, rank=rank, node=rank, machine="m7") for rank in (3, 1, 2)]
+    assert replaces(decide(tries[0], (), RECOVERY)) == (Action.RESTART, False, False)
+    assert replaces(decide(tries[1], tuple(tries[:1]), RECOVERY)) == (Action.RESTART, False, False)
+    assert decide(tries[2], tuple(tries[:2]), RECOVERY).action is Action.STOP
+    contained = failed(DeviceFault.CONTAINED, step=0)
+    assert decide(contained, (contained,), RECOVERY).action is Action.REPLACE_NODE
+
+
 @pytest.mark.parametrize(
     "earlier",
     [
@@ -247,12 +259,14 @@ def test_elastic_run_without_a_spare_goes_on_with_fewer_nodes() -> None:
 
 def test_second_suspicion_counts_per_machine_and_not_per_node_number() -> None:
     run = Run(nodes=1, max_restarts=10).running()
-    for attempt, replaced in enumerate([False, True, False]):
-        run.do(fails(0, DeviceFault.UNCLEAR, attempt=attempt, at=20.0 + attempt))
+    faults = [DeviceFault.CONTAINED, DeviceFault.NIC_LINK_DOWN, DeviceFault.CONTAINED]
+    for attempt, (fault, replaced) in enumerate(zip(faults, [False, True, False], strict=True)):
+        run.do(fails(0, fault, attempt=attempt, at=20.0 + attempt))
         commands = run.do(stopped(0, attempt=attempt))
         assert bool(replacements(commands)) is replaced
         if replaced:
-            run.do(joined(0, generation=1, incarnation="other", at=30.0))
+            commands = run.do(joined(0, generation=1, incarnation="other", at=30.0))
+        assert starts(commands) == [(0,)]
 
 
 def test_next_controller_avoids_the_machine_too() -> None:

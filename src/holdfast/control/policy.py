@@ -335,8 +335,13 @@ _OF_ANY_RANK = (
     FailureKind.DISK_FULL,
     FailureKind.READ_ONLY,
     FailureKind.SPAWN_RESOURCES_EXHAUSTED,
+    FailureKind.GPU_ERROR_UNCLEAR,
+    FailureKind.NCCL_SYSTEM_CALL_FAILED,
 )
 """Besides program errors: failures that any rank may meet first."""
+
+_LIKELY_SETTINGS_AT_FIRST = (FailureKind.GPU_ERROR_UNCLEAR, FailureKind.NCCL_SYSTEM_CALL_FAILED)
+"""Device faults that before the run's first step are mostly errors of the program or its settings: a small /dev/shm."""
 
 _BEFORE_THE_PROGRAM = (
     FailureKind.NOT_STARTED,
@@ -588,6 +593,8 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
 def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A node is replaced at the first fault of its hardware, and at the second fault that may be of its hardware."""
     kind = _KINDS[failure.kind]
+    if failure.step == 0 and failure.kind in _LIKELY_SETTINGS_AT_FIRST:
+        return None
     before = [
         one
         for one in earlier
@@ -649,7 +656,7 @@ def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
         remedy = "Nothing: all ranks restart from the last checkpoint."
     else:
         remedy = "Nothing: all ranks restart."
-    if _KINDS[failure.kind].blame is NodeBlame.SUSPECTED:
+    if _KINDS[failure.kind].blame is NodeBlame.SUSPECTED and failure.step:
         remedy = f"{remedy} A second fault of node{failure.node} within recovery.suspect_window_s replaces it."
     return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy), recomputed_s=repeats_s)
 
