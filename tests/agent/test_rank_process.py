@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from holdfast.agent import rank_process
 from holdfast.agent.rank_process import ProcessExit, RankProcess
 from holdfast.clock import Clock
 from holdfast.events import DeviceFault, ExitReason
@@ -51,6 +53,13 @@ def test_kernels_log_shows_what_the_rank_could_not_know(tmp_path: Path) -> None:
     )
     assert (end.device_fault, end.evidence) == (DeviceFault.GPU, XID)
     assert end.error == f"RuntimeError: {LAUNCH_FAILURE}"
+
+
+def test_old_records_of_the_kernel_explain_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = time.monotonic_ns()
+    monkeypatch.setattr(rank_process, "KERNEL_LOG_WINDOW_US", -(10**9))  # recent is what comes in 1,000 s
+    end = ended(tmp_path, RAISES, kernel=f"4,1,{began // 1000 + 5 * 10**8},-;{XID}\n")
+    assert end.device_fault is DeviceFault.UNCLEAR
 
 
 @pytest.mark.parametrize(

@@ -188,8 +188,9 @@ def test_signal_that_ended_a_rank_with_a_failed_device_is_its_exit_code_as_a_she
         rank_exited(0, 10.0, error=CLOSED),
         device(0, 10.0, DeviceFault.NCCL_REMOTE, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1"),
         device(0, 10.0, DeviceFault.NCCL_SYSTEM, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1"),
+        device(0, 10.0, DeviceFault.NIC_LINK_DOWN, CLOSED),
     ],
-    ids=["gloo", "remote", "system"],
+    ids=["gloo", "remote", "system", "a link that flapped before"],
 )
 def test_rank_with_the_failed_device_is_the_cause_though_its_peers_end_first(peer: RankExited) -> None:
     failure = root_cause(rank_failures=(peer, device(1, 11.0, DeviceFault.MEMORY)))

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +37,9 @@ MAX_LARGEST_SHOWN = 3
 
 SHELL_SIGNAL = 128
 """A shell, apptainer or srun adds this to the signal number that ended its child, for its own exit code."""
+
+KERNEL_LOG_WINDOW_US = 600 * 1_000_000
+"""How long before a rank's end the kernel may have logged its cause: NCCL's default timeout, after which ranks end."""
 
 _FATAL = frozenset((signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL, signal.SIGSEGV))
 
@@ -292,10 +296,11 @@ class RankProcess:
     def _with_device_fault(self, ended: ProcessExit) -> ProcessExit:
         """An exit with the fault of a device that caused it, if its output or the kernel's log reports one."""
         assert self._oom_before is not None
+        recent_us = time.monotonic_ns() // 1000 - KERNEL_LOG_WINDOW_US
         found = device_evidence(
             ended.error,
             Path(self.launch.log),
-            since_us=self._oom_before.since_us,
+            since_us=max(self._oom_before.since_us, recent_us),
             by_signal=ended.reason is ExitReason.SIGNAL,
             kernel_log=self._kernel_log,
         )

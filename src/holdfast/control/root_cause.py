@@ -107,16 +107,12 @@ def precedence(exited: RankExited) -> tuple[PeerSymptom, bool, float]:
 
 
 def exit_symptom(exited: RankExited) -> PeerSymptom:
-    """How likely a rank's exit is a symptom of a failure elsewhere; a fault of a device is none."""
-    match exited.device_fault:
-        case None:
-            return peer_symptom(exited.error)
-        case DeviceFault.NCCL_REMOTE:
-            return PeerSymptom.PEER
-        case DeviceFault.NCCL_SYSTEM:
-            return max(peer_symptom(exited.error), PeerSymptom.NETWORK)
-        case _:
-            return PeerSymptom.NONE
+    """How likely a rank's exit is a symptom of a failure elsewhere; a fault of hardware is none."""
+    if _is_of_hardware(exited):
+        return PeerSymptom.NONE
+    of_nccl = {DeviceFault.NCCL_REMOTE: PeerSymptom.PEER, DeviceFault.NCCL_SYSTEM: PeerSymptom.NETWORK}
+    reported = PeerSymptom.NONE if exited.device_fault is None else of_nccl.get(exited.device_fault, PeerSymptom.NONE)
+    return max(peer_symptom(exited.error), reported)
 
 
 def _is_of_hardware(one: RankExited | RankHung | Failure) -> bool:
