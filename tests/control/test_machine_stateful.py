@@ -49,6 +49,7 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
+    DeviceFault,
     ExitReason,
     NodeCreated,
     NodeTerminated,
@@ -472,7 +473,16 @@ class World:
     def say_stopped(self, agent: Agent, attempt: int) -> None:
         agent.say(RanksStopped(at=self.now, node=agent.node, replica=agent.replica, attempt=attempt, port=agent.port))
 
-    def end_rank(self, agent: Agent, rank: Rank, how: ExitReason, code: int, *, stopped: bool = False) -> None:
+    def end_rank(
+        self,
+        agent: Agent,
+        rank: Rank,
+        how: ExitReason,
+        code: int,
+        *,
+        stopped: bool = False,
+        fault: DeviceFault | None = None,
+    ) -> None:
         team = agent.team
         assert team is not None
         rank.end = RankExited(
@@ -487,6 +497,7 @@ class World:
             exited_on_request=code == STOPPED_EARLY,
             has_session=True,
             error="RuntimeError: it broke" if code and not stopped else "",
+            device_fault=fault,
         )
         agent.say(rank.end)
         if not team.alive:
@@ -740,6 +751,15 @@ class Play(RuleBasedStateMachine):
         rank = agent.team.alive[which % len(agent.team.alive)]
         how = ExitReason.CODE if code >= 0 else ExitReason.SIGNAL
         self.world.end_rank(agent, rank, how, abs(code))
+
+    @precondition(lambda self: self.teams())
+    @rule(index=pick, which=pick, fault=st.sampled_from([DeviceFault.GPU, DeviceFault.CONTAINED]))
+    def device_fails(self, index: int, which: int, fault: DeviceFault) -> None:
+        teams = self.teams()
+        agent = teams[index % len(teams)]
+        assert agent.team is not None
+        rank = agent.team.alive[which % len(agent.team.alive)]
+        self.world.end_rank(agent, rank, ExitReason.SIGNAL, 6, fault=fault)
 
     @precondition(lambda self: self.teams())
     @rule(index=pick)
