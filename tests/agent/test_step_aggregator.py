@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from holdfast.agent.step_aggregator import StepAggregator
+from holdfast.agent.step_aggregator import MAX_AWAITED_STEPS, StepAggregator
 from holdfast.protocol.orders import Progress, RankLaunch, StartRanks, agent_message_decoder, encode
-from holdfast.protocol.rank_messages import RankStep
+from holdfast.protocol.rank_messages import RankStep, RankStepMetrics
 from holdfast.protocol.validation import MAX_METRIC_NAME, MAX_METRICS
 from holdfast.security.api_limits import LIMITS
 
@@ -62,3 +62,39 @@ def test_memory_for_a_rank_that_runs_ahead_of_the_others_is_bounded() -> None:
         return len(aggregator._ranks[0].pending)
 
     assert asyncio.run(run_ahead()) == 20_000
+
+
+def test_steps_wait_for_their_metrics_and_keep_their_order() -> None:
+    async def pass_steps() -> list[tuple[int, dict[str, float]]]:
+        sent: list[Progress] = []
+        launches = (RankLaunch(rank=0, argv=("x",), env={}, cwd="", log=""),)
+        aggregator = StepAggregator(
+            StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: sent.append(said) or 0
+        )
+        aggregator.add_rank(0)
+        for step in (1, 2, 3):
+            aggregator.add(0, RankStep(step=step, started=1.0, ended=2.0, metrics_follow=True))
+        aggregator.flush()
+        assert sent == []
+        aggregator.add_metrics(0, RankStepMetrics(step=9, metrics={"loss": 9.0}))
+        aggregator.add_metrics(0, RankStepMetrics(step=2, metrics={"loss": 2.0}))
+        aggregator.add(0, RankStep(step=4, started=1.0, ended=2.0, metrics_follow=True))
+        aggregator.add_metrics(0, RankStepMetrics(step=3, metrics={"loss": 3.0}))
+        aggregator.complete(0)  # the rank is gone
+        aggregator.complete(1)
+        aggregator.flush()
+        return [(step.step, step.metrics) for progress in sent for step in progress.steps]
+
+    assert asyncio.run(pass_steps()) == [(1, {}), (2, {"loss": 2.0}), (3, {"loss": 3.0}), (4, {})]
+
+
+def test_memory_for_steps_whose_metrics_never_come_is_bounded() -> None:
+    async def run_on() -> tuple[int, int]:
+        launches = (RankLaunch(rank=0, argv=("x",), env={}, cwd="", log=""),)
+        aggregator = StepAggregator(StartRanks(replica=0, attempt=0, ranks=launches), node=0, send=lambda said: 0)
+        aggregator.add_rank(0)
+        for step in range(1000):
+            aggregator.add(0, RankStep(step=step, started=1.0, ended=2.0, metrics_follow=True))
+        return len(aggregator._ranks[0].awaited), aggregator._ranks[0].last_step
+
+    assert asyncio.run(run_on()) == (MAX_AWAITED_STEPS, 999 - MAX_AWAITED_STEPS)

@@ -89,7 +89,7 @@ def test_waiting_counts_the_time_until_items_are_there_and_no_other():
 
 def test_numbers_are_plain_and_none_is_left_out():
     given = {"loss": torch.tensor(2.5, requires_grad=True), "tokens": 3, "norm": None}
-    assert to_numbers(given) == ({"loss": 2.5, "tokens": 3.0}, {})
+    assert to_numbers(given) == ({"loss": 2.5, "tokens": 3.0}, {}, None)
 
 
 def test_metrics_that_are_no_numbers_are_dropped_one_by_one():
@@ -102,7 +102,7 @@ def test_metrics_that_are_no_numbers_are_dropped_one_by_one():
         "n" * 129: 1.0,
         "torn\ud800": 1.0,
     }
-    good, dropped = to_numbers(bad | {"loss": 1.0})
+    good, dropped, _ = to_numbers(bad | {"loss": 1.0})
     assert good == {"loss": 1.0}
     assert dropped.keys() == bad.keys()
     assert "3 elements" in dropped["norms"]

@@ -28,6 +28,7 @@ from holdfast.protocol.rank_messages import (
     ProgramEnded,
     RankCheckpointCommitted,
     RankStep,
+    RankStepMetrics,
     RankToAgent,
 )
 
@@ -94,6 +95,7 @@ class RankReports:
     def on_close(self, rank: int) -> None:
         """A rank has closed its connection."""
         self._hang_detector.mark_closed(rank)
+        self._step_aggregator.complete(rank)
 
     def on_drop(self, rank: int, reason: DropReason, sample: str) -> None:
         """A message of a rank was dropped."""
@@ -116,6 +118,10 @@ class RankReports:
                 progress.on_step(message.step)
                 self._step_aggregator.add(rank, _to_agent_time(message, progress.clock_ahead_s))
                 self._on_step(rank, message.step)
+                for finding in self._limits_of(rank).metrics.report(message.step, dropped):
+                    self._report_finding(finding)
+            case RankStepMetrics():
+                self._step_aggregator.add_metrics(rank, message)
                 for finding in self._limits_of(rank).metrics.report(message.step, dropped):
                     self._report_finding(finding)
             case ActivityChanged():

@@ -1,25 +1,31 @@
 """Aggregates the steps of a node's ranks: a step is reported once all ranks here have finished it.
 
-Steps are sent in batches at a limited rate: a message per node and step would overload a controller.
+Steps are sent in batches at a limited rate: a message per node and step would overload a controller. A step whose
+metrics are still on a GPU waits for them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from holdfast.metrics.metric_catalog import reduce_metrics, reduced_metrics
 from holdfast.protocol.metric_validation import split_valid_metrics
 from holdfast.protocol.orders import NodeStep, Progress, StartRanks
-from holdfast.protocol.rank_messages import RankStep
+from holdfast.protocol.rank_messages import RankStep, RankStepMetrics
 
 MAX_STEPS_PER_MESSAGE = 128
 """Most steps in one message."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest estimated message; the controller API rejects messages above 4 MiB (security/api_limits.py)."""
+MAX_AWAITED_STEPS = 256
+"""Steps of one rank whose metrics are awaited; beyond them the oldest is reported without."""
 MAX_PENDING_STEPS = 20_000
 """Steps of one rank that wait for the node's other ranks; beyond them the oldest is dropped."""
 
@@ -29,6 +35,8 @@ class _RankSteps:
     """Steps that one rank has reported."""
 
     last_step: int = -1
+    awaited: deque[RankStep] = field(default_factory=deque[RankStep])
+    """Steps whose metrics have not arrived, and those after them."""
     pending: deque[RankStep] = field(default_factory=lambda: deque[RankStep](maxlen=MAX_PENDING_STEPS))
     """Steps that other ranks of the node have not finished."""
 
@@ -59,7 +67,31 @@ class StepAggregator:
         self._ranks[rank] = _RankSteps()
 
     def add(self, rank: int, step: RankStep) -> None:
-        """Record a rank's step, and the node's if this rank is the last; times are on the agent's clock."""
+        """Record a rank's step, unless its metrics follow; times are on the agent's clock."""
+        awaited = self._ranks[rank].awaited
+        awaited.append(step)
+        if not step.metrics_follow:
+            self.complete(rank)
+        elif len(awaited) > MAX_AWAITED_STEPS:
+            self._record(rank, awaited.popleft())
+
+    def add_metrics(self, rank: int, message: RankStepMetrics) -> None:
+        """Record the step that these metrics belong to, and those before it; ignores metrics of any other step."""
+        awaited = self._ranks[rank].awaited
+        for place, step in enumerate(awaited):
+            if step.step == message.step:
+                awaited[place] = msgspec.structs.replace(step, metrics=message.metrics)
+                self.complete(rank, until=message.step)
+                return
+
+    def complete(self, rank: int, *, until: float = math.inf) -> None:
+        """Record the rank's steps up to this one, although their metrics may not have arrived."""
+        awaited = self._ranks[rank].awaited if rank in self._ranks else deque[RankStep]()
+        while awaited and awaited[0].step <= until:
+            self._record(rank, awaited.popleft())
+
+    def _record(self, rank: int, step: RankStep) -> None:
+        """Record a rank's step, and the node's if this rank is the last."""
         self._ranks[rank].last_step = step.step
         self._ranks[rank].pending.append(step)
         if len(self._ranks) < self._expected:

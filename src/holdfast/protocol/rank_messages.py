@@ -49,6 +49,15 @@ class RankStep(RankMessage, frozen=True, kw_only=True, tag="step"):
     ended: float
     checkpoint_s: float = 0.0
     metrics: dict[str, float] = {}
+    metrics_follow: bool = False
+    """Whether its metrics are still on a GPU, and come with a `RankStepMetrics`."""
+
+
+class RankStepMetrics(RankMessage, frozen=True, kw_only=True, tag="step-metrics"):
+    """The metrics of a step that the rank has already reported, in the order of the steps."""
+
+    step: int
+    metrics: dict[str, float] = {}
 
 
 class RankCheckpointCommitted(RankMessage, frozen=True, kw_only=True, tag="checkpoint-committed"):
@@ -148,7 +157,14 @@ class InjectRankFault(RankRequest, frozen=True, kw_only=True, tag="inject-rank-f
 
 
 RankToAgent = (
-    Hello | RankStep | ActivityChanged | RankCheckpointCommitted | FindingReported | ProgramEnded | ExitingOnRequest
+    Hello
+    | RankStep
+    | RankStepMetrics
+    | ActivityChanged
+    | RankCheckpointCommitted
+    | FindingReported
+    | ProgramEnded
+    | ExitingOnRequest
 )
 
 AgentToRank = (
@@ -201,8 +217,8 @@ def _is_of_another_version(line: bytes) -> bool:
         return False
 
 
-def _step_without_bad_metrics(line: bytes) -> tuple[RankStep, Mapping[str, str]] | None:
-    """A step whose metrics alone are invalid; None for anything else.
+def _step_without_bad_metrics(line: bytes) -> tuple[RankStep | RankStepMetrics, Mapping[str, str]] | None:
+    """A step, or its metrics, of which some metrics alone are invalid; None for anything else.
 
     Python's parser accepts what other programs write although JSON forbids it: NaN, infinities and lone surrogates.
     """
@@ -214,7 +230,7 @@ def _step_without_bad_metrics(line: bytes) -> tuple[RankStep, Mapping[str, str]]
         good, dropped = (
             split_valid_metrics(cast("dict[str, Any]", metrics)) if isinstance(metrics, dict) else ({}, _NO_METRICS)
         )
-        step = msgspec.convert({**given, "metrics": good}, RankStep)
+        step = msgspec.convert({**given, "metrics": good}, RankStep | RankStepMetrics)
     except (ValueError, LookupError, TypeError, RecursionError):
         return None
     return None if out_of_range(step) else (step, dropped)

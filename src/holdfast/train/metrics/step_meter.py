@@ -1,6 +1,6 @@
 """Measures a rank's steps: the given metrics as plain numbers, waits, memory, and throughput.
 
-Waits for a GPU only in `to_numbers`, and only if a step is given a tensor on a GPU. Reporting: rank_coordinator.py.
+Never waits for a GPU. Numbers that are still on one: late_numbers.py. Reporting: rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import math
 import resource
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, NamedTuple, SupportsFloat, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ from holdfast.metrics.devices import find_device
 from holdfast.metrics.flops import FlopsPerToken, ModelShape, model_shape
 from holdfast.metrics.throughput import Throughput
 from holdfast.protocol.metric_validation import invalid_name_reason
+from holdfast.train.accelerator import Accelerator, accelerator_of
+from holdfast.train.metrics.late_numbers import LateNumbers
 from holdfast.train.metrics.profiler import waiting_for_data
 from holdfast.train.torch_private import COMPILED_MODULE
 
@@ -70,10 +72,14 @@ class StepMeter:
 
     def measure(self, given: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
         """Metrics of a step of `step_s` on `devices` devices, by the names of the catalogue."""
-        measured = self._throughput.rates(given, step_s=step_s, devices=devices)
+        measured = self.rates(given, step_s=step_s, devices=devices)
         if self._data_wait_s is not None:
             measured["data_wait_s"], self._data_wait_s = self._data_wait_s, 0.0
         return measured | self._memory_now()
+
+    def rates(self, given: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
+        """Those of these metrics that follow from the given ones alone."""
+        return self._throughput.rates(given, step_s=step_s, devices=devices)
 
     def _memory_now(self) -> dict[str, float]:
         now = self._clock()
@@ -88,38 +94,58 @@ class StepMeter:
         return self._memory
 
 
-def to_numbers(given: Mapping[str, SupportsFloat | None]) -> tuple[dict[str, float], dict[str, str]]:
-    """Convert a step's metrics to plain numbers; returns also, by name, why a metric was dropped.
+class StepNumbers(NamedTuple):
+    """A step's metrics as plain numbers."""
 
-    Skips None, and waits for tensors on a GPU: an error of that GPU is raised here.
-    """
+    known: dict[str, float]
+    dropped: dict[str, str]
+    """By name, why a metric was dropped."""
+    late: LateNumbers | None
+    """Those that are still on a GPU."""
+
+
+def to_numbers(
+    given: Mapping[str, SupportsFloat | None],
+    find_accelerator: Callable[[torch.device], Accelerator | None] = accelerator_of,
+) -> StepNumbers:
+    """Convert a step's metrics to plain numbers, without waiting for a GPU; skips None."""
     found: dict[str, float] = {}
     dropped: dict[str, str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    accelerator: Accelerator | None = None
     for name, value in given.items():
         if value is None:
             continue
         try:
             if reason := invalid_name_reason(name):
                 raise _NoNumberError(reason)
-            found[name] = _number(value)
+            scalar = _scalar(value) if isinstance(value, torch.Tensor) else value
+            place = find_accelerator(scalar.device) if isinstance(scalar, torch.Tensor) else None
+            if isinstance(scalar, torch.Tensor) and place is not None and place.holds(scalar):
+                tensors[name], accelerator = scalar, place
+            else:
+                found[name] = _number(scalar)
         except _NoNumberError as error:
             dropped[name] = str(error)
-    return found, dropped
+    return StepNumbers(found, dropped, None if accelerator is None else LateNumbers(accelerator, tensors))
 
 
 class _NoNumberError(Exception):
     """A metric that no event can hold; the message says why."""
 
 
+def _scalar(value: torch.Tensor) -> torch.Tensor:
+    """A plain tensor of one number."""
+    if value.numel() != 1:
+        raise _NoNumberError(f"its value is a tensor of {value.numel():,} elements, not one number")
+    if value.is_meta or value.is_complex():
+        raise _NoNumberError(f"its value is a {'meta' if value.is_meta else 'complex'} tensor, not one number")
+    # A norm over shards needs all of them; every rank is here.
+    value = (value.full_tensor() if isinstance(value, DTensor) else value).detach()
+    return value.to_dense() if value.layout is not torch.strided else value
+
+
 def _number(value: SupportsFloat) -> float:
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise _NoNumberError(f"its value is a tensor of {value.numel():,} elements, not one number")
-        if value.is_meta or value.is_complex():
-            raise _NoNumberError(f"its value is a {'meta' if value.is_meta else 'complex'} tensor, not one number")
-        # A norm over shards needs all of them; every rank is here.
-        value = (value.full_tensor() if isinstance(value, DTensor) else value).detach()
-        value = (value.to_dense() if value.layout is not torch.strided else value).item()
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:

@@ -13,10 +13,14 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn, SupportsFloat
+from typing import Literal, NamedTuple, NoReturn, SupportsFloat
+
+import msgspec
+import torch
 
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
@@ -25,12 +29,13 @@ from holdfast.metrics.metric_catalog import DERIVED, Reduction, reduction_of
 from holdfast.protocol import rank_messages
 from holdfast.protocol.metric_validation import DroppedMetrics, limit_metric_count
 from holdfast.protocol.rank_messages import Activity
+from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint.interval import YoungInterval
 from holdfast.train.ft.rank_faults import inject
 from holdfast.train.metrics.nan_guard import SKIPPED, NonFiniteGuard, skipped
 from holdfast.train.metrics.profiler import Profiler
 from holdfast.train.metrics.sink import MetricsSink
-from holdfast.train.metrics.step_meter import StepMeter, to_numbers
+from holdfast.train.metrics.step_meter import StepMeter, StepNumbers, to_numbers
 from holdfast.train.session import shutdown
 from holdfast.train.session.agent_client import AgentClient, log_line
 from holdfast.train.session.control_group import NOTHING, ActionConsensus, ControlGroup, StepAction
@@ -45,13 +50,34 @@ STOP_WAIT_S, STATE_TRANSFER_S = 1.0, 30.0
 """Seconds that a rank asked to exit still waits for other replicas: slow ones may arrive, and it exits after the step
 that it takes with them. STATE_TRANSFER_S applies when it exits for new code: the other replicas restart meanwhile."""
 
+MAX_LATE_STEPS = 64
+"""Steps whose metrics may still be on a GPU; beyond them the loop waits for the oldest. A loop is rarely two ahead."""
+
 Handler = Callable[[int, FrameType | None], object] | int | None
+
+
+class _LateStep(NamedTuple):
+    """A finished step, some of whose metrics may not be known yet."""
+
+    report: rank_messages.RankStep
+    """Without metrics."""
+    measured: dict[str, float]
+    numbers: StepNumbers
+
+    @property
+    def arrived(self) -> bool:
+        return self.numbers.late is None or self.numbers.late.arrived
 
 
 class RankCoordinator:
     """Reports steps and checkpoints to the agent, and returns what the loop must do after each step."""
 
-    def __init__(self, config: RankConfig, meter: StepMeter | None = None) -> None:
+    def __init__(
+        self,
+        config: RankConfig,
+        meter: StepMeter | None = None,
+        find_accelerator: Callable[[torch.device], Accelerator | None] = accelerator_of,
+    ) -> None:
         """Called by every rank after init_process_group; without a meter, no model metrics are reported."""
         self._agent_client = AgentClient.connect(config.rank_socket, rank=config.rank)
         self._agent_address = config.rank_socket, config.rank
@@ -95,6 +121,9 @@ class RankCoordinator:
         self._saved_at = time.monotonic()
         self._step_ended_at = self._clock()
         self._stalled_s = 0.0
+        self._find_accelerator = find_accelerator
+        self._late_steps = deque[_LateStep]()
+        """Reported steps whose metrics are not, in order."""
 
     def start(self) -> None:
         """Start timing steps; the time before was setup. From here SIGTERM waits for the end of a step."""
@@ -119,39 +148,67 @@ class RankCoordinator:
             _install_sigterm(self._previous_sigterm)
 
     def report_step(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> None:
-        """Report a finished step; skips metrics that are None and waits for tensors on a GPU.
+        """Report a finished step; skips metrics that are None.
 
-        A metric that no event can hold is dropped with a finding; the step and its other metrics are reported.
+        Metrics on a GPU are reported at a later step, when they have arrived: the loop does not wait for them. Until
+        then the loss does not count as not finite, except in `all_finite`. A metric that no event can hold is dropped
+        with a finding; the step and its other metrics are reported.
         """
-        given, dropped = to_numbers({"total_steps": total, **metrics})
+        self._report_arrived()
+        numbers = to_numbers({"total_steps": total, **metrics}, self._find_accelerator)
+        given = numbers.known
         started, self._step_ended_at = self._step_ended_at, self._clock()
         stalled_s, self._stalled_s = self._stalled_s, 0.0
+        report = rank_messages.RankStep(step=step, started=started, ended=self._step_ended_at, checkpoint_s=stalled_s)
         known = {name: value for name, value in given.items() if math.isfinite(value)}
-        devices = self.ranks.world_size * max(1, int(known.get("replicas", 1)))  # tokens are those of all replicas
-        measured = self.meter.measure(known, step_s=self._step_ended_at - started, devices=devices)
+        measured = self.meter.measure(known, step_s=report.ended - started, devices=self._devices(known))
         spent = self._profiler.step(last=step == total)
         self._report_findings(self._profiler.take_findings())
-        finite = {**measured, **spent, **given}
+        self._activity = Activity.STEPPING
+        late = _LateStep(report, {**measured, **spent}, numbers)
+        if numbers.late is None and not self._late_steps:
+            self._report_metrics(late, given, reported=False)
+            return
+        self._agent_client.send(msgspec.structs.replace(report, metrics_follow=True))
+        self._late_steps.append(late)
+
+    def _report_arrived(self, *, wait: bool = False) -> None:
+        """Report the metrics of earlier steps that have arrived from the GPU; `wait`: those of all steps."""
+        while self._late_steps and (wait or self._late_steps[0].arrived or len(self._late_steps) > MAX_LATE_STEPS):
+            late = self._late_steps.popleft()
+            given = late.numbers.known | (late.numbers.late.wait() if late.numbers.late is not None else {})
+            known = {name: value for name, value in given.items() if math.isfinite(value)}
+            step_s = late.report.ended - late.report.started
+            late.measured.update(self.meter.rates(known, step_s=step_s, devices=self._devices(known)))
+            self._report_metrics(late, given, reported=True)
+
+    def _report_metrics(self, late: _LateStep, given: Mapping[str, float], *, reported: bool) -> None:
+        """Report the metrics of a step, with the step unless that was `reported` before."""
+        report, dropped = late.report, late.numbers.dropped
+        finite = {**late.measured, **given}
         if not all(map(math.isfinite, finite.values())):
             finite = {name: value for name, value in finite.items() if math.isfinite(value)}
         # JSON has no NaN or infinity: such metrics are left out, and so are metrics over the limit.
         sent, crowded = limit_metric_count({name: value for name, value in finite.items() if name not in DERIVED})
-        self._activity = Activity.STEPPING
         self._agent_client.send(
-            rank_messages.RankStep(
-                step=step, started=started, ended=self._step_ended_at, checkpoint_s=stalled_s, metrics=sent
-            )
+            rank_messages.RankStepMetrics(step=report.step, metrics=sent)
+            if reported
+            else msgspec.structs.replace(report, metrics=sent)
         )
         if self._metrics_sink is not None:
-            self._metrics_sink.log(step, finite | {"checkpoint_stall_s": stalled_s})
+            self._metrics_sink.log(report.step, finite | {"checkpoint_stall_s": report.checkpoint_s})
             self._report_findings(self._metrics_sink.take_findings())
         if (dropped or crowded) and not self._dropped.limit_reached:
-            self._report_findings(self._dropped.report(step, self._reportable(dropped | crowded)))
-        for finding in self._nan_guard.check(step, given):
+            self._report_findings(self._dropped.report(report.step, self._reportable(dropped | crowded)))
+        for finding in self._nan_guard.check(report.step, given):
             ends = finding.severity is Severity.ERROR
             self._agent_client.report_finding(finding, fatal=ends)
             if ends:
                 raise HoldfastError((finding,), ExitCode.CANNOT_RUN_HERE)
+
+    def _devices(self, known: Mapping[str, float]) -> int:
+        """Devices that computed a step with these metrics: its tokens are those of all replicas."""
+        return self.ranks.world_size * max(1, int(known.get("replicas", 1)))
 
     def set_activity(self, to: Activity) -> None:
         """Report the next activity before it starts: a checkpoint has another deadline than a step."""
@@ -218,7 +275,11 @@ class RankCoordinator:
             self._every_s = self._auto_interval.every_s
 
     def all_finite(self) -> bool:
-        """Whether the losses of all ranks are finite, so that a checkpoint is worth taking; every rank calls it."""
+        """Whether the losses of all ranks are finite, so that a checkpoint is worth taking; every rank calls it.
+
+        Waits for losses that are still on a GPU.
+        """
+        self._report_arrived(wait=True)
         sound = self.ranks.all(self._nan_guard.is_finite)
         awaited, self._save_requested = self._save_requested, False
         if sound:
@@ -254,7 +315,8 @@ class RankCoordinator:
         return STATE_TRANSFER_S if StepAction.TRANSFER_STATE in self._requested else math.inf
 
     def close(self) -> None:
-        """Close the connection to the agent: nothing is left to report."""
+        """Report the rest and close the connection to the agent."""
+        self._report_arrived(wait=True)
         self.finish_steps()
         self._report_skipped_saves()
         self._profiler.stop()
