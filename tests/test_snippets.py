@@ -65,7 +65,7 @@ def test_snippet_uses_nothing_that_its_page_does_not_have(page: Path):
                 exec(compile(ast.Module([node], []), page.name, "exec"), {})
 
 
-@pytest.mark.parametrize("page", ["data-loading.md", "elastic.md", "fault-tolerance.md"])
+@pytest.mark.parametrize("page", ["data-loading.md", "elastic.md", "fault-tolerance.md", "integration.md"])
 def test_loop_of_a_page_trains(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     loop = next(each for each in snippets(ROOT / "docs" / page) if "session.steps" in each).replace("1000", "3")
     (tmp_path / "corpus").mkdir()

@@ -96,7 +96,7 @@ def rank_of(folder: Path, disk: Path, rank: int, attempt: int, fault: Fault | No
     if mine and fault.kind == "load":
         dcp_io.read = dying(dcp_io.read, chance)
     seen = Seen()
-    session = Session(model=model, optimizer=optimizer, extra=seen, config=told)
+    session = Session(model=model, optimizer=optimizer, state={"seen": seen}, config=told)
     for step in session.steps(STEPS):
         optimizer.zero_grad()
         for micro in session.micro_batches(2):

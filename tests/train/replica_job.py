@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch._dynamo  # an optimiser would import it in every rank
 import torch.distributed as dist
+from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -188,7 +189,9 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     wrapper = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
-    session = Session(model=wrapper if given_wrapper else model, optimizer=optimizer, scheduler=scheduler)
+    scaler = GradScaler("cpu", growth_interval=3)
+    given = wrapper if given_wrapper else model
+    session = Session(model=given, optimizer=optimizer, scheduler=scheduler, state={"scaler": scaler})
     if "giving" in fault:
         lend = live_recovery.export_state
         live_recovery.export_state = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
@@ -212,9 +215,10 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
                     signal.pause()
                 inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
                 loss = (wrapper(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
-                (loss * micro.loss_scale).backward()
+                scaler.scale(loss * micro.loss_scale).backward()
                 taken += micro.samples if micro.loss_scale else ()
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
             optimizer.zero_grad()
             scheduler.step()
             if fault.get("agreed") == step:
@@ -228,7 +232,10 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     state = [*model.state_dict().values(), *(each for of in optimizer.state.values() for each in of.values())]
     state = [each.to_local() if isinstance(each, DTensor) else each for each in state]
     assert model.begun == job.steps, "a step that did not count has left its mark"
-    torch.save((state, scheduler.state_dict()["_last_lr"], session.step), job.out / f"{replica}.{rank}.end")
+    torch.save(
+        (state, (scheduler.state_dict()["_last_lr"], scaler.state_dict()), session.step),
+        job.out / f"{replica}.{rank}.end",
+    )
     if dist.is_initialized():
         dist.destroy_process_group()
 

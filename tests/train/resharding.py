@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # an optimiser would import it in every rank
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -39,23 +39,28 @@ def rank_of(folder: Path, number: int, verb: str, way: str, rank: int, world_siz
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group("gloo", f"file://{folder}/meet-{number}-{verb}", None, world_size, rank)
-    model = model_of(way, world_size)
+    model, average = model_of(way, world_size), model_of(way, world_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     asked: list[object] = []
     train_state.get_state_dict = lambda *given: asked.append(given) or get_state_dict(*given)
     told = RankConfig(rank=rank, world_size=world_size, checkpoint_path=folder / str(number), checkpoint_every_steps=1)
-    session = Session(model=model, optimizer=optimizer, config=told)
+    session = Session(model=model, optimizer=optimizer, state={"average": average}, config=told)
     done = session.step
     if verb == "saved":
         for _ in session.steps(2):
             optimizer.zero_grad()
             model(torch.randn(4, 7)).square().mean().backward()
             optimizer.step()
+            with torch.no_grad():
+                for mean, latest in zip(average.parameters(), model.parameters(), strict=True):
+                    mean.lerp_(latest, 0.5)
             session.commit()
         assert len(asked) == 1, f"get_state_dict ran {len(asked)} times for two saves"
-    whole = get_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    whole = get_state_dict(model, optimizer, options=options)
+    mean = get_model_state_dict(average, options=options)
     if rank == 0:
-        torch.save((done, *whole), folder / f"{number}-{verb}.pt")
+        torch.save((done, *whole, mean), folder / f"{number}-{verb}.pt")
     if verb == "loaded":
         for _ in session.steps(done + 1):
             optimizer.zero_grad()

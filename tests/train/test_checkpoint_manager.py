@@ -48,7 +48,7 @@ def training(width: int = 4) -> TrainState:
     model = torch.nn.Linear(width, width)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)
-    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, extra=Counter())
+    return TrainState(model=model, optimizer=optimizer, scheduler=scheduler, state={"count": Counter()})
 
 
 def train(loop: TrainState) -> None:
@@ -56,7 +56,7 @@ def train(loop: TrainState) -> None:
     loop.model(torch.randn(2, loop.model.in_features)).square().sum().backward()
     loop.optimizer.step()
     loop.scheduler.step()
-    loop.extra.count += 1
+    loop.state["count"].count += 1
 
 
 def checkpoints(
@@ -122,7 +122,7 @@ def test_restored_loop_continues_exactly_as_the_saved_one(tmp_path: Path):
     assert (torch.rand(1), random.random()) == drawn
     assert same(weights(second), weights(first))
     assert second.optimizer.state_dict()["param_groups"] == first.optimizer.state_dict()["param_groups"]
-    assert second.extra.count == 2
+    assert second.state["count"].count == 2
 
 
 class Seen(Counter):
@@ -135,13 +135,13 @@ class Seen(Counter):
 def test_state_of_the_users_own_that_counts_as_empty_is_saved(tmp_path: Path):
     def empty() -> TrainState:
         loop = training()
-        return TrainState(model=loop.model, optimizer=loop.optimizer, extra=Seen())
+        return TrainState(model=loop.model, optimizer=loop.optimizer, state={"count": Seen()})
 
     first, second = empty(), empty()
-    first.extra.count = 7
+    first.state["count"].count = 7
     save(checkpoints(tmp_path, first), 1)
     checkpoints(tmp_path, second).restore()
-    assert second.extra.count == 7
+    assert second.state["count"].count == 7
 
 
 def test_every_generator_continues_where_it_stood(tmp_path: Path):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from holdfast.train.checkpoint import safe_state
 from holdfast.train.checkpoint.deferred_pickle import MAX_COPIED_VALUES, defer_pickle
 
 
@@ -19,7 +20,7 @@ class Pickled:
         self.told = [1]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return dict, ([("told", tuple(self.told))],)
+        return OrderedDict, ([("told", tuple(self.told))],)
 
 
 def averaged() -> OrderedDict[str, Any]:
@@ -30,7 +31,7 @@ def averaged() -> OrderedDict[str, Any]:
 
 
 def read(written: bytes) -> dict[str, Any]:
-    return torch.load(io.BytesIO(written), weights_only=False)
+    return safe_state.load(io.BytesIO(written))
 
 
 def many() -> list[list[int]]:
@@ -58,12 +59,12 @@ def told(tree: Any) -> str:
 @pytest.mark.parametrize(("make", "change"), CASES.values(), ids=CASES)
 def test_what_is_changed_after_it_was_noted_is_in_bytes_as_it_was(make, change):
     held, untouched = make(), make()
-    later = defer_pickle(lambda: {"random": (1, 2)}, {"extra": held})
+    later = defer_pickle(lambda: {"random": (1, 2)}, {"state": held})
     change(held)
     assert told(held) != told(untouched)
-    unchanged, found = read(defer_pickle(dict, {"extra": untouched})()), read(later())
+    unchanged, found = read(defer_pickle(dict, {"state": untouched})()), read(later())
     assert found["random"] == (1, 2)
-    assert told(found["extra"]) == told(unchanged["extra"])
+    assert told(found["state"]) == told(unchanged["state"])
 
 
 def test_tensors_that_share_memory_still_do():

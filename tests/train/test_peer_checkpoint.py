@@ -13,6 +13,7 @@ import torch
 from holdfast.agent.state_memory import PEER_CHECKPOINT_MEMFDS
 from holdfast.host.memory_usage import MemoryUsage
 from holdfast.train.checkpoint.manifest_file import Manifest
+from holdfast.train.checkpoint.stall_clock import StallClock
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.ft import memory_snapshot, peer_checkpoint
@@ -41,13 +42,14 @@ def test_next_copy_of_auto_waits_a_hundred_times_as_long_as_the_loop_has_waited(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(peer_checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
+    copies._starts = StallClock(None, lambda: now)
     assert copies.is_due()
     copies.start(seal(1))
     copied = copies.wait_finished()
     assert copied is not None
     assert copied.problem is None
     assert copies.is_due()
-    copies._staging[0].stalled_s = 0.25
+    copies._staging[0].stalls._stalled_s = 0.25
     assert copies.take_stalled_s() == 0.25
     now += 0.25 / MAX_STALL_SHARE - 0.01
     assert not copies.is_due()

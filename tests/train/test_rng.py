@@ -133,3 +133,46 @@ def test_memory_that_says_something_else_is_not_trusted(monkeypatch: pytest.Monk
 def test_numpys_are_left_out_where_nobody_has_imported_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "numpy.random")
     assert rng.capture()()["numpy"] is None
+
+
+class Gpus:
+    """Several GPUs, of which one is the rank's own."""
+
+    def __init__(self, *states: int, current: int = 0) -> None:
+        self.states = [torch.tensor([each]) for each in states]
+        self.current = current
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def device_count(self) -> int:
+        return len(self.states)
+
+    def current_device(self) -> int:
+        return self.current
+
+    def get_rng_state(self, device: int) -> torch.Tensor:
+        return self.states[device].clone()
+
+    def set_rng_state(self, new_state: torch.Tensor, device: int) -> None:
+        self.states[device] = new_state
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        (Gpus(0, 0, 0, current=1), [10, 11, 12]),
+        (Gpus(0, current=0), [11]),
+        (Gpus(0, 0, 0, 0, current=3), [10, 12, 0, 11]),
+    ],
+    ids=["the same", "the rank's own alone", "more, and others"],
+)
+def test_every_gpu_gets_its_generator_back_and_the_ranks_own_goes_to_its_own(later: Gpus, expected: list[int]):
+    state = rng.capture(Gpus(10, 11, 12, current=1))()
+    rng.restore(state, later)
+    assert [each.item() for each in later.states] == expected
+
+
+def test_machine_without_gpus_restores_the_rest():
+    rng.restore(rng.capture(Gpus(1))() | {"cuda": [torch.tensor([1])]}, Gpus())
+    assert rng.capture()()["cuda"] == []

@@ -464,20 +464,27 @@ def test_samples_of_a_checkpoint_that_counts_none_are_those_of_its_steps(tmp_pat
     assert train(session(checkpoint_path=tmp_path), 4) == [range(12, 16)]
 
 
+class Count:
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": 1}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state == {"count": 1}
+
+
 @pytest.mark.parametrize(
-    ("deals", "extra", "evidence"),
-    [(True, False, []), (False, False, ["the loop takes"]), (True, True, ["`extra`"]), (False, True, ["the", "`"])],
+    ("deals", "own", "evidence"),
+    [(True, False, []), (False, False, ["the loop takes"]), (True, True, ["`state`"]), (False, True, ["the", "`"])],
 )
 def test_another_number_of_ranks_is_said_once_and_only_where_something_does_not_continue_as_it_was(
-    agent, tmp_path: Path, capsys, deals: bool, extra: bool, evidence: list[str]
+    agent, tmp_path: Path, capsys, deals: bool, own: bool, evidence: list[str]
 ):
     def loop(**told: Any) -> Session:
         made = torch.nn.Linear(1, 1)
         environment = RankConfig(checkpoint_path=tmp_path, **told)
         optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
-        return Session(
-            model=made, optimizer=optimizer, extra=torch.nn.Linear(1, 1) if extra else None, config=environment
-        )
+        state = {"average": torch.nn.Linear(1, 1)} | ({"count": Count()} if own else {})
+        return Session(model=made, optimizer=optimizer, state=state, config=environment)
 
     for _ in (saved := loop()).steps(2):
         saved.commit()

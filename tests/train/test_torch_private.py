@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.train.private_names import missing, require
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -18,6 +19,8 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker
 
 from holdfast.train import torch_private
+from holdfast.train.checkpoint import dcp_io, manifest_file
+from holdfast.train.session.control_group import ControlGroup
 
 
 @pytest.fixture
@@ -25,6 +28,16 @@ def mesh() -> DeviceMesh:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield DeviceMesh("cpu", [0])
     dist.destroy_process_group()
+
+
+class Folder(dcp_io.ReadSource):
+    """Files that are there already."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fetch(self, names: Iterable[str]) -> None:
+        pass
 
 
 def check(holds: bool, name: str, feature: str) -> None:
@@ -66,6 +79,20 @@ def test_offset_of_a_tensor_in_a_file(tmp_path: Path) -> None:
         return
     found = torch.frombuffer(bytearray((tmp_path / "one").read_bytes()[at : at + 16]), dtype=torch.float32)
     check(torch.equal(found, torch.arange(4.0)), "UntypedStorage._checkpoint_offset", "reading checkpoints in place")
+
+
+def test_index_of_a_checkpoint_and_values_that_are_no_tensors(tmp_path: Path) -> None:
+    made = {"weight": torch.ones(2, 2).to(torch.bfloat16).t(), "group": {"lr": 0.5}}
+    dcp_io.write(made, tmp_path, ControlGroup())
+    name, feature = "metadata, _StorageInfo, _get_layout, _nested_dict.set_element", "loading checkpoints safely"
+    found = {"weight": torch.zeros(2, 2, dtype=torch.bfloat16), "group": {"lr": 0.0}}
+    try:
+        dcp_io.read(
+            found, Folder(tmp_path), manifest_file.checksums(tmp_path.iterdir()), ControlGroup(), also=".metadata"
+        )
+    except CheckpointException as error:
+        check(False, f"{name}: {error}", feature)
+    check(torch.equal(found["weight"], made["weight"]) and found["group"] == {"lr": 0.5}, name, feature)
 
 
 def test_callback_runs_after_backward() -> None:

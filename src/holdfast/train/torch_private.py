@@ -50,6 +50,21 @@ def offset_in_file(tensor: torch.Tensor) -> int | None:
     return cast("Any", tensor.untyped_storage())._checkpoint_offset
 
 
+def index_types() -> list[Any]:
+    """Types and functions that the index of a checkpoint is pickled with."""
+    from torch.distributed.checkpoint import filesystem, metadata  # imported here: that takes time
+
+    types = [each for each in vars(metadata).values() if getattr(each, "__module__", "") == metadata.__name__]
+    return [*types, filesystem._StorageInfo, torch.Size, cast("Any", torch.serialization)._get_layout]
+
+
+def set_loaded(planner: Any, name: str, value: object) -> None:
+    """Put a loaded value, which is no tensor, in its place in the state of a DefaultLoadPlanner."""
+    from torch.distributed.checkpoint import _nested_dict  # imported here: that takes time
+
+    cast("Any", _nested_dict).set_element(planner.original_state_dict, planner.mappings[name], value)
+
+
 def after_backward(call: Callable[[], None]) -> None:
     """Queue a callback for the end of the current backward pass, after those already queued."""
     cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)

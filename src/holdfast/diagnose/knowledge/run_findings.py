@@ -392,6 +392,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Use the same model, or another checkpoint.path.",
     ),
     (
+        "host-memory-not-pinned",
+        "CUDA could not pin the host memory that a GPU's state is copied to, so that copies are slower.",
+        "`ulimit -l` in the ranks' environment; free memory on the node.",
+        "Raise the limit on locked memory, or give the node more free memory; training continues meanwhile.",
+    ),
+    (
+        "checkpoint-state-unsafe",
+        "A state_dict holds an object of a type that is not loaded from a checkpoint, since that could run code.",
+        "The evidence names the types; the finding, where the state_dict comes from.",
+        "Return plain values, tensors or numpy arrays, or call torch.serialization.add_safe_globals([TYPE]).",
+    ),
+    (
         "checkpoint-failed",
         "A checkpoint could not be written: no space, no permission, or a disk error.",
         f"The evidence says which. {_DISK}",
@@ -701,6 +713,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A Session of several ranks was made before torch.distributed.init_process_group.",
         "The script's order.",
         "Initialise the process group first.",
+    ),
+    (
+        "session-state-invalid",
+        "Session(state=...) was given an object without state_dict and load_state_dict, or a name that cannot be used.",
+        "The evidence.",
+        'Give objects that have both, by name: Session(state={"scaler": scaler}).',
     ),
     (
         "replicas-gradients-overwritten",

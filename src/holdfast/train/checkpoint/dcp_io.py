@@ -7,30 +7,36 @@ expected checksums: manifest_file.py.
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem, WriteItem
 
 # The ignores: torch annotates PathLike without a type argument.
 from torch.distributed.checkpoint.state_dict_loader import load  # pyright: ignore[reportUnknownVariableType]
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
 from holdfast.host.files import UnexpectedFile
-from holdfast.train.checkpoint import manifest_file
+from holdfast.train.checkpoint import manifest_file, safe_state
+from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
 from holdfast.train.checkpoint.manifest_file import FileChecksum
 from holdfast.train.checkpoint.regular_file import open_regular
+from holdfast.train.checkpoint.safe_state import Global, RestrictedUnpickler, globals_of
 from holdfast.train.session.control_group import ControlGroup
-from holdfast.train.torch_private import offset_in_file
+from holdfast.train.torch_private import index_types, offset_in_file, set_loaded
 
 INDEX = ".metadata"
 """The index file, shared by all ranks, with the location of each tensor."""
@@ -44,6 +50,10 @@ class DamagedFile(Exception):
 
 class StoreUnreachable(Exception):
     """The storage that has the files does not answer; sent to all ranks likewise."""
+
+
+class UnsafeValue(Exception):
+    """A value, by its name, has types that a checkpoint does not load; sent to all ranks likewise."""
 
 
 class ReadSource(ABC):
@@ -62,10 +72,27 @@ class ReadSource(ABC):
 
 
 def write(tensors: dict[str, Any], folder: Path, ranks: ControlGroup) -> list[Path]:
-    """Write this rank's part of a checkpoint, without fsync; returns its files. A collective call."""
+    """Write this rank's part of a checkpoint, without fsync; returns its files. A collective call.
+
+    Raises HoldfastError, on all ranks, for a value that a checkpoint does not load.
+    """
     with _allow_single_process():
-        writer = FileSystemWriter(folder, sync_files=False)
-        save(tensors, storage_writer=writer, process_group=ranks.group, no_dist=ranks.group is None)
+        # Without copying ahead: torch would do that on the default stream of the first GPU, and wait for what trains
+        # there. All tensors are on the host already.
+        writer = FileSystemWriter(folder, sync_files=False, per_thread_copy_ahead=0)
+        try:
+            save(
+                tensors,
+                storage_writer=writer,
+                planner=_SafeSavePlanner(),
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
+            )
+        except CheckpointException as error:
+            for cause, _ in error.failures.values():
+                if isinstance(cause, UnsafeValue):
+                    raise safe_state.unsafe_state(*cause.args) from None
+            raise
     return [*folder.glob(f"__{ranks.rank}_*"), *([folder / INDEX] if ranks.rank == 0 else [])]
 
 
@@ -79,7 +106,6 @@ def read(
     are not the saved ones, and StoreUnreachable.
     """
     checked = _VerifiedSource(source, expected)
-    # The index is unpickled, so it is checked first.
     found = ranks.first_not_none(checked.check_first((INDEX, also)))
     if isinstance(found, StoreUnreachable):
         raise found
@@ -88,7 +114,13 @@ def read(
     try:
         with _allow_single_process():
             reader = _VerifyingReader(checked)
-            load(tensors, storage_reader=reader, process_group=ranks.group, no_dist=ranks.group is None)
+            load(
+                tensors,
+                storage_reader=reader,
+                planner=_SafeLoadPlanner(),
+                process_group=ranks.group,
+                no_dist=ranks.group is None,
+            )
     except CheckpointException as error:
         for cause, _ in error.failures.values():
             if isinstance(cause, DamagedFile):
@@ -97,6 +129,25 @@ def read(
                 raise cause from None
         raise
     return None
+
+
+class _SafeSavePlanner(DefaultSavePlanner):
+    """Refuses values, other than tensors, that `_SafeLoadPlanner` would not load."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        transformed = super().transform_object(write_item, object)
+        if isinstance(transformed, io.BytesIO) and type(object) not in IMMUTABLE_TYPES:
+            found = safe_state.unsafe_types(transformed.getvalue())
+            if found:
+                raise UnsafeValue(write_item.index.fqn, found)
+        return transformed
+
+
+class _SafeLoadPlanner(DefaultLoadPlanner):
+    """Loads values, other than tensors, without running code of whoever wrote them."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        set_loaded(self, read_item.dest_index.fqn, safe_state.load(value))
 
 
 class _VerifiedSource:
@@ -143,6 +194,14 @@ class _VerifyingReader(FileSystemReader):
     def __init__(self, checked: _VerifiedSource) -> None:
         super().__init__(checked.source.folder)
         self._checked = checked
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        """The index; torch would unpickle whatever it contains."""
+        with open_regular(self._checked.source.folder / INDEX) as file:
+            metadata: Metadata = RestrictedUnpickler(io.BytesIO(file.readall()), _index_globals()).load()
+        if metadata.storage_meta is not None:
+            metadata.storage_meta.load_id = self.load_id
+        return metadata
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Report damage rather than the read error that it may explain."""
@@ -191,6 +250,13 @@ class _VerifyingReader(FileSystemReader):
                     return False
         planner.commit_tensor(item, target)
         return True
+
+
+@cache
+def _index_globals() -> dict[Global, object]:
+    # The module of paths differs between versions of Python.
+    paths = {(module, name): Path for module in ("pathlib", "pathlib._local") for name in ("Path", "PosixPath")}
+    return globals_of(index_types()) | paths
 
 
 def _layout(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size, tuple[int, ...]]:

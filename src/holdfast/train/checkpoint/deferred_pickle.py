@@ -14,6 +14,8 @@ from typing import Any, NoReturn, cast
 
 import torch
 
+from holdfast.train.checkpoint.safe_state import to_bytes, unsafe_state, unsafe_types
+
 MAX_COPIED_VALUES = 1000
 """Values copied one by one; more values are pickled faster than copied."""
 IMMUTABLE_TYPES = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -24,19 +26,22 @@ def defer_pickle(fresh: Callable[[], Mapping[str, Any]], shared: Mapping[str, An
 
     `fresh` returns the same on every call; other code may mutate the values of `shared`.
 
-    Values whose copy is certainly equal are copied. Values with custom pickling are pickled immediately.
+    Values whose copy is certainly equal are copied. Values with custom pickling are pickled immediately, and raise
+    HoldfastError if a checkpoint does not load them (safe_state.py); the other values are always allowed.
     """
     if not shared:
-        return lambda: _to_bytes({**fresh()})
+        return lambda: to_bytes({**fresh()})
     try:
         plain = _PlainPickler.pickled(shared)
-        return lambda: _to_bytes({**fresh(), **pickle.loads(plain)})
+        return lambda: to_bytes({**fresh(), **pickle.loads(plain)})
     except _NotPlainError:
         pass
     if _copies_exactly(shared):
         copied = copy.deepcopy(dict(shared))
-        return lambda: _to_bytes({**fresh(), **copied})
-    written = _to_bytes({**fresh(), **shared})
+        return lambda: to_bytes({**fresh(), **copied})
+    written = to_bytes({**fresh(), **shared})
+    if found := unsafe_types(written):
+        raise unsafe_state("Session(state=..., scheduler=...)", found)
     return lambda: written
 
 
@@ -50,17 +55,12 @@ class _PlainPickler(pickle.Pickler):
     @classmethod
     def pickled(cls, tree: object) -> bytes:
         file = io.BytesIO()
-        cls(file, pickle.HIGHEST_PROTOCOL).dump(tree)
+        # The protocol of torch.save: later ones have opcodes for values that `load` refuses, such as frozensets.
+        cls(file, torch.serialization.DEFAULT_PROTOCOL).dump(tree)
         return file.getvalue()
 
     def reducer_override(self, _value: object) -> NoReturn:
         raise _NotPlainError
-
-
-def _to_bytes(noted: dict[str, Any]) -> bytes:
-    file = io.BytesIO()
-    torch.save(noted, file)
-    return file.getvalue()
 
 
 def _copies_exactly(tree: object) -> bool:

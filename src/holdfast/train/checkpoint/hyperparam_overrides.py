@@ -47,6 +47,7 @@ class HyperparamOverrides:
             schedule=schedule_settings(scheduler.state_dict()) if isinstance(scheduler, LRScheduler) else {},
             precision=", ".join(sorted(dtypes)),
             sequence_length=train_state.sequence_length,
+            state=sorted(train_state.state),
         )
 
     def prepare_load(self, state: dict[str, Any], was: Hyperparams | None) -> str | None:
@@ -60,6 +61,9 @@ class HyperparamOverrides:
         for group, old in zip(groups, was.groups, strict=True):
             for name in group.keys() - old.keys() - {"params"}:
                 del group[name]
+        modules = state.get("state", {})
+        for name in modules.keys() - was.state:
+            del modules[name]
         return None
 
     def group_mismatch(self, state: dict[str, Any]) -> str | None:

@@ -38,6 +38,8 @@ class Hyperparams(msgspec.Struct, frozen=True, kw_only=True):
     precision: str = ""
     """Data type of the program's parameters."""
     sequence_length: int | None = None
+    state: list[str] = []
+    """Names of the user's own objects."""
     batch: int | None = None
     """Samples per rank and step, if a framework defines them."""
 
@@ -115,6 +117,9 @@ def diff(was: Hyperparams, now: Hyperparams) -> list[HyperparamChange]:
     found = [change for name in shared for change in _diff_groups(name, before, after)]
     for name in ("scheduler", "precision", "sequence_length", "batch"):
         found += _diff_value(name.replace("_", " "), getattr(was, name), getattr(now, name))
+    for name in sorted({*was.state}.symmetric_difference(now.state)):
+        saved = name in was.state
+        found += _diff_value(f"state[{name!r}]", *(("saved", "not given") if saved else ("not saved", "given")))
     if was.scheduler == now.scheduler:
         found += [
             HyperparamChange(f"{now.scheduler} {name}", *values)

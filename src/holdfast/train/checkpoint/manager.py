@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,7 +35,7 @@ from holdfast.train.checkpoint.storage import (
     save_failed,
     store_unreachable,
 )
-from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.checkpoint.train_state import StateNotLoaded, TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.ft import memory_snapshot
 from holdfast.train.ft.memory_snapshot import (
@@ -118,14 +119,13 @@ class CheckpointManager:
         """Separate from the writer thread, which also copies the next save."""
         self._taken_over = False
         """Whether this attempt owns the storage; an attempt restored from a peer has not taken it over yet."""
-        self._prepared = False
+        self._prepared = self._buffer_reported = False
         self._saving: Task[Saved] | None = None
         self._pruning: Future[None] | None = None
 
     def take_stalled_s(self) -> float:
         """Seconds that the optimiser's steps have waited for copies since the last call."""
-        waited_s, self._staging.stalled_s = self._staging.stalled_s, 0.0
-        return waited_s
+        return self._staging.stalls.take_s()
 
     def wait_copied(self) -> None:
         """Wait until the state is copied and may change."""
@@ -142,12 +142,13 @@ class CheckpointManager:
         """Copy the state, then write and commit it in the background."""
         manifest = self.new_manifest(step, samples, node_s)
         self._prepared = True
-        began, own = time.monotonic(), self._train_state.per_rank_state()
+        began, own = time.monotonic(), bytes
         try:
             if not self._taken_over:
                 self._take_over()
+            own = self._train_state.per_rank_state()
             staged = self._staging.start_copy()
-        except HoldfastError as error:  # on all ranks
+        except HoldfastError as error:
             staged = error.findings[0]
         except (OSError, RuntimeError) as error:  # no memory for the buffer
             staged = save_failed(self._storage.partial(step), self._ranks.rank, error)
@@ -179,8 +180,10 @@ class CheckpointManager:
             return transfer_failed(self._who, "it has no memory configured to transfer its state to")
         try:
             state, own = self._train_state.tensors(), self._train_state.per_rank_state()
+            if (accelerator := self._train_state.accelerator) is not None:
+                accelerator.mark().wait()  # its threads copy in an order of their own
             memory_snapshot.write(self._transfer_memory, self._writer, self._ranks.rank, manifest, state, own())
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, HoldfastError) as error:
             return transfer_failed(self._who, f"{type(error).__name__}: {error}")
         return None
 
@@ -287,7 +290,11 @@ class CheckpointManager:
             raise _does_not_fit(what, MEMORY, f"rank {self._ranks.rank}: {error}") from error
         if (why := self._hyperparams.group_mismatch(state)) is not None:
             raise optimizer_changed(manifest.step, MEMORY, why)
-        if changed := self._hyperparams.load(state, snapshot.per_rank_state(), manifest.hyperparams):
+        try:
+            changed = self._hyperparams.load(state, snapshot.per_rank_state(), manifest.hyperparams)
+        except StateNotLoaded as error:
+            raise _does_not_fit(f"the state transferred after step {manifest.step}", MEMORY, str(error)) from error
+        if changed:
             findings.append(hyperparameters_changed(manifest.step, MEMORY, changed))
         self._on_resumed(manifest.step, snapshot.snapshot_id)
         return Restored(manifest.step, findings, manifest.samples, manifest.node_s, MEMORY)
@@ -312,15 +319,20 @@ class CheckpointManager:
             return damage
         if (why := self._hyperparams.group_mismatch(state)) is not None:
             raise optimizer_changed(manifest.step, checkpoint.where, why)
-        return self._hyperparams.load(state, checkpoint.folder / own, was, random=known)
+        try:
+            return self._hyperparams.load(state, checkpoint.folder / own, was, random=known)
+        except (StateNotLoaded, UnpicklingError) as error:
+            what = f"the checkpoint of step {manifest.step}"
+            raise _does_not_fit(what, checkpoint.where, f"rank {self._ranks.rank}: {error}") from error
 
     def _save(
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
     ) -> Saved:
         """The background part of a save; runs in every rank's worker thread."""
-        partial = self._storage.partial(manifest.step)
+        partial, warning = self._storage.partial(manifest.step), None
         try:
             settled = self._copy_problem(staged, partial)
+            warning = self._buffer_finding()
             if self._pruning is not None:
                 wait([self._pruning])
             problem = self._background_group.first_not_none(settled)
@@ -331,7 +343,15 @@ class CheckpointManager:
         took_s = time.monotonic() - began
         if problem is None:
             self._prune()
-        return Saved(manifest.step, self._storage.name(manifest.step), took_s, problem, self._storage.take_finding())
+        warning = self._storage.take_finding() or warning
+        return Saved(manifest.step, self._storage.name(manifest.step), took_s, problem, warning)
+
+    def _buffer_finding(self) -> Finding | None:
+        """A finding of any rank about its buffer, at the first save: all ranks have allocated it by then."""
+        if self._buffer_reported:
+            return None
+        self._buffer_reported = True
+        return self._background_group.first_not_none(self._staging.take_finding())
 
     def _prune(self) -> None:
         """Remove expired checkpoints after a commit; only the next write waits for this."""
@@ -357,6 +377,8 @@ class CheckpointManager:
             file = partial / _rank_file(self._ranks.rank)
             file.write_bytes(own())
             return manifest_file.checksums([*files, file])
+        except HoldfastError as error:
+            return error.findings[0]
         except (OSError, RuntimeError, CheckpointException) as error:
             return save_failed(partial, self._ranks.rank, error)
 

@@ -1,9 +1,10 @@
 """Host staging buffer for saves, allocated once and reused.
 
 Copies overlap the next forward and backward pass: only the optimiser changes these tensors, and its step waits until
-the copies are done. They run in the writer thread, so that the loop wakes one thread only. Tensors that other code may
-change are copied before `start_copy` returns. When: session.py. Writing: manager.py. Reuse of the tree:
-state_dict_cache.py.
+the copies are done. They run in the writer thread, so that the loop wakes one thread only; a GPU copies beside its
+other work, and it is the GPU that waits before the optimiser's step. Tensors that other code may change are copied
+before `start_copy` returns, those on a GPU to GPU memory first. When: session.py. Writing: manager.py. Reuse of the
+tree: state_dict_cache.py. This has never run on a GPU: its tests use a device on the host.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import copy
 import mmap
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import compress
@@ -21,8 +21,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.distributed.tensor import DTensor
 
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.train.accelerator import Mark, Pairs
 from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain, iter_tensors, offsets
+from holdfast.train.checkpoint.stall_clock import StallClock
 from holdfast.train.checkpoint.state_dict_cache import CachedStateDict, cache_state_dict
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.metrics.profiler import waiting_for_checkpoint
@@ -30,7 +32,9 @@ from holdfast.train.torch_private import local_part, sharded, version_of
 
 SHARED_BYTES = 1 << 20
 """Smaller sizes are copied faster than another thread wakes up."""
-_form = attrgetter("shape", "dtype", "is_cuda")
+MAX_CLONED_BYTES = 64 << 20
+"""GPU memory for the tensors that other code may change, such as statistics of BatchNorm. The loop waits for more."""
+_form = attrgetter("shape", "dtype", "device")
 
 
 class _CopySource(NamedTuple):
@@ -41,14 +45,17 @@ class _CopySource(NamedTuple):
     sources: list[torch.Tensor]
     """This rank's shards of the live tensors."""
     owned: list[bool]
-    """Whether only the optimiser changes it."""
+    """Whether it changes only in or after the optimiser's step."""
 
 
 class _PendingCopies(NamedTuple):
-    """Copies that overlap training steps; GPU memory is copied on a separate stream."""
+    """Copies that overlap training steps."""
 
-    sources: list[torch.Tensor]
-    staged: list[torch.Tensor]
+    on_host: Pairs
+    on_device: Pairs
+    """Kept until they are copied: the device's memory could be used for something else."""
+    after: Mark | None
+    """When those on the device may begin; None if they have been started."""
     watched: list[torch.Tensor]
     """Base tensors of the sources, whose version counters detect changes."""
     versions: list[int]
@@ -73,18 +80,21 @@ class StagingBuffer:
         self._layout: list[Any] = []
         self._staged: list[torch.Tensor] = []
         self._cached: CachedStateDict | None = None
+        self._accelerator = train_state.accelerator
         self._pinned: torch.Tensor | None = None
+        self._finding: Finding | None = None
         self._pool = ThreadPoolExecutor(max(COPY_THREADS - 1, 1), thread_name_prefix="holdfast-staging")
         self._allocating = threading.Lock()
         self._lock = threading.Lock()
         self._copying: _PendingCopies | None = None
         """Guarded by the lock: the writer and the optimiser's step both check whether the copies are done."""
         self._copied = threading.Event()
-        """Set once everything is in host memory."""
-        self._event: torch.Event | None = None
+        """Set once the rest is up to the device."""
+        self._end: Mark | None = None
+        """When the device has copied everything."""
         self._intact = self._overlap = True
-        self.stalled_s = 0.0
-        """Seconds that the optimiser's steps have waited for copies so far."""
+        self.stalls = StallClock(self._accelerator)
+        """Waits of the optimiser's steps for copies."""
         hook: Any = torch.compiler.disable(self._before_step)
         train_state.optimizer.register_step_pre_hook(hook)
 
@@ -97,15 +107,32 @@ class StagingBuffer:
         self._intact = True
         if not self._overlap:
             owned = [False] * len(owned)
-        if not all(owned):
-            at_once = [not each for each in owned]
-            self._copy_now([*compress(sources, at_once)], [*compress(self._staged, at_once)])
-        beside, staged = [*compress(sources, owned)], [*compress(self._staged, owned)]
-        self._event = _copy_from_gpu(beside, staged) if self._pinned is not None else None
+        pairs = [*zip(sources, self._staged, strict=True)]
+        host_now, device_now = self._by_place([*compress(pairs, [not each for each in owned])])
+        on_host, on_device = self._by_place([*compress(pairs, owned)])
+        if host_now:
+            self._copy_from_host(host_now)
+        after: Mark | None = None
+        self._end = None
+        if self._accelerator is not None and (device_now or on_device):
+            if sum(source.nbytes for source, _ in device_now) > MAX_CLONED_BYTES:
+                self._accelerator.start_copies(device_now, after=self._accelerator.mark()).wait()
+            else:
+                on_device = [*on_device, *((source.clone(), staged) for source, staged in device_now)]
+            after = self._accelerator.mark()
+            if self._pinned is not None:
+                self._end, after = self._accelerator.start_copies(on_device, after=after), None
         self._copied.clear()
         watched = [*compress(watched, owned)]
-        self._copying = _PendingCopies(beside, staged, watched, [*map(version_of, watched)])
+        self._copying = _PendingCopies(on_host, on_device, after, watched, [*map(version_of, watched)])
         return tree
+
+    def _by_place(self, pairs: Pairs) -> tuple[Pairs, Pairs]:
+        """Those on the host, and those on the device."""
+        if self._accelerator is None:
+            return pairs, ()
+        held = [self._accelerator.holds(source) for source, _ in pairs]
+        return [*compress(pairs, [not each for each in held])], [*compress(pairs, held)]
 
     def _cached_source(self) -> _CopySource | None:
         """The cached tree."""
@@ -133,21 +160,26 @@ class StagingBuffer:
 
     def prepare(self, tree: dict[str, Any]) -> None:
         """Allocate the buffer before the first save: the kernel takes seconds to map some GiB."""
+        self._bind_thread()
         with self._allocating:
             self._allocate_buffer([local_part(tensor) for tensor in iter_tensors(tree)])
 
     def finish_copy(self) -> bool:
         """Copy; False if code other than the optimiser changed the sources meanwhile.
 
-        From then on everything is copied immediately.
+        From then on everything is copied immediately. Waits for the copies alone, not for what the device trains.
         """
+        self._bind_thread()
+        copying = self._copying
         try:
-            if self._copying is not None:
-                self._copy_from_host(self._copying.sources, self._copying.staged)
+            if copying is not None:
+                self._copy_from_host(copying.on_host)
+            if self._accelerator is not None and copying is not None and copying.after is not None:
+                self._end = self._accelerator.start_copies(copying.on_device, after=copying.after)
         finally:
             self._copied.set()
-        if self._event is not None:
-            self._event.synchronize()
+        if self._end is not None:
+            self._end.wait()
         self._check()
         return self._intact
 
@@ -158,13 +190,20 @@ class StagingBuffer:
         """Wait until no copy is running, so that the sources may change."""
         if self._copying is None:
             return
-        began = time.monotonic()
-        with waiting_for_checkpoint():
+        with waiting_for_checkpoint(), self.stalls.waiting():
             self._copied.wait()
-            if self._event is not None:
-                torch.cuda.current_stream().wait_event(self._event)
+            if self._accelerator is not None and self._end is not None:
+                self._accelerator.order_after(self._end)
             self._check()
-        self.stalled_s += time.monotonic() - began
+
+    def take_finding(self) -> Finding | None:
+        """Finding about the buffer, returned once."""
+        finding, self._finding = self._finding, None
+        return finding
+
+    def _bind_thread(self) -> None:
+        if self._accelerator is not None:
+            self._accelerator.bind_thread()
 
     def _check(self) -> None:
         with self._lock:
@@ -172,15 +211,8 @@ class StagingBuffer:
                 self._intact = self._overlap = False
             self._copying = None
 
-    def _copy_now(self, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
-        event = _copy_from_gpu(sources, staged)
-        self._copy_from_host(sources, staged)
-        if event is not None:
-            event.synchronize()
-
-    def _copy_from_host(self, sources: list[torch.Tensor], staged: list[torch.Tensor]) -> None:
+    def _copy_from_host(self, pairs: Pairs) -> None:
         """Copy with all threads, this one included, if there is enough for more than one."""
-        pairs = [each for each in zip(sources, staged, strict=True) if not each[0].is_cuda]
         copiers = COPY_THREADS if sum(each.nbytes for each, _ in pairs) >= SHARED_BYTES else 1
         others = [self._pool.submit(_copy, pairs[first::copiers]) for first in range(1, copiers)]
         try:
@@ -191,26 +223,33 @@ class StagingBuffer:
             each.result()
 
     def _owned(self) -> set[int]:
-        """Addresses of the tensors that only the optimiser's step changes: its parameters and its state."""
+        """Addresses of the tensors that change only in the optimiser's step, or after it.
+
+        They are its parameters and state, and the user's own modules: averages of the weights follow that step.
+        """
         parameters = [tensor for group in self._train_state.optimizer.param_groups for tensor in group["params"]]
         state = [value for values in self._train_state.optimizer.state.values() for value in values.values()]
-        return {local_part(each).data_ptr() for each in (*parameters, *state) if isinstance(each, torch.Tensor)}
+        own = [value for module in self._train_state.modules.values() for value in module.state_dict().values()]
+        return {local_part(each).data_ptr() for each in (*parameters, *state, *own) if isinstance(each, torch.Tensor)}
 
     def _allocate_buffer(self, sources: Sequence[torch.Tensor]) -> None:
         """Allocate the buffer if the state's layout differs from the last save's."""
         layout = _layout(sources)
         if layout == self._layout:
             return
-        if self._pinned is not None:
-            _cudart().cudaHostUnregister(self._pinned.data_ptr())
+        if self._accelerator is not None and self._pinned is not None:
+            self._accelerator.unpin(self._pinned)
             self._pinned = None
         *begins, end = offsets(sources, self._first_byte)
         room = self._allocate(max(end, 1))
         whole = torch.frombuffer(room, dtype=torch.uint8)
         whole.zero_()  # makes the kernel allocate the pages now
-        if any(source.is_cuda for source in sources):
-            _cudart().cudaHostRegister(whole.data_ptr(), whole.nbytes, 0)
-            self._pinned = whole
+        if self._accelerator is not None and any(map(self._accelerator.holds, sources)):
+            try:
+                self._accelerator.pin(whole)
+                self._pinned = whole
+            except RuntimeError as error:
+                self._finding = _not_pinned(whole.nbytes, error)
         # Each view has its own storage within the buffer: torch would clone a tensor that shares a storage.
         self._staged = [_view_at(room, start, source) for start, source in zip(begins, sources, strict=True)]
         self._layout = layout
@@ -228,6 +267,17 @@ def torn_copy(what: str, who: str, *, code: str) -> Finding:
     )
 
 
+def _not_pinned(size: int, error: RuntimeError) -> Finding:
+    return Finding(
+        code="host-memory-not-pinned",
+        severity=Severity.WARNING,
+        what=f"{size:,} bytes of host memory could not be pinned: copies of the state from the GPU are slower",
+        evidence=(f"{type(error).__name__}: {error}",),
+        remedy="Raise the limit on locked memory (`ulimit -l unlimited`), or give the node more free memory.",
+        owner=Owner.CLUSTER,
+    )
+
+
 def _private_buffer(size: int) -> mmap.mmap:
     room = mmap.mmap(-1, size)
     room.madvise(mmap.MADV_HUGEPAGE)
@@ -242,22 +292,6 @@ def _copy(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     with torch.no_grad():
         for source, staged in pairs:
             staged.copy_(source, non_blocking=True)
-
-
-def _copy_from_gpu(sources: Sequence[torch.Tensor], staged: Sequence[torch.Tensor]) -> torch.Event | None:
-    """Start copies from the GPU on a separate stream; returns the event that marks their end."""
-    pairs = [each for each in zip(sources, staged, strict=True) if each[0].is_cuda]
-    if not pairs:
-        return None
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        _copy(pairs)
-    return stream.record_event()
-
-
-def _cudart() -> Any:
-    return cast("Any", torch.cuda).cudart()
 
 
 def _view_at(room: mmap.mmap, start: int, like: torch.Tensor) -> torch.Tensor:

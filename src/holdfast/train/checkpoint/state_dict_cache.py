@@ -39,7 +39,7 @@ class _StateWalk:
     held: list[torch.Tensor]
     """In the order of the walk; a tensor held in two places occurs twice."""
     first_owned: int
-    """Index of the first tensor of the optimiser."""
+    """Index of the first tensor of the optimiser and of the user's own modules."""
     numbers: list[object]
     """The optimiser's non-tensor state of its parameters, in order."""
     groups: list[dict[str, object]]
@@ -56,7 +56,7 @@ class CachedStateDict:
     source_indices: list[int]
     """For each of the tree's tensors: the index of its source in the walk."""
     owned: list[bool]
-    """For each of them: whether only the optimiser changes its source."""
+    """For each of them: whether its source changes only in or after the optimiser's step."""
     slots: list[tuple[dict[str, object], str]]
     """Slots of the numbers in the tree."""
 
@@ -127,6 +127,9 @@ def _walk_state(train_state: TrainState) -> _StateWalk:
     held: list[torch.Tensor] = []
     _walk_modules(train_state.model, signature, held)
     first_owned = len(held)
+    for name, module in train_state.modules.items():
+        signature.append(name)
+        _walk_modules(module, signature, held)
     numbers, groups = _walk_optimizer(train_state.optimizer, signature, held)
     kinds = {*map(type, held)}
     if not _KINDS.issuperset(kinds):

@@ -1,24 +1,28 @@
 """State of a training loop to save: tensors sharded over all ranks, and each rank's own part.
 
-Storage: dcp_io.py, manager.py.
+Storage: dcp_io.py, manager.py. What each rank's own part may contain: safe_state.py.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 
-import torch
-
 # Importing it takes 0.1 s after an optimiser has imported torch._dynamo (2.6 s), as every optimiser does.
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from holdfast.train.checkpoint import rng
+from holdfast.train.accelerator import Accelerator
+from holdfast.train.checkpoint import rng, safe_state
 from holdfast.train.checkpoint.deferred_pickle import defer_pickle
 
 
@@ -35,7 +39,7 @@ class _PerRankState(TypedDict):
 
     random: rng.RandomState
     scheduler: dict[str, Any] | None
-    extra: dict[str, Any] | None
+    state: dict[str, dict[str, Any]]
     data: NotRequired[dict[str, Any] | None]
     """Absent from checkpoints older than data state."""
 
@@ -44,9 +48,13 @@ class PostStepState(TypedDict):
     """State that a loop changes after its optimiser's step."""
 
     scheduler: dict[str, Any] | None
-    extra: dict[str, Any] | None
+    state: dict[str, dict[str, Any]]
     groups: list[dict[str, Any]]
     """The optimiser's groups without their parameters: learning rates and the like."""
+
+
+class StateNotLoaded(Exception):
+    """An object in `state` does not accept what was saved of it; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +64,26 @@ class TrainState:
     model: Module
     optimizer: Optimizer
     scheduler: Stateful | None = None
-    extra: Stateful | None = None
+    state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    """The user's own objects by name. Modules are saved like the model, the others per rank."""
     data: Stateful | None = None
+    accelerator: Accelerator | None = None
+    """The device that has the tensors, if they are not on the host."""
     sequence_length: int | None = None
     """Tokens per sequence, if the program sets it; not saved, but a change is reported."""
 
+    @property
+    def modules(self) -> dict[str, Module]:
+        """The modules in `state`, such as an average of the weights."""
+        return {name: each for name, each in self.state.items() if isinstance(each, Module)}
+
     def tensors(self) -> dict[str, Any]:
-        """Live state of model and optimiser, by names that do not depend on sharding."""
+        """Live state of model, optimiser and modules, by names that do not depend on sharding."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        return {"model": model, "optimizer": optimizer}
+        tensors: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        if modules := self.modules:
+            tensors["state"] = {name: get_model_state_dict(each) for name, each in modules.items()}
+        return tensors
 
     def load_tensors(self, tensors: dict[str, Any]) -> None:
         """Load such a state."""
@@ -74,23 +93,48 @@ class TrainState:
             model_state_dict=tensors["model"],
             optim_state_dict=tensors["optimizer"],
         )
+        self.load_modules(tensors.get("state", {}))
+
+    def load_modules(self, saved: Mapping[str, dict[str, Any]]) -> None:
+        """Load the state of these modules."""
+        for name, state in saved.items():
+            set_model_state_dict(self.modules[name], state)
 
     def per_rank_state(self) -> Callable[[], bytes]:
         """Return a function that yields this rank's own part with its current values, at any later time."""
         random = rng.capture()
-        parts = (("scheduler", self.scheduler), ("extra", self.extra), ("data", self.data))
+        return defer_pickle(lambda: {"scheduler": None, "state": {}, "data": None, "random": random()}, self._shared())
+
+    def refuse_unsafe(self) -> None:
+        """Raise HoldfastError if a part could not be loaded from a checkpoint."""
+        shared = self._shared()
+        for name, part in shared.pop("state", {}).items():
+            safe_state.refuse_unsafe(f"Session(state={{{name!r}: ...}})", part)
+        for name, part in shared.items():
+            safe_state.refuse_unsafe(f"Session({name}=...)", part)
+        safe_state.refuse_unsafe("the optimizer's parameter groups", self._settings())
+
+    def _shared(self) -> dict[str, Any]:
+        """The parts of this rank that other code may change at any time."""
+        parts = (("scheduler", self.scheduler), ("data", self.data))
         shared = {name: part.state_dict() for name, part in parts if part is not None}
-        return defer_pickle(lambda: {"scheduler": None, "extra": None, "data": None, "random": random()}, shared)
+        if own := {name: each.state_dict() for name, each in self._per_rank_objects().items()}:
+            shared["state"] = own
+        return shared
+
+    def _per_rank_objects(self) -> dict[str, Stateful]:
+        modules = self.modules
+        return {name: each for name, each in self.state.items() if name not in modules}
 
     def load_per_rank_state(self, file: Path | BinaryIO, *, random: bool = True) -> dict[str, Any] | None:
         """Load such a part from a file; `random`: with its random state, else the current one.
 
-        Returns the schedule's state, for hyperparam_overrides.py to load.
+        Returns the schedule's state, for hyperparam_overrides.py to load. Raises StateNotLoaded.
         """
-        # Unpickled in full, since the user's state may be anything: the folder is as trusted as the code.
-        own: _PerRankState = torch.load(file, weights_only=False)
-        if self.extra is not None and own["extra"] is not None:
-            self.extra.load_state_dict(own["extra"])
+        own: _PerRankState = safe_state.load(file)
+        for name, each in self._per_rank_objects().items():
+            if name in own["state"]:
+                _load_object(name, each, own["state"][name])
         if self.data is not None and (data := own.get("data")) is not None:
             self.data.load_state_dict(data)
         if random:
@@ -101,8 +145,8 @@ class TrainState:
         """A copy of the state changed after the optimiser's step, for `load_post_step_state`."""
         given = PostStepState(
             scheduler=None if self.scheduler is None else self.scheduler.state_dict(),
-            extra=None if self.extra is None else self.extra.state_dict(),
-            groups=[{name: value for name, value in each.items() if name != "params"} for each in self._groups()],
+            state={name: each.state_dict() for name, each in self.state.items()},
+            groups=self._settings(),
         )
         return copy.deepcopy(given)
 
@@ -110,10 +154,20 @@ class TrainState:
         """Restore that copy."""
         if self.scheduler is not None and state["scheduler"] is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        if self.extra is not None and state["extra"] is not None:
-            self.extra.load_state_dict(state["extra"])
+        for name, each in self.state.items():
+            each.load_state_dict(state["state"][name])
         for group, before in zip(self._groups(), state["groups"], strict=True):
             group.update(before)
 
     def _groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups
+
+    def _settings(self) -> list[dict[str, Any]]:
+        return [{name: value for name, value in each.items() if name != "params"} for each in self._groups()]
+
+
+def _load_object(name: str, target: Stateful, state: dict[str, Any]) -> None:
+    try:
+        target.load_state_dict(state)
+    except Exception as error:  # any object of the user's: it may raise anything
+        raise StateNotLoaded(f"state[{name!r}]: {type(error).__name__}: {error}") from error

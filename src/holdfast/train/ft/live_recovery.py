@@ -27,15 +27,19 @@ def export_state(train_state: TrainState) -> dict[str, Any]:
         name: _local(tensor) if _local(tensor).data_ptr() in owned else _local(tensor).clone()
         for name, tensor in state["model"].items()
     }
-    return {"model": model} | ({"optimizer": _local_tree(state["optimizer"])} if "optimizer" in state else {})
+    modules = {name: get_model_state_dict(each) for name, each in train_state.modules.items()}
+    exported = {"model": model, "state": _local_tree(modules)}
+    return exported | ({"optimizer": _local_tree(state["optimizer"])} if "optimizer" in state else {})
 
 
 def import_state(train_state: TrainState, state: dict[str, Any]) -> None:
     """Load state exported by another replica."""
+    modules = {name: get_model_state_dict(each) for name, each in train_state.modules.items()}
     if "optimizer" in state:
         train_state.load_tensors(_fill(train_state.tensors(), state))
     else:
         set_model_state_dict(train_state.model, _fill(get_model_state_dict(train_state.model), state["model"]))
+        train_state.load_modules(_fill(modules, state["state"]))
 
 
 def _local(value: Any) -> Any:

@@ -14,8 +14,10 @@ import os
 import pickle
 import struct
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -25,8 +27,10 @@ import torch
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.checkpoint import pytree
-from holdfast.train.checkpoint.manifest_file import Manifest
+from holdfast.train.checkpoint.hyperparams import Hyperparams
+from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
 from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain
+from holdfast.train.checkpoint.safe_state import Global, RestrictedUnpickler, globals_of
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.torch_private import local_part
 
@@ -113,6 +117,7 @@ def write_staged(
 
 
 def _write_index(memory: Path, begin: int, index: _SnapshotIndex) -> SnapshotHeader:
+    # Read again by a restricted unpickler: `_index_types` names all that this contains.
     written = pickle.dumps(index)
     head = SnapshotHeader(begin, len(written), zlib.crc32(written))
     commit(memory, head, written)
@@ -246,7 +251,10 @@ class MemorySnapshot:
             return None
         if len(written) != head.length or zlib.crc32(written) != head.crc32:
             return None
-        return cls(memory, pickle.loads(written), head)
+        try:
+            return cls(memory, RestrictedUnpickler(io.BytesIO(written), _index_types()).load(), head)
+        except pickle.UnpicklingError:
+            return None
 
     def per_rank_state(self) -> io.BytesIO:
         """The per-rank state: random state, schedule, data, and the user's own state."""
@@ -271,6 +279,14 @@ class MemorySnapshot:
             whole = torch.frombuffer(room, dtype=torch.uint8)
             _copy_into(state, self._index.tree, whole, "")
             del whole  # it references the mapping
+
+
+@cache
+def _index_types() -> dict[Global, object]:
+    """What an index is pickled with: it may come from another rank, and must not bring code."""
+    rebuild = WriterId().__reduce__()[0]  # how msgspec's objects are unpickled
+    types = (_SnapshotIndex, _TensorEntry, WriterId, Manifest, FileChecksum, Hyperparams, OrderedDict, rebuild)
+    return globals_of(types)
 
 
 def require_memory(size: int, root: Path = Path("/")) -> None:

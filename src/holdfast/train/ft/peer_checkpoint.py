@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.errors import HoldfastError
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.train.checkpoint import pytree
 from holdfast.train.checkpoint.manifest_file import Manifest
 from holdfast.train.checkpoint.staging import StagingBuffer, torn_copy
+from holdfast.train.checkpoint.stall_clock import StallClock
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.ft import memory_snapshot
@@ -98,6 +100,7 @@ class PeerCheckpointer:
         self._prepared = self._fits = self._stopped = False
         self._running: Future[PeerCheckpointResult] | None = None
         self._duration_s: float | None = None
+        self._starts = StallClock(train_state.accelerator)
         self._began = self._stalled_s = 0.0
         """Monotonic start time of the last copy, and the seconds that the loop has waited for it."""
 
@@ -122,9 +125,7 @@ class PeerCheckpointer:
 
     def take_stalled_s(self) -> float:
         """Seconds that the optimiser's steps have waited for copies since the last call."""
-        waited_s = sum(each.stalled_s for each in self._staging)
-        for each in self._staging:
-            each.stalled_s = 0.0
+        waited_s = sum(each.stalls.take_s() for each in self._staging)
         self._stalled_s += waited_s
         return waited_s
 
@@ -137,6 +138,9 @@ class PeerCheckpointer:
         """Whether the next copy may begin: the last is complete, and the loop's waiting stays within its share."""
         if self._stopped or (self._running is not None and not self._running.done()):
             return False
+        self._stalled_s += self._starts.take_s()
+        if not all(each.settled for each in (self._starts, *(staging.stalls for staging in self._staging))):
+            return False  # what the last one cost is not known yet
         return time.monotonic() - self._began >= self._stalled_s / MAX_STALL_SHARE
 
     def wait_copied(self) -> None:
@@ -154,16 +158,18 @@ class PeerCheckpointer:
         """Copy the current state in the background; the previous copy must be finished."""
         if self._stopped:
             return
-        began, own = time.monotonic(), self._train_state.per_rank_state()
-        try:
-            if not self._fits:
-                self._refuse_too_large(self._train_state.tensors())
-            memory_snapshot.invalidate(self._own_segments[0].memory)
-            staged = self._staging[0].start_copy()
-        except (OSError, RuntimeError) as error:
-            staged = _stopped_finding(self._rank, error)
-        self._running = self._thread.submit(self._run, manifest, staged, own, began)
-        self._began, self._stalled_s = began, time.monotonic() - began
+        began, own = time.monotonic(), bytes
+        self._began, self._stalled_s = began, 0.0
+        with self._starts.waiting():
+            try:
+                own = self._train_state.per_rank_state()
+                if not self._fits:
+                    self._refuse_too_large(self._train_state.tensors())
+                memory_snapshot.invalidate(self._own_segments[0].memory)
+                staged = self._staging[0].start_copy()
+            except (OSError, RuntimeError, HoldfastError) as error:
+                staged = _stopped_finding(self._rank, error)
+            self._running = self._thread.submit(self._run, manifest, staged, own, began)
 
     def wait_finished(self) -> PeerCheckpointResult | None:
         """Wait for the result of the current copy; None if there is none. Each result is returned once."""

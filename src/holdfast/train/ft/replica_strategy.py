@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
@@ -179,6 +180,9 @@ class SyncReplicas(MultiReplica):
         self._optimizer_gate = _GatedOptimizer(
             train_state.optimizer, self._replica_group.should_commit, train_state.post_step_state
         )
+        for each in train_state.state.values():
+            if isinstance(each, GradScaler):
+                self._optimizer_gate.decide_before_step_of(each)
         self._buffers = _BufferSnapshot(train_state.model)
         self._rng_state = rng.capture()
 
@@ -237,6 +241,17 @@ class _GatedOptimizer:
         optimizer.step = MethodType(held, optimizer)
         hook: Any = torch.compiler.disable(self._refuse_bypass)
         optimizer.register_step_pre_hook(hook)
+
+    def decide_before_step_of(self, scaler: GradScaler) -> None:
+        """Decide before this scaler's step: it skips the optimiser's after an overflow, and then changes its scale."""
+        step = cast("Callable[..., object]", scaler.step)
+
+        @wraps(step)
+        def held(_: GradScaler, *given: Any, **named: Any) -> object:
+            self._decide()
+            return step(*given, **named)
+
+        scaler.step = MethodType(held, scaler)
 
     def _refuse_bypass(self, optimizer: Optimizer, *_: object) -> None:
         """Raise HoldfastError if the method that the session has replaced is called anyway."""

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins.io import AsyncCheckpointIO
 from torch.utils.data import DistributedSampler, SequentialSampler
@@ -18,7 +17,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.protocol.rank_messages import Activity
-from holdfast.train.checkpoint import rng
+from holdfast.train.checkpoint import rng, safe_state
 from holdfast.train.checkpoint.hyperparam_overrides import HyperparamOverrides
 from holdfast.train.checkpoint.hyperparams import hyperparameters_changed, optimizer_changed, optimizer_mismatch
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
@@ -115,8 +114,7 @@ class HoldfastCallback(Callback):
         if self._checkpoint_dir is not None:
             folder = self._checkpoint_dir.path(self._step)
             own = folder / _rank_file(self._coordinator.ranks.rank)
-            # Unpickled in full, as in train_state.py: the folder is as trusted as the code.
-            self._rank_state = torch.load(own if own.exists() else folder / _rank_file(0), weights_only=False)
+            self._rank_state = safe_state.load(own if own.exists() else folder / _rank_file(0))
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}
@@ -180,7 +178,10 @@ class HoldfastCallback(Callback):
         _write(trainer, folder / MODEL)
         loader = None if epoch_ended or _not_bit_exact(trainer) else cast("Stateful", trainer.train_dataloader)
         own = _LightningRankState(random=rng.capture()(), loader=None if loader is None else loader.state_dict())
-        torch.save(own, folder / _rank_file(self._coordinator.ranks.rank))
+        written = safe_state.to_bytes(own)
+        if found := safe_state.unsafe_types(written):
+            raise safe_state.unsafe_state("the loader of trainer.fit", found)
+        (folder / _rank_file(self._coordinator.ranks.rank)).write_bytes(written)
         finalizer.start(self._step, began=began)
 
     def _refuse_different_starts(self) -> None:

@@ -6,9 +6,9 @@ messages and requests: rank_coordinator.py. The file is long because it is the p
 
 from __future__ import annotations
 
-import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn, SupportsFloat, TypeVar
@@ -20,9 +20,11 @@ from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.metrics.flops import FlopsPerToken
 from holdfast.protocol.rank_messages import Activity
+from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint.manager import CheckpointManager, Saved
 from holdfast.train.checkpoint.remote_tier import RemoteTier
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
+from holdfast.train.checkpoint.stall_clock import StallClock
 from holdfast.train.checkpoint.storage import CheckpointStorage, SharedStorage, not_saved
 from holdfast.train.checkpoint.tiered_storage import TieredStorage
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
@@ -48,6 +50,7 @@ from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
 
 Item = TypeVar("Item")
+_STATE_NAME = re.compile(r"[\w-]+")
 
 
 class Session:
@@ -67,7 +70,7 @@ class Session:
         model: nn.Module,
         optimizer: Optimizer,
         scheduler: Stateful | None = None,
-        extra: Stateful | None = None,
+        state: Mapping[str, Stateful] | None = None,
         config: RankConfig | None = None,
         flops_per_token: FlopsPerToken | float | None = None,
         sequence_length: int | None = None,
@@ -75,8 +78,9 @@ class Session:
     ) -> None:
         """Resume from the newest complete checkpoint, if there is one; called by every rank, after init_process_group.
 
-        `extra` is any other object with a state_dict, saved per rank. `config` replaces the configuration from the
-        environment variables.
+        `state` has any other objects with a state_dict, by name, such as `{"scaler": scaler, "ema": ema}`. Modules are
+        saved like the model, for any number of ranks; other objects are saved per rank. `config` replaces the
+        configuration from the environment variables.
 
         MFU uses the FLOPs of a token: `flops_per_token` if given (a plain number counts attention in full), else the
         model's transformers config, for sequences of `sequence_length` tokens. Without a `sequence_length`, the session
@@ -97,16 +101,20 @@ class Session:
         if settings.rank_socket is None and ranks.rank == 0:
             log_line(settings.checkpoint_summary)
         self._prefetcher = Prefetcher(self._coordinator.report_finding)
-        self._extra, self._saved_world_size = extra, 0
+        self._saved_world_size = 0
         """World size of the checkpoint, if it differs and the change is not reported yet."""
-        train_state = TrainState(
+        train_state = self._train_state = TrainState(
             model=model,
             optimizer=optimizer,
             scheduler=scheduler,
-            extra=extra,
+            state=_validate_state(state or {}),
             data=self._prefetcher,
+            accelerator=_accelerator_of(model),
             sequence_length=sequence_length,
         )
+        self._save_stalls = StallClock(train_state.accelerator)
+        if settings.checkpoint_path is not None or settings.replica_count > 1:
+            train_state.refuse_unsafe()
         self._checkpoints: CheckpointManager | None = None
         self._peer_checkpointer: PeerCheckpointer | None = None
         if settings.checkpoint_path is not None:
@@ -233,7 +241,8 @@ class Session:
         It exits with SystemExit(75), `ExitCode.CHECKPOINTED_AND_EXITED`: steps remain, so it is no success.
 
         `loss` is this rank's; `tokens` counts all ranks of all replicas in this step; other metrics are taken from
-        rank 0. It waits for tensors on a GPU. A step has at most 128 metrics.
+        rank 0. A step has at most 128 metrics. It does not wait for tensors on a GPU: they are reported one step later,
+        and at once only when a checkpoint is due, which must not follow a loss that is not finite.
         """
         samples, self.global_batch = self.global_batch, 0
         try:
@@ -261,12 +270,13 @@ class Session:
         if action is StepAction.TRANSFER_STATE and self._checkpoints is not None:
             action = self._transfer_state(self._checkpoints)
         if self._checkpoints is not None:
-            began = time.monotonic()
-            with waiting_for_checkpoint():
+            # A step without a checkpoint never waits here, and is not worth the device's time for two marks.
+            measured = self._train_state.accelerator is None or action is not NOTHING
+            with waiting_for_checkpoint(), self._save_stalls.waiting() if measured else nullcontext():
                 self._save(self._checkpoints, action)
                 if self._peer_checkpointer is not None:
                     self._peer_checkpoint(self._checkpoints, self._peer_checkpointer, action)
-            self._coordinator.add_stall(time.monotonic() - began)
+            self._coordinator.add_stall(self._save_stalls.take_s())
         self._coordinator.set_activity(Activity.STEPPING)
         if action is StepAction.STOP and self.step == self._total_steps:
             self._coordinator.close()
@@ -369,13 +379,41 @@ class Session:
         """Report what a new world size changes; model, optimiser and the session's own data are unaffected."""
         rows = (
             (self._samples is None, "the loop takes its samples itself: see how many a step has, and which come next"),
-            (self._extra is not None, "`extra` is kept for each rank: one that is new has rank 0's"),
+            (
+                len(self._train_state.state) > len(self._train_state.modules),
+                "`state` is kept for each rank, except modules: a new rank has rank 0's",
+            ),
         )
         saved_world_size, self._saved_world_size = self._saved_world_size, 0
         if evidence := tuple(words for holds, words in rows if holds):
             self._coordinator.report_finding(
                 _world_size_changed(saved_world_size, self._coordinator.ranks.world_size, evidence)
             )
+
+
+def _accelerator_of(model: nn.Module) -> Accelerator | None:
+    """The device of the model's first parameter."""
+    first = next(model.parameters(), None)
+    return None if first is None else accelerator_of(first.device)
+
+
+def _validate_state(state: Mapping[str, Stateful]) -> dict[str, Stateful]:
+    """The same objects; raises HoldfastError for a name or an object that cannot be saved."""
+    for name, each in state.items():
+        missing = [method for method in ("state_dict", "load_state_dict") if not callable(getattr(each, method, None))]
+        if missing or not _STATE_NAME.fullmatch(str(name)):
+            raise failure(
+                "session-state-invalid",
+                f"state[{name!r}] cannot be saved",
+                exit_code=ExitCode.USAGE,
+                where="Session(state=...)",
+                evidence=(f"{type(each).__name__} has no {' and no '.join(missing)}",)
+                if missing
+                else ("a name has letters, digits, `-` and `_` alone",),
+                remedy="give objects that have state_dict and load_state_dict, by name: "
+                'Session(state={"scaler": scaler})',
+            )
+    return dict(state)
 
 
 def _make_storage(config: RankConfig, path: Path | str, ranks: ControlGroup) -> CheckpointStorage:
