@@ -35,6 +35,11 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor._local_tensor if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def local_type(tensor: DTensor) -> type[torch.Tensor]:
+    """The type of this rank's shard."""
+    return type(tensor._local_tensor)
+
+
 def sharding(tensor: DTensor) -> Any:
     """How a tensor is sharded; shardings can be compared."""
     return tensor._spec

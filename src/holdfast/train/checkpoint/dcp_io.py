@@ -131,15 +131,24 @@ def read(
     return None
 
 
+_SAFE_TENSOR_TYPES: set[type] = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
+"""Found to be loaded again. To find out takes a copy, so it is done once."""
+
+
 class _SafeSavePlanner(DefaultSavePlanner):
     """Refuses values, other than tensors, that `_SafeLoadPlanner` would not load."""
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
         transformed = super().transform_object(write_item, object)
-        if isinstance(transformed, io.BytesIO) and type(object) not in IMMUTABLE_TYPES:
-            found = safe_state.unsafe_types(transformed.getvalue())
-            if found:
-                raise UnsafeValue(write_item.index.fqn, found)
+        kind: type[Any] = object.__class__
+        if kind in IMMUTABLE_TYPES or kind in _SAFE_TENSOR_TYPES:
+            return transformed
+        is_tensor = isinstance(object, torch.Tensor)
+        written = safe_state.to_bytes(object.detach()) if is_tensor else transformed.getvalue()
+        if found := safe_state.unsafe_types(written):
+            raise UnsafeValue(write_item.index.fqn, found)
+        if is_tensor:
+            _SAFE_TENSOR_TYPES.add(kind)
         return transformed
 
 
@@ -234,14 +243,16 @@ class _VerifyingReader(FileSystemReader):
         with open(self._checked.source.folder / saved.relative_path, "rb") as file:
             # With "meta" only the tensor's metadata and the offset of its bytes in the file are read.
             whole = torch.load(self._slice_file(file, saved), map_location="meta", weights_only=True)
-            begin = offset_in_file(whole)
+            # The bytes of a wrapper, such as a Float8 tensor, are those of the tensors inside it.
+            begin = offset_in_file(whole) if type(whole) is torch.Tensor else None
             if begin is None:
                 return False
             part = whole
             for dim, (first, count) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
                 part = part.narrow(dim, first, count)
             target = planner.resolve_tensor(item).detach()
-            if _layout(part) != _layout(target) or target.is_cuda or not target.is_contiguous():
+            plain = type(target) is torch.Tensor
+            if not plain or _layout(part) != _layout(target) or target.is_cuda or not target.is_contiguous():
                 return False
             if target.nbytes:
                 file.seek(saved.offset + begin + part.storage_offset() * part.element_size())

@@ -27,13 +27,13 @@ def load(file: IO[bytes] | Path) -> Any:
     """Load what `torch.save` has written; raises pickle.UnpicklingError for a type that is not allowed."""
     registered: list[Any] = cast("Any", torch.serialization).get_safe_globals()
     # torch removes at the end what it was given here, so a type that the program has registered must not be among it.
-    with safe_globals([each for each in _numpy_globals() if each not in registered]):
+    with safe_globals([each for each in numpy_globals() if each not in registered]):
         return torch.load(file, map_location=cast("Any", _to_current_device), weights_only=True)
 
 
 def unsafe_types(written: bytes) -> list[str]:
     """Names of the types, in what `torch.save` has written, that `load` would refuse."""
-    ours = {f"{each.__module__}.{each.__qualname__}" for each in _numpy_globals()}
+    ours = {f"{each.__module__}.{each.__qualname__}" for each in numpy_globals()}
     return sorted({*get_unsafe_globals_in_checkpoint(io.BytesIO(written))} - ours)
 
 
@@ -84,7 +84,7 @@ def globals_of(types: Iterable[Any]) -> dict[Global, object]:
 
 
 @cache
-def _numpy_globals() -> tuple[Any, ...]:
+def numpy_globals() -> tuple[Any, ...]:
     """What numpy's arrays and numbers are pickled with; objects inside an array of objects must be allowed as well."""
     import numpy
 

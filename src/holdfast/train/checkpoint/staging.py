@@ -23,12 +23,12 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.train.accelerator import Mark, Pairs
-from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain, iter_tensors, offsets
+from holdfast.train.checkpoint.pytree import COPY_THREADS, iter_parts, iter_tensors, offsets, rebuild
 from holdfast.train.checkpoint.stall_clock import StallClock
 from holdfast.train.checkpoint.state_dict_cache import CachedStateDict, cache_state_dict
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.metrics.profiler import waiting_for_checkpoint
-from holdfast.train.torch_private import local_part, sharded, version_of
+from holdfast.train.torch_private import local_part, version_of
 
 SHARED_BYTES = 1 << 20
 """Smaller sizes are copied faster than another thread wakes up."""
@@ -149,8 +149,8 @@ class StagingBuffer:
     def _new_source(self) -> _CopySource:
         """A tree newly built by torch."""
         given = self._train_state.tensors()
-        held = [*iter_tensors(given)]
-        sources = [*map(local_part, held)]
+        pairs = [*iter_parts(given)]
+        held, sources = [leaf for leaf, _ in pairs], [local_part(part) for _, part in pairs]
         with self._allocating:
             self._allocate_buffer(sources)
         tree = cast("dict[str, Any]", _mirror(given, iter(self._staged)))
@@ -230,7 +230,8 @@ class StagingBuffer:
         parameters = [tensor for group in self._train_state.optimizer.param_groups for tensor in group["params"]]
         state = [value for values in self._train_state.optimizer.state.values() for value in values.values()]
         own = [value for module in self._train_state.modules.values() for value in module.state_dict().values()]
-        return {local_part(each).data_ptr() for each in (*parameters, *state, *own) if isinstance(each, torch.Tensor)}
+        tensors = iter_tensors((*parameters, *state, *own))
+        return {local_part(each).data_ptr() for each in tensors}
 
     def _allocate_buffer(self, sources: Sequence[torch.Tensor]) -> None:
         """Allocate the buffer if the state's layout differs from the last save's."""
@@ -309,8 +310,4 @@ def _mirror(tree: object, staged: Iterator[torch.Tensor]) -> object:
     if isinstance(tree, list | tuple):
         values = cast("Sequence[object]", tree)
         return type(values)(_mirror(value, staged) for value in values)  # pyright: ignore[reportCallIssue]
-    if type(tree) is DTensor:
-        return sharded(next(staged), tree)
-    if is_plain(tree):
-        return next(staged)
-    return tree.detach().to("cpu", copy=True) if isinstance(tree, torch.Tensor) else copy.deepcopy(tree)
+    return rebuild(tree, staged) if isinstance(tree, torch.Tensor) else copy.deepcopy(tree)

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from holdfast.train import torch_private
 from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
-from holdfast.train.checkpoint.pytree import PLAIN_TYPES, iter_tensors
+from holdfast.train.checkpoint.pytree import PLAIN_TYPES, is_plain, iter_tensors
 from holdfast.train.checkpoint.train_state import TrainState
 
 _KINDS = frozenset(PLAIN_TYPES)
@@ -135,6 +135,8 @@ def _walk_state(train_state: TrainState) -> _StateWalk:
     if not _KINDS.issuperset(kinds):
         raise _Uncacheable
     if DTensor in kinds:
+        if not all(map(is_plain, held)):  # a shard of another type
+            raise _Uncacheable
         signature += [torch_private.sharding(each) if type(each) is DTensor else None for each in held]
     # Aliases: each tensor is numbered by its first occurrence.
     first: dict[int, int] = {}

@@ -14,7 +14,6 @@ import os
 import pickle
 import struct
 import zlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -27,10 +26,11 @@ import torch
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.checkpoint import pytree
+from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
 from holdfast.train.checkpoint.hyperparams import Hyperparams
 from holdfast.train.checkpoint.manifest_file import FileChecksum, Manifest
 from holdfast.train.checkpoint.pytree import COPY_THREADS, is_plain
-from holdfast.train.checkpoint.safe_state import Global, RestrictedUnpickler, globals_of
+from holdfast.train.checkpoint.safe_state import Global, RestrictedUnpickler, globals_of, numpy_globals
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.torch_private import local_part
 
@@ -285,7 +285,7 @@ class MemorySnapshot:
 def _index_types() -> dict[Global, object]:
     """What an index is pickled with: it may come from another rank, and must not bring code."""
     rebuild = WriterId().__reduce__()[0]  # how msgspec's objects are unpickled
-    types = (_SnapshotIndex, _TensorEntry, WriterId, Manifest, FileChecksum, Hyperparams, OrderedDict, rebuild)
+    types = (_SnapshotIndex, _TensorEntry, WriterId, Manifest, FileChecksum, Hyperparams, rebuild, *numpy_globals())
     return globals_of(types)
 
 
@@ -312,12 +312,18 @@ def _checksum(room: mmap.mmap, start: int, size: int) -> int:
 
 
 def _to_entries(tree: object, pieces: Iterator[_TensorEntry]) -> object:
-    """The tree with entries in place of its tensors, in the order of `iter_tensors`."""
+    """The tree with entries in place of its tensors, in the order of `iter_tensors`, and lists of them for wrappers."""
     if isinstance(tree, dict):
         return {key: _to_entries(value, pieces) for key, value in cast("dict[object, object]", tree).items()}
     if isinstance(tree, list | tuple):
         return [_to_entries(value, pieces) for value in cast("Sequence[object]", tree)]
-    return next(pieces) if is_plain(tree) else tree
+    if is_plain(tree):
+        return next(pieces)
+    if isinstance(tree, torch.Tensor) and (entries := [next(pieces) for _ in pytree.parts(tree)]):
+        return entries
+    if type(tree) not in IMMUTABLE_TYPES and type(tree).__module__ != "numpy":  # numpy's numbers
+        raise RuntimeError(f"the state has a {type(tree).__name__}, which cannot be read from memory")
+    return tree
 
 
 def _entries(tree: object) -> Iterator[_TensorEntry]:
@@ -340,6 +346,9 @@ def _copy_into(own: Any, entry: Any, whole: torch.Tensor, where: str) -> Any:
                 raise StateMismatch(f"{where}{key} was not transferred")
             mine[key] = _copy_into(mine[key], theirs[key], whole, f"{where}{key}.")
         return mine
+    if isinstance(own, torch.Tensor) and isinstance(entry, list):
+        _copy_into([*pytree.parts(own)], cast("list[Any]", entry), whole, where)
+        return own
     if isinstance(own, list) and isinstance(entry, list):
         mine, theirs = cast("list[Any]", own), cast("list[Any]", entry)
         if len(mine) != len(theirs):
