@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import zlib
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from holdfast.train.checkpoint.storage import SharedStorage
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.ft import memory_snapshot
-from holdfast.train.ft.memory_snapshot import MemorySnapshot
+from holdfast.train.ft.memory_snapshot import MemorySnapshot, SnapshotHeader
 from holdfast.train.session.control_group import ControlGroup
 
 
@@ -209,6 +210,7 @@ def test_snapshot_that_would_run_code_is_none(tmp_path: Path) -> None:
     manifest = Manifest(step=1, world_size=1, files={})
     memory_snapshot.write(memory, WriterId(), 0, manifest, {"model": {"a": torch.ones(1)}}, b"")
     assert MemorySnapshot.load(memory) is not None
-    memory_snapshot.write(memory, WriterId(), 0, manifest, {"model": {"a": Evil(tmp_path / "ran")}}, b"")
+    index = pickle.dumps(Evil(tmp_path / "ran"))
+    memory_snapshot.commit(memory, SnapshotHeader(64, len(index), zlib.crc32(index)), index)
     assert MemorySnapshot.load(memory) is None
     assert not (tmp_path / "ran").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from tests.train.fake_accelerator import FakeAccelerator
 
+from holdfast.train.accelerator import bind_like_this_thread
 from holdfast.train.checkpoint import staging
 from holdfast.train.checkpoint.staging import StagingBuffer
 from holdfast.train.checkpoint.stall_clock import StallClock
@@ -24,7 +26,9 @@ class Loop:
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             device.place(tensor)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.buffer = StagingBuffer(TrainState(model=self.model, optimizer=self.optimizer, accelerator=device))
+        self.buffer = StagingBuffer(
+            TrainState(model=self.model, optimizer=self.optimizer, find_accelerator=lambda _: device)
+        )
         self.writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
 
     def forward(self) -> None:
@@ -152,3 +156,26 @@ def test_loop_on_the_host_is_measured_itself() -> None:
     with stalls.waiting():
         pass
     assert (stalls.take_s(), stalls.take_s(), stalls.settled) == (2.5, 0.0, True)
+
+
+class Gpus(threading.local):
+    """GPUs as CUDA has them: every new thread uses the first."""
+
+    device = 0
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def current_device(self) -> int:
+        return self.device
+
+    def set_device(self, device: int) -> None:
+        self.device = device
+
+
+def test_threads_of_a_pool_use_the_gpu_of_the_thread_that_made_it() -> None:
+    gpus = Gpus()
+    gpus.set_device(3)
+    for initializer, expected in ((None, 0), (bind_like_this_thread(gpus), 3)):
+        with ThreadPoolExecutor(1, initializer=initializer) as pool:
+            assert pool.submit(gpus.current_device).result(20) == expected

@@ -5,9 +5,9 @@ Everything that knows CUDA's streams, events and pinned memory is in `Cuda`, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -75,6 +75,28 @@ class Accelerator(Protocol):
 def accelerator_of(device: torch.device) -> Accelerator | None:
     """The accelerator that a tensor's device is; None for the host."""
     return Cuda(device) if device.type == "cuda" else None
+
+
+class CurrentDevice(Protocol):
+    """The GPU that a thread uses: `torch.cuda`."""
+
+    def is_initialized(self) -> bool: ...
+
+    def current_device(self) -> int: ...
+
+    def set_device(self, device: int) -> None: ...
+
+
+def bind_like_this_thread(gpus: CurrentDevice | None = None) -> Callable[[], None]:
+    """A function that makes another thread use the GPU of this one: a new thread uses the node's first."""
+    gpus = gpus or cast("CurrentDevice", torch.cuda)
+    if not gpus.is_initialized():
+        return _nothing
+    return partial(gpus.set_device, gpus.current_device())
+
+
+def _nothing() -> None:
+    pass
 
 
 class _CudaMark:

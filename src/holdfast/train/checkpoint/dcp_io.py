@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load  # pyright: igno
 from torch.distributed.checkpoint.state_dict_saver import save  # pyright: ignore[reportUnknownVariableType]
 
 from holdfast.host.files import UnexpectedFile
+from holdfast.train.accelerator import bind_like_this_thread
 from holdfast.train.checkpoint import manifest_file, safe_state
 from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
 from holdfast.train.checkpoint.manifest_file import FileChecksum
@@ -219,7 +220,7 @@ class _VerifyingReader(FileSystemReader):
         if (irregular := self._checked.irregular(names)) is not None:  # reading it might block forever
             raise DamagedFile(irregular)
         shares = [dataclasses.replace(plan, items=plan.items[first::READERS]) for first in range(READERS)]
-        with ThreadPoolExecutor(READERS + len(names)) as pool:
+        with ThreadPoolExecutor(READERS + len(names), initializer=bind_like_this_thread()) as pool:
             damages = [pool.submit(self._checked.find_damage, name) for name in sorted(names)]
             reads = [pool.submit(self._read, share, planner) for share in shares]
             wait(reads)

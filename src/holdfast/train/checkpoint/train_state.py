@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 
+import torch
+
 # Importing it takes 0.1 s after an optimiser has imported torch._dynamo (2.6 s), as every optimiser does.
 from torch.distributed.checkpoint.state_dict import (
     get_model_state_dict,
@@ -21,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from holdfast.train.accelerator import Accelerator
+from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint import rng, safe_state
 from holdfast.train.checkpoint.deferred_pickle import defer_pickle
 
@@ -67,10 +69,15 @@ class TrainState:
     state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
     """The user's own objects by name. Modules are saved like the model, the others per rank."""
     data: Stateful | None = None
-    accelerator: Accelerator | None = None
-    """The device that has the tensors, if they are not on the host."""
+    find_accelerator: Callable[[torch.device], Accelerator | None] = accelerator_of
     sequence_length: int | None = None
     """Tokens per sequence, if the program sets it; not saved, but a change is reported."""
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The device of the model's first parameter; None for the host."""
+        first = next(self.model.parameters(), None)
+        return None if first is None else self.find_accelerator(first.device)
 
     @property
     def modules(self) -> dict[str, Module]:

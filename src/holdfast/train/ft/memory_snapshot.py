@@ -25,6 +25,7 @@ import torch
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.memory_usage import memory_usages
+from holdfast.train.accelerator import bind_like_this_thread
 from holdfast.train.checkpoint import pytree
 from holdfast.train.checkpoint.deferred_pickle import IMMUTABLE_TYPES
 from holdfast.train.checkpoint.hyperparams import Hyperparams
@@ -86,7 +87,8 @@ def write(
         file.truncate(0)
         require_memory(starts[-1])
         file.truncate(starts[-1])
-        with mmap.mmap(file.fileno(), starts[-1]) as room, ThreadPoolExecutor(COPY_THREADS) as pool:
+        copiers = ThreadPoolExecutor(COPY_THREADS, initializer=bind_like_this_thread())
+        with mmap.mmap(file.fileno(), starts[-1]) as room, copiers as pool:
             pieces = list(pool.map(_write_tensor, repeat(room), starts, sources))
     _write_index(
         memory, starts[-1], _SnapshotIndex(writer, rank, manifest, _to_entries(tensors, iter(pieces)), per_rank_state)

@@ -20,7 +20,6 @@ from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.metrics.flops import FlopsPerToken
 from holdfast.protocol.rank_messages import Activity
-from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint.manager import CheckpointManager, Saved
 from holdfast.train.checkpoint.remote_tier import RemoteTier
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
@@ -109,10 +108,10 @@ class Session:
             scheduler=scheduler,
             state=_validate_state(state or {}),
             data=self._prefetcher,
-            accelerator=_accelerator_of(model),
             sequence_length=sequence_length,
         )
-        self._save_stalls = StallClock(train_state.accelerator)
+        accelerator = train_state.accelerator
+        self._on_host, self._save_stalls = accelerator is None, StallClock(accelerator)
         if settings.checkpoint_path is not None or settings.replica_count > 1:
             train_state.refuse_unsafe()
         self._checkpoints: CheckpointManager | None = None
@@ -271,7 +270,7 @@ class Session:
             action = self._transfer_state(self._checkpoints)
         if self._checkpoints is not None:
             # A step without a checkpoint never waits here, and is not worth the device's time for two marks.
-            measured = self._train_state.accelerator is None or action is not NOTHING
+            measured = self._on_host or action is not NOTHING
             with waiting_for_checkpoint(), self._save_stalls.waiting() if measured else nullcontext():
                 self._save(self._checkpoints, action)
                 if self._peer_checkpointer is not None:
@@ -389,12 +388,6 @@ class Session:
             self._coordinator.report_finding(
                 _world_size_changed(saved_world_size, self._coordinator.ranks.world_size, evidence)
             )
-
-
-def _accelerator_of(model: nn.Module) -> Accelerator | None:
-    """The device of the model's first parameter."""
-    first = next(model.parameters(), None)
-    return None if first is None else accelerator_of(first.device)
 
 
 def _validate_state(state: Mapping[str, Stateful]) -> dict[str, Stateful]:
