@@ -7,6 +7,7 @@ import os
 import pickle
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,29 @@ def test_state_that_becomes_unsafe_fails_its_save_and_is_named(tmp_path: Path, s
     assert problem.code == "checkpoint-state-unsafe"
     assert "Own" in problem.evidence[0]
     assert [*tmp_path.glob("step-*")] == []
+
+
+class Loader(Holder):
+    """Counts how often it was asked."""
+
+    asked = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(())
+
+    def state_dict(self) -> dict[str, Any]:
+        self.asked += 1
+        return super().state_dict()
+
+
+def test_loader_is_asked_for_its_state_only_when_it_is_saved(tmp_path: Path) -> None:
+    loader = Loader(Own(1))
+    state = loop(state={"loader": loader})
+    state.refuse_unsafe()
+    assert loader.asked == 0
+    saving = checkpoints(tmp_path, state)
+    saving.start_save(1)
+    assert saving.wait_saved().problem.code == "checkpoint-state-unsafe"
 
 
 @pytest.mark.parametrize(

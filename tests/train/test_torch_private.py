@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.train.private_names import missing, require
+from torch.distributed.checkpoint import FileSystemWriter, save
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -93,6 +94,17 @@ def test_index_of_a_checkpoint_and_values_that_are_no_tensors(tmp_path: Path) ->
     except CheckpointException as error:
         check(False, f"{name}: {error}", feature)
     check(torch.equal(found["weight"], made["weight"]) and found["group"] == {"lr": 0.5}, name, feature)
+
+
+def test_writer_copies_nothing_ahead_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    feature = "writing a checkpoint without a wait for what trains on the GPU"
+    try:
+        dcp_io.write({"weight": torch.ones(2)}, tmp_path, ControlGroup())
+    except CheckpointException as error:  # from the loader that copies ahead, which finds no GPU here
+        check(False, f"FileSystemWriter(per_thread_copy_ahead=0): {error}", feature)
+    with pytest.raises(CheckpointException):
+        save({"weight": torch.ones(2)}, storage_writer=FileSystemWriter(tmp_path / "ahead"), no_dist=True)
 
 
 def test_callback_runs_after_backward() -> None:

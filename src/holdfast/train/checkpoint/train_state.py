@@ -6,7 +6,7 @@ Storage: dcp_io.py, manager.py. What each rank's own part may contain: safe_stat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
@@ -113,12 +113,15 @@ class TrainState:
         return defer_pickle(lambda: {"scheduler": None, "state": {}, "data": None, "random": random()}, self._shared())
 
     def refuse_unsafe(self) -> None:
-        """Raise HoldfastError if a part could not be loaded from a checkpoint."""
-        shared = self._shared()
-        for name, part in shared.pop("state", {}).items():
-            safe_state.refuse_unsafe(f"Session(state={{{name!r}: ...}})", part)
-        for name, part in shared.items():
-            safe_state.refuse_unsafe(f"Session({name}=...)", part)
+        """Raise HoldfastError if a part could not be loaded from a checkpoint.
+
+        Loaders are not asked before a save: some begin an iteration, with workers, to answer.
+        """
+        for name, each in self._per_rank_objects().items():
+            if not isinstance(each, Iterable):
+                safe_state.refuse_unsafe(f"Session(state={{{name!r}: ...}})", each.state_dict())
+        if self.scheduler is not None:
+            safe_state.refuse_unsafe("Session(scheduler=...)", self.scheduler.state_dict())
         safe_state.refuse_unsafe("the optimizer's parameter groups", self._settings())
 
     def _shared(self) -> dict[str, Any]:

@@ -119,12 +119,14 @@ def to_numbers(
         try:
             if reason := invalid_name_reason(name):
                 raise _NoNumberError(reason)
-            scalar = _scalar(value) if isinstance(value, torch.Tensor) else value
-            place = find_accelerator(scalar.device) if isinstance(scalar, torch.Tensor) else None
-            if isinstance(scalar, torch.Tensor) and place is not None and place.holds(scalar):
+            if not isinstance(value, torch.Tensor):
+                found[name] = _number(value)
+                continue
+            scalar = _scalar(value)
+            if (place := find_accelerator(scalar.device)) is not None and place.holds(scalar):
                 tensors[name], accelerator = scalar, place
             else:
-                found[name] = _number(scalar)
+                found[name] = float(scalar.item())
         except _NoNumberError as error:
             dropped[name] = str(error)
     return StepNumbers(found, dropped, None if accelerator is None else LateNumbers(accelerator, tensors))

@@ -19,7 +19,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple, NoReturn, SupportsFloat
 
-import msgspec
 import torch
 
 from holdfast.clock import Clock
@@ -56,17 +55,30 @@ MAX_LATE_STEPS = 64
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
-class _LateStep(NamedTuple):
+class _StepReport(NamedTuple):
     """A finished step, some of whose metrics may not be known yet."""
 
-    report: rank_messages.RankStep
-    """Without metrics."""
+    step: int
+    started: float
+    ended: float
+    stalled_s: float
     measured: dict[str, float]
     numbers: StepNumbers
 
     @property
     def arrived(self) -> bool:
         return self.numbers.late is None or self.numbers.late.arrived
+
+    def message(self, metrics: dict[str, float], *, metrics_follow: bool = False) -> rank_messages.RankStep:
+        """The message for the agent."""
+        return rank_messages.RankStep(
+            step=self.step,
+            started=self.started,
+            ended=self.ended,
+            checkpoint_s=self.stalled_s,
+            metrics=metrics,
+            metrics_follow=metrics_follow,
+        )
 
 
 class RankCoordinator:
@@ -122,7 +134,7 @@ class RankCoordinator:
         self._step_ended_at = self._clock()
         self._stalled_s = 0.0
         self._find_accelerator = find_accelerator
-        self._late_steps = deque[_LateStep]()
+        self._late_steps = deque[_StepReport]()
         """Reported steps whose metrics are not, in order."""
 
     def start(self) -> None:
@@ -154,49 +166,48 @@ class RankCoordinator:
         then the loss does not count as not finite, except in `all_finite`. A metric that no event can hold is dropped
         with a finding; the step and its other metrics are reported.
         """
-        self._report_arrived()
+        if self._late_steps:
+            self._report_arrived()
         numbers = to_numbers({"total_steps": total, **metrics}, self._find_accelerator)
         given = numbers.known
         started, self._step_ended_at = self._step_ended_at, self._clock()
         stalled_s, self._stalled_s = self._stalled_s, 0.0
-        report = rank_messages.RankStep(step=step, started=started, ended=self._step_ended_at, checkpoint_s=stalled_s)
         known = {name: value for name, value in given.items() if math.isfinite(value)}
-        measured = self.meter.measure(known, step_s=report.ended - started, devices=self._devices(known))
+        measured = self.meter.measure(known, step_s=self._step_ended_at - started, devices=self._devices(known))
         spent = self._profiler.step(last=step == total)
         self._report_findings(self._profiler.take_findings())
         self._activity = Activity.STEPPING
-        late = _LateStep(report, {**measured, **spent}, numbers)
+        report = _StepReport(step, started, self._step_ended_at, stalled_s, {**measured, **spent}, numbers)
         if numbers.late is None and not self._late_steps:
-            self._report_metrics(late, given, reported=False)
-            return
-        self._agent_client.send(msgspec.structs.replace(report, metrics_follow=True))
-        self._late_steps.append(late)
+            self._report_metrics(report, given, reported=False)
+        else:
+            self._agent_client.send(report.message({}, metrics_follow=True))
+            self._late_steps.append(report)
 
     def _report_arrived(self, *, wait: bool = False) -> None:
         """Report the metrics of earlier steps that have arrived from the GPU; `wait`: those of all steps."""
         while self._late_steps and (wait or self._late_steps[0].arrived or len(self._late_steps) > MAX_LATE_STEPS):
-            late = self._late_steps.popleft()
-            given = late.numbers.known | (late.numbers.late.wait() if late.numbers.late is not None else {})
+            report = self._late_steps.popleft()
+            late = report.numbers.late
+            given = report.numbers.known | (late.wait() if late is not None else {})
             known = {name: value for name, value in given.items() if math.isfinite(value)}
-            step_s = late.report.ended - late.report.started
-            late.measured.update(self.meter.rates(known, step_s=step_s, devices=self._devices(known)))
-            self._report_metrics(late, given, reported=True)
+            step_s = report.ended - report.started
+            report.measured.update(self.meter.rates(known, step_s=step_s, devices=self._devices(known)))
+            self._report_metrics(report, given, reported=True)
 
-    def _report_metrics(self, late: _LateStep, given: Mapping[str, float], *, reported: bool) -> None:
+    def _report_metrics(self, report: _StepReport, given: Mapping[str, float], *, reported: bool) -> None:
         """Report the metrics of a step, with the step unless that was `reported` before."""
-        report, dropped = late.report, late.numbers.dropped
-        finite = {**late.measured, **given}
+        dropped = report.numbers.dropped
+        finite = {**report.measured, **given}
         if not all(map(math.isfinite, finite.values())):
             finite = {name: value for name, value in finite.items() if math.isfinite(value)}
         # JSON has no NaN or infinity: such metrics are left out, and so are metrics over the limit.
         sent, crowded = limit_metric_count({name: value for name, value in finite.items() if name not in DERIVED})
         self._agent_client.send(
-            rank_messages.RankStepMetrics(step=report.step, metrics=sent)
-            if reported
-            else msgspec.structs.replace(report, metrics=sent)
+            rank_messages.RankStepMetrics(step=report.step, metrics=sent) if reported else report.message(sent)
         )
         if self._metrics_sink is not None:
-            self._metrics_sink.log(report.step, finite | {"checkpoint_stall_s": report.checkpoint_s})
+            self._metrics_sink.log(report.step, finite | {"checkpoint_stall_s": report.stalled_s})
             self._report_findings(self._metrics_sink.take_findings())
         if (dropped or crowded) and not self._dropped.limit_reached:
             self._report_findings(self._dropped.report(report.step, self._reportable(dropped | crowded)))
