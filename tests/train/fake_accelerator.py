@@ -131,3 +131,26 @@ class FakeAccelerator:
     def order_after(self, mark: Mark) -> None:
         with self.changed:
             self._queue.append(mark.reached)
+
+
+class RunningAccelerator(FakeAccelerator):
+    """Does its work by itself, in a thread. The host's own operations count as those of the training's stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="device")
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._ended.wait(0.001):
+            self.run(0.001)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def order_after(self, mark: Mark) -> None:
+        assert isinstance(mark, FakeMark)
+        with self.changed:
+            assert self.changed.wait_for(mark.reached, 20)
