@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.train.fake_accelerator import FakeAccelerator
 
 from holdfast.agent.state_memory import PEER_CHECKPOINT_MEMFDS
 from holdfast.host.memory_usage import MemoryUsage
@@ -54,6 +55,20 @@ def test_next_copy_of_auto_waits_a_hundred_times_as_long_as_the_loop_has_waited(
     now += 0.25 / MAX_STALL_SHARE - 0.01
     assert not copies.is_due()
     now += 0.02
+    assert copies.is_due()
+
+
+def test_next_copy_of_auto_waits_until_the_device_tells_what_the_last_one_cost(
+    copies: PeerCheckpointer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, device = 100.0, FakeAccelerator()
+    monkeypatch.setattr(peer_checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
+    copies._starts = StallClock(device)
+    copies.start(seal(1))
+    assert copies.wait_finished() is not None
+    now += 1.0
+    assert not copies.is_due()
+    device.run()
     assert copies.is_due()
 
 
