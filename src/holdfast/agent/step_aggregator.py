@@ -24,7 +24,7 @@ MAX_STEPS_PER_MESSAGE = 128
 """Most steps in one message."""
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest estimated message; the controller API rejects messages above 4 MiB (security/api_limits.py)."""
-MAX_AWAITED_STEPS = 256
+MAX_AWAITED_STEPS = 16
 """Steps of one rank whose metrics are awaited; beyond them the oldest is reported without."""
 MAX_PENDING_STEPS = 20_000
 """Steps of one rank that wait for the node's other ranks; beyond them the oldest is dropped."""

@@ -17,10 +17,6 @@ class LateNumbers:
         self._host = {name: accelerator.read(tensor) for name, tensor in tensors.items()}
         self._arrival = accelerator.mark()
 
-    @property
-    def arrived(self) -> bool:
-        return self._arrival.reached()
-
     def wait(self) -> dict[str, float]:
         """The numbers, as soon as they have arrived; raises what went wrong on the GPU."""
         self._arrival.wait()

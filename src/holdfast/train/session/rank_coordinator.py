@@ -13,7 +13,6 @@ import signal
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -49,9 +48,6 @@ STOP_WAIT_S, STATE_TRANSFER_S = 1.0, 30.0
 """Seconds that a rank asked to exit still waits for other replicas: slow ones may arrive, and it exits after the step
 that it takes with them. STATE_TRANSFER_S applies when it exits for new code: the other replicas restart meanwhile."""
 
-MAX_LATE_STEPS = 64
-"""Steps whose metrics may still be on a GPU; beyond them the loop waits for the oldest. A loop is rarely two ahead."""
-
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 
@@ -64,10 +60,6 @@ class _StepReport(NamedTuple):
     stalled_s: float
     measured: dict[str, float]
     numbers: StepNumbers
-
-    @property
-    def arrived(self) -> bool:
-        return self.numbers.late is None or self.numbers.late.arrived
 
     def message(self, metrics: dict[str, float], *, metrics_follow: bool = False) -> rank_messages.RankStep:
         """The message for the agent."""
@@ -134,8 +126,8 @@ class RankCoordinator:
         self._step_ended_at = self._clock()
         self._stalled_s = 0.0
         self._find_accelerator = find_accelerator
-        self._late_steps = deque[_StepReport]()
-        """Reported steps whose metrics are not, in order."""
+        self._late_step: _StepReport | None = None
+        """The last step, if its metrics were on a GPU when it was reported."""
 
     def start(self) -> None:
         """Start timing steps; the time before was setup. From here SIGTERM waits for the end of a step."""
@@ -162,12 +154,11 @@ class RankCoordinator:
     def report_step(self, step: int, *, total: int | None, metrics: Mapping[str, SupportsFloat | None]) -> None:
         """Report a finished step; skips metrics that are None.
 
-        Metrics on a GPU are reported at a later step, when they have arrived: the loop does not wait for them. Until
-        then the loss does not count as not finite, except in `all_finite`. A metric that no event can hold is dropped
-        with a finding; the step and its other metrics are reported.
+        Metrics on a GPU are reported with the next step. The loop does not wait for those of this step, so the GPU
+        always has a step's work left, and no more: else times would not be the GPU's, and a hang would be noticed late.
+        A metric that no event can hold is dropped with a finding; the step and its other metrics are reported.
         """
-        if self._late_steps:
-            self._report_arrived()
+        self._report_late_step()
         numbers = to_numbers({"total_steps": total, **metrics}, self._find_accelerator)
         given = numbers.known
         started, self._step_ended_at = self._step_ended_at, self._clock()
@@ -178,22 +169,22 @@ class RankCoordinator:
         self._report_findings(self._profiler.take_findings())
         self._activity = Activity.STEPPING
         report = _StepReport(step, started, self._step_ended_at, stalled_s, {**measured, **spent}, numbers)
-        if numbers.late is None and not self._late_steps:
+        if numbers.late is None:
             self._report_metrics(report, given, reported=False)
         else:
             self._agent_client.send(report.message({}, metrics_follow=True))
-            self._late_steps.append(report)
+            self._late_step = report
 
-    def _report_arrived(self, *, wait: bool = False) -> None:
-        """Report the metrics of earlier steps that have arrived from the GPU; `wait`: those of all steps."""
-        while self._late_steps and (wait or self._late_steps[0].arrived or len(self._late_steps) > MAX_LATE_STEPS):
-            report = self._late_steps.popleft()
-            late = report.numbers.late
-            given = report.numbers.known | (late.wait() if late is not None else {})
-            known = {name: value for name, value in given.items() if math.isfinite(value)}
-            step_s = report.ended - report.started
-            report.measured.update(self.meter.rates(known, step_s=step_s, devices=self._devices(known)))
-            self._report_metrics(report, given, reported=True)
+    def _report_late_step(self) -> None:
+        """Report the last step's metrics if they were on a GPU, as soon as they have arrived."""
+        report, self._late_step = self._late_step, None
+        if report is None or report.numbers.late is None:
+            return
+        given = report.numbers.known | report.numbers.late.wait()
+        known = {name: value for name, value in given.items() if math.isfinite(value)}
+        step_s = report.ended - report.started
+        report.measured.update(self.meter.rates(known, step_s=step_s, devices=self._devices(known)))
+        self._report_metrics(report, given, reported=True)
 
     def _report_metrics(self, report: _StepReport, given: Mapping[str, float], *, reported: bool) -> None:
         """Report the metrics of a step, with the step unless that was `reported` before."""
@@ -288,9 +279,9 @@ class RankCoordinator:
     def all_finite(self) -> bool:
         """Whether the losses of all ranks are finite, so that a checkpoint is worth taking; every rank calls it.
 
-        Waits for losses that are still on a GPU.
+        Waits for a loss that is still on a GPU.
         """
-        self._report_arrived(wait=True)
+        self._report_late_step()
         sound = self.ranks.all(self._nan_guard.is_finite)
         awaited, self._save_requested = self._save_requested, False
         if sound:
@@ -327,7 +318,7 @@ class RankCoordinator:
 
     def close(self) -> None:
         """Report the rest and close the connection to the agent."""
-        self._report_arrived(wait=True)
+        self._report_late_step()
         self.finish_steps()
         self._report_skipped_saves()
         self._profiler.stop()
