@@ -24,10 +24,19 @@ from holdfast.train.session.control_group import ControlGroup
 
 
 @pytest.fixture
-def copies() -> Iterator[PeerCheckpointer]:
+def device() -> FakeAccelerator | None:
+    return None
+
+
+@pytest.fixture
+def copies(device: FakeAccelerator | None) -> Iterator[PeerCheckpointer]:
     pieces = [os.memfd_create("test") for _ in range(PEER_CHECKPOINT_MEMFDS)]
     model = torch.nn.Linear(8, 8)
-    training = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for tensor in model.parameters():
+        (device or FakeAccelerator()).place(tensor)
+    training = TrainState(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), find_accelerator=lambda _: device
+    )
     memories = [Path(f"/proc/self/fd/{piece}") for piece in pieces]
     yield PeerCheckpointer(memories, train_state=training, ranks=ControlGroup(), writer=WriterId(), nodes=1)
     for piece in pieces:
@@ -70,6 +79,22 @@ def test_next_copy_of_auto_waits_until_the_device_tells_what_the_last_one_cost(
     assert not copies.is_due()
     device.run()
     assert copies.is_due()
+
+
+@pytest.mark.parametrize("device", [FakeAccelerator(pin_error="CUDA error: out of memory")])
+def test_memory_that_cannot_be_pinned_is_reported_once_for_each_buffer(
+    copies: PeerCheckpointer, device: FakeAccelerator
+) -> None:
+    found = []
+    for step in (1, 2, 3):
+        copies.start(seal(step))
+        while not copies._running.done():
+            device.run()
+        copied = copies.wait_finished()
+        assert copied is not None
+        assert copied.problem is None
+        found.append(copied.warning and copied.warning.code)
+    assert found == ["host-memory-not-pinned"] * 2 + [None]
 
 
 def test_copies_take_turns_so_that_the_one_before_stays_whole(copies: PeerCheckpointer) -> None:

@@ -51,6 +51,7 @@ class PeerCheckpointResult(NamedTuple):
     step: int
     took_s: float
     problem: Finding | None
+    warning: Finding | None = None
 
 
 class _SharedSegment:
@@ -98,6 +99,8 @@ class PeerCheckpointer:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-peer-copy")
         """A single thread; the process waits for it at exit."""
         self._prepared = self._fits = self._stopped = False
+        self._unreported_buffers = len(self._staging)
+        """Buffers whose findings no rank has reported; the same on all ranks."""
         self._running: Future[PeerCheckpointResult] | None = None
         self._duration_s: float | None = None
         self._starts = StallClock(train_state.accelerator)
@@ -197,15 +200,19 @@ class PeerCheckpointer:
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
     ) -> PeerCheckpointResult:
         """The background part of a copy; runs in every rank's thread."""
+        warning: Finding | None = None
         try:
             head = staged if isinstance(staged, Finding) else self._write_local(manifest, staged, own)
             problem = self._exchange(head)
+            if self._unreported_buffers:
+                self._unreported_buffers -= 1
+                warning = self._background_group.first_not_none(self._staging[0].take_finding())
         except RuntimeError as error:  # from Gloo, when another rank is gone
             problem = _stopped_finding(self._rank, error)
         if problem is None:
             for pair in (self._own_segments, self._staging, self._peer_segments):
                 pair.reverse()
-        return PeerCheckpointResult(manifest.step, time.monotonic() - began, problem)
+        return PeerCheckpointResult(manifest.step, time.monotonic() - began, problem, warning)
 
     def _write_local(
         self, manifest: Manifest, staged: dict[str, Any], own: Callable[[], bytes]

@@ -337,6 +337,7 @@ class Session:
         else:
             if (result := copies.wait_finished()) is not None:
                 self._report_problem(result.problem, required=False)
+                self._report_problem(result.warning, required=False)
             if self._coordinator.all_finite():
                 copies.start(checkpoints.new_manifest(self.step, self._samples, self._coordinator.node_s))
 
