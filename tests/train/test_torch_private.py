@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, SequentialLR
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker
 
@@ -94,6 +95,19 @@ def test_index_of_a_checkpoint_and_values_that_are_no_tensors(tmp_path: Path) ->
     except CheckpointException as error:
         check(False, f"{name}: {error}", feature)
     check(torch.equal(found["weight"], made["weight"]) and found["group"] == {"lr": 0.5}, name, feature)
+
+
+def test_wrapper_is_taken_apart_and_made_again() -> None:
+    name, feature = (
+        "is_traceable_wrapper_subclass, __tensor_flatten__",
+        "checkpoints of Float8 and other wrapped tensors",
+    )
+    wrapper = TwoTensor(torch.ones(2), torch.zeros(2))
+    check(
+        torch_private.inner_names(wrapper) == ["a", "b"] and not torch_private.inner_names(torch.ones(1)), name, feature
+    )
+    made = torch_private.rebuilt(wrapper, {"a": torch.zeros(2), "b": torch.ones(2)})
+    check(type(made) is TwoTensor and torch.equal(made.b, torch.ones(2)), name, feature)
 
 
 def test_writer_copies_nothing_ahead_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

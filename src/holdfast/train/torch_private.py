@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.data._utils import worker
 
 # Profiles
@@ -38,6 +39,18 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 def local_type(tensor: DTensor) -> type[torch.Tensor]:
     """The type of this rank's shard."""
     return type(tensor._local_tensor)
+
+
+def inner_names(tensor: torch.Tensor) -> list[str]:
+    """Attributes with the tensors that a wrapper such as a Float8 tensor consists of; empty for any other type."""
+    return cast("Any", tensor).__tensor_flatten__()[0] if is_traceable_wrapper_subclass(tensor) else []
+
+
+def rebuilt(tensor: torch.Tensor, inner: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A wrapper of the same type around other tensors of the same shapes."""
+    kind: Any = type(tensor)
+    context = cast("Any", tensor).__tensor_flatten__()[1]
+    return kind.__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
 
 
 def sharding(tensor: DTensor) -> Any:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from holdfast.train.torch_private import local_part, local_type, sharded
+from holdfast.train.torch_private import inner_names, local_part, local_type, rebuilt, sharded
 
 PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, DTensor)
 """Tensor types fully defined by their bytes, or by those of their local shard."""
@@ -32,8 +31,8 @@ def parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield tensor
     elif type(tensor) is DTensor:
         yield from parts(local_part(tensor))
-    elif is_traceable_wrapper_subclass(tensor):
-        for name in _inner_names(tensor):
+    else:
+        for name in inner_names(tensor):
             yield from parts(getattr(tensor, name))
 
 
@@ -44,17 +43,9 @@ def rebuild(tensor: torch.Tensor, replaced: Iterator[torch.Tensor]) -> torch.Ten
         return sharded(part, tensor) if type(tensor) is DTensor else part
     if type(tensor) is DTensor:
         return sharded(rebuild(local_part(tensor), replaced), tensor)
-    if is_traceable_wrapper_subclass(tensor):
-        inner = {name: rebuild(getattr(tensor, name), replaced) for name in _inner_names(tensor)}
-        kind: Any = type(tensor)
-        _, context = cast("Any", tensor).__tensor_flatten__()
-        return kind.__tensor_unflatten__(inner, context, tensor.size(), tensor.stride())
+    if names := inner_names(tensor):
+        return rebuilt(tensor, {name: rebuild(getattr(tensor, name), replaced) for name in names})
     return tensor.detach().to("cpu", copy=True)
-
-
-def _inner_names(tensor: torch.Tensor) -> list[str]:
-    names, _ = cast("Any", tensor).__tensor_flatten__()
-    return names
 
 
 def iter_tensors(tree: object) -> Iterator[torch.Tensor]:
