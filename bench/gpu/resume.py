@@ -132,8 +132,8 @@ class Training:
     def session(self, folder: Path) -> Session:
         """A Session that saves and resumes all of it."""
         config = RankConfig(checkpoint_path=folder)
-        extra = self.scaler if self.case.scaled else None
-        return Session(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, extra=extra, config=config)
+        state = {"scaler": self.scaler} if self.case.scaled else None
+        return Session(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, state=state, config=config)
 
 
 def measure(place: Place) -> Iterator[Result]:
