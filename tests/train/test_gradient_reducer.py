@@ -53,17 +53,30 @@ def test_mean_of_a_plain_model_and_of_compiled_ddp_on_one_rank_is_left_alone(gro
         inner = model()
         wrapper = wrap(inner)
         GradientSync(wrapper).set(enabled=False)
-        GradientReducer(wrapper, Link(), ranks=1)
+        GradientReducer(wrapper, Link(), ddp_reduces=False)
         for _ in range(2):
             inner.weight.grad = None
             backward(wrapper)
             assert inner.weight.grad.tolist() == [[(1 + OTHERS) / 2, (3 + OTHERS) / 2]]
 
 
+def test_mean_of_ddp_with_a_static_graph_on_one_rank_is_left_alone_in_its_first_pass_too(group: None):
+    inner = model()
+    wrapper = DistributedDataParallel(inner, static_graph=True)
+    sync = GradientSync(wrapper)
+    reducer = GradientReducer(wrapper, Link(), ddp_reduces=sync.has_static_graph)
+    for _ in range(2):
+        inner.weight.grad = None
+        for reducer.armed in (False, True):
+            sync.set(enabled=reducer.armed)
+            backward(wrapper)
+        assert inner.weight.grad.tolist() == [[(2 + OTHERS) / 2, (6 + OTHERS) / 2]]
+
+
 def test_ddp_that_the_session_is_not_given_is_refused_before_the_optimizer_steps(group: None):
     inner = model()
     wrapper = DistributedDataParallel(inner)
-    GradientReducer(inner, Link(), ranks=1)
+    GradientReducer(inner, Link(), ddp_reduces=False)
     with pytest.raises(HoldfastError) as refused:
         backward(wrapper)
     assert refused.value.findings[0].code == "replicas-gradients-overwritten"

@@ -27,6 +27,14 @@ def llama() -> Any:
     )
 
 
+class InWrapper(torch.nn.Module):
+    """As DDP holds what it wraps."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
 def rates(meter: StepMeter, **given: float) -> dict[str, float]:
     return meter.measure({"tokens": 64.0, "global_batch": 4.0, **given}, step_s=0.5, devices=2)
 
@@ -41,7 +49,7 @@ def expected(length: int) -> float:
 @pytest.mark.slow
 def test_model_with_a_config_is_measured_by_it_whatever_it_is_wrapped_in():
     model = llama()
-    for wrapped in (model, torch.nn.DataParallel(model), torch.compile(model)):
+    for wrapped in (model, torch.nn.DataParallel(model), torch.compile(model), InWrapper(torch.compile(model))):
         assert rates(StepMeter(wrapped))["tflops_full"] == pytest.approx(expected(16))
 
 

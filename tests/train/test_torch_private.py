@@ -15,6 +15,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import ConstantLR, LambdaLR, SequentialLR
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.data import get_worker_info
@@ -169,6 +170,15 @@ def test_compiled_module() -> None:
     inner = torch.nn.Linear(1, 1)
     found = getattr(torch.compile(inner), torch_private.COMPILED_MODULE, None)
     check(found is inner, "OptimizedModule._orig_mod", "the search for DDP and for the model's config")
+
+
+def test_static_graph_is_recorded_in_the_first_backward_pass(mesh: DeviceMesh) -> None:
+    wrapper = DistributedDataParallel(torch.nn.Linear(1, 1), static_graph=True)
+    name = "DistributedDataParallel.static_graph, _static_graph_delay_allreduce_enqueued"
+    recorded = [torch_private.static_graph_recorded(wrapper)]
+    wrapper(torch.ones(1, 1)).sum().backward()
+    recorded.append(torch_private.static_graph_recorded(wrapper))
+    check(wrapper.static_graph and recorded == [False, True], name, "micro-batches of DDP with a static graph")
 
 
 def test_state_of_schedulers() -> None:

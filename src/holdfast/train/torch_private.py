@@ -92,6 +92,8 @@ def after_backward(call: Callable[[], None]) -> None:
 
 COMPILED_MODULE = "_orig_mod"
 """Attribute of the module that `torch.compile` wraps."""
+static_graph_recorded: Callable[[Module], bool] = attrgetter("_static_graph_delay_allreduce_enqueued")
+"""Whether a DDP module with a static graph has recorded it, in its first backward pass."""
 COMPOSED_SCHEDULERS, MILESTONES = "_schedulers", "_milestones"
 """Fields of a scheduler composed of others."""
 

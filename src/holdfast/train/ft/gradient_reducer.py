@@ -29,8 +29,8 @@ BUCKET_BYTES = 25 << 20
 class GradientReducer:
     """Averages the gradients of one model over the replicas, in each backward pass while it is `armed`."""
 
-    def __init__(self, model: nn.Module, link: ReplicaGroup, *, ranks: int) -> None:
-        """`ranks`: number of ranks in a replica."""
+    def __init__(self, model: nn.Module, link: ReplicaGroup, *, ddp_reduces: bool) -> None:
+        """`ddp_reduces`: whether a DDP module may reduce gradients inside this replica."""
         self.armed = True
         self.request_stop = False
         """Whether this replica requests a stop; sent with each step's gradients, and the same on all its ranks."""
@@ -41,7 +41,7 @@ class GradientReducer:
         # FSDP2 calls the hook with a reduced gradient. For any other parameter, DDP may still have to reduce the
         # gradient over several ranks: its wrapper may be invisible, as the model may be the module inside it. So these
         # gradients are sent after the backward pass.
-        self._defer_all = ranks > 1 and not all(isinstance(each, DTensor) for each in parameters)
+        self._defer_all = ddp_reduces and not all(isinstance(each, DTensor) for each in parameters)
         parts = [*_bucketize(parameters)]
         self._buckets = [_Bucket(part) for part in parts]
         self._bucket_of: dict[torch.Tensor, _Bucket] = {

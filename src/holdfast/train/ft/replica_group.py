@@ -88,6 +88,7 @@ class ReplicaGroup:
                 load_state_dict=self._receive_state,
                 state_dict=self._exported_state,
                 min_replica_size=config.min_replicas,
+                init_sync=False,  # it would give the ranks of one replica the states of different ones
                 use_async_quorum=False,  # it would read a donor's state during its next step, which crashes FSDP2
                 timeout=TIMEOUT,
                 quorum_timeout=QUORUM_TIMEOUT,
@@ -161,7 +162,7 @@ class ReplicaGroup:
     def join_quorum(self, step: int) -> bool:
         """Join the quorum of the next step; lagging replicas receive the others' state.
 
-        If all are at step 0, they receive the state of one of them. Waits until enough replicas are there; returns
+        Those at the highest step receive nothing, even at step 0. Waits until enough replicas are there; returns
         False if this process must exit first, after which no request to the others is possible. All ranks call it.
         """
         try:

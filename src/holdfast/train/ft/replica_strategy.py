@@ -112,9 +112,9 @@ class MultiReplica(ReplicaStrategy):
             export_state=self._export_state,
             import_state=self._import_state,
         )
-        self._has_inner_group = coordinator.ranks.world_size > 1
-        """Whether DDP communicates inside this replica."""
         self._gradient_sync = GradientSync(train_state.model)
+        self._has_inner_group = coordinator.ranks.world_size > 1 or self._gradient_sync.has_static_graph
+        """Whether DDP communicates inside this replica."""
         self._gradient_sync.set(enabled=self._has_inner_group)
 
     @property
@@ -136,10 +136,13 @@ class MultiReplica(ReplicaStrategy):
         """Join the quorum, and adopt the others' progress."""
         self._progress = progress
         self._join_quorum()
-        if not self._restored:
-            # No replica has state: each looks for a checkpoint and joins again. Those that find less receive the state.
-            self._progress = self._resume()
-            self._restored = True
+        if self._restored:
+            return
+        # No replica has state: each looks for a checkpoint and joins again. Those that find less receive the state.
+        self._progress = self._resume()
+        while not self._restored:
+            # If there is none, all ranks of all replicas begin with the state of one: of the first in this quorum.
+            self._restored = self._progress.step > 0 or self._replica_group.replica_index == 0
             self._join_quorum()
 
     def _join_quorum(self) -> None:
@@ -176,7 +179,7 @@ class SyncReplicas(MultiReplica):
     ) -> None:
         super().__init__(config, train_state, coordinator, resume)
         self._ranks = coordinator.ranks
-        self._reducer = GradientReducer(train_state.model, self._replica_group, ranks=self._ranks.world_size)
+        self._reducer = GradientReducer(train_state.model, self._replica_group, ddp_reduces=self._has_inner_group)
         self._optimizer_gate = _GatedOptimizer(
             train_state.optimizer, self._replica_group.should_commit, train_state.post_step_state
         )

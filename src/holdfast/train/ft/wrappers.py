@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.train.torch_private import COMPILED_MODULE
+from holdfast.train.torch_private import COMPILED_MODULE, static_graph_recorded
 
 _SHARD = "shard it with `fully_shard` (FSDP2)"
 UNSUPPORTED = {
@@ -39,10 +39,16 @@ class GradientSync:
         modules = model.modules() if nested else _wrappers(model)
         self._modules = [each for each in modules if isinstance(each, DistributedDataParallel)]
 
+    @property
+    def has_static_graph(self) -> bool:
+        """Whether a DDP module always has to reduce in its first backward pass, in which it records its graph."""
+        return any(each.static_graph for each in self._modules)
+
     def set(self, *, enabled: bool) -> None:
         """Applies from the next forward pass on."""
         for module in self._modules:
-            module.require_backward_grad_sync = enabled
+            records = module.static_graph and not static_graph_recorded(module)
+            module.require_backward_grad_sync = enabled or records
 
 
 def _wrappers(model: nn.Module) -> Iterator[nn.Module]:

@@ -167,9 +167,16 @@ def _peak_tflops(device: torch.device | None) -> float | None:
 def _shape(model: nn.Module) -> ModelShape | None:
     """The model's shape from its config; None if only a part of the model is trained, which needs fewer FLOPs."""
     inner: Any = model
-    while (wrapped := getattr(inner, "module", None) or getattr(inner, COMPILED_MODULE, None)) is not None:
+    while (wrapped := _wrapped(inner)) is not None:
         inner = wrapped
     to_dict = getattr(getattr(inner, "config", None), "to_dict", None)
     if to_dict is None or not all(parameter.requires_grad for parameter in model.parameters()):
         return None
     return model_shape(to_dict())
+
+
+def _wrapped(module: Any) -> Any:
+    """The module inside a wrapper."""
+    # Not by its truth: a compiled module has a length only if the module inside it has.
+    inside = (getattr(module, name, None) for name in ("module", COMPILED_MODULE))
+    return next((each for each in inside if each is not None), None)
