@@ -9,7 +9,7 @@ DIES names moments at which an attempt of a replica is killed, `REPLICA.ATTEMPT:
 step, before it has made the gradients), `saving` (before a checkpoint has its manifest), `giving` (when another is
 about to take its state; only the first of those named), `leaving` (before it has transferred its state), and `meeting`
 (when it is about to take a step with others, who then connect to it). One that is `starting` does not die: it never
-opens its Session.
+opens its Session. FLIPS, as `REPLICA.ATTEMPT/STEP`, names a step after which one of its weights has a wrong bit.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ DIES = {
     for who, _, moment in (word.partition(":") for word in os.environ.get("DIES", "").split())
     if who == f"{REPLICA}.{ATTEMPT}"
 }
+FLIPS_AFTER = os.environ.get("FLIPS", "").removeprefix(f"{REPLICA}.{ATTEMPT}/")
 MORE = 20
 """Minimum of steps after it is enough, so that every replica knows the last one before reaching it; the last
 is a multiple of it.
@@ -117,6 +118,8 @@ def main() -> None:
             time.sleep(STEP_S)
             optimizer.step()
             optimizer.zero_grad()
+            if str(step) == FLIPS_AFTER:
+                model[0].weight.detach().view(torch.int32)[0, 0] ^= 1 << 12
             session.commit(loss=loss)
             if session.step == step:
                 taken = ",".join(map(str, samples))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.runs.conftest import PREWARMED, Runs, wait_until
-from tests.runs.replica_runs import attempts, finish_identical, start_and_step, wait_for_step
+from tests.runs.replica_runs import attempts, finish_identical, start_and_step, start_replicas, wait_for_step
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -155,6 +155,20 @@ def test_replicas_that_meet_now_and_then_are_equal_there_and_one_that_is_lost_be
         met = {step for step in shared if step % EVERY == 0}
         assert met
         assert {step for step in shared if survivor[step] == other[step]} == met
+
+
+def test_two_replicas_that_differ_resume_from_the_checkpoint_that_they_agreed_on(runs: Runs) -> None:
+    watched = start_replicas(
+        runs, 2, "recovery.verify_every_steps=5", "checkpoint.every_steps=2", "checkpoint.keep=1", "env.FLIPS=1.0/12"
+    )
+    watched.wait_for(FindingRaised, lambda raised: raised.finding.code == "replicas-diverged")
+    for replica in range(2):
+        wait_for_step(watched, replica, 1)
+    finish_identical(runs, watched, 2)
+    assert attempts(watched) == [(replica, attempt) for replica in range(2) for attempt in range(2)]
+    for replica in range(2):
+        assert max(weights(runs, replica, 0)) == 15  # the comparison precedes the next step
+        assert min(weights(runs, replica, 1)) == 11
 
 
 def test_replica_whose_node_is_taken_away_leaves_after_its_step_and_the_others_continue(runs: Runs) -> None:

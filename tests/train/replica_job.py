@@ -20,7 +20,6 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch._dynamo  # an optimiser would import it in every rank
@@ -29,7 +28,6 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 from torchft.coordination import LighthouseServer
 from torchft.manager import Manager
 
@@ -49,34 +47,6 @@ forks = get_context("forkserver")
 forks.set_forkserver_preload([__name__, "holdfast.train.ft.replica_group"])
 
 
-class Scaled(torch.nn.Module):
-    """A plain wrapper with a DDP module inside."""
-
-    def __init__(self, inner: torch.nn.Module) -> None:
-        super().__init__()
-        self.inner = DistributedDataParallel(inner)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.inner(inputs) * 2
-
-
-def compiled(model: Any) -> Any:
-    return torch.compile(model, backend="eager")
-
-
-Wrapper = Callable[[torch.nn.Module], torch.nn.Module]
-
-WRAPPERS: dict[str, tuple[Wrapper, bool]] = {
-    "": (lambda model: model, True),
-    "compiled ddp": (lambda model: compiled(DistributedDataParallel(model)), True),
-    "ddp of a compiled module": (lambda model: DistributedDataParallel(compiled(model)), True),
-    "compiled module with ddp inside": (lambda model: compiled(Scaled(model)), True),
-    "ddp that the session is not given": (DistributedDataParallel, False),
-    "compiled fsdp": (lambda model: compiled(fully_shard(model, mesh=init_device_mesh("cpu", (2,)))), True),
-}
-"""How the loop wraps the model, and whether the session receives the wrapper or the model inside."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """The configuration of all replicas."""
@@ -85,9 +55,7 @@ class Job:
     steps: int
     count: int
     ranks: int = 1
-    """Ranks of each replica; more than one shard the model among them (FSDP2) unless it is wrapped otherwise."""
-    wrapped: str = ""
-    """A key of `WRAPPERS`."""
+    """Ranks of each replica; more than one shard the model among them (FSDP2)."""
     faults: tuple[str, ...] = ()
     scales: bool = False
     """Whether a step has fewer samples where replicas are missing."""
@@ -160,7 +128,7 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
         wait_for(job.out, [f"{step}.done" for step in job.faults_of(replica).values()])
     with (job.out / f"{replica}.{life}.{rank}.err").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
-    if job.ranks > 1 or job.wrapped:
+    if job.ranks > 1:
         dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
     if fault:
         die_in_its_save(job, replica)
@@ -183,15 +151,12 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     torch.manual_seed(replica * 100 + life)  # different weights, so that the session has to make them equal
     model = torch.nn.Sequential(torch.nn.Linear(4, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
     model.register_buffer("begun", torch.zeros(()))  # changed like BatchNorm's buffers: before the commit decision
-    if job.ranks > 1 and not job.wrapped:
+    if job.ranks > 1:
         model = fully_shard(model, mesh=init_device_mesh("cpu", (job.ranks,)))
-    wrap, given_wrapper = WRAPPERS[job.wrapped]
-    wrapper = wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     scaler = GradScaler("cpu", growth_interval=3)
-    given = wrapper if given_wrapper else model
-    session = Session(model=given, optimizer=optimizer, scheduler=scheduler, state={"scaler": scaler})
+    session = Session(model=model, optimizer=optimizer, scheduler=scheduler, state={"scaler": scaler})
     if "giving" in fault:
         lend = live_recovery.export_state
         live_recovery.export_state = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
@@ -214,7 +179,7 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
                     (job.out / f"{replica}.dead").touch()
                     signal.pause()
                 inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
-                loss = (wrapper(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
+                loss = (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
                 scaler.scale(loss * micro.loss_scale).backward()
                 taken += micro.samples if micro.loss_scale else ()
             scaler.step(optimizer)

@@ -26,6 +26,7 @@ from holdfast.train import Session
 from holdfast.train.session.rank_config import RankConfig
 
 REPLICAS, RANKS, STEPS = 2, 2, 4
+SCALE = 2
 PER_RANK = 4
 """Samples of a rank in a step."""
 GLOBAL = REPLICAS * RANKS * PER_RANK
@@ -56,6 +57,17 @@ class Net(torch.nn.Module):
         if self.rare is not None and bool(rare.any()):
             hidden = hidden + self.rare(hidden) * rare
         return self.last(hidden)
+
+
+class Scaled(torch.nn.Module):
+    """A plain wrapper with a DDP module inside."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = DistributedDataParallel(inner)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.inner(inputs) * SCALE
 
 
 def compiled(model: Model, backend: str = "eager") -> Model:
@@ -103,6 +115,10 @@ class Case:
 
     wrap: Callable[[Model], Model] = lambda model: model
     net: Callable[[], Net] = Net
+    gives_wrapper: bool = True
+    """Whether the session receives the wrapper, or the model inside."""
+    scale: int = 1
+    """Factor on the model's output by the wrapper."""
     ranks: int = RANKS
     micro_batch: int = PER_RANK
     """Samples of a micro-batch of the session's `micro_batches`."""
@@ -121,6 +137,8 @@ CASES: dict[str, Case] = {
     "compile(ddp) by aot_eager": Case(wrap=lambda model: compiled(ddp()(model), "aot_eager")),
     "ddp(compile)": Case(wrap=lambda model: ddp()(compiled(model))),
     "ddp compiled in place": Case(wrap=lambda model: compiled_in_place(ddp()(model))),
+    "compile(module with ddp inside)": Case(wrap=lambda model: compiled(Scaled(model)), scale=SCALE),
+    "ddp that the session is not given": Case(wrap=ddp(), gives_wrapper=False),
     "fsdp2": Case(wrap=sharded),
     "compile(fsdp2)": Case(wrap=lambda model: compiled(sharded(model))),
     "fsdp2(compile)": Case(wrap=lambda model: sharded(compiled_in_place(model))),
@@ -151,7 +169,7 @@ CASES: dict[str, Case] = {
 }
 
 
-def loss_of(model: Model, samples: list[int]) -> torch.Tensor:
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], samples: list[int]) -> torch.Tensor:
     """The mean loss of these samples."""
     inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in samples])
     return (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean()
@@ -181,7 +199,7 @@ def train(name: str, config: RankConfig, out: Path) -> None:
     model = case.net()
     wrapper = case.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    session = Session(model=wrapper, optimizer=optimizer, config=config)
+    session = Session(model=wrapper if case.gives_wrapper else model, optimizer=optimizer, config=config)
     began: dict[str, torch.Tensor] = {}
     for _ in session.steps(STEPS):
         began = began or {key: whole(each) for key, each in model.named_parameters()}

@@ -27,7 +27,7 @@ def trained_alone(case: Case, weights: dict[str, torch.Tensor]) -> dict[str, tor
     for step in range(1, STEPS + 1):
         samples = samples_of(step)
         for sample in samples:
-            (loss_of(model, [sample]) / len(samples)).backward()
+            (loss_of(lambda inputs: model(inputs) * case.scale, [sample]) / len(samples)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return {name: each.detach() for name, each in model.named_parameters()}

@@ -144,20 +144,3 @@ def test_replicas_of_several_ranks_that_share_the_model_out_do_likewise(tmp_path
     assert_exact(job)
     assert (4, False) in steps_of(tmp_path, 0, 0)
     assert steps_of(tmp_path, 1, 1)[0][0] > 4
-
-
-@pytest.mark.parametrize(
-    ("wrapped", "ranks"),
-    [
-        ("compiled ddp", 1),
-        ("compiled ddp", 2),
-        ("ddp of a compiled module", 2),
-        ("compiled module with ddp inside", 2),
-        ("ddp that the session is not given", 2),
-        ("compiled fsdp", 2),
-    ],
-)
-def test_replicas_of_a_wrapped_model_end_alike(tmp_path: Path, wrapped: str, ranks: int):
-    job = Job(out=tmp_path, steps=4, count=2, ranks=ranks, wrapped=wrapped)
-    run(job)
-    assert_exact(job)

@@ -61,6 +61,11 @@ def test_environment_of_a_bare_process_is_one_rank_without_checkpoints():
     assert RankConfig.from_env({"HOLDFAST_CHECKPOINT_PATH": ""}) == RankConfig()
 
 
+def test_zero_turns_the_comparison_of_replicas_off_and_nothing_means_every_100_steps():
+    every = [RankConfig.from_env({"HOLDFAST_VERIFY_EVERY_STEPS": value}).verify_every_steps for value in ("0", "", "7")]
+    assert every == [0, 100, 7]
+
+
 def test_environment_is_read_by_its_documented_names():
     variables = {
         "RANK": "3",
@@ -259,7 +264,7 @@ def test_replica_that_does_not_save_stands_aside_once_each_time_that_a_checkpoin
 class LostPeers(ReplicaStrategy):
     """Like a rank that receives a stop while it waits for the others, after step 3."""
 
-    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
+    def begin_step(self, progress: TrainingProgress, *, total: int) -> TrainingProgress:
         if progress.step == 3:
             raise StoppedWhileWaiting(progress)
         return progress

@@ -337,6 +337,18 @@ def test_earlier_attempt_is_refused_at_its_start(url: str, tmp_path: Path):
     assert refused.value.findings[0].code == "attempt-superseded"
 
 
+def test_checkpoints_after_a_divergence_are_hidden_on_the_node_and_in_the_store(url: str, tmp_path: Path):
+    storage = tiers(tmp_path / "node", url, keep=1)
+    storage.agreed_step = 2
+    saved(storage, 1, 2, 3)
+    assert in_store(url) == ["step-00000003.0", "step-00000002.0"]
+    storage.set_aside_after(2)
+    assert in_store(url) == ["step-00000002.0"]
+    assert on_node(tmp_path / "node") == ["step-00000002"]
+    assert storage.close() is None
+    assert in_store(url) == ["step-00000002.0"]
+
+
 def test_store_of_an_unknown_kind_is_named():
     with pytest.raises(HoldfastError) as refused:
         RemoteTier("nosuch://bucket/run", WriterId())

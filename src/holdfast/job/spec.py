@@ -397,6 +397,13 @@ class Recovery(Model):
 
     None means that they synchronise at every step. Needs a `holdfast.train` Session.
     """
+    verify_every_steps: Count = Field(default=100, ge=0)
+    """Interval, in steps, of comparing the weights and optimizer states of several replicas; 0 means never.
+
+    It also happens after the first and after the last step. If replicas differ, the minority receives the majority's
+    state; with two replicas the run resumes from the newest checkpoint up to their last agreement
+    (`replicas-diverged`). With `outer_sync`, only weights are compared, at the next synchronisation.
+    """
     step_timeout_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
     """Seconds without a completed step after which a rank counts as hung; none means never.
 

@@ -140,6 +140,7 @@ def _replica_env(job: Job, attempt: Attempt) -> dict[str, str]:
     together = {"HOLDFAST_OUTER_SYNC": f"{sync.method}/{sync.every}"} if sync else {}
     return together | {
         "HOLDFAST_MIN_REPLICAS": str(job.recovery.min_replicas),
+        "HOLDFAST_VERIFY_EVERY_STEPS": str(job.recovery.verify_every_steps),
         "TORCHFT_LIGHTHOUSE": attempt.lighthouse,
         "REPLICA_GROUP_ID": str(attempt.replica),
         "NUM_REPLICA_GROUPS": str(attempt.replica_count),

@@ -721,6 +721,15 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         'Give objects that have both, by name: Session(state={"scaler": scaler}).',
     ),
     (
+        "replicas-diverged",
+        "Replicas that must be equal hold different weights or optimizer states: a device computed or stored a wrong "
+        "bit, or the program changes weights differently in each replica.",
+        "The evidence: the digests of each replica, by rank. Whether it comes again at the same step, or on one rank.",
+        "Nothing at the first time: the minority has received the majority's state or, without a majority, the run "
+        "resumes from the last checkpoint that all agreed on. If one rank repeats it, take its node out of use; if it "
+        "comes at the same step, look for updates outside optimizer.step.",
+    ),
+    (
         "replicas-gradients-overwritten",
         "With recovery.replicas, a wrapper around the session's model wrote gradients after they had been averaged.",
         "Compare the model passed to Session(model=...) with the one the loop calls forward on.",

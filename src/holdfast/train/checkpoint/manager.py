@@ -170,6 +170,16 @@ class CheckpointManager:
             wait([self._pruning])
         return self._storage.close()
 
+    def keep_agreed(self, step: int) -> None:
+        """Keep the newest checkpoint up to this step, after which all replicas were equal, until a later call."""
+        self._storage.agreed_step = step
+
+    def set_aside_after(self, step: int) -> None:
+        """Set aside the checkpoints after this step; no save may run. Other replicas may do so concurrently."""
+        if self._pruning is not None:
+            wait([self._pruning])
+        self._storage.set_aside_after(step)
+
     def transfer_state(self, step: int, samples: int | None = None, *, node_s: float = 0.0) -> Finding | None:
         """Transfer the state to the processes that replace these ranks; returns why it failed."""
         manifest = self.new_manifest(step, samples, node_s)

@@ -121,7 +121,7 @@ class RemoteTier:
             there = self._at(self.folder(step), file.name)
             self._write_into(self.folder(step), lambda file=file, there=there: self._fs.put_file(str(file), there))
 
-    def commit(self, manifest: Manifest, retention: RetentionPolicy) -> None:
+    def commit(self, manifest: Manifest, retention: RetentionPolicy, agreed_step: int | None = None) -> None:
         """Write the manifest after all uploads, and drop expired checkpoints; raises HoldfastError if superseded."""
         holder = self._current_writer()
         if holder is not None and holder.token != self._writer.token:
@@ -133,7 +133,7 @@ class RemoteTier:
             raise refusal
         self._fs.pipe_file(self._at(self.folder(manifest.step), manifest_file.NAME), manifest_file.encode(manifest))
         there = self.list_complete()
-        for step in retention.expired({step for step, _ in there}):
+        for step in retention.expired({step for step, _ in there}, agreed_step):
             for folder in (folder for of, folder in there if of == step):
                 self.drop(folder)
 

@@ -13,7 +13,12 @@ class RetentionPolicy:
     keep: int = 3
     keep_every_steps: int | None = None
 
-    def expired(self, steps: Collection[int]) -> list[int]:
-        """The steps whose checkpoints expire, oldest first."""
+    def expired(self, steps: Collection[int], agreed_step: int | None = None) -> list[int]:
+        """The steps whose checkpoints expire, oldest first.
+
+        The newest up to `agreed_step` does not: the run falls back to it if replicas are found to differ.
+        """
         old = sorted(steps)[: -self.keep]
-        return [step for step in old if not (self.keep_every_steps and step % self.keep_every_steps == 0)]
+        agreed = max((step for step in steps if agreed_step is not None and step <= agreed_step), default=None)
+        permanent = self.keep_every_steps
+        return [step for step in old if step != agreed and not (permanent and step % permanent == 0)]

@@ -64,6 +64,8 @@ class CheckpointStorage(ABC):
     """Storage for the checkpoints of one run."""
 
     where: str
+    agreed_step: int | None = None
+    """The last step after which all replicas were equal; None without other replicas."""
 
     @abstractmethod
     def name(self, step: int) -> str: ...
@@ -83,6 +85,10 @@ class CheckpointStorage(ABC):
     @abstractmethod
     def prune(self) -> None:
         """Remove expired checkpoints after a commit; called by each rank's background thread."""
+
+    @abstractmethod
+    def set_aside_after(self, step: int) -> None:
+        """Hide the checkpoints after this step from later starts; other replicas may do so concurrently."""
 
     def on_resumed(self, step: int) -> None:  # noqa: B027 - a storage need not act on it
         """Training resumes after this step."""
@@ -149,8 +155,18 @@ class SharedStorage(CheckpointStorage):
     def prune(self) -> None:
         if self._ranks.rank == 0:
             with suppress(OSError):  # retried after the next commit
-                for step in self._retention.expired(list_steps(self.folder)):
+                for step in self._retention.expired(list_steps(self.folder), self.agreed_step):
                     self._fence.drop(self.path(step))
+
+    def set_aside_after(self, step: int) -> None:
+        if self._ranks.rank == 0:
+            for later in (self.path(each) for each in list_steps(self.folder) if each > step):
+                aside = later.with_name(f"{later.name}.diverged")
+                with suppress(OSError):  # another replica may have moved it, and a read-only folder holds no later one
+                    if aside.exists():  # of an earlier divergence
+                        shutil.rmtree(aside, ignore_errors=True)
+                    later.rename(aside)
+        self._ranks.all(True)
 
 
 class _SharedCheckpoint(CheckpointRef):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
@@ -113,8 +114,20 @@ class TieredStorage(CheckpointStorage):
 
     def prune(self) -> None:
         steps = self._local.steps()
-        superfluous = LOCAL_RETENTION.expired([step for step in steps if step != self._uploaded_step])
+        waiting = [step for step in steps if step != self._uploaded_step]
+        superfluous = LOCAL_RETENTION.expired(waiting, self.agreed_step)
         self._local.keep_only(set(steps) - set(superfluous))
+
+    def set_aside_after(self, step: int) -> None:
+        self._finding = self._wait_uploaded() or self._finding
+        if self._newest is not None and self._newest.step > step:
+            self._newest = None
+        self._local.remove_after(step)
+        if self._ranks.rank == 0:
+            with suppress(Exception):  # any store client: without the store no start resumes from there
+                for later in (folder for at, folder in self.remote.list_complete() if at > step):
+                    self.remote.quarantine(later)
+        self._ranks.all(True)
 
     def take_finding(self) -> Finding | None:
         findings, self._finding = self._finding, None
@@ -151,7 +164,7 @@ class TieredStorage(CheckpointStorage):
         return problem
 
     def _commit_remote(self, whole: Manifest) -> Finding | None:
-        return self._try(whole.step, lambda: self.remote.commit(whole, self._retention))
+        return self._try(whole.step, lambda: self.remote.commit(whole, self._retention, self.agreed_step))
 
     def _try(self, step: int, act: Callable[[], None]) -> Finding | None:
         try:

@@ -13,10 +13,10 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import AllreduceOptions, ReduceOp
@@ -232,6 +232,22 @@ class ReplicaGroup:
         if not self._committed:
             self._group.abandon()  # notifies the replicas that committed
         return self._committed
+
+    def exchange(self, own: Sequence[int], device: torch.device) -> list[list[int]] | None:
+        """The integers of each replica of this step; None if one is lost: this one has left too. All ranks call it."""
+        rows = torch.zeros(self.count, len(own), dtype=torch.int64, device=device)
+        rows[self.replica_index] = torch.tensor(own)
+        self.start_allreduce(rows)
+        if self._ranks.all(self.wait_all()):
+            return cast("list[list[int]]", rows.tolist())
+        self.leave(ConnectionError("another rank of this replica has lost a replica"))
+        return None
+
+    def leave(self, error: Exception) -> None:
+        """Leave the current quorum before its step; all ranks call it."""
+        if self._healthy:
+            self._fail(error)
+        self.should_commit()
 
     def start_allreduce(self, tensor: torch.Tensor) -> None:
         """Start an in-place all-reduce that sums a tensor over the replicas; does nothing after the step has failed."""

@@ -25,6 +25,7 @@ from holdfast.train.checkpoint import rng
 from holdfast.train.checkpoint.train_state import PostStepState, TrainState
 from holdfast.train.ft import live_recovery
 from holdfast.train.ft.gradient_reducer import GradientReducer
+from holdfast.train.ft.state_verifier import CheckpointTrust, StateVerifier
 from holdfast.train.ft.wrappers import GradientSync, refuse_unsupported
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
@@ -65,10 +66,10 @@ class ReplicaStrategy:
     def __init__(self, model: nn.Module) -> None:
         self._gradient_sync = GradientSync(model, nested=False)
 
-    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
+    def begin_step(self, progress: TrainingProgress, *, total: int) -> TrainingProgress:
         """Prepare the next step; returns the actual progress of training. All ranks call it.
 
-        Also called after the last step, with `ended`: that step may have been discarded. Raises StoppedWhileWaiting, as
+        Also called after the last step, `total`: that step may have been discarded. Raises StoppedWhileWaiting, as
         `end_step` does.
         """
         return progress
@@ -92,7 +93,12 @@ class MultiReplica(ReplicaStrategy):
     """One of several replicas that may each be lost and rejoin: exports and imports their state."""
 
     def __init__(
-        self, config: RankConfig, train_state: TrainState, coordinator: RankCoordinator, resume: Resume
+        self,
+        config: RankConfig,
+        train_state: TrainState,
+        coordinator: RankCoordinator,
+        resume: Resume,
+        trust: CheckpointTrust,
     ) -> None:
         """Called by all ranks; `resume` is called if no replica has any state."""
         require_extra("ft", "torchft", "replicas need")
@@ -104,14 +110,17 @@ class MultiReplica(ReplicaStrategy):
         self._progress = TrainingProgress(0, None)
         self._restored = False
         """Whether this replica, or the donor of its state, has looked for a checkpoint."""
+        nccl = _uses_nccl(train_state)
         self._replica_group = ReplicaGroup(
             config,
             coordinator.ranks,
             coordinator,
-            nccl=_uses_nccl(train_state),
+            nccl=nccl,
             export_state=self._export_state,
             import_state=self._import_state,
         )
+        device = next(train_state.model.parameters()).device if nccl else torch.device("cpu")
+        self._verifier = StateVerifier(config, train_state, coordinator, self._replica_group, trust, device=device)
         self._gradient_sync = GradientSync(train_state.model)
         self._has_inner_group = coordinator.ranks.world_size > 1 or self._gradient_sync.has_static_graph
         """Whether DDP communicates inside this replica."""
@@ -140,6 +149,7 @@ class MultiReplica(ReplicaStrategy):
             return
         # No replica has state: each looks for a checkpoint and joins again. Those that find less receive the state.
         self._progress = self._resume()
+        self._verifier.restored(self._progress.step)
         while not self._restored:
             # If there is none, all ranks of all replicas begin with the state of one: of the first in this quorum.
             self._restored = self._progress.step > 0 or self._replica_group.replica_index == 0
@@ -147,7 +157,8 @@ class MultiReplica(ReplicaStrategy):
 
     def _join_quorum(self) -> None:
         # A replica that has not looked is behind all that have, even those before their first step.
-        if not self._replica_group.join_quorum(self._progress.step + 1 if self._restored else 0):
+        behind = self._verifier.is_outlier or not self._restored
+        if not self._replica_group.join_quorum(0 if behind else self._progress.step + 1):
             raise StoppedWhileWaiting(self._progress)
 
     def _export_state(self) -> dict[str, Any]:
@@ -155,6 +166,7 @@ class MultiReplica(ReplicaStrategy):
         return {
             "progress": tuple(self._progress),
             "restored": self._restored,
+            "agreed_step": self._verifier.agreed_step,
             "tensors": live_recovery.export_state(self._train_state),
             "per_rank_state": self._train_state.per_rank_state()(),
             "seed": torch.initial_seed(),
@@ -169,15 +181,21 @@ class MultiReplica(ReplicaStrategy):
         if self._train_state.scheduler and stood is not None:
             self._train_state.scheduler.load_state_dict(stood)
         self._progress, self._restored = TrainingProgress(*state["progress"]), state["restored"]
+        self._verifier.restored(state["agreed_step"])
 
 
 class SyncReplicas(MultiReplica):
     """One of several replicas that take every step together."""
 
     def __init__(
-        self, config: RankConfig, train_state: TrainState, coordinator: RankCoordinator, resume: Resume
+        self,
+        config: RankConfig,
+        train_state: TrainState,
+        coordinator: RankCoordinator,
+        resume: Resume,
+        trust: CheckpointTrust,
     ) -> None:
-        super().__init__(config, train_state, coordinator, resume)
+        super().__init__(config, train_state, coordinator, resume, trust)
         self._ranks = coordinator.ranks
         self._reducer = GradientReducer(train_state.model, self._replica_group, ddp_reduces=self._has_inner_group)
         self._optimizer_gate = _GatedOptimizer(
@@ -189,11 +207,14 @@ class SyncReplicas(MultiReplica):
         self._buffers = _BufferSnapshot(train_state.model)
         self._rng_state = rng.capture()
 
-    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
+    def begin_step(self, progress: TrainingProgress, *, total: int) -> TrainingProgress:
+        ended = progress.step >= total
         if ended or not self._replica_group.barrier_if_unchanged(progress.step):
             self._join(progress)
         else:
             self._progress = progress
+        while not self._verifier.verify(self._progress.step, total):
+            self._join(self._progress)
         if ended:
             # Rank 0 talks to the quorum service: if it exited first, the others would not get its last answer.
             self._ranks.all(True)

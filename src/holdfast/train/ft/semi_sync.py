@@ -6,6 +6,7 @@ a new or returning replica receives another's state there, and takes part immedi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.ft.replica_strategy import MultiReplica, Resume, TrainingProgress
+from holdfast.train.ft.state_verifier import CheckpointTrust
 from holdfast.train.session.rank_config import OuterSyncConfig, RankConfig, SyncMethod
 from holdfast.train.session.rank_coordinator import RankCoordinator
 
@@ -24,29 +26,34 @@ class SemiSyncReplicas(MultiReplica):
     """One of several replicas that synchronise periodically."""
 
     def __init__(
-        self, config: RankConfig, train_state: TrainState, coordinator: RankCoordinator, resume: Resume
+        self,
+        config: RankConfig,
+        train_state: TrainState,
+        coordinator: RankCoordinator,
+        resume: Resume,
+        trust: CheckpointTrust,
     ) -> None:
         def resumed() -> TrainingProgress:
             progress = resume()
             self._outer_sync.reset_reference()
             return progress
 
-        super().__init__(config, train_state, coordinator, resumed)
+        super().__init__(config, train_state, coordinator, resumed, trust)
         assert config.outer_sync is not None
         self._every = config.outer_sync.every
         self._outer_sync = _OuterSync(config.outer_sync, self._replica_group.manager, train_state)
         self._synced = False
 
-    def begin_step(self, progress: TrainingProgress, *, ended: bool) -> TrainingProgress:
+    def begin_step(self, progress: TrainingProgress, *, total: int) -> TrainingProgress:
         return progress if self._synced else self._synchronize(progress)
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         return after if after.step % self._every else self._synchronize(after)
 
     def _synchronize(self, progress: TrainingProgress) -> TrainingProgress:
-        """Join the quorum and synchronise the parameters; repeats if a replica was lost meanwhile."""
+        """Join the quorum and synchronise the parameters; repeats if a replica was lost, or differs from the others."""
         self._join(progress)
-        while not self._outer_sync.synchronize():
+        while not (self._outer_sync.synchronize() and self._verifier.verify(self._progress.step, math.inf)):
             self._join(self._progress)
         self._synced = True
         return self._progress

@@ -84,6 +84,8 @@ class RankConfig:
     """`HOLDFAST_MIN_REPLICAS`: with fewer replicas no step is taken."""
     outer_sync: OuterSyncConfig | None = None
     """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone and synchronise every 16 steps."""
+    verify_every_steps: int = 100
+    """`HOLDFAST_VERIFY_EVERY_STEPS`: compare the state of all replicas every this many steps; 0: never."""
     lighthouse: str = ""
     """`TORCHFT_LIGHTHOUSE`: address of the quorum service, with several replicas."""
     master_addr: str = ""
@@ -156,6 +158,7 @@ class RankConfig:
         """Read the variables named above; an unset or empty one takes its default."""
         rank = _number(variables, "RANK", int, at_least=0)
         rank = _number(variables, "OMPI_COMM_WORLD_RANK", int, at_least=0) if rank is None else rank
+        verify_every = _number(variables, "HOLDFAST_VERIFY_EVERY_STEPS", int, at_least=0)
         return cls(
             rank=0 if rank is None else rank,
             world_size=_number(variables, "WORLD_SIZE", int, at_least=1) or 1,
@@ -164,6 +167,7 @@ class RankConfig:
             replica_count=_number(variables, "HOLDFAST_REPLICA_COUNT", int, at_least=1) or 1,
             min_replicas=_number(variables, "HOLDFAST_MIN_REPLICAS", int, at_least=1) or 1,
             outer_sync=_outer_sync(variables.get("HOLDFAST_OUTER_SYNC", "")),
+            verify_every_steps=cls().verify_every_steps if verify_every is None else verify_every,
             lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),
             master_addr=variables.get("MASTER_ADDR", ""),
             attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,

@@ -40,6 +40,7 @@ from holdfast.train.ft.replica_strategy import (
     TrainingProgress,
 )
 from holdfast.train.ft.semi_sync import SemiSyncReplicas
+from holdfast.train.ft.state_verifier import CheckpointTrust
 from holdfast.train.metrics.profiler import waiting_for_checkpoint
 from holdfast.train.metrics.step_meter import StepMeter
 from holdfast.train.session import fast_exit
@@ -139,7 +140,8 @@ class Session:
         self._replicas = ReplicaStrategy(model)
         if settings.replica_count > 1:
             strategy = SyncReplicas if settings.outer_sync is None else SemiSyncReplicas
-            self._replicas = strategy(settings, train_state, self._coordinator, resume=self._resume)
+            trust = CheckpointTrust(agreed=self._agreed, set_aside_after=self._set_aside_after)
+            self._replicas = strategy(settings, train_state, self._coordinator, self._resume, trust)
         else:
             self._resume()
         self._batch_world_size = settings.batch_world_size
@@ -159,7 +161,7 @@ class Session:
             while True:
                 try:
                     progress = TrainingProgress(self.step, self._samples)
-                    self.step, self._samples = self._replicas.begin_step(progress, ended=self.step >= total)
+                    self.step, self._samples = self._replicas.begin_step(progress, total=total)
                 except StoppedWhileWaiting as alone:
                     self._save_and_exit(alone.progress)
                 step = self.step + 1
@@ -375,6 +377,17 @@ class Session:
         if self.step:
             self._coordinator.log_resumed(self.step, where)
         return TrainingProgress(self.step, self._samples)
+
+    def _agreed(self, step: int) -> None:
+        """All replicas are equal after this step, so a checkpoint up to it is always kept."""
+        if self._checkpoints is not None:
+            self._checkpoints.keep_agreed(step)
+
+    def _set_aside_after(self, step: int) -> None:
+        """Set aside the checkpoints after this step, which a replica that differs may have saved."""
+        if self._checkpoints is not None:
+            self._report_save(self._checkpoints.wait_saved(), required=False)
+            self._checkpoints.set_aside_after(step)
 
     def _report_world_change(self) -> None:
         """Report what a new world size changes; model, optimiser and the session's own data are unaffected."""
