@@ -13,10 +13,11 @@ from tests.train import replica_forks
 from tests.train.replica_forks import leave, local
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import HoldfastError
 from holdfast.train import Session
-from holdfast.train.ft.state_digest import StateDigest
+from holdfast.train.ft.state_digest import Digest, StateDigest
 from holdfast.train.session.rank_config import OuterSyncConfig, RankConfig, SyncMethod
 
 EVERY, STEPS = 4, 14
@@ -50,7 +51,10 @@ class Case:
     replicas: int = 3
     ranks: int = 1
     flip: Flip | None = None
-    outlier: int = 1
+    outlier: int | None = 1
+    """The replica that is damaged; None: all are alike."""
+    ddp: bool = False
+    """Whether the ranks of a replica hold the same weights; else they share them out."""
     at: int = FLIP_AFTER
     bit: int = 10
     """Of the damaged number, from the lowest; rounding may undo the lowest bits before replicas are compared."""
@@ -73,6 +77,8 @@ CASES: dict[str, Case] = {
     "local_sgd": Case(outer_sync=OuterSyncConfig(method=SyncMethod.LOCAL_SGD, every=3)),
     "diloco": Case(outer_sync=OuterSyncConfig(method=SyncMethod.DILOCO, every=3)),
     "clean shards": Case(ranks=2),
+    "clean ddp": Case(ranks=2, replicas=2, ddp=True),
+    "the same rank of all replicas": Case(flip=weight, ranks=2, replicas=2, ddp=True, outlier=None),
     "shard": Case(flip=weight, ranks=2),
     "shards of two replicas": Case(flip=second_moment, ranks=2, replicas=2),
 }
@@ -83,12 +89,12 @@ def damage(tensor: torch.Tensor, bit: int) -> None:
     tensor.view(torch.int32).view(-1)[-1] ^= 1 << bit
 
 
-def counted() -> list[int]:
+def counted() -> list[Digest]:
     """Digests that this process computes from now on."""
-    digests: list[int] = []
+    digests: list[Digest] = []
     compute = StateDigest.compute
 
-    def recording(self: StateDigest, **given: bool) -> int:
+    def recording(self: StateDigest, **given: bool) -> Digest:
         digests.append(compute(self, **given))
         return digests[-1]
 
@@ -100,7 +106,7 @@ def train(name: str, config: RankConfig, out: Path) -> None:
     case = CASES[name]
     if case.folder:
         config = replace(config, checkpoint_path=out / case.folder, checkpoint_every_steps=1, checkpoint_keep=1)
-    if config.replica != case.outlier or config.rank != config.world_size - 1:
+    if case.outlier not in (None, config.replica) or config.rank != config.world_size - 1:
         case = replace(case, flip=None)
     place, digests, steps = out / f"{name}.{config.replica}.{config.rank}", counted(), list[int]()
     try:
@@ -117,16 +123,19 @@ def trained(case: Case, config: RankConfig, steps: list[int]) -> list[torch.Tens
     torch.manual_seed(config.replica)
     model: Any = torch.nn.Sequential(torch.nn.Linear(4, 32), torch.nn.Tanh(), torch.nn.Linear(32, 2))
     model[2].bias.requires_grad_(requires_grad=False)
-    if config.world_size > 1:
-        model = fully_shard(model, mesh=init_device_mesh("cpu", (config.world_size,)))
+    given = model
+    if case.ddp:
+        given = DistributedDataParallel(model)
+    elif config.world_size > 1:
+        given = model = fully_shard(model, mesh=init_device_mesh("cpu", (config.world_size,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    session = Session(model=model, optimizer=optimizer, config=config)
+    session = Session(model=given, optimizer=optimizer, config=config)
     try:
         for step in session.steps(STEPS):
             steps.append(step)
             for micro in session.micro_batches(4):
                 inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in micro.samples])
-                ((model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean() * micro.loss_scale).backward()
+                ((given(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean() * micro.loss_scale).backward()
             if case.flip is gradient and step == case.at:
                 damage(gradient(model, optimizer), case.bit)
             optimizer.step()

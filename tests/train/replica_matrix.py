@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,8 @@ class Case:
     """Whether the session receives the wrapper, or the model inside."""
     scale: int = 1
     """Factor on the model's output by the wrapper."""
+    dynamo: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Settings of `torch._dynamo.config`."""
     ranks: int = RANKS
     micro_batch: int = PER_RANK
     """Samples of a micro-batch of the session's `micro_batches`."""
@@ -135,6 +137,9 @@ CASES: dict[str, Case] = {
     "ddp": Case(wrap=ddp()),
     "compile(ddp)": Case(wrap=lambda model: compiled(ddp()(model))),
     "compile(ddp) by aot_eager": Case(wrap=lambda model: compiled(ddp()(model), "aot_eager")),
+    "compile(ddp) by compiled autograd": Case(
+        wrap=lambda model: compiled(ddp()(model)), dynamo={"compiled_autograd": True}
+    ),
     "ddp(compile)": Case(wrap=lambda model: ddp()(compiled(model))),
     "ddp compiled in place": Case(wrap=lambda model: compiled_in_place(ddp()(model))),
     "compile(module with ddp inside)": Case(wrap=lambda model: compiled(Scaled(model)), scale=SCALE),
@@ -193,8 +198,12 @@ def micro_batches(case: Case, session: Session, wrapper: Model) -> Any:
 
 
 def train(name: str, config: RankConfig, out: Path) -> None:
-    case = CASES[name]
     torch._dynamo.reset()
+    with torch._dynamo.config.patch(CASES[name].dynamo):
+        train_case(name, CASES[name], config, out)
+
+
+def train_case(name: str, case: Case, config: RankConfig, out: Path) -> None:
     torch.manual_seed(config.replica)  # different weights, so that the session has to make them equal
     model = case.net()
     wrapper = case.wrap(model)

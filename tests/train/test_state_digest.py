@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from holdfast.train.ft.state_digest import SMALL_BYTES, SUMS, StateDigest
+from holdfast.train.ft.state_digest import SMALL_BYTES, SUMS, Digest, StateDigest
 
 
 class Tensors(torch.nn.Module):
@@ -21,7 +21,7 @@ class Tensors(torch.nn.Module):
         self.tensors = torch.nn.ParameterList(torch.nn.Parameter(each, requires_grad=False) for each in tensors)
 
 
-def digest(*tensors: torch.Tensor) -> int:
+def digest(*tensors: torch.Tensor) -> Digest:
     model = Tensors(*tensors)
     return StateDigest(model, torch.optim.SGD(model.parameters())).compute()
 
@@ -81,6 +81,7 @@ def test_every_tensor_of_the_optimizer_counts_unless_only_weights_do():
             tensor.view(-1).view(torch.int32)[0] ^= 1
     assert len(seen) == 1 + 6
     assert (state.compute(), state.compute(weights_only=True)) == before
+    assert before[1] == (before[0].weights, 0)
 
 
 def test_shards_are_those_of_the_start_even_while_fsdp2_has_gathered_them(tmp_path: Path):

@@ -55,7 +55,7 @@ def assert_equal(ended: Path, *names: str, of_rank: int = 0) -> None:
         assert all(torch.equal(*pair) for pair in zip(end, ends[0], strict=True))
 
 
-@pytest.mark.parametrize("name", ["clean", "clean pair", "clean shards"])
+@pytest.mark.parametrize("name", ["clean", "clean pair", "clean shards", "clean ddp"])
 def test_equal_replicas_are_compared_and_nothing_is_found(ended: Path, name: str) -> None:
     for each in told(ended, name):
         assert each == {"steps": [*range(1, STEPS + 1)], "digests": STEPS_COMPARED, "code": ""}
@@ -80,6 +80,11 @@ def test_replica_that_differs_is_named_and_receives_the_state_of_the_majority(en
 def test_replicas_without_a_majority_end(ended: Path, name: str) -> None:
     for each in told(ended, name):
         assert each == {"steps": [*range(1, 9)], "digests": 3, "code": "replicas-diverged"}
+
+
+def test_ranks_that_differ_alike_in_all_replicas_end(ended: Path) -> None:
+    for each in told(ended, "the same rank of all replicas"):
+        assert each == {"steps": [*range(1, 9)], "digests": 3, "code": "ranks-diverged"}
 
 
 def test_run_without_a_majority_resumes_from_the_last_agreement_as_if_nothing_had_happened(ended: Path) -> None:

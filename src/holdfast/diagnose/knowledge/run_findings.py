@@ -748,6 +748,13 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Check that the service runs, and let the node reach it.",
     ),
     (
+        "ranks-diverged",
+        "With recovery.replicas, the ranks inside each replica hold different weights, although DDP wraps the model.",
+        "The evidence: the digest of each rank. Where the script sets weights, and its use of no_sync.",
+        "Set weights before DistributedDataParallel is made, reduce the last micro-batch, and change weights in "
+        "optimizer.step only.",
+    ),
+    (
         "ranks-found-different-checkpoints",
         "Ranks found different newest checkpoints.",
         "The evidence; what `checkpoint.path` is on each node.",

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from holdfast.findings import Finding, Owner, Severity
+from holdfast.findings import Finding, Owner, Severity, replica_suffix
 
 Votes = Sequence[Mapping[int, int]]
 """For each rank, the digest of each replica, by the replica's number."""
@@ -74,6 +74,18 @@ def unresolved(diverged: Divergence, agreed_step: int) -> Finding:
         "in each replica: look for updates outside optimizer.step, and for parameters that the session's model lacks. "
         "If it comes at any step, a device computes wrongly: run `holdfast check`. Of three replicas the majority "
         "continues.",
+    )
+
+
+def ranks_differ(step: int, replica: int, digests: Sequence[int]) -> Finding:
+    """Finding that ends the program: the ranks inside each replica differ, though the replicas are equal."""
+    return Finding(
+        code="ranks-diverged",
+        what=f"after step {step} the ranks of replica {replica} hold different weights, which DDP must keep equal",
+        where=_ranks([rank for rank, digest in enumerate(digests) if digest != digests[0]]) + replica_suffix(replica),
+        evidence=tuple(f"rank {rank} has digest {digest % 2**64:016x}" for rank, digest in enumerate(digests[:8])),
+        remedy="Look for weights that are set after DistributedDataParallel was made, for gradients that are never "
+        "reduced, such as those of a last micro-batch under `no_sync`, and for updates outside optimizer.step.",
     )
 
 

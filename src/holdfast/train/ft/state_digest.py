@@ -7,8 +7,8 @@ and returns one number; nothing is copied to the host. Buffers do not count: rep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,14 @@ _MIX = 0x9E3779B97F4A7C15
 """An odd number with irregular bits: 2^64 divided by the golden ratio."""
 
 
+class Digest(NamedTuple):
+    """Two signed 64-bit integers."""
+
+    weights: int
+    optimizer: int
+    """Of the optimizer's state; 0 if it was not read."""
+
+
 class StateDigest:
     """Computes the digest of one training loop's weights and optimizer state."""
 
@@ -36,11 +44,14 @@ class StateDigest:
         self._factors: dict[torch.device, torch.Tensor] = {}
 
     @torch.no_grad()
-    def compute(self, *, weights_only: bool = False) -> int:
-        """The digest of the current state, a signed 64-bit integer; waits for the device."""
+    def compute(self, *, weights_only: bool = False) -> Digest:
+        """The digest of the current state; waits for the device."""
+        return Digest(self._compute(self._parameters), 0 if weights_only else self._compute(self._optimizer_tensors()))
+
+    def _compute(self, tensors: Iterable[torch.Tensor]) -> int:
         sums: dict[torch.device, torch.Tensor] = {}
         small: dict[torch.device, list[torch.Tensor]] = {}
-        for tensor in self._tensors(weights_only=weights_only):
+        for tensor in tensors:
             content = _bytes_of(tensor)
             whole = content.numel() // _WORD_BYTES * _WORD_BYTES if content.numel() > SMALL_BYTES else 0
             if whole:
@@ -69,11 +80,8 @@ class StateDigest:
             self._factors[device] = _mixed(torch.arange(1, SUMS + 1, device=device) * _signed(_MIX)) | 1
         return self._factors[device]
 
-    def _tensors(self, *, weights_only: bool) -> Iterator[torch.Tensor]:
-        """Weights, then the optimizer's state of each, in an order that is the same on all replicas."""
-        yield from self._parameters
-        if weights_only:
-            return
+    def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
+        """The optimizer's state, in an order that is the same on all replicas."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 state: dict[str, Any] = self._optimizer.state.get(parameter, {})

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from holdfast.errors import ExitCode, HoldfastError
+from holdfast.findings import Finding
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.ft import divergence
 from holdfast.train.ft.divergence import Divergence
 from holdfast.train.ft.state_digest import StateDigest
+from holdfast.train.ft.wrappers import shares_all_weights
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
 
@@ -59,6 +61,10 @@ class StateVerifier:
         self._trust = trust
         self._device = device
         self._digest = StateDigest(train_state.model, train_state.optimizer)
+        self._ranks_are_equal = self._ranks.world_size > 1 and shares_all_weights(
+            train_state.model, self._ranks.world_size
+        )
+        """Whether the ranks of this replica hold the same weights, unless they diverge."""
         self.agreed_step = 0
         """The last step after which all replicas were equal."""
         self.is_outlier = False
@@ -84,15 +90,16 @@ class StateVerifier:
         Raises HoldfastError if replicas differ and no majority can give its state.
         """
         if self.is_outlier and self._diverged is not None:  # all others were lost before they gave their state
-            self._stop(self._diverged)
+            self._stop(divergence.unresolved(self._diverged, self.agreed_step))
         if not self.is_due(step, total) or self._replica_group.count == 1:
             return True
-        own = self._replica, self._digest.compute(weights_only=self._sync_every > 1)
-        rows = self._replica_group.exchange(own, self._device)
+        own = self._digest.compute(weights_only=self._sync_every > 1)
+        rows = self._replica_group.exchange((self._replica, own.weights ^ own.optimizer), self._device)
         if rows is None:
             return step >= total  # after the last step the others may have gone
         digests = {row[0]: row[1] for row in rows}
         if self._ranks.all(len(set(digests.values())) == 1):
+            self._require_equal_ranks(step, own.weights)
             self.agreed_step = step
             self._trust.agreed(step)
             return True
@@ -102,14 +109,21 @@ class StateVerifier:
         again, self._diverged = self._diverged is not None and self._diverged.step == step, diverged
         self._trust.set_aside_after(self.agreed_step)
         if again or not diverged.has_majority:
-            self._stop(diverged)
+            self._stop(divergence.unresolved(diverged, self.agreed_step))
         if self._replica in diverged.outliers:
             self.is_outlier = True
             self._coordinator.report_finding(divergence.restored(diverged, self._replica))
         self._replica_group.leave(ValueError(f"replicas differ after step {step}"))
         return False
 
-    def _stop(self, diverged: Divergence) -> NoReturn:
-        finding = divergence.unresolved(diverged, self.agreed_step)
+    def _require_equal_ranks(self, step: int, weights: int) -> None:
+        """Raise HoldfastError if the ranks of this replica differ: then those of all others do as well."""
+        if not self._ranks_are_equal or self._ranks.all(weights == self._ranks.broadcast(weights)):
+            return
+        digests = self._ranks.broadcast(self._ranks.gather(weights))
+        self._trust.set_aside_after(self.agreed_step)
+        self._stop(divergence.ranks_differ(step, self._replica, digests))
+
+    def _stop(self, finding: Finding) -> NoReturn:
         self._coordinator.report_finding(finding, fatal=True)
         raise HoldfastError((finding,), ExitCode.CANNOT_RUN_HERE)

@@ -8,7 +8,7 @@ skipped in the last micro-batch, and must reduce its gradients in an earlier one
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -58,6 +58,17 @@ def _wrappers(model: nn.Module) -> Iterator[nn.Module]:
         yield wrapped
         children = dict(wrapped.named_children())
         wrapped = children.get(COMPILED_MODULE, children.get("module")) if len(children) == 1 else None
+
+
+def shares_all_weights(model: nn.Module, ranks: int) -> bool:
+    """Whether DDP keeps all weights of the model equal on that many ranks."""
+    weights = {*model.parameters()}
+    # The cast: torch leaves the group optional and the names untyped.
+    wrappers = [cast("Any", each) for each in model.modules() if isinstance(each, DistributedDataParallel)]
+    return any(
+        each.process_group.size() == ranks and not each.parameters_to_ignore and {*each.parameters()} == weights
+        for each in wrappers
+    )
 
 
 def refuse_unsupported(model: nn.Module) -> None:
