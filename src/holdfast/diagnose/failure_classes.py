@@ -96,7 +96,7 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
     FailureClass.COLLECTIVE_MISMATCH: FailureClassInfo(
         "ranks made different collective calls",
         5,
-        "Flight recorder dumps of all ranks (TORCH_NCCL_TRACE_BUFFER_SIZE=2000, TORCH_NCCL_DUMP_ON_TIMEOUT=1): "
+        "Flight recorder dumps of all ranks (TORCH_FR_BUFFER_SIZE=2000; runs of holdfast have them): "
         "`holdfast diagnose DUMPS`; or TORCH_DISTRIBUTED_DEBUG=DETAIL.",
         "The same calls in the same order on all ranks: no `if rank == 0` around one, equal numbers of batches "
         "(drop_last, Join), the same branches of the model.",

@@ -5,8 +5,8 @@ Pure. root_cause_analysis.py chooses among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from holdfast.diagnose.desync import Desync
 from holdfast.diagnose.diagnosis_text import fill_values, first_failure_among, first_failure_of, format_ranks
@@ -15,10 +15,12 @@ from holdfast.diagnose.failure_classes import HANG_FAILURE_CLASSES, Confidence, 
 from holdfast.diagnose.rank_consistency import missing_lightning_members, missing_ranks, rank_conflict
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.combinations import COMBINATIONS
+from holdfast.diagnose.rules.hang_records import FLIGHT_ALL_WAITING, FLIGHT_RULES, STACK
 from holdfast.diagnose.rules.nccl_setup import FABRIC_CODES
 from holdfast.diagnose.rules.rule import Role, Rule
 
 _FABRIC_CLASSES = frozenset({FailureClass.TCP_FALLBACK, FailureClass.RDMA_DEVICE_MISSING, FailureClass.GDR_MISSING})
+_FLIGHT_CODES = {rule.code for rule in FLIGHT_RULES if rule is not FLIGHT_ALL_WAITING}
 _RENDEZVOUS_CLASSES = {FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT, *HANG_FAILURE_CLASSES}
 """Classes under which ranks also report different world sizes."""
 
@@ -74,6 +76,8 @@ def make_hypotheses(facts: Sequence[Fact], desync: Desync | None, fabric_verifie
                     performance_only=found[0].rule.performance_only,
                 )
             )
+    stacks = {fact.process.rank: fact for fact in by_code.get(STACK.code, ()) if "stack_location" in fact.values}
+    causes = [_with_stack(cause, stacks) for cause in causes]
     if desync is not None and (found := _from_desync(desync)) is not None:
         causes.append(found)
     return [*causes, *_from_rank_consistency(facts, causes)]
@@ -108,6 +112,16 @@ def hypothesis_of(rule: Rule, facts: Sequence[Fact]) -> Hypothesis:
         first_failure=first_failure_among(facts),
         performance_only=rule.performance_only,
     )
+
+
+def _with_stack(cause: Hypothesis, stacks: Mapping[int | None, Fact]) -> Hypothesis:
+    """With where the rank was that flight recorders name."""
+    rank = cause.first_failure.rank if cause.first_failure else None
+    if cause.code not in _FLIGHT_CODES or rank not in stacks:
+        return cause
+    stack = stacks[rank]
+    text = f"{cause.message}; rank {rank} was at {stack.values['stack_location']}"
+    return replace(cause, message=text, facts=(*cause.facts, stack))
 
 
 def _from_desync(desync: Desync) -> Hypothesis | None:

@@ -11,6 +11,7 @@ from itertools import chain
 from holdfast.diagnose.diagnosis import Diagnosis, OtherRun
 from holdfast.diagnose.diagnosis_text import as_evidence
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.flight_facts import flight_facts
 from holdfast.diagnose.gc_tuning import infrequent_gc
 from holdfast.diagnose.log_chunk import LogChunk
 from holdfast.diagnose.log_input import LogInput
@@ -19,7 +20,8 @@ from holdfast.diagnose.nccl_transport import to_facts as transport_facts
 from holdfast.diagnose.root_cause_analysis import diagnose_facts
 from holdfast.diagnose.run_boundaries import is_failure, split_into_runs
 from holdfast.diagnose.scanner import Scanner
-from holdfast.diagnose.structured import flight_recorder, json_lines
+from holdfast.diagnose.structured import json_lines
+from holdfast.diagnose.structured.flight_recorder import FlightDump
 from holdfast.diagnose.timestamps import infer_years
 from holdfast.fabric.catalog import Fabric
 
@@ -32,14 +34,16 @@ def diagnose(
     logs: LogInput,
     *,
     known: Sequence[Fact] = (),
+    summaries: Sequence[FlightDump] = (),
     first_rank: int | None = None,
     fabric: Fabric | None = None,
     hide: Callable[[str], str] | None = None,
 ) -> Diagnosis:
     """Diagnoses the run whose logs are the input.
 
-    `known` is what the run's own event log shows, with the rank that failed first; `fabric` is the job's intended
-    fabric, where known; `hide` replaces secrets in a line before it is cut.
+    `known` is what the run's own event log shows, with the rank that failed first, and `summaries` what it shows of
+    flight recorders; `fabric` is the job's intended fabric, where known; `hide` replaces secrets in a line before it is
+    cut.
     """
     scanner, reading = Scanner(logs.budget, hide, is_large=logs.is_large()), SetupLogReader()
     facts: list[Fact] = [*known]
@@ -50,8 +54,11 @@ def diagnose(
         facts += scanner.feed(block)
         if scanner.has_nccl_setup:
             reading.feed(block)
-    facts += flight_recorder.compare(logs.dumps.dumps)
-    ranks.update(dump.rank for dump in logs.dumps.dumps)
+    # What an event says of a rank's recorders is a part of their dumps.
+    dumps = [*logs.dumps.dumps]
+    dumps += [dump for dump in summaries if dump.rank not in {each.rank for each in logs.dumps.dumps}]
+    facts += flight_facts(dumps)
+    ranks.update(dump.rank for dump in dumps)
     transport = reading.result(fabric) if reading.info_lines else None
     if transport is not None:
         facts += transport_facts(transport, expected_known=fabric is not None)

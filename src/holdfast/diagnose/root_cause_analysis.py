@@ -142,7 +142,8 @@ def _of_first_rank(cause: Hypothesis, rank: int) -> Hypothesis:
         and cause.classes == (FailureClass.PROGRAM_ERROR,)
         and "raised_at" in facts[0].values
     )
-    told = hypothesis_of(facts[0].rule, facts) if facts[0].rule.code == cause.code else cause
+    reordered = facts[0] is not cause.facts[0] and facts[0].rule.code == cause.code
+    told = hypothesis_of(facts[0].rule, facts) if reordered else cause
     sure = Confidence.CERTAIN if whole else cause.confidence
     culprit = cause.first_failure if _is_reported_by_peers(cause) else first_failure_of(facts[0]) or cause.first_failure
     return replace(told, confidence=sure, facts=facts, first_failure=culprit)

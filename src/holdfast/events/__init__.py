@@ -28,7 +28,8 @@ from holdfast.events.agent_events import (
     StandbyReady,
 )
 from holdfast.events.base import Event
-from holdfast.events.batched import NodesStarted, NodesStopped, Ranges, RanksExited, RanksHung, from_ranges, to_ranges
+from holdfast.events.batched import NodesStarted, NodesStopped, RanksExited, RanksHung
+from holdfast.events.collectives import CollectiveCall, GroupCollectives
 from holdfast.events.controller_events import (
     AgentDisconnected,
     AttemptStarted,
@@ -53,6 +54,7 @@ from holdfast.events.controller_events import (
     UpdateOutcome,
     WorldSizeChanged,
 )
+from holdfast.events.ranges import Ranges, from_ranges, to_ranges
 from holdfast.events.requests import (
     CancelRequested,
     CheckpointRequested,

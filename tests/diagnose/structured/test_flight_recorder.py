@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.diagnose.fact import Fact
+from holdfast.diagnose.flight_facts import flight_facts
 from holdfast.diagnose.log_chunk import LogSource
 from holdfast.diagnose.structured import flight_recorder
 
@@ -43,7 +44,7 @@ def dump(
 
 
 def told(*dumps: flight_recorder.FlightDump) -> list[tuple[str, int | None]]:
-    return [(fact.rule.code, fact.process.rank) for fact in flight_recorder.compare(dumps)]
+    return [(fact.rule.code, fact.process.rank) for fact in flight_facts(dumps)]
 
 
 @pytest.mark.parametrize("ending", ["", ".json"])
@@ -54,7 +55,7 @@ def test_rank_that_never_made_the_call_is_named_from_real_dumps(ending: str) -> 
         if path.suffix == ending
     ]
     assert len(dumps) == 3
-    (fact,) = flight_recorder.compare([one for one in dumps if one is not None])
+    (fact,) = flight_facts([one for one in dumps if one is not None])
     assert isinstance(fact, Fact)
     assert (fact.rule.code, fact.process.rank, fact.values["seq"]) == ("flight-behind", 1, "4")
     assert "ranks 0, 2 in collective 4" in fact.text
@@ -117,7 +118,7 @@ def test_ranks_that_wait_for_nothing_say_nothing() -> None:
 )
 def test_strange_dump_is_read_as_far_as_it_goes(document: object) -> None:
     dumps = [flight_recorder.read(LogSource(name=f"trace_{rank}"), json.dumps(document).encode()) for rank in (0, 1)]
-    assert list(flight_recorder.compare([one for one in dumps if one is not None])) == []
+    assert list(flight_facts([one for one in dumps if one is not None])) == []
 
 
 def test_parts_shared_a_billion_times_take_no_room() -> None:
@@ -128,4 +129,4 @@ def test_parts_shared_a_billion_times_take_no_room() -> None:
     data = pickle.dumps({"entries": [shared], "pg_config": {"0": {"name": laughs, "ranks": laughs}}, "pg_status": {}})
     dumps = [flight_recorder.read(LogSource(name=f"trace_{rank}"), data) for rank in (0, 1)]
     assert [one is not None for one in dumps] == [True, True]
-    assert all(len(fact.text) < 10_000 for fact in flight_recorder.compare([one for one in dumps if one is not None]))
+    assert all(len(fact.text) < 10_000 for fact in flight_facts([one for one in dumps if one is not None]))

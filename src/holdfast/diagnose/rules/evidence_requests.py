@@ -32,8 +32,8 @@ EVIDENCE_REQUESTS: dict[str, EvidenceRequest] = {
     ),
     "last-collectives": EvidenceRequest(
         "the last collective that each of the other ranks has enqueued and completed",
-        "pass the logs of all ranks, or set TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1 and "
-        "add the flight recorder's dumps",
+        "pass the logs of all ranks, or set TORCH_FR_BUFFER_SIZE=2000 TORCH_FR_DUMP_ON_TIMEOUT=1 (before torch 2.10 "
+        "TORCH_NCCL_TRACE_BUFFER_SIZE and TORCH_NCCL_DUMP_ON_TIMEOUT) and add the flight recorder's dumps",
     ),
     "stacks": EvidenceRequest(
         "where the rank that is behind waits",

@@ -27,6 +27,24 @@ FLIGHT_BEHIND = Rule(
     needs=("stacks", "all-ranks"),
     source=_TORCH,
 )
+FLIGHT_CROSSED = Rule(
+    code="flight-crossed",
+    classes=(FailureClass.COLLECTIVE_MISMATCH, FailureClass.HANG_UNKNOWN),
+    confidence=Confidence.LIKELY,
+    message="ranks wait for one another in different groups, most of them in {op}, collective {seq} of group {group}",
+    remedy=("have every rank enter the collectives of its groups in the same order",),
+    needs=("stacks",),
+    source=_TORCH,
+)
+FLIGHT_NOT_STARTED = Rule(
+    code="flight-not-started",
+    classes=(FailureClass.STRAGGLER, FailureClass.GPU_XID, FailureClass.HANG_UNKNOWN),
+    confidence=Confidence.LIKELY,
+    message="all ranks entered {op}, collective {seq} of group {group}, and it has not begun on one rank's device",
+    remedy=("look at what that rank's GPU does before it: a kernel that never ends, Xid lines in dmesg",),
+    needs=("stacks", "xid"),
+    source=_TORCH,
+)
 FLIGHT_ABSENT = Rule(
     code="flight-absent",
     classes=(FailureClass.HANG_UNKNOWN, FailureClass.NODE_LOST, FailureClass.STRAGGLER),
@@ -55,4 +73,13 @@ STACK = Rule(
     source="py-spy dump, Python's faulthandler",
 )
 
-RULES: tuple[Rule, ...] = (FLIGHT_MISMATCH, FLIGHT_BEHIND, FLIGHT_ABSENT, FLIGHT_ALL_WAITING, STACK)
+FLIGHT_RULES: tuple[Rule, ...] = (
+    FLIGHT_MISMATCH,
+    FLIGHT_BEHIND,
+    FLIGHT_CROSSED,
+    FLIGHT_NOT_STARTED,
+    FLIGHT_ABSENT,
+    FLIGHT_ALL_WAITING,
+)
+"""In the order of `HangKind`."""
+RULES: tuple[Rule, ...] = (*FLIGHT_RULES, STACK)

@@ -77,5 +77,5 @@ def _texts(dump: FlightDump) -> set[str]:
 
 def _last(position: GroupPosition) -> GroupPosition:
     """The dump with only the rank's current call, which the others are compared with."""
-    last = position.calls.get(position.enqueued)
+    last = position.current
     return replace(position, calls={} if last is None else {last.seq: last})

@@ -1,8 +1,8 @@
-"""Reads torch's flight recorder dumps, as pickle or JSON, and compares those of several ranks.
+"""Reads torch's flight recorder dumps, as pickle or JSON: the collectives that a rank has entered.
 
-Each rank dumps the collectives that it has enqueued. Compared, they show the rank that made another call than the
-others, or that never made one in which the others wait. Written for versions 2.0 to 2.10 of the dump's format (torch
-2.4 to 2.15); missing fields are tolerated.
+flight_verdict.py compares those of several ranks. Written for versions 2.0 to 2.10 of the dump's format (torch 2.4 to
+2.15); missing fields are tolerated. NCCL's entries have a state. Those of Gloo stay `scheduled` for ever; their
+completion shows as `retired` and in the group's status.
 """
 
 from __future__ import annotations
@@ -10,27 +10,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, cast
 
-from holdfast.diagnose.fact import Fact, ProcessRef
 from holdfast.diagnose.log_chunk import LogSource
-from holdfast.diagnose.rules import hang_records
-from holdfast.diagnose.rules.rule import Rule
 from holdfast.diagnose.structured import safe_pickle
-
-MAX_RANKS_LISTED = 16
-"""Ranks that are listed by number."""
 
 _LARGEST = 2**63
 _TEXT_LENGTH, _ITEMS = 300, 16
 _RANK = re.compile(r"(\d+)(?:\.\w+)?$")
 _NUMBERS = re.compile(r"\d+")
-_VARIABLE_SIZE = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced", "barrier")
-"""Operations in which ranks may pass tensors of different sizes; `all_gather` and `reduce_scatter` too."""
 _LIBRARY_PATHS = ("/torch/", "/site-packages/", "/dist-packages/")
 
 
@@ -42,9 +34,11 @@ class CollectiveEntry:
     op: str
     sizes: str
     done: bool
-    at: float
+    started: bool = False
+    """Whether it has begun on the device; Gloo never shows it."""
+    at: float = 0.0
     """Unix seconds."""
-    where: str
+    where: str = ""
     """`file:line` of the user's own code, where frames were recorded."""
 
     def __str__(self) -> str:
@@ -58,11 +52,13 @@ class GroupPosition:
     calls: Mapping[int, CollectiveEntry]
     enqueued: int
     completed: int
+    pending: int = 0
+    """The first collective that it has entered and not completed; 0 if there is none."""
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether it is in a collective that has not finished."""
-        return self.completed < self.enqueued
+    def current(self) -> CollectiveEntry | None:
+        """The collective that it waits in, or else its last one, if the recorder still has it."""
+        return self.calls.get(self.pending or self.enqueued)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +70,9 @@ class FlightDump:
     members: Mapping[str, frozenset[int]]
     """Ranks of each process group by its name, where the dump has them."""
     groups: Mapping[str, GroupPosition]
+    """Its positions by group; the name is empty for groups that torch does not know by name."""
+    point_to_point: tuple[str, ...] = ()
+    """Sends and receives that have not finished, such as `recv 1<-0`."""
 
 
 def is_dump(head: bytes) -> bool:
@@ -100,10 +99,14 @@ def read(source: LogSource, data: bytes) -> FlightDump | None:
     fields = cast("dict[str, Any]", document)
     calls: dict[str, dict[int, CollectiveEntry]] = defaultdict(dict)
     ids: dict[str, str] = {}
+    point_to_point: list[str] = []
     for entry in _dicts(fields.get("entries")):
         group, call = _group(entry), _call(entry)
         ids[_text(entry.get("pg_id"))] = group
-        if call is not None:
+        if entry.get("is_p2p"):
+            if not call.done:
+                point_to_point.append(call.op)
+        else:
             calls[group][call.seq] = call
     members = _members(fields.get("pg_config"))
     statuses = {ids.get(key, key): status for key, status in _named(fields.get("pg_status")).items()}
@@ -112,101 +115,23 @@ def read(source: LogSource, data: bytes) -> FlightDump | None:
     }
     if len(groups) == 1 and len(members) == 1:  # torch 2.10 and later: Gloo's group has no name in pg_config
         members = {next(iter(groups)): next(iter(members.values()))}
-    return FlightDump(source=source.name, rank=rank, members=members, groups=groups)
+    waits = tuple(point_to_point[-_ITEMS:])
+    return FlightDump(source=source.name, rank=rank, members=members, groups=groups, point_to_point=waits)
 
 
-def compare(dumps: Sequence[FlightDump]) -> Iterator[Fact]:
-    """The findings of several ranks' dumps: a mismatch, who is behind, who is missing, or that all wait together."""
-    ranks = {dump.rank: dump for dump in dumps}
-    if len(ranks) < 2:
-        return
-    groups = sorted({group for dump in ranks.values() for group in dump.groups})
-    waiting = {
-        rank: {group for group, position in dump.groups.items() if position.is_waiting} for rank, dump in ranks.items()
-    }
-    for group in groups:
-        known = {rank: dump.groups[group] for rank, dump in ranks.items() if group in dump.groups}
-        named = [dump.members[group] for dump in ranks.values() if group in dump.members]
-        members = frozenset(known).union(*named)
-        yield from _compare_group(group, known, members, ranks, waiting)
+def merged(dumps: Sequence[FlightDump]) -> FlightDump:
+    """The dumps of several recorders of one rank as one.
 
-
-def _compare_group(
-    group: str,
-    known: Mapping[int, GroupPosition],
-    members: frozenset[int],
-    ranks: Mapping[int, FlightDump],
-    waiting: Mapping[int, set[str]],
-) -> Iterator[Fact]:
-    if mismatch := _mismatch(group, known, ranks):
-        yield mismatch
-        return
-    reached = max((position.enqueued for position in known.values()), default=0)
-    waits = sorted(rank for rank, position in known.items() if position.enqueued == reached and position.is_waiting)
-    if not waits:
-        return
-    call = known[waits[0]].calls.get(reached)
-    inside = f"{_list(waits)} in collective {reached} of group {group}" + (f" ({call})" if call else "")
-    present = {rank: known[rank].enqueued if rank in known else 0 for rank in members & ranks.keys()}
-    behind = sorted(rank for rank, enqueued in present.items() if enqueued < reached)
-    absent = sorted(members - ranks.keys())
-    # A rank that waits in another group is blocked itself: the rank that blocks it is found there.
-    free = [rank for rank in behind if not waiting[rank] - {group}]
-    values = {"group": group, "seq": str(reached), "op": call.op if call else "a collective"}
-    at = call.at if call else None
-
-    def fact(rule: Rule, rank: int, text: str) -> Fact:
-        source = ranks[rank].source if rank in ranks else ranks[waits[0]].source
-        return Fact(rule=rule, source=source, line=0, text=text, process=ProcessRef(rank=rank), at=at, values=values)
-
-    for rank in free[:MAX_RANKS_LISTED]:
-        last = known[rank].calls.get(known[rank].enqueued) if rank in known else None
-        text = f"rank {rank} never entered it; its last was {present[rank]}" + (f" ({last})" if last else "")
-        yield fact(hang_records.FLIGHT_BEHIND, rank, f"{inside}; {text}")
-    if not behind:
-        for rank in absent[:MAX_RANKS_LISTED]:
-            yield fact(hang_records.FLIGHT_ABSENT, rank, f"{inside}; rank {rank} has left no dump")
-    if not behind and not absent:
-        yield fact(hang_records.FLIGHT_ALL_WAITING, waits[0], f"{inside}; every rank of the group has entered it")
-
-
-def _mismatch(group: str, known: Mapping[int, GroupPosition], ranks: Mapping[int, FlightDump]) -> Fact | None:
-    """The first collective of a group that differed between its ranks."""
-    for seq in sorted({seq for position in known.values() for seq in position.calls}):
-        calls = {rank: position.calls[seq] for rank, position in known.items() if seq in position.calls}
-        shapes = {rank: _shape(call) for rank, call in calls.items()}
-        counts = Counter(shapes.values())
-        if len(counts) < 2:
-            continue
-        most = counts.most_common(1)[0]
-        others = sorted(rank for rank, shape in shapes.items() if shape != most[0])
-        listed = "; ".join(
-            f"{_list(sorted(rank for rank in shapes if shapes[rank] == shape))}: "
-            f"{next(call for rank, call in calls.items() if shapes[rank] == shape)}"
-            for shape in counts
-        )
-        odd = others[0] if most[1] > len(others) else None
-        return Fact(
-            rule=hang_records.FLIGHT_MISMATCH,
-            source=ranks[others[0]].source,
-            line=0,
-            text=f"collective {seq} of group {group}: {listed}"[:1000],
-            process=ProcessRef(rank=odd),
-            at=min(call.at for call in calls.values()),
-            values={"group": group, "seq": str(seq)},
-        )
-    return None
-
-
-def _shape(call: CollectiveEntry) -> tuple[str, str]:
-    """The fields that must be equal on all ranks."""
-    return (call.op, "" if any(word in call.op for word in _VARIABLE_SIZE) else call.sizes)
-
-
-def _list(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:MAX_RANKS_LISTED]))
-    more = f" and {len(ranks) - MAX_RANKS_LISTED} more" if len(ranks) > MAX_RANKS_LISTED else ""
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed}{more}"
+    A group with backends for CPU and GPU has a position in two recorders, which count apart.
+    """
+    members: dict[str, frozenset[int]] = {}
+    groups: dict[str, GroupPosition] = {}
+    for number, dump in enumerate(dumps):
+        names = {name: name if name not in groups else f"{name}#{number}" for name in dump.groups}
+        groups |= {names[name]: position for name, position in dump.groups.items()}
+        members |= {names.get(name, name): ranks for name, ranks in dump.members.items()}
+    waits = tuple(op for dump in dumps for op in dump.point_to_point)
+    return replace(dumps[0], members=members, groups=groups, point_to_point=waits)
 
 
 # Validation of a dump's fields
@@ -251,16 +176,14 @@ def _group(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _call(entry: Mapping[str, Any]) -> CollectiveEntry | None:
-    """A collective; None for point-to-point calls, which two ranks name differently."""
-    if entry.get("is_p2p"):
-        return None
+def _call(entry: Mapping[str, Any]) -> CollectiveEntry:
     kinds = _text(entry.get("input_dtypes"))[1:-1]
     return CollectiveEntry(
         seq=_number(entry.get("collective_seq_id", entry.get("seq_id"))),
         op=sys.intern(_text(entry.get("profiling_name")).rpartition(":")[2]),
         sizes=sys.intern(f"{_text(entry.get('input_sizes'))} {kinds}".strip()),
         done=entry.get("state") == "completed" or bool(entry.get("retired")),
+        started=entry.get("state") in ("started", "completed"),
         at=_number(entry.get("time_created_ns")) / 1e9,
         where=_location(entry.get("frames")),
     )
@@ -290,4 +213,8 @@ def _position(calls: Mapping[int, CollectiveEntry], status: Mapping[str, Any]) -
     enqueued = max(_number(status.get("last_enqueued_collective")), max(calls, default=0))
     done = max((seq for seq, call in calls.items() if call.done), default=0)
     completed = max(_number(status.get("last_completed_collective")), done)
-    return GroupPosition(calls=calls, enqueued=enqueued, completed=completed)
+    # Two threads may complete Gloo's out of order.
+    pending = min((seq for seq, call in calls.items() if not call.done), default=0)
+    if not pending and completed < enqueued:
+        pending = completed + 1
+    return GroupPosition(calls=calls, enqueued=enqueued, completed=completed, pending=pending)
