@@ -107,14 +107,20 @@ def diagnose_run(
         if (log.attempt, log.replica) == (failed.attempt, failed.replica)
     }
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
+    dumps = tuple(path for path in map(Path, failed.flight_dumps) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    log_input = LogInput((*logs.values(), *stacks), shared_logs=shared)
+    log_input = LogInput((*logs.values(), *stacks, *dumps), shared_logs=shared)
     # A launcher process has the number of its node's first rank, whichever of its ranks failed.
     first_rank = None if shared and failed.log_rank is None else failed.rank
     if first_rank is None:
         fact = replace(fact, process=replace(fact.process, rank=None))
     answer = diagnose_logs(
-        log_input, known=(fact, *failed.exited_early), first_rank=first_rank, fabric=fabric, hide=hide
+        log_input,
+        known=(fact, *failed.exited_early),
+        summaries=failed.summaries,
+        first_rank=first_rank,
+        fabric=fabric,
+        hide=hide,
     )
     wrote = failed.rank if failed.log_rank is None else failed.log_rank
     if is_inconclusive(answer) and wrote in logs:
@@ -180,12 +186,19 @@ def _diagnose_standstill(
     from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_logs
     from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_standstill, without_evidence
+    from holdfast.diagnose.structured.flight_summary import from_summary
 
     taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
     files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
     latest = {(log.attempt, log.replica) for log in still.running}
     logs = tuple(path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest)
     early = tuple(early_exit_fact(exited, str(run.events)) for exited, _ in still.ended)
-    answer = diagnose_logs(LogInput((*logs, *files)), known=early, fabric=fabric, hide=hide)
+    # Each replica counts its ranks from 0, so that dumps of several cannot be compared.
+    dumped = taken if len({each.replica for each in taken}) == 1 else []
+    dumps = tuple(path for each in dumped for path in map(Path, each.flight_dumps) if path.is_file())
+    summaries = [from_summary(each.rank, each.collectives) for each in dumped if each.collectives]
+    answer = diagnose_logs(
+        LogInput((*logs, *files, *dumps)), known=early, summaries=summaries, fabric=fabric, hide=hide
+    )
     answer = with_standstill(answer, "; ".join(filter(None, (still.what, format_stacks(taken)))))
     return without_evidence(answer, STACKS_EVIDENCE) if files else answer

@@ -118,7 +118,12 @@ def test_cadence_that_is_left_open_is_told_to_ranks() -> None:
 
 def test_defaults_apart_from_what_goes_over_the_nodes_environment() -> None:
     for launch in launched(ranks_per_node=2):
-        assert launch.env_defaults == {"OMP_NUM_THREADS": "4", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+        assert launch.env_defaults == {
+            "OMP_NUM_THREADS": "4",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+            "TORCH_FR_BUFFER_SIZE": "1000",
+        }
         assert not launch.env_defaults.keys() & launch.env.keys()
         assert launch.env["NCCL_NET"] == "Socket"
 

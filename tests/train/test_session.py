@@ -73,6 +73,7 @@ def test_environment_is_read_by_its_documented_names():
         "HOLDFAST_BATCH_WORLD_SIZE": "6",
         "HOLDFAST_LEARNING_RATE_FACTOR": "0.5",
         "HOLDFAST_RANK_SOCKET": "/run/3.sock",
+        "TORCH_FR_DUMP_TEMP_FILE": "/run/flight-",
         "HOLDFAST_CHECKPOINT_PATH": "/ckpt",
         "HOLDFAST_CHECKPOINT_LOCAL": "/nvme",
         "HOLDFAST_CHECKPOINT_EVERY_STEPS": "10",
@@ -89,6 +90,7 @@ def test_environment_is_read_by_its_documented_names():
         batch_world_size=6,
         learning_rate_factor=0.5,
         rank_socket=Path("/run/3.sock"),
+        flight_dump_prefix="/run/flight-",
         checkpoint_path=Path("/ckpt"),
         checkpoint_local=Path("/nvme"),
         checkpoint_every_steps=10,
@@ -99,6 +101,11 @@ def test_environment_is_read_by_its_documented_names():
         checkpoint_keep_every_steps=100,
         profile_after_step=5,
     )
+
+
+def test_flight_recorders_that_are_off_are_not_dumped():
+    variables = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_FR_DUMP_TEMP_FILE": "/run/flight-"}
+    assert RankConfig.from_env(variables) == RankConfig()
 
 
 def test_store_without_a_folder_on_the_node_is_refused():

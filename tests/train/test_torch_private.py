@@ -21,6 +21,8 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker
 
+from holdfast.diagnose.log_chunk import LogSource
+from holdfast.diagnose.structured import flight_recorder
 from holdfast.train import torch_private
 from holdfast.train.checkpoint import dcp_io, manifest_file
 from holdfast.train.session.control_group import ControlGroup
@@ -204,3 +206,17 @@ def test_worker_info(monkeypatch: pytest.MonkeyPatch) -> None:
     check(get_worker_info() is not None, "torch.utils.data._utils.worker._worker_info", "streams read by one worker")
     torch_private.unmark_worker()
     check(get_worker_info() is None, "torch.utils.data._utils.worker._worker_info", "streams read by one worker")
+
+
+def test_flight_recorders(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, feature = "_dump_fr_trace, _world.pg_backend_config", "who holds up the others in a hang"
+    dist.all_reduce(torch.ones(3))
+    check(torch_private.flight_recorders() == ["gloo"], name, feature)
+    dump = flight_recorder.read(LogSource(name="dump", rank=0), torch_private.flight_recorder_dump("gloo"))
+    check(dump is not None and bool(dump.groups), name, feature)
+    assert dump is not None
+    position = max(dump.groups.values(), key=lambda group: group.enqueued)
+    check(position.current is not None and position.current.op == "all_reduce", name, feature)
+    for config in ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:other", "fake"):
+        monkeypatch.setitem(dist.distributed_c10d._world.pg_backend_config, config, config)  # type: ignore[arg-type]
+    check(torch_private.flight_recorders() == ["other", "gloo"], name, feature)

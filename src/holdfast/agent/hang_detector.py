@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from holdfast.agent.stack_dump import dump_stacks
+from holdfast.agent.flight_dump import FlightRecorders, RankCollectives
+from holdfast.agent.stack_dump import StackDump, dump_stacks
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung, StacksDumped
 from holdfast.host.processes import cpu_wait_s, identify, state_letter
@@ -112,7 +113,14 @@ class HangDetector:
     """Watches the ranks of one attempt and reports each that hangs, repeatedly while it stays silent."""
 
     def __init__(
-        self, order: StartRanks, *, node: int, folder: Path, clock: Clock, send: Callable[[AgentEvent], int]
+        self,
+        order: StartRanks,
+        *,
+        node: int,
+        folder: Path,
+        recorders: FlightRecorders,
+        clock: Clock,
+        send: Callable[[AgentEvent], int],
     ) -> None:
         self.progress: dict[int, RankProgress] = {}
         """Ranks that have sent a hello."""
@@ -121,6 +129,7 @@ class HangDetector:
         self._order = order
         self._node = node
         self._folder = folder
+        self._recorders = recorders
         self._clock = clock
         self._send = send
         self._started_at = time.monotonic()
@@ -192,7 +201,7 @@ class HangDetector:
         replica, attempt = self._order.replica, self._order.attempt
         into = self._folder / f"stacks-requested-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
         async with self._dump_slots:
-            stacks = await dump_stacks(pid, into, stopped=state == "T")
+            stacks, shown = await self._dump(rank, pid, state, into)
         self._send(
             StacksDumped(
                 at=self._clock(),
@@ -203,8 +212,16 @@ class HangDetector:
                 process_state=state,
                 stacks=stacks.path,
                 top_frame=stacks.top_frame,
+                flight_dumps=shown.files,
+                collectives=shown.collectives,
             )
         )
+
+    async def _dump(self, rank: int, pid: int, state: str, into: Path) -> tuple[StackDump, RankCollectives]:
+        """Dump a rank's stacks and flight recorders; a stopped process has only stacks."""
+        if state == "T":
+            return await dump_stacks(pid, into, stopped=True), RankCollectives()
+        return await asyncio.gather(dump_stacks(pid, into), self._recorders.dump(rank))
 
     async def _watch_for_hangs(self, timeouts: StepTimeouts) -> None:
         ahead_s, poll_s = (
@@ -231,12 +248,15 @@ class HangDetector:
         report.add_done_callback(self._report_tasks.discard)
 
     async def _report_hang(self, rank: int, progress: RankProgress, due: float) -> None:
-        """Dump the stacks of a silent rank; report them once the deadline is due, unless it has resumed or exited."""
+        """Dump the stacks and flight recorders of a silent rank, and report it unless it has resumed or exited.
+
+        The report waits for the deadline.
+        """
         last_message_at = progress.last_message_at
         last_step_at = self._clock() - (time.monotonic() - last_message_at)
         state = state_letter(progress.pid)
         into = self._folder / f"stacks-attempt-{self._order.attempt}-rank-{rank}.txt"
-        stacks = await dump_stacks(progress.pid, into, stopped=state == "T")
+        stacks, shown = await self._dump(rank, progress.pid, state, into)
         await self._wait_due(progress, due)
         if progress.closed or progress.last_message_at != last_message_at:
             return
@@ -255,6 +275,8 @@ class HangDetector:
                 top_frame=stacks.top_frame,
                 has_session=progress.has_session,
                 commit_line=stacks.commit_line,
+                flight_dumps=shown.files,
+                collectives=shown.collectives,
             )
         )
 

@@ -113,17 +113,20 @@ class RankProcess:
         """Whether it keeps a peer checkpoint in another node's memory."""
         return self.launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in self.launch.env
 
-    def command(self, code: Path, memory: Mapping[str, str], cgroup: Path | None = None) -> RankCommand:
+    def command(
+        self, code: Path, memory: Mapping[str, str], defaults: Mapping[str, str], cgroup: Path | None = None
+    ) -> RankCommand:
         """The command to start, in its code folder; `memory` holds the variables that name its memfds.
 
-        The process enters `cgroup`, if there is one, and its children with it.
+        The environments of the node and of the job override `defaults`. The process enters `cgroup`, if there is one,
+        and its children with it.
         """
         ours = {"HOLDFAST_RANK_SOCKET": str(self.socket)}
         if self.launch.rank_count == 1:
             ours |= memory
         cwd = code / self.launch.cwd
         ours |= bind_address_env(self.launch.argv, cwd, self.launch.env.get("JAX_COORDINATOR_ADDRESS", ""))
-        environ = self.launch.env_defaults | os.environ | self.launch.env | ours
+        environ = {**defaults, **self.launch.env_defaults, **os.environ, **self.launch.env, **ours}
         return RankCommand(
             rank=self.rank, argv=self.launch.argv, cwd=cwd, environ=environ, code_dir=code, cgroup=cgroup
         )

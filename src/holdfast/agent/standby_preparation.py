@@ -45,7 +45,7 @@ async def prepare_standby(
         return False
     programs: dict[RankSlot, RankCommand] = {}
     for slot, launch in enumerate(start.launches):
-        command = RankProcess(launch, Path(), clock).command(folder, {})
+        command = RankProcess(launch, Path(), clock).command(folder, {}, {})
         if not command.cwd.is_dir():
             report_finding(_not_ready(node, f"there is no folder {command.cwd}", ()))
             return False

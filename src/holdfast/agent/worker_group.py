@@ -15,6 +15,7 @@ from pathlib import Path
 
 from holdfast.agent.echo import Echo
 from holdfast.agent.exit_watcher import ExitWatcher
+from holdfast.agent.flight_dump import FlightRecorders
 from holdfast.agent.hang_detector import HangDetector
 from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.orphans import OrphanProcesses
@@ -111,7 +112,10 @@ class WorkerGroup:
         self._commands: dict[RankSlot, RankCommand] = {}
         self._send = send
         self._on_stopped = on_stopped
-        self._hang_detector = HangDetector(order, node=node, folder=folder, clock=clock, send=send)
+        self._recorders = FlightRecorders(folder, order.attempt)
+        self._hang_detector = HangDetector(
+            order, node=node, folder=folder, recorders=self._recorders, clock=clock, send=send
+        )
         self._step_aggregator = StepAggregator(order, node=node, send=send)
         self._exit_watcher = ExitWatcher(
             order,
@@ -185,10 +189,13 @@ class WorkerGroup:
             slot: process.command(
                 code,
                 self._state_memory.environ(slot, peer_checkpoint=process.has_peer_checkpoint),
+                self._recorders.env_defaults(process.socket),
                 cgroup=self._orphans.cgroup,
             )
             for slot, process in slots.items()
         }
+        for slot, process in slots.items():
+            self._recorders.add(process.ranks, self._commands[slot].environ)
         if not self._order.code_digest:
             self._comparing = asyncio.ensure_future(self._compare_sources([*self._commands.values()]))
         first = next((command for command in self._commands.values() if command.rank == 0), None)
@@ -454,6 +461,7 @@ class WorkerGroup:
     def _finish(self) -> None:
         """Clean up once all ranks have exited: kill their orphans, then report that none is left."""
         self._hang_detector.stop()
+        self._recorders.close()
         self._exit_watcher.stop()
         if self._store_task is not None:
             self._store_task.cancel()

@@ -15,6 +15,8 @@ from holdfast.diagnose.failure_classes import Confidence
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.rule import Role, Rule
 from holdfast.diagnose.rules.run_events import FOR_FINDING
+from holdfast.diagnose.structured.flight_recorder import FlightDump
+from holdfast.diagnose.structured.flight_summary import from_summary
 from holdfast.events import (
     AnyEvent,
     AttemptStarted,
@@ -59,6 +61,10 @@ class FailedAttempt:
     """Ranks that had ended with exit code 0 while others were running."""
     stacks: tuple[str, ...] = ()
     """Files with the stacks of its running ranks."""
+    flight_dumps: tuple[str, ...] = ()
+    """Files with the dumps of their flight recorders."""
+    summaries: tuple[FlightDump, ...] = ()
+    """What their agents reported of those dumps."""
     nodes: Mapping[int, str] = field(default_factory=dict[int, str])
     """The node of each of its ranks that reported."""
 
@@ -73,6 +79,11 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
         started = _attempt_started(events, decided.replica, decided.attempt)
         before = decided.replica * started.world_size if started else 0
         fact = _fact(finding, source, at, rank, drill, log_rank=None if wrote is None else before + wrote)
+        hangs = [
+            event
+            for event in events
+            if isinstance(event, RankHung) and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+        ]
         return FailedAttempt(
             replica=decided.replica,
             attempt=decided.attempt,
@@ -83,14 +94,9 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
             fact=fact,
             drill=drill,
             exited_early=tuple(_early_exits(events, decided, source)),
-            stacks=tuple(
-                event.stacks
-                for event in events
-                if isinstance(event, RankHung)
-                and (event.replica, event.attempt) == (decided.replica, decided.attempt)
-                and event.stacks
-                and event.process_state != "T"
-            ),
+            stacks=tuple(event.stacks for event in hangs if event.stacks and event.process_state != "T"),
+            flight_dumps=tuple(file for event in hangs for file in event.flight_dumps),
+            summaries=tuple(from_summary(event.rank, event.collectives) for event in hangs if event.collectives),
             nodes={
                 event.rank: f"node{event.node}"
                 for event in events

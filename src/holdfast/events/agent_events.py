@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.clock import ClockSample
 from holdfast.events.base import Event
+from holdfast.events.collectives import GroupCollectives
 from holdfast.findings import Finding
 
 
@@ -151,6 +152,10 @@ class StacksDumped(Event, frozen=True, kw_only=True):
     """File on its node with the stacks of its threads; empty if they could not be dumped."""
     top_frame: str = ""
     """The function and line that its main thread was in."""
+    flight_dumps: tuple[str, ...] = ()
+    """Files on its node with the dumps of its flight recorders."""
+    collectives: tuple[GroupCollectives, ...] = ()
+    """Its position in the collectives of its process groups, from those dumps; at most 16 groups."""
 
 
 class StandbyReady(Event, frozen=True, kw_only=True):
@@ -238,6 +243,10 @@ class RankHung(Event, frozen=True, kw_only=True):
     """Whether the rank had connected to its agent's socket."""
     commit_line: int = 0
     """Line of `Session.commit` that it was in after it had reported its last step; 0 if it was elsewhere."""
+    flight_dumps: tuple[str, ...] = ()
+    """Files on its node with the dumps of its flight recorders."""
+    collectives: tuple[GroupCollectives, ...] = ()
+    """Its position in the collectives of its process groups, from those dumps; at most 16 groups."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):

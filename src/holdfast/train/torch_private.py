@@ -5,7 +5,7 @@ tests/train/test_torch_private.py checks each name, and says what an upgrade of 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from operator import attrgetter, itemgetter
 from typing import Any, cast
@@ -161,3 +161,28 @@ def gloo_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta
 def unmark_worker() -> None:
     """Make `get_worker_info` return None in a worker process; torch has no public way."""
     worker._worker_info = None  # pyright: ignore[reportPrivateUsage] - see above
+
+
+# Flight recorders
+
+_DUMPS_BY_ITSELF = ("nccl", "xccl")
+"""Backends whose recorder torch dumps on request, and their variants."""
+_NOT_RECORDED = ("fake", "undefined")
+_dump_flight_recorder: Callable[..., bytes] = attrgetter("_C._distributed_c10d._dump_fr_trace")(torch)
+
+
+def flight_recorders() -> list[str]:
+    """Flight recorders of this process that only it can dump: those of its groups' backends; Gloo's is the last."""
+    configs: Iterable[object] = dist.distributed_c10d._world.pg_backend_config.values()
+    backends = {part.rpartition(":")[2] for config in configs for part in str(config).split(",")}
+    others = {name for name in backends if not name.startswith((*_DUMPS_BY_ITSELF, *_NOT_RECORDED))}
+    return [*sorted(others - {"gloo"}), "gloo"]
+
+
+def flight_recorder_dump(backend: str) -> bytes:
+    """A flight recorder's dump, a pickle, without stacks: for the first stack torch imports its compiler, for seconds.
+
+    Torch 2.9 records Gloo only, and takes no `backend`.
+    """
+    named = {} if backend == "gloo" else {"backend": backend}
+    return _dump_flight_recorder(includeStackTraces=False, **named)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.protocol.flight_recorder_files import DUMP_PREFIX, ENTRIES
 from holdfast.train.checkpoint.writer_fence import WriterId
 
 Number = TypeVar("Number", int, float)
@@ -51,6 +52,8 @@ class RankConfig:
     """`HOLDFAST_LEARNING_RATE_FACTOR`: factor on the learning rate where the global batch is scaled."""
     rank_socket: Path | None = None
     """`HOLDFAST_RANK_SOCKET`: the agent's Unix socket; without it the session runs alone."""
+    flight_dump_prefix: str = ""
+    """`TORCH_FR_DUMP_TEMP_FILE`: prefix of the files that flight recorders dump to; empty if they are off."""
     transfer_memory: Path | None = None
     """`HOLDFAST_TRANSFER_MEMORY`: file in node memory that outlives this process; unset: state transfer is off."""
     peer_checkpoints: int | Literal["auto"] = 0
@@ -174,6 +177,7 @@ class RankConfig:
             batch_world_size=_number(variables, "HOLDFAST_BATCH_WORLD_SIZE", int, at_least=1) or 0,
             learning_rate_factor=_number(variables, "HOLDFAST_LEARNING_RATE_FACTOR", float, at_least=0) or 1.0,
             rank_socket=_path(variables, "HOLDFAST_RANK_SOCKET"),
+            flight_dump_prefix="" if variables.get(ENTRIES) == "0" else variables.get(DUMP_PREFIX, ""),
             transfer_memory=_path(variables, "HOLDFAST_TRANSFER_MEMORY"),
             peer_checkpoints=_peer_checkpoints(variables),
             peer_memory=tuple(map(Path, filter(None, variables.get("HOLDFAST_PEER_MEMORY", "").split(":")))),

@@ -37,6 +37,7 @@ from holdfast.train.metrics.step_meter import StepMeter, StepNumbers, to_numbers
 from holdfast.train.session import shutdown
 from holdfast.train.session.agent_client import AgentClient, log_line
 from holdfast.train.session.control_group import NOTHING, ActionConsensus, ControlGroup, StepAction
+from holdfast.train.session.flight_dump_server import serve_dumps
 from holdfast.train.session.rank_config import RankConfig
 
 EXIT_DRAIN_S = 0.05
@@ -87,6 +88,7 @@ class RankCoordinator:
         self._agent_address = config.rank_socket, config.rank
         self._clock = Clock()
         self._agent_client.send(rank_messages.Hello(rank=config.rank, pid=os.getpid(), clock=self._clock.sample))
+        serve_dumps(config.rank_socket, config.flight_dump_prefix, config.rank)
         self.ranks = ControlGroup.join(announced=config.world_size)
         self._consensus = ActionConsensus(self.ranks)
         self.meter = meter or StepMeter()
