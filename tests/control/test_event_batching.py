@@ -13,6 +13,7 @@ from holdfast.events import (
     AgentEvent,
     AnyEvent,
     ExitReason,
+    GroupCollectives,
     NodesStarted,
     NodesStopped,
     RankExited,
@@ -80,9 +81,17 @@ def exited(rank: int, code: int = 0, at: float = 2.0, *, stopped: bool = False, 
     return told(node, word, seq)
 
 
-def hung(rank: int, last_step: int = 5) -> AgentEvent:
+def hung(rank: int, last_step: int = 5, collectives: tuple[GroupCollectives, ...] = ()) -> AgentEvent:
     word = RankHung(
-        at=3.0, node=rank // EACH, replica=0, attempt=0, rank=rank, last_step=last_step, last_step_at=2.0, waited_s=1.0
+        at=3.0,
+        node=rank // EACH,
+        replica=0,
+        attempt=0,
+        rank=rank,
+        last_step=last_step,
+        last_step_at=2.0,
+        waited_s=1.0,
+        collectives=collectives,
     )
     return told(rank // EACH, word, 20 + rank % EACH)
 
@@ -174,12 +183,18 @@ def test_failures_after_the_first_are_drawn_together_but_for_those_that_may_have
     assert (failure.rank, failure.error) == (9, "ValueError: bad shape")
 
 
-def test_hangs_are_drawn_together_but_for_the_likeliest_causes_and_all_of_them_end_the_wait() -> None:
+WAITS = (GroupCollectives(group="0", enqueued=8, completed=7, pending=8),)
+FREE = (GroupCollectives(group="0", enqueued=7, completed=7),)
+
+
+@pytest.mark.parametrize("behind", [hung(33, last_step=4), hung(33, collectives=FREE)], ids=["steps", "recorder"])
+def test_hangs_are_drawn_together_but_for_the_likeliest_causes_and_all_of_them_end_the_wait(
+    behind: AgentEvent,
+) -> None:
     run = Run()
-    run.feed(hung(0))
+    run.feed(hung(0, collectives=WAITS))
     assert run.phase is ReplicaPhase.HANG_SUSPECTED
-    behind = hung(33, last_step=4)
-    others = [hung(rank) for rank in range(1, NODES * EACH) if rank != 33]
+    others = [hung(rank, collectives=WAITS) for rank in range(1, NODES * EACH) if rank != 33]
     events = gathered(run, *others, behind)
     assert behind in events
     assert any(isinstance(event, RanksHung) for event in events)

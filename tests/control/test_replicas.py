@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.control.test_machine import GRACE_S, Run, exited, joined, killed, look, sent, stopped
 
 from holdfast.control.commands import ReplaceNode, Send, StartAttempt
@@ -11,6 +12,7 @@ from holdfast.control.state import ReplicaPhase, Timer
 from holdfast.events import (
     AnyEvent,
     FindingRaised,
+    GroupCollectives,
     NodePreemptionNotice,
     NodeTerminated,
     NodeUnavailable,
@@ -88,6 +90,21 @@ def test_replica_that_waits_for_no_other_is_evicted_once_all_its_ranks_have_repo
     assert stops(run.do(hung(0, rank=1, top_frame=WITHIN))) == []
     assert stops(run.do(hung(1, rank=1, top_frame=WITHIN))) == [1]
     assert run.phase(0) is ReplicaPhase.RUNNING
+
+
+@pytest.mark.parametrize(
+    ("top_frame", "stopped"), [("synchronize (torch/cuda/__init__.py:9)", [1]), (WAITING, []), ("", [])]
+)
+def test_replica_whose_flight_recorders_name_a_rank_is_evicted_unless_that_rank_waits_for_other_replicas(
+    top_frame: str, stopped: list[int]
+) -> None:
+    run = Run(nodes=4, replicas=2).running()
+    run.do(*(step(replica) for replica in range(2)))
+    waits = GroupCollectives(group="0", enqueued=8, completed=7, pending=8)
+    free = GroupCollectives(group="0", enqueued=7, completed=7)
+    inside = replace(hung(1, rank=0, top_frame=""), collectives=(waits,))
+    assert stops(run.do(inside)) == []
+    assert stops(run.do(replace(hung(1, rank=1, top_frame=top_frame), collectives=(free,)))) == stopped
 
 
 def test_replica_of_which_no_stacks_are_known_gets_its_time() -> None:

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.control.policy import Failure, FailureKind
-from holdfast.control.root_cause import first_failure
+from holdfast.control.root_cause import first_failure, hang_culprits
 from holdfast.control.state import ReplicaState
-from holdfast.events import ExitReason, RankExited, RankHung
+from holdfast.events import CollectiveCall, ExitReason, GroupCollectives, RankExited, RankHung
 
 CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:293"
 
@@ -198,6 +198,53 @@ def test_root_cause_of_a_hang_is_the_rank_that_blocks_the_others(culprit: dict[s
     assert failure is not None
     assert failure.rank == 1
     assert failure.error == f"no step after step {culprit.get('last_step', 9)}"
+
+
+def in_group(enqueued: int, *, waits: bool = False) -> dict[str, object]:
+    """What a rank's flight recorder shows."""
+    calls = (CollectiveCall(seq=enqueued, op="all_reduce", sizes="[[4]] Float", done=not waits),)
+    pending = enqueued if waits else 0
+    position = GroupCollectives(group="0", enqueued=enqueued, completed=enqueued - waits, pending=pending, calls=calls)
+    return {"collectives": (position,)}
+
+
+INSIDE, OUTSIDE = in_group(41, waits=True), in_group(40)
+
+
+@pytest.mark.parametrize(
+    ("reports", "rank"),
+    [
+        ([hung(0, **INSIDE), hung(1, **OUTSIDE), hung(2, **INSIDE)], 1),
+        ([hung(0, **INSIDE, last_step=8), hung(1, **OUTSIDE), hung(2, **INSIDE, top_frame="load (x.py:1)")], 1),
+        ([hung(0, **INSIDE), hung(1, **OUTSIDE), hung(2, process_state="T")], 2),
+        ([hung(0, **INSIDE), hung(1), hung(2, **INSIDE)], 1),
+        ([hung(0, **INSIDE, **IN_A_SUM), hung(1, **INSIDE, **IN_A_SUM), hung(2, **INSIDE, top_frame="f (x.py:1)")], 2),
+    ],
+    ids=[
+        "it never entered",
+        "recorders outweigh steps and stacks",
+        "nothing outweighs a signal",
+        "no answer from its recorder",
+        "all wait: stacks decide",
+    ],
+)
+def test_root_cause_of_a_hang_is_the_rank_that_the_flight_recorders_show(reports: list[RankHung], rank: int) -> None:
+    for order in (reports, reports[::-1]):
+        assert root_cause(hangs=tuple(order)).rank == rank
+
+
+def test_what_the_flight_recorders_show_is_the_evidence() -> None:
+    failure = root_cause(hangs=(hung(0, **INSIDE), hung(1, **OUTSIDE)))
+    assert (
+        "flight recorders: rank 0 in collective 41 of group 0 (all_reduce [[4]] Float); rank 1 never entered it; "
+        "its last was 40 (all_reduce [[4]] Float)"
+    ) in failure.evidence
+
+
+def test_rank_that_waits_for_other_replicas_is_no_culprit_by_its_recorder() -> None:
+    waits = "ReplicaGroup._wait_arrival (holdfast/train/ft/replica_group.py:2)"
+    assert hang_culprits([hung(0, **INSIDE), hung(1, **OUTSIDE)]).keys() == {1}
+    assert hang_culprits([hung(0, **INSIDE), hung(1, **OUTSIDE, top_frame=waits)]) == {}
 
 
 def test_of_ranks_at_the_end_of_one_step_the_one_higher_up_there_is_behind() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from holdfast import events
 from holdfast.control.node_set import NodeSet
-from holdfast.control.root_cause import hang_suspicion, precedence, timed_out_waiting
+from holdfast.control.root_cause import by_hang_suspicion, hang_culprits, precedence, timed_out_waiting
 from holdfast.control.state import ReplicaPhase, State
 
 BATCH_ABOVE_NODES = 16
@@ -114,7 +114,9 @@ def _likely_causes(state: State, messages: Iterable[BatchableEvent]) -> set[int]
         failures = [one for one in own if isinstance(one, events.RankExited) and one.failed]
         hangs = [one for one in own if isinstance(one, events.RankHung)]
         firsts.update(map(id, sorted((*replica.rank_failures, *failures), key=precedence)[:UNBATCHED_FAILURES]))
-        firsts.update(map(id, sorted((*replica.hangs, *hangs), key=hang_suspicion)[:UNBATCHED_FAILURES]))
+        if hangs:
+            hangs = [*replica.hangs, *hangs]
+            firsts.update(map(id, by_hang_suspicion(hangs, hang_culprits(hangs))[:UNBATCHED_FAILURES]))
     return firsts
 
 

@@ -1,9 +1,10 @@
 """Handles ranks that complete no step: finds the culprit in one replica or among several.
 
-In a hang all ranks wait, and only the culprit's stack differs. A single replica restarts whole, so it only waits until
-all ranks have reported. Of several replicas only the culprit is stopped, immediately if its report is conclusive: a
-rank is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks wait, none of them for another
-replica. The replicas that wait for it continue when it is gone.
+In a hang all ranks wait, and only the culprit's flight recorder and stack differ. A single replica restarts whole, so
+it only waits until all ranks have reported. Of several replicas only the culprit is stopped, immediately if its report
+is conclusive: a rank is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks have reported
+and the flight recorders name one, or all wait, none of them for another replica. The replicas that wait for it continue
+when it is gone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from holdfast.control.policy import HANG_VERDICT_S
 from holdfast.control.rollout import advance_rollout
 from holdfast.control.root_cause import (
     HangSuspicion,
+    by_hang_suspicion,
+    hang_culprits,
     hang_suspicion,
     is_not_waiting,
     timed_out_waiting,
@@ -123,8 +126,14 @@ def _is_conclusive(job: Job, state: State, hung: RankHung) -> bool:
     excused = any(_is_recovering(other) for other in state.replicas if other is not replica)
     if excused and hung.waited_s < EARLY_MARGIN_S:
         return hung.process_state == "T"
-    all_wait_inside = _all_heard(job, replica) and all(map(waits_inside_replica, replica.hangs))
-    return hung.process_state == "T" or is_not_waiting(hung) or all_wait_inside
+    if hung.process_state == "T" or is_not_waiting(hung):
+        return True
+    if not _all_heard(job, replica):
+        return False
+    # Only a stack shows that a rank does not wait for other replicas.
+    culprits = hang_culprits(replica.hangs)
+    named = any(each.rank in culprits and each.top_frame for each in replica.hangs)
+    return named or all(map(waits_inside_replica, replica.hangs))
 
 
 def _is_recovering(replica: ReplicaState) -> bool:
@@ -143,5 +152,8 @@ def _waits_for_compiling_replica(job: Job, state: State, suspect: ReplicaState) 
     return early and all(waits_for_other_replicas(hung) and hung.waited_s < longest_s for hung in suspect.hangs)
 
 
-def _suspicion(replica: ReplicaState) -> HangSuspicion:
-    return min(map(hang_suspicion, replica.hangs))
+def _suspicion(replica: ReplicaState) -> tuple[bool, bool, HangSuspicion]:
+    """Smallest for the replica most likely to hold up the others, by its likeliest rank."""
+    culprits = hang_culprits(replica.hangs)
+    first = by_hang_suspicion(replica.hangs, culprits)[0]
+    return first.process_state != "T", first.rank not in culprits, hang_suspicion(first)

@@ -1,18 +1,21 @@
 """Decides from a run's events which failure came first: the root cause of an attempt's end.
 
-diagnose/precedence.py has the rules, which hold for logs too.
+diagnose/precedence.py has the rules, and diagnose/flight_verdict.py those for flight recorders; both hold for logs too.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection, Sequence
 
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, NodeBlame, node_blame
 from holdfast.control.state import ReplicaState
 from holdfast.diagnose.failure_classes import Confidence
+from holdfast.diagnose.flight_verdict import HangVerdict, find_culprits
 from holdfast.diagnose.peer_symptoms import gave_up_waiting, peer_symptom
 from holdfast.diagnose.precedence import Clocks, PeerSymptom, Suspect, first_cause
+from holdfast.diagnose.structured.flight_summary import from_summary
 from holdfast.events import DeviceFault, ExitReason, RankExited, RankHung
 from holdfast.os_errors import resource_error_in
 
@@ -63,7 +66,8 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
     """
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
     ends = sorted((one for one in replica.rank_failures if one.failed and one.at <= reported_at), key=precedence)
-    awaited = [hung for hung in replica.hangs if is_not_waiting(hung)]
+    verdicts = hang_culprits(replica.hangs)
+    awaited = [hung for hung in replica.hangs if hung.rank in verdicts or is_not_waiting(hung)]
     gave_up = bool(awaited and ends) and not replica.node_failures and all(map(timed_out_waiting, ends))
     suspects: list[Suspect[RankExited | RankHung | Failure]] = [
         Suspect(
@@ -77,7 +81,7 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
         for seen, sure in (
             (ends, Confidence.UNSURE if gave_up else Confidence.CERTAIN),
             (sorted(replica.node_failures, key=lambda lost: lost.at), Confidence.CERTAIN),
-            (sorted(awaited if gave_up else replica.hangs, key=hang_suspicion)[:1], Confidence.LIKELY),
+            (by_hang_suspicion(awaited if gave_up else replica.hangs, verdicts)[:1], Confidence.LIKELY),
         )
         for one in seen
     ]
@@ -86,7 +90,7 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
         case RankExited() as exited:
             return _from_exit(replica, exited)
         case RankHung() as hung:
-            return _from_hang(replica, hung, ends[0] if gave_up else None)
+            return _from_hang(replica, hung, verdicts.get(hung.rank), ends[0] if gave_up else None)
         case Failure() as lost:
             return lost
         case None:
@@ -141,11 +145,34 @@ def waits_for_other_replicas(hung: RankHung) -> bool:
     return bool(_FOR_REPLICAS.search(hung.top_frame))
 
 
+def hang_culprits(hangs: Sequence[RankHung]) -> dict[int, HangVerdict]:
+    """The ranks of one replica that hold up the others according to their flight recorders.
+
+    A rank whose stack shows that it waits for other replicas is none: no recorder of its replica shows those.
+    """
+    dumps = [from_summary(hung.rank, hung.collectives) for hung in hangs if hung.collectives]
+    if len(dumps) < 2:
+        return {}
+    excused = {hung.rank for hung in hangs if waits_for_other_replicas(hung)}
+    found = find_culprits(dumps, {hung.rank for hung in hangs}, excused)
+    return {verdict.rank: verdict for verdict in found if verdict.rank is not None and verdict.rank not in excused}
+
+
+def by_hang_suspicion(hangs: Sequence[RankHung], culprits: Collection[int]) -> list[RankHung]:
+    """Hung ranks, the likeliest to hold up the others first.
+
+    A rank that a signal stopped answers no request, so its recorder shows nothing; else the recorders outweigh stacks.
+    """
+    return sorted(hangs, key=lambda hung: (hung.process_state != "T", hung.rank not in culprits, hang_suspicion(hung)))
+
+
 HangSuspicion = tuple[bool, bool, int, float, bool, bool, float]
 
 
 def hang_suspicion(hung: RankHung) -> HangSuspicion:
-    """Smallest for the rank most likely to hold up the rest: stopped by a signal, behind, not waiting for a peer.
+    """Smallest for the rank most likely to hold up the rest by its own report alone.
+
+    It is stopped by a signal, behind, or not waiting for a peer.
 
     Of ranks that reported the same step, one still in `Session.commit` is behind, the more so the earlier its line: the
     others have passed everything that it could wait in for them. Of waiting ranks, those that wait for other replicas
@@ -197,12 +224,16 @@ def _from_exit(replica: ReplicaState, exited: RankExited) -> Failure:
     )
 
 
-def _from_hang(replica: ReplicaState, hung: RankHung, waiter: RankExited | None = None) -> Failure:
+def _from_hang(
+    replica: ReplicaState, hung: RankHung, verdict: HangVerdict | None, waiter: RankExited | None
+) -> Failure:
     state = {"T": "stopped by a signal", "D": "waiting in the kernel", "R": "running", "S": "sleeping"}
     evidence = [
         f"waited {hung.waited_s:.1f} s",
         f"rank {hung.rank} is {state.get(hung.process_state, hung.process_state or 'in an unknown state')}",
     ]
+    if verdict is not None:
+        evidence.append(f"flight recorders: {verdict.text}")
     if hung.top_frame:
         evidence.append(f"innermost frame: {hung.top_frame}")
     if hung.stacks:
