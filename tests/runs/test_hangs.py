@@ -44,9 +44,15 @@ def test_rank_that_sums_where_no_other_does_is_named(runs: Runs) -> None:
         sys.executable, MISMATCHED_GROUP, "1", "9", overrides=(*ONCE, "nodes=3", "recovery.step_timeout_s=2")
     )
     watched.wait_for_end()
+    (decided,) = watched.all(RecoveryDecided)
+    assert decided.first_failed_rank == 1
+    shown = "ranks 0, 2 in collective 9 of group 0 (all_reduce [[1]] Float); rank 1 in collective 1 of group 1"
+    assert any(shown in line for line in decided.finding.evidence)
     answer = api.diagnose_run(watched.folder)
     assert (answer.failure_class, str(answer.first_failure)) == (FailureClass.COLLECTIVE_MISMATCH, "rank 1 on node1")
-    assert "rank 1 in all_reduce at mismatched_group.py:14 in evaluate" in answer.what
+    assert answer.evidence[0].text.startswith(shown)
+    assert "rank 1 was at mismatched_group.py:14 in evaluate" in answer.what
+    assert answer.next_evidence == ()
 
 
 @pytest.mark.slow
