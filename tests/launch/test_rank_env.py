@@ -110,6 +110,52 @@ def test_ranks_that_the_batch_is_made_for_are_told(
     assert env["HOLDFAST_BATCH_WORLD_SIZE"] == size
 
 
+def replica_env(**job: Any) -> dict[str, str]:
+    """The environment of a rank of one of two replicas."""
+    fields = {
+        "job": {"command": "true", "nodes": 2, **job},
+        "base": "/base",
+        "created_at": 0.0,
+        "fabric": "tcp",
+        "fabric_env": {},
+        "checkpoint_root": None,
+    }
+    attempt = Attempt(
+        replica=0,
+        replica_count=2,
+        attempt=0,
+        nodes=(0,),
+        master_addr="a",
+        master_port="1",
+        endpoints=(),
+        shared_secret="k",
+    )
+    return attempt_env(RunSpec.model_validate(fields), FOLDER, attempt)
+
+
+@pytest.mark.parametrize(
+    ("step_timeout_s", "peer", "heartbeat"), [(20, "200", "260"), ("auto", "600", "660"), (None, "600", "660")]
+)
+def test_torch_ends_a_rank_later_than_the_session_gives_a_replica_up(
+    step_timeout_s: Any, peer: str, heartbeat: str
+) -> None:
+    env = replica_env(recovery={"replicas": 2, "step_timeout_s": step_timeout_s})
+    assert env["HOLDFAST_PEER_TIMEOUT_S"] == env["TORCH_NCCL_NONBLOCKING_TIMEOUT"] == peer
+    assert env["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == heartbeat
+    assert (env["TORCH_NCCL_BLOCKING_WAIT"], env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("0", "3")
+
+
+def test_torchs_watchdogs_are_as_the_job_sets_them() -> None:
+    wish = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+    env = replica_env(recovery={"replicas": 2}, env=wish)
+    assert {name: env[name] for name in wish} == wish
+
+
+def test_torchs_watchdogs_of_a_single_replica_are_torchs() -> None:
+    (launch,) = launched(nodes=1)
+    assert not [name for name in launch.env | launch.env_defaults if name.startswith("TORCH_NCCL")]
+
+
 def test_cadence_that_is_left_open_is_told_to_ranks() -> None:
     env, _ = given(checkpoint={"path": "/c", "every": "auto"})
     assert (env["HOLDFAST_CHECKPOINT_EVERY"], env["GROUP_WORLD_SIZE"]) == ("auto", "2")

@@ -11,9 +11,9 @@ What torch documents of ProcessGroupNCCL, and what stands for it here:
 - `abort`, from any thread, completes all operations with a result that means nothing, and releases such calls.
 - With a timeout, a watchdog ends the process when an operation takes longer.
 
-`install` makes the replicas of this process use it in place of NCCL. As the backend `nccl_like` of torch.distributed
-(`register`), `wait` blocks until the operation is complete: torch's own code reads the result next, and on a GPU the
-kernel that does so would wait on the device.
+`install` makes the replicas of this process use it in place of NCCL. As a `backend` of torch.distributed, `wait` blocks
+until the operation is complete: torch's own code reads the result next, and on a GPU the kernel that does so would wait
+on the device. FSDP2 runs on that; DDP does not, whose C++ code needs a work of torch's.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_leaves, tree_map
 
+from holdfast.train.torch_private import gloo_group
+
 FOR_GOOD = timedelta(days=7)
 COLLECTIVES = (
     "allreduce",
@@ -39,9 +41,10 @@ COLLECTIVES = (
     "reduce",
     "allgather",
     "_allgather_base",
-    "allgather_into_tensor_coalesced",
+    "all_gather_single",
     "reduce_scatter",
     "_reduce_scatter_base",
+    "reduce_scatter_single",
     "alltoall_base",
     "gather",
     "scatter",
@@ -90,8 +93,9 @@ class NcclLike(dist.ProcessGroup):
     ) -> None:
         """Blocks until all members have connected."""
         super().__init__(rank, world_size)
-        self._gloo = dist.ProcessGroupGloo(store, rank, world_size, FOR_GOOD)
+        self._gloo = gloo_group(store, rank, world_size, FOR_GOOD)
         self._wait_blocks = wait_blocks
+        self._name = ""
         self._lock = Lock()
         self._aborted = False
         self._pending = deque[Operation]()
@@ -103,6 +107,13 @@ class NcclLike(dist.ProcessGroup):
 
     def getBackendName(self) -> str:
         return "nccl_like"
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
 
     def abort(self) -> None:
         with self._lock:
@@ -168,7 +179,7 @@ def _collective(name: str) -> Callable[..., Operation]:
 
 
 for _name in COLLECTIVES:
-    setattr(NcclLike, _name, _collective(_name))
+    setattr(NcclLike, _name, _collective(_name))  # some names are only in newer versions of torch
 
 
 def synchronize() -> None:
@@ -200,10 +211,13 @@ def install() -> None:
     Manager._async_quorum = synchronized(Manager._async_quorum)
 
 
-def register() -> None:
-    """Make it a backend of torch.distributed."""
+def backend() -> str:
+    """A backend of torch.distributed for the ranks of one replica: this one with NCCL_LIKE=1, else Gloo."""
+    if os.environ.get("NCCL_LIKE") != "1":
+        return "gloo"
 
     def create(store: dist.Store, rank: int, world_size: int, _: timedelta) -> NcclLike:
         return NcclLike(store, rank, world_size, wait_blocks=True)
 
     dist.Backend.register_backend("nccl_like", create, devices=["cpu"])
+    return "nccl_like"

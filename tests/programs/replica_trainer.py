@@ -3,7 +3,7 @@
 Its Session keeps the replicas in step through TorchFT. It runs until a while after the file OUT/enough was created; at
 the end each replica's weights are in OUT/REPLICA.end. OUT/REPLICA.ATTEMPT.commits has the time of each commit of an
 attempt, with a digest of the weights and the samples. With SLOW_S it takes that many seconds to save a checkpoint, and
-again to end.
+again to end. With NCCL_LIKE=1 the replicas communicate by a group that fails like NCCL (nccl_like.py).
 
 DIES names moments at which an attempt of a replica is killed, `REPLICA.ATTEMPT:MOMENT` each: `computing` (in its first
 step, before it has made the gradients), `saving` (before a checkpoint has its manifest), `giving` (when another is
@@ -24,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import nccl_like
 import torch
 
 from holdfast.train import Session
@@ -78,7 +79,7 @@ def arm(session: Session) -> None:
     if "saving" in DIES:
         manifest_file.write = die
     if "meeting" in DIES:
-        abortable_pg.AbortableGloo.configure = die
+        abortable_pg.AbortableGroup.configure = die
     if "leaving" in DIES:
         memory_snapshot.write = die
     if "giving" in DIES:
@@ -96,6 +97,8 @@ def arm(session: Session) -> None:
 
 
 def main() -> None:
+    if os.environ.get("NCCL_LIKE") == "1":
+        nccl_like.install()
     manifest_file.write = slowly(manifest_file.write)
     torch.set_num_threads(1)
     torch.manual_seed(int(REPLICA))

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -24,6 +28,7 @@ from pathlib import Path
 import torch
 import torch._dynamo  # an optimiser would import it in every rank
 import torch.distributed as dist
+from tests.programs import nccl_like
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -31,6 +36,7 @@ from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
 from torchft.manager import Manager
 
+from holdfast.protocol.rank_messages import ReplicaDown, encode
 from holdfast.train import Session
 from holdfast.train.checkpoint import manifest_file
 from holdfast.train.checkpoint.manifest_file import Manifest
@@ -62,6 +68,8 @@ class Job:
     checkpoints: bool = False
     tiers: bool = False
     """Whether each replica saves on its local disk first."""
+    nccl_like: bool = False
+    """Whether replicas communicate by a group that fails like NCCL."""
     lighthouse: str = ""
 
     @property
@@ -107,7 +115,41 @@ def die_in_its_save(job: Job, replica: int) -> None:
     manifest_file.write, WriterFence.commit = written, committed
 
 
-def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
+class Agents:
+    """Report lost replicas to the ranks of the others; nothing else does, if they communicate as by NCCL."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="agents"))  # a socket's path is short
+        self._listening: dict[int, list[socket.socket]] = {}
+        self._connected: dict[int, list[socket.socket]] = {}
+
+    def listen(self, replica: int, life: int, rank: int) -> str:
+        """The path of a new rank's socket."""
+        path = self._folder / f"{replica}.{life}.{rank}"
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(path))
+        listening.listen()
+        listening.setblocking(False)
+        self._listening.setdefault(replica, []).append(listening)
+        return str(path)
+
+    def report_lost(self, replica: int, life: int) -> None:
+        self._listening.pop(replica, None)
+        self._connected.pop(replica, None)
+        for other, listeners in self._listening.items():
+            connected = self._connected.setdefault(other, [])
+            for listener in listeners:
+                with suppress(BlockingIOError):
+                    while True:
+                        connected.append(listener.accept()[0])
+            for each in connected:
+                each.sendall(encode(ReplicaDown(replica=replica, attempt=life)) + b"\n")
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder)
+
+
+def rank_of(job: Job, replica: int, life: int, rank: int, agent: str) -> None:
     torch.set_num_threads(1)
     os.environ |= {
         "HOLDFAST_REPLICA": str(replica),
@@ -118,7 +160,10 @@ def rank_of(job: Job, replica: int, life: int, rank: int) -> None:
         "WORLD_SIZE": str(job.ranks),
         "TORCHFT_LIGHTHOUSE": job.lighthouse,
         "MASTER_ADDR": "localhost",
+        "HOLDFAST_RANK_SOCKET": agent,
     }
+    if job.nccl_like:
+        nccl_like.install()
     if job.checkpoints:
         os.environ |= {"HOLDFAST_CHECKPOINT_PATH": str(job.out / "kept"), "HOLDFAST_CHECKPOINT_EVERY_STEPS": "2"}
     if job.tiers:
@@ -222,9 +267,13 @@ def run(job: Job) -> None:
     lighthouse.start()
     job = Job(**{**vars(job), "lighthouse": ours.recv()})
     replicas: dict[tuple[int, int], list[BaseProcess]] = {}
+    agents = Agents() if job.nccl_like else None
 
     def start(replica: int, life: int) -> None:
-        ranks = [forks.Process(target=rank_of, args=(job, replica, life, rank)) for rank in range(job.ranks)]
+        places = [agents.listen(replica, life, rank) if agents else "" for rank in range(job.ranks)]
+        ranks = [
+            forks.Process(target=rank_of, args=(job, replica, life, rank, place)) for rank, place in enumerate(places)
+        ]
         replicas[replica, life] = ranks
         for each in ranks:
             each.start()
@@ -244,6 +293,8 @@ def run(job: Job) -> None:
                 for each in replicas[replica, life]:
                     each.kill()
                     each.join()
+                if agents:
+                    agents.report_lost(replica, life)
                 start(replica, life + 1)
             living = [each for ranks in replicas.values() for each in ranks if codes.get(each) is None]
             if not living:
@@ -254,3 +305,5 @@ def run(job: Job) -> None:
             if process.pid is not None:
                 process.kill()
                 process.join()
+        if agents:
+            agents.close()

@@ -6,20 +6,22 @@ import socket
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
-from holdfast.train.ft.abortable_pg import TIMEOUT, AbortableGloo, StateTransport, make_store
+from holdfast.train.ft.abortable_pg import AbortableGloo, StateTransport, make_store
 
 DEADLINE_S = 30.0
+TIMEOUT = timedelta(minutes=10)
 
 
 @pytest.mark.parametrize("who", ["member", "store"])
 def test_group_whose_member_or_store_never_comes_is_given_up(who: str) -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     place = f"localhost:{store.port if who == 'member' else 1}/quorum"
-    group = AbortableGloo(timeout=TIMEOUT)
+    group = AbortableGloo(TIMEOUT)
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(group.configure, place, "0", 0, 2, 1, 0, 1, [0, 1])
         deadline = time.monotonic() + DEADLINE_S
@@ -32,17 +34,17 @@ def test_group_whose_member_or_store_never_comes_is_given_up(who: str) -> None:
 
 def test_group_of_one_connects() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    group = AbortableGloo(timeout=TIMEOUT)
+    group = AbortableGloo(TIMEOUT)
     group.configure(f"localhost:{store.port}/quorum", "0", 0, 1, 1, 0, 1, [0])
     assert group.size() == 1
 
 
 def test_group_that_is_left_is_held_by_nobody_so_that_its_connections_close() -> None:
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    group = AbortableGloo(timeout=TIMEOUT)
+    group = AbortableGloo(TIMEOUT)
     group.configure(f"localhost:{store.port}/quorum", "0", 0, 1, 1, 0, 1, [0])
     held = weakref.ref(group.parent)
-    group.abandon()
+    group.close(ConnectionError("left"))
     deadline = time.monotonic() + DEADLINE_S
     while held() is not None:
         assert time.monotonic() < deadline
@@ -50,7 +52,7 @@ def test_group_that_is_left_is_held_by_nobody_so_that_its_connections_close() ->
 
 @pytest.mark.parametrize("what", ["state", "store"])
 def test_others_are_listened_to_at_one_address(what: str) -> None:
-    store, transport = make_store("127.0.0.1"), StateTransport("127.0.0.1")
+    store, transport = make_store("127.0.0.1"), StateTransport("127.0.0.1", TIMEOUT)
     port = store.port if what == "store" else int(transport.address().split(":")[2].partition("/")[0])
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
@@ -59,8 +61,8 @@ def test_others_are_listened_to_at_one_address(what: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_store_and_state_are_had_at_an_address_of_either_family(address: str) -> None:
-    store, transport = make_store(address), StateTransport(address)
+    store, transport = make_store(address), StateTransport(address, TIMEOUT)
     TCPStore(address, store.port).set("step", "5")
     transport.send_checkpoint([1], 5, {"weight": 3}, TIMEOUT)
     assert store.get("step") == b"5"
-    assert StateTransport(address).recv_checkpoint(0, transport.metadata(), 5, TIMEOUT) == {"weight": 3}
+    assert StateTransport(address, TIMEOUT).recv_checkpoint(0, transport.metadata(), 5, TIMEOUT) == {"weight": 3}

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 import socket
+import time
 import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Timer
 from typing import TypeVar
 
 import pytest
 import torch
+from tests.programs import nccl_like
+from tests.programs.nccl_like import NcclLike
 from torchft.coordination import LighthouseServer
 
 from holdfast.findings import Finding
@@ -24,28 +28,29 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 
+RELEASED_S = 5.0
+"""Long enough on a busy machine, and far from the ten minutes of a group's own timeout."""
+
 
 class Events:
     """What an agent says of other replicas; `patience` is that of one who is to leave."""
+
+    on_replica_lost: Callable[[int], None]
 
     def __init__(self) -> None:
         self.wait_limit = math.inf
         self.said: list[Activity] = []
         self._agent, self.line = socket.socketpair()
-        self._lost: set[int] = set()
 
     def tell(self, lost: int) -> None:
-        self._lost.add(lost)
-        self._agent.send(b"\n")
+        self._agent.send(bytes([lost]))
 
     def fileno(self) -> int:
         return self.line.fileno()
 
-    def take_lost_replicas(self) -> frozenset[int]:
-        lost, self._lost = frozenset(self._lost), set()
-        if lost:
-            self.line.recv(1)
-        return lost
+    def receive(self) -> None:
+        for lost in self.line.recv(100):
+            self.on_replica_lost(lost)
 
     def set_activity(self, to: Activity) -> None:
         self.said.append(to)
@@ -60,14 +65,14 @@ class Events:
 class Replica:
     """One of two, of one rank each; its state is the number of the replica that it was made by."""
 
-    def __init__(self, number: int, lighthouse: str) -> None:
+    def __init__(self, number: int, lighthouse: str, nccl: bool) -> None:
         self.state = number
         self.events = Events()
         told = RankConfig(
             replica=number, replica_count=2, min_replicas=1, lighthouse=lighthouse, master_addr="localhost"
         )
         self.group = ReplicaGroup(
-            told, ControlGroup(), self.events, nccl=False, export_state=self._give, import_state=self._take
+            told, ControlGroup(), self.events, nccl=nccl, export_state=self._give, import_state=self._take
         )
 
     def _give(self) -> State:
@@ -83,12 +88,20 @@ class Replica:
         return self.group.should_commit()
 
 
-@pytest.fixture
-def both() -> Generator[Callable[[Callable[[Replica], T]], list[T]]]:
-    """Let both do something concurrently, after their first step together; return the result of each."""
-    lighthouse = LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, quorum_tick_ms=10)
+@pytest.fixture(params=["gloo"])
+def both(request, monkeypatch) -> Generator[Callable[[Callable[[Replica], T]], list[T]]]:
+    """Let both do something concurrently, after their first step together; return the result of each.
+
+    They use the group that the test's parameter names.
+    """
+    nccl = request.param == "nccl-like"
+    if nccl:
+        monkeypatch.setattr(abortable_pg, "nccl_group", lambda store, rank, size, *_: NcclLike(store, rank, size))
+    lighthouse = LighthouseServer(
+        bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
+    )
     with ThreadPoolExecutor(2) as pool:
-        replicas = [*pool.map(Replica, (0, 1), [lighthouse.address()] * 2)]
+        replicas = [*pool.map(Replica, (0, 1), [lighthouse.address()] * 2, [nccl] * 2)]
 
         def both(do: Callable[[Replica], T]) -> list[T]:
             return [*pool.map(do, replicas)]
@@ -105,6 +118,42 @@ def test_replicas_that_are_all_there_continue_without_asking(both) -> None:
     for step in (1, 2, 3):
         assert both(lambda each, step=step: each.group.barrier_if_unchanged(step)) == [True, True]
         assert both(Replica.step) == [True, True]
+
+
+@pytest.mark.parametrize("both", ["nccl-like"], indirect=True)
+def test_loss_releases_a_replica_that_waits_for_its_device(both) -> None:
+    """Its thread is in a call that only the device ends, and receives no message of its agent."""
+    released: list[float] = []
+
+    def wait(each: Replica) -> bool | None:
+        if each.state == 1:
+            return None
+        each.group.start_allreduce(torch.ones(1))
+        Timer(0.1, each.events.tell, [1]).start()
+        began = time.monotonic()
+        nccl_like.synchronize()
+        released.append(time.monotonic() - began)
+        return each.group.wait_all() or each.group.should_commit()
+
+    assert both(wait) == [False, None]
+    assert released[0] < RELEASED_S
+
+
+@pytest.mark.parametrize("both", ["gloo", "nccl-like"], indirect=True)
+def test_step_that_loses_a_replica_is_discarded_and_the_next_is_taken_without_it(both) -> None:
+    def survive(each: Replica) -> bool:
+        if each.state == 1:
+            each.group.manager.shutdown(wait=False)  # its heartbeats end
+            return True
+        each.group.start_allreduce(torch.ones(1))
+        each.events.tell(lost=1)
+        return not each.group.wait_all() and not each.group.should_commit()
+
+    def go_on(each: Replica) -> bool:
+        return each.state == 1 or (each.group.join_quorum(2) and each.group.count == 1 and each.step())
+
+    assert both(survive) == [True, True]
+    assert both(go_on) == [True, True]
 
 
 def test_one_that_could_not_commit_fails_the_others_word_and_takes_their_state(both) -> None:

@@ -71,6 +71,21 @@ def test_survivors_do_the_step_again_and_the_lost_replica_catches_up(tmp_path: P
     assert steps_of(tmp_path, 1, 1)[0][0] > fault
 
 
+@pytest.mark.parametrize(("count", "ranks", "moment"), [(3, 1, "computing"), (2, 2, "agreed")])
+def test_survivors_on_a_group_that_fails_like_nccl_do_the_step_again(
+    tmp_path: Path, count: int, ranks: int, moment: str
+) -> None:
+    """Nothing but the agent's notice ends their wait, and with the first one result read early they would end apart."""
+    job = Job(out=tmp_path, steps=STEPS, count=count, ranks=ranks, faults=(f"1:4:{moment}",), nccl_like=True)
+    run(job)
+    assert_exact(job)
+    for survivor in {*range(count)} - {1}:
+        done = steps_of(tmp_path, survivor, 0)
+        assert [step for step, counts in done if counts] == [*range(1, STEPS + 1)]
+        assert ((4, False) in done) is (moment == "computing")
+    assert steps_of(tmp_path, 1, 1)[0][0] > 4
+
+
 def test_a_batch_that_scales_is_of_those_that_take_the_step_and_leaves_no_sample_out(tmp_path: Path):
     job = Job(out=tmp_path, steps=STEPS, count=2, faults=("1:4:computing",), scales=True)
     run(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -220,3 +221,38 @@ def test_flight_recorders(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> 
     for config in ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:other", "fake"):
         monkeypatch.setitem(dist.distributed_c10d._world.pg_backend_config, config, config)  # type: ignore[arg-type]
     check(torch_private.flight_recorders() == ["other", "gloo"], name, feature)
+
+
+def test_nccl_groups_have_what_survivors_need() -> None:
+    feature = "recovery.replicas on GPUs"
+    check(torch_private.nccl_abort_problem() == "", "torch.distributed.ProcessGroupNCCL.abort", feature)
+    names = ("Options", "abort", "eager_connect_single_device", "_is_initialized")
+    check(not missing(dist.ProcessGroupNCCL, *names), "ProcessGroupNCCL", feature)
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout, options.config.blocking = timedelta(seconds=5), 0
+    check(options._timeout == timedelta(seconds=5), "ProcessGroupNCCL.Options", feature)
+    check(not missing(dist.Work, "is_completed", "wait"), "Work", feature)
+    header = (
+        Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d" / "ProcessGroupNCCL.hpp"
+    )
+    check(torch_private.NCCL_BLOCKING_WAIT in header.read_text(), torch_private.NCCL_BLOCKING_WAIT, feature)
+
+
+def test_nccl_group_is_made_without_a_watchdog_and_others_with_one(monkeypatch) -> None:
+    monkeypatch.setenv(torch_private.NCCL_BLOCKING_WAIT, "0")
+    with torch_private._without_watchdog():
+        assert os.environ[torch_private.NCCL_BLOCKING_WAIT] == "1"
+    assert os.environ[torch_private.NCCL_BLOCKING_WAIT] == "0"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "problem"),
+    [
+        ("torch.cuda.nccl.version", lambda: (2, 21, 5), "NCCL 2.21.5 is older than 2.26"),
+        ("torch.distributed.ProcessGroupNCCL", object, "has no ProcessGroupNCCL.abort"),
+        ("torch.distributed.is_nccl_available", lambda: False, "built without NCCL"),
+    ],
+)
+def test_nccl_that_cannot_be_aborted_is_named(monkeypatch, name: str, value: object, problem: str) -> None:
+    monkeypatch.setattr(name, value)
+    assert problem in torch_private.nccl_abort_problem()

@@ -14,7 +14,7 @@ from tests.train.private_names import missing, require, takes
 from torchft.checkpointing import HTTPTransport
 from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.manager import Manager
-from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, ProcessGroupWrapper, create_store_client
+from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper, create_store_client
 
 from holdfast.train.ft import torchft_private
 
@@ -60,8 +60,7 @@ def test_commit_client_is_asked_by_position() -> None:
 def test_groups_are_configured_with_the_replicas_ranks() -> None:
     expected = ("self", "store_addr", "replica_id", "rank", "world_size", "quorum_id", "group_rank")
     expected += ("group_world_size", "global_ranks")
-    for kind in (ProcessGroupGloo, ProcessGroupNCCL):
-        check(takes(kind.configure, *expected), f"{kind.__name__}.configure", "loss of a replica")
+    check(takes(ProcessGroupWrapper.configure, *expected), "ProcessGroupWrapper.configure", "loss of a replica")
     check(takes(create_store_client, "store_addr", "timeout"), "create_store_client", "connections between replicas")
 
 
@@ -69,6 +68,7 @@ def test_group_can_be_replaced() -> None:
     wrapper = ProcessGroupGloo()
     check(torchft_private.replace_group(wrapper, "one") is None, "ProcessGroupWrapper._pg", "loss of a replica")
     check(wrapper.parent == "one", "ProcessGroupWrapper._pg", "loss of a replica")
+    check(torchft_private.current_group(wrapper) == "one", "ProcessGroupWrapper._pg", "loss of a replica")
     check("errored" in inspect.signature(ProcessGroupWrapper.abort).parameters, "abort", "loss of a replica")
 
 

@@ -5,6 +5,7 @@ Pure. The names are torchrun's, so a script that runs under torchrun runs unchan
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from holdfast.run_dir import RunDir
 
 FLIGHT_RECORDER_ENTRIES = 1000
 """Collectives that each rank's flight recorder keeps: those of several steps; a dump of them is read in about 0.3 s."""
+from holdfast.job.step_timeouts import StepTimeouts
+
+HEARTBEAT_MARGIN_S = 60.0
+"""Seconds from the session's own timeout to that of torch's heartbeat monitor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +111,7 @@ def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str
         "HOLDFAST_CHECKPOINT_KEEP": str(checkpoint.keep),
     }
     if several:
-        env = _TORCHFT_DEFAULTS | _agent_store_env(job) | env | _replica_env(job, attempt)
+        env = _TORCHFT_DEFAULTS | _nccl_env(job) | _agent_store_env(job) | env | _replica_env(job, attempt)
     if checkpoint.local is not None or checkpoint.is_remote:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoint_dir(accepted, folder))
     if not accepted.durable_controller_disk and not checkpoint.is_remote:
@@ -134,6 +139,32 @@ _TORCHFT_DEFAULTS = {
 }
 
 
+def _nccl_env(job: Job) -> dict[str, str]:
+    """How torch watches the NCCL groups among the ranks of one replica.
+
+    Of these, only the first concerns the group of the replicas, which has no watchdog: torch's would end the survivors
+    of a loss. docs/fault-tolerance.md has the order in which all of them act.
+    """
+    peer_timeout_s = _peer_timeout_s(job)
+    return {
+        # Torch's default. A Session changes the value, not the environment's size, while it creates that group.
+        "TORCH_NCCL_BLOCKING_WAIT": "0",
+        # Torch's default: an error or a timeout within a replica ends the rank, and the agent restarts the replica.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        # Kills a rank whose watchdog is stuck in CUDA: after the session has given up waiting for another replica.
+        "TORCH_NCCL_ENABLE_MONITORING": "1",
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(math.ceil(peer_timeout_s + HEARTBEAT_MARGIN_S)),
+        # By default NCCL waits half an hour within a call that connects.
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(math.ceil(peer_timeout_s)),
+    }
+
+
+def _peer_timeout_s(job: Job) -> float:
+    """As long as a replica may keep the others waiting, at the end of which its agent calls it hung."""
+    return StepTimeouts(step_timeout_s=job.recovery.step_timeout_s or "auto").non_step_s
+
+
 def _agent_store_env(job: Job) -> dict[str, str]:
     """Make the agent of a replica's first node host the TCPStore of its ranks (agent/tcp_store_host.py).
 
@@ -150,6 +181,7 @@ def _replica_env(job: Job, attempt: Attempt) -> dict[str, str]:
     return together | {
         "HOLDFAST_MIN_REPLICAS": str(job.recovery.min_replicas),
         "HOLDFAST_VERIFY_EVERY_STEPS": str(job.recovery.verify_every_steps),
+        "HOLDFAST_PEER_TIMEOUT_S": f"{_peer_timeout_s(job):g}",
         "TORCHFT_LIGHTHOUSE": attempt.lighthouse,
         "REPLICA_GROUP_ID": str(attempt.replica),
         "NUM_REPLICA_GROUPS": str(attempt.replica_count),

@@ -5,13 +5,17 @@ tests/train/test_torch_private.py checks each name, and says what an upgrade of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from datetime import timedelta
 from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -156,6 +160,69 @@ def gloo_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta
     for device in (cpu, torch.device("cuda")) if torch.cuda.is_available() else (cpu,):
         group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
     return group
+
+
+NCCL_ABORTS_SINCE = (2, 26)
+"""NCCL version from which an abort releases kernels that wait for a dead peer (TorchFT's ProcessGroupNCCL)."""
+NCCL_READY_POLL_S = 0.005
+
+
+def nccl_abort_problem() -> str:
+    """Why this torch cannot abort an NCCL communicator that waits for a dead peer; empty if it can."""
+    if not dist.is_nccl_available():
+        return f"torch {torch.__version__} was built without NCCL"
+    if not hasattr(dist.ProcessGroupNCCL, "abort"):
+        return f"torch {torch.__version__} has no ProcessGroupNCCL.abort"
+    if (version := cast("tuple[int, ...]", nccl.version())) < NCCL_ABORTS_SINCE:
+        return f"NCCL {'.'.join(map(str, version))} is older than {'.'.join(map(str, NCCL_ABORTS_SINCE))}"
+    return ""
+
+
+def nccl_group(
+    store: dist.Store, rank: int, world_size: int, timeout: timedelta, device: torch.device, connect_s: float
+) -> dist.ProcessGroup:
+    """An NCCL group outside of torch's default group, which only its owner aborts; blocks until it is connected.
+
+    It has no watchdog thread. Torch's watchdog ends the process a minute after a peer's death, whatever the owner has
+    done meanwhile, and holds the lock of the group's operations until then. Its work is complete when the kernel has
+    ended (`is_completed`), and only then may it be waited for.
+    """
+    torch.cuda.set_device(device)  # of this thread
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    options.config.blocking = 0  # so that an abort ends a call that connects to a dead peer
+    with _without_watchdog():
+        backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
+    backend.eager_connect_single_device(device)
+    deadline = time.monotonic() + connect_s
+    while not backend._is_initialized():
+        if time.monotonic() > deadline:
+            backend.abort()
+            raise ConnectionError(f"NCCL has not connected all replicas within {connect_s:g} s")
+        time.sleep(NCCL_READY_POLL_S)
+    group = dist.ProcessGroup(store, rank, world_size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+    group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+    return group
+
+
+NCCL_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""Environment variable read by each NCCL group at its creation; with 1 it starts no watchdog."""
+
+
+@contextmanager
+def _without_watchdog() -> Generator[None]:
+    """Create NCCL groups without a watchdog.
+
+    The variable exists already (replica_group.py), so that libc replaces its value and moves nothing that another
+    thread may read.
+    """
+    before = os.environ.get(NCCL_BLOCKING_WAIT, "0")
+    os.environ[NCCL_BLOCKING_WAIT] = "1"
+    try:
+        yield
+    finally:
+        os.environ[NCCL_BLOCKING_WAIT] = before
 
 
 def unmark_worker() -> None:

@@ -742,6 +742,13 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Use fully_shard (FSDP2) or torch's DDP inside each replica, or no recovery.replicas.",
     ),
     (
+        "replicas-nccl-no-abort",
+        "With recovery.replicas on GPUs, this torch cannot abort an NCCL communicator: a lost replica would block the "
+        "others for ever.",
+        "The evidence; `torch.cuda.nccl.version()`.",
+        'Install a torch with NCCL 2.26 or later, or use init_process_group("gloo").',
+    ),
+    (
         "quorum-service-unreachable",
         "A replica got no answer from the quorum service, which decides the replicas that take part in a step.",
         "The evidence; whether the node reaches the address.",

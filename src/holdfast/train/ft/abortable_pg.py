@@ -5,27 +5,34 @@ Unlike TorchFT's, they never make a replica wait for one that is gone. Who takes
 
 from __future__ import annotations
 
+import math
 import socket
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from threading import Thread
-from typing import Any, cast
+from threading import Lock, Thread
+from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
-from torchft.process_group import ProcessGroupGloo, ProcessGroupNCCL, create_store_client
+from torch.distributed import AllreduceOptions, ReduceOp
+from torchft.process_group import ProcessGroupWrapper, create_store_client
 
-from holdfast.train.ft.torchft_private import StateServerTransport, family_of, replace_group
-from holdfast.train.torch_private import gloo_group
+from holdfast.train.ft.torchft_private import StateServerTransport, current_group, family_of, replace_group
+from holdfast.train.torch_private import gloo_group, nccl_group
 
-TIMEOUT = timedelta(minutes=10)
-"""Timeout of a step's collectives, for losses that no message reports."""
+LOSS_KNOWN_S = 0.2
+"""Seconds until the quorum service knows of a loss as well; no lost replica returns sooner."""
 CONNECT_S = 30.0
 """Seconds that the members of a quorum have to connect; all begin together. It bounds the wait for one that has died,
 where no agent reports the loss; a new quorum follows."""
+
+ABORTED_POLL_S = 0.005
+"""Interval between checks for the end of aborted operations."""
 
 
 class _AbortableCall:
@@ -58,68 +65,226 @@ def _resolve(awaited: Future[Any], work: Callable[[], Any]) -> None:
             awaited.set_result(result)
 
 
-class _AbortableGroup:
-    """A process group that knows its replicas and can be aborted immediately."""
+class _Operation(Protocol):
+    """An all-reduce in progress."""
 
-    members: frozenset[int] = frozenset()
-    connecting_since = 0.0
-    """Monotonic seconds at which the replicas began to connect."""
+    def done(self) -> bool:
+        """Whether the result may be read, or there is an error."""
+        ...
 
-    def __init__(self, *, timeout: timedelta) -> None:
-        cast("Any", super()).__init__(timeout=timeout)
+    def wait(self) -> object:
+        """Raise the error of an operation that is done."""
+        ...
+
+
+class AbortableGroup(ProcessGroupWrapper):
+    """The connections of a quorum's replicas, which any thread can close at any moment.
+
+    A closed connection stays closed: an operation counts only if it was done before `error` was set.
+    """
+
+    signals_completion = True
+    """Whether an operation that is done calls `wake`; otherwise it has to be polled."""
+
+    def __init__(self, timeout: timedelta) -> None:
+        super().__init__(timeout=timeout)
+        self.timeout = timeout
+        self.members: frozenset[int] = frozenset()
+        self.connecting_since = 0.0
+        """Monotonic seconds at which the replicas began to connect."""
         self.connecting = _AbortableCall()
+        self.error: Exception | None = None
+        """Why the connection was closed."""
+        self._lock = Lock()
+        self._lost_at: dict[int, float] = {}
+        """When each replica was last reported lost, in monotonic seconds."""
+        self._closing: Thread | None = None
+        self._operations = deque[_Operation]()
+        """Operations that are not known to be done, in order."""
+        self._waiting_since = math.inf
+        """Monotonic seconds at which the first of them was started."""
 
     def configure(self, *given: Any, **named: Any) -> None:
+        """Connect the replicas of a new quorum; called by TorchFT, in a thread."""
         ranks_of_each, ranks = given[6:8]
-        self.members, self.connecting_since = frozenset(rank // ranks_of_each for rank in ranks), time.monotonic()
+        members = frozenset(rank // ranks_of_each for rank in ranks)
+        with self._lock:
+            self._close()
+            self.members, self.connecting_since = members, time.monotonic()
+            self.error, self._operations = None, deque[_Operation]()
         self.connect(*given, **named)
 
-    def connect(self, *given: Any, **named: Any) -> None:
-        cast("Any", super()).configure(*given, **named)
+    def connect(self, *given: Any, **_: Any) -> None:
+        """Connect as TorchFT does, but abortable: a replica that dies meanwhile leaves the others waiting."""
+        store, _, rank, world_size = given[:4]
+        try:
+            group = self.connecting.run(partial(self._create, store, rank, world_size), CONNECT_S)
+        except TimeoutError:
+            raise ConnectionError(f"not all replicas connected within {CONNECT_S:g} s") from None
+        with self._lock:
+            replace_group(self, group)
+            if lost := self._lost():
+                self._close(_lost_error(lost))
+        if lost:
+            raise _lost_error(lost)
 
-    def abandon(self) -> None:
-        """Close the group's connections, so that replicas not adjacent to the lost one detect the loss.
+    def lose(self, replica: int) -> None:
+        """Close the connection if it includes this replica, which is lost; called in any thread."""
+        with self._lock:
+            self._lost_at[replica] = time.monotonic()
+            if replica in self.members and current_group(self) is not None:
+                self._close(_lost_error((replica,)))
 
-        TorchFT keeps them until the next quorum, so that such a replica waits for the group's timeout. Runs in a
-        thread, since Gloo cannot be interrupted: closing it waits for transfers to or from a peer that may hang.
+    def abort_connecting(self) -> float:
+        """Stop connecting to lost replicas; returns how many seconds ago the first of them was lost, or 0."""
+        if not (lost := self._lost()):
+            return 0.0
+        self.connecting.abort(_lost_error(lost))
+        return time.monotonic() - min(self._lost_at[each] for each in lost)
+
+    def close(self, error: Exception) -> None:
+        """Close the connections, so that replicas not adjacent to the lost one notice; called in any thread.
+
+        TorchFT keeps them until the next quorum, so that such a replica waits for the group's timeout.
         """
-        Thread(target=_abort_group, args=([replace_group(self, None)],), daemon=True).start()
+        with self._lock:
+            self._close(error)
+
+    def start_allreduce(self, tensor: torch.Tensor, wake: Callable[[object], None]) -> None:
+        """Start an in-place all-reduce that sums a tensor; raises RuntimeError or ConnectionError."""
+        if (group := current_group(self)) is None:
+            raise ConnectionError(str(self.error or "not connected"))
+        operation = self._start(group, tensor, wake)
+        if not self._operations:
+            self._waiting_since = time.monotonic()
+        self._operations.append(operation)
+
+    def is_waiting(self) -> bool:
+        """Whether an operation is not done yet; raises RuntimeError or ConnectionError if one failed."""
+        while self._operations and self._operations[0].done():
+            # In this order: an operation of a connection that is being aborted becomes done as well, with any result.
+            if self.error is not None:
+                break
+            self._operations.popleft().wait()
+        if not self._operations:
+            self._waiting_since = math.inf
+            return False
+        if self.error is not None:
+            raise ConnectionError(str(self.error))
+        return True
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds since the first operation was started that is not known to be done; 0 if there is none."""
+        return max(0.0, time.monotonic() - self._waiting_since)
+
+    def close_if_overdue(self) -> bool:
+        """Close the connection if an operation takes longer than any replica may; called in any thread."""
+        overdue = self.waited_s > self.timeout.total_seconds()
+        if overdue:
+            self.close(ConnectionError(f"no answer from the other replicas in {self.timeout.total_seconds():g} s"))
+        return overdue
+
+    def _start(self, group: Any, tensor: torch.Tensor, wake: Callable[[object], None]) -> _Operation:
+        future = group.allreduce([tensor], _sum_options()).get_future()
+        future.add_done_callback(wake)
+        return future
+
+    def _lost(self) -> tuple[int, ...]:
+        """Members lost since they began to connect, or just before: the quorum service learns of it a little later."""
+        known = self.connecting_since - LOSS_KNOWN_S
+        return tuple(sorted(each for each in self.members if self._lost_at.get(each, 0.0) > known))
+
+    def _close(self, error: Exception | None = None) -> None:
+        # The error first: see `is_waiting`.
+        self.error = self.error or error
+        self._waiting_since = math.inf
+        holder = [replace_group(self, None)]
+        if holder[0] is not None or self._operations:
+            # In a thread: closing waits for transfers to or from a peer that may hang.
+            given = holder, tuple(self._operations)
+            self._closing = Thread(target=_abort_group, args=given, name="close-replicas", daemon=True)
+            self._closing.start()
+
+    def _create(self, store: str, rank: int, world_size: int) -> dist.ProcessGroup:
+        """Create torch's group; blocks until all members are there."""
+        raise NotImplementedError
 
 
-def _abort_group(holder: list[Any]) -> None:
-    """Close a group that has no other reference: the thread that drops the last reference waits as well."""
+def _abort_group(holder: list[Any], unfinished: Collection[_Operation]) -> None:
+    """Close a group that has no other reference: the thread that drops the last reference waits as well.
+
+    Unfinished operations, and thereby their tensors, are kept until they no longer write to them.
+    """
     group = holder.pop()
     if group is not None:
         group.abort()
+    del group
+    deadline = time.monotonic() + CONNECT_S
+    while not all(each.done() for each in unfinished) and time.monotonic() < deadline:
+        time.sleep(ABORTED_POLL_S)
 
 
-class AbortableGloo(_AbortableGroup, ProcessGroupGloo):
+def _lost_error(lost: Iterable[int]) -> ConnectionError:
+    return ConnectionError(f"lost: replica {', '.join(map(str, lost))}")
+
+
+def _sum_options() -> AllreduceOptions:
+    options = AllreduceOptions()
+    options.reduceOp = ReduceOp.SUM
+    return options
+
+
+class AbortableGloo(AbortableGroup):
     """Gloo group for CPUs."""
 
-    def connect(self, *given: Any, **_: Any) -> None:
-        """Connect as TorchFT does, but abortable: Gloo waits for a replica that dies meanwhile until its timeout."""
-        self.abort(errored=False)
-        store, _, rank, world_size = given[:4]
-
-        def connected() -> dist.ProcessGroup:
-            # Without torch 2.15's warning about TorchFT's group: it numbers operations, which torch now does itself.
-            return gloo_group(create_store_client(store, timeout=TIMEOUT), rank, world_size, TIMEOUT)
-
-        try:
-            replace_group(self, self.connecting.run(connected, CONNECT_S))
-        except TimeoutError:
-            raise ConnectionError(f"not all replicas connected within {CONNECT_S:g} s") from None
+    def _create(self, store: str, rank: int, world_size: int) -> dist.ProcessGroup:
+        # Without torch 2.15's warning about TorchFT's group: it numbers operations, which torch now does itself.
+        return gloo_group(create_store_client(store, timeout=self.timeout), rank, world_size, self.timeout)
 
 
-class AbortableNccl(_AbortableGroup, ProcessGroupNCCL):
-    """NCCL group for GPUs."""
+class AbortableNccl(AbortableGroup):
+    """NCCL group for GPUs.
+
+    An all-reduce with a replica that has died neither completes nor fails, and blocks every kernel and host call that
+    waits for it, until the communicator is aborted. Nothing but this class aborts it: torch's watchdog does not run
+    (torch_private.nccl_group), because it would end the process.
+    """
+
+    signals_completion = False
+
+    def configure(self, *given: Any, **named: Any) -> None:
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else 0  # of this thread
+        super().configure(*given, **named)
+
+    def _create(self, store: str, rank: int, world_size: int) -> dist.ProcessGroup:
+        if self._closing is not None:  # NCCL creates and aborts communicators of one device one after the other
+            self._closing.join(CONNECT_S)
+        client = create_store_client(store, timeout=self.timeout)
+        return nccl_group(client, rank, world_size, self.timeout, torch.device("cuda", self._device), CONNECT_S)
+
+    def _start(self, group: Any, tensor: torch.Tensor, wake: Callable[[object], None]) -> _Operation:
+        return _DeviceOperation(group.allreduce([tensor], _sum_options()))
+
+
+class _DeviceOperation:
+    """An operation whose future is done, and whose `wait` returns, as soon as it is enqueued on the device."""
+
+    def __init__(self, work: dist.Work) -> None:
+        self._work = work
+
+    def done(self) -> bool:
+        return self._work.is_completed()  # queries the CUDA event at its end
+
+    def wait(self) -> object:
+        return self._work.wait()
 
 
 class StateTransport(StateServerTransport):
     """Serves a rank's state to a lagging rank, at an address of this machine that the other can reach."""
 
-    def __init__(self, address: str) -> None:
-        super().__init__(address, TIMEOUT)
+    def __init__(self, address: str, timeout: timedelta) -> None:
+        super().__init__(address, timeout)
         self.receiving = _AbortableCall()
 
     def recv_checkpoint(self, *given: Any, **named: Any) -> Any:

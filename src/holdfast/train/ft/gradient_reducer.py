@@ -9,6 +9,7 @@ steps that lose one: replica_group.py.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.train.ft import device_sync
 from holdfast.train.torch_private import after_backward, local_part, sharded, version_of
 
 if TYPE_CHECKING:  # TorchFT takes time to import
@@ -82,11 +84,22 @@ class GradientReducer:
         self._launch_buckets(whole=False)
         arrived = self._link.wait_all()
         self._launched, self._finish_queued = 0, False
-        self.stop_requested = self.stop_requested or (arrived and self._buckets[0].stop_requested)
-        for bucket in self._buckets:
-            bucket.unpack(arrived=arrived)
+        if arrived:
+            self._unpack()
+        else:
+            for bucket in self._buckets:
+                bucket.reset()
         if arrived and not self._verified:
             after_backward(self._verify)
+
+    def _unpack(self) -> None:
+        """Store the means, after a single read of what was sent behind the gradients of all buckets."""
+        sent = [bucket.trailer for bucket in self._buckets]
+        values = iter(device_sync.read_host(torch.cat([each.to(sent[0].device, torch.float32) for each in sent])))
+        for bucket, trailer in zip(self._buckets, sent, strict=True):
+            *present, stop_flags = islice(values, len(trailer))
+            bucket.unpack(present)
+            self.stop_requested = self.stop_requested or stop_flags > 0
 
     def _verify(self) -> None:
         """Raise HoldfastError if the same backward pass has changed the means: replicas would diverge.
@@ -117,6 +130,8 @@ class _Bucket:
         self._flat = like.new_empty(sum(sizes) + len(sizes) + 1)
         parts = cast("Sequence[torch.Tensor]", self._flat.split([*sizes, len(sizes), 1]))
         *_, self._present, self._stop_flags = parts
+        self.trailer = self._flat[sum(sizes) :]
+        """What is sent behind the gradients."""
         self._views: dict[torch.Tensor, torch.Tensor] = {
             each: part.view_as(local_part(each)) for each, part in zip(self._parameters, parts, strict=False)
         }
@@ -124,11 +139,6 @@ class _Bucket:
     @property
     def complete(self) -> bool:
         return len(self._added) == len(self._parameters)
-
-    @property
-    def stop_requested(self) -> bool:
-        """Whether any replica requests a stop."""
-        return bool(self._stop_flags.item() > 0)
 
     def add(self, parameter: torch.Tensor, count: int) -> None:
         """Copy a gradient in, divided by `count`; FSDP2 may deliver one twice."""
@@ -150,19 +160,15 @@ class _Bucket:
         self._present.copy_(torch.tensor([each in self._added for each in self._parameters]))
         return self._flat
 
-    def unpack(self, *, arrived: bool) -> None:
-        """Store the received mean as the gradients; gradients that no replica has stay None.
-
-        After a failed all-reduce, allocate new memory: the aborted operation may still write to the old.
-        """
+    def reset(self) -> None:
+        """Allocate new memory after a failed all-reduce: the aborted operation may still write to the old."""
         self._added.clear()
-        if not arrived:
-            self._allocate()
-            return
-        everywhere = bool(self._present.min() > 0)
-        self._averaged = [
-            each for number, each in enumerate(self._parameters) if everywhere or self._present[number] > 0
-        ]
+        self._allocate()
+
+    def unpack(self, present: Sequence[float]) -> None:
+        """Store the received mean as the gradients; gradients that no replica has (`present` is 0) stay None."""
+        self._added.clear()
+        self._averaged = [each for each, count in zip(self._parameters, present, strict=True) if count > 0]
         for parameter in self._averaged:
             _set_grad(parameter, self._views[parameter])
         self._version = version_of(self._flat)

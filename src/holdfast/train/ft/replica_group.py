@@ -19,17 +19,19 @@ from datetime import timedelta
 from typing import Any, cast
 
 import torch
-from torch.distributed import AllreduceOptions, ReduceOp
 from torchft.manager import Manager
 
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.protocol.rank_messages import Activity
-from holdfast.train.ft.abortable_pg import TIMEOUT, AbortableGloo, AbortableNccl, StateTransport, make_store
+from holdfast.train.ft import device_sync
+from holdfast.train.ft.abortable_pg import AbortableGloo, AbortableNccl, StateTransport, make_store
+from holdfast.train.ft.loss_watcher import LossWatcher
 from holdfast.train.ft.torchft_private import adjust_manager, quorum_future, quorum_id
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
+from holdfast.train.torch_private import NCCL_BLOCKING_WAIT
 
 State = dict[str, Any]
 """State for a lagging replica: anything that can be pickled, tensors in dicts."""
@@ -47,8 +49,10 @@ WARN_AFTER_S = 10.0
 """Seconds of waiting before a warning is reported."""
 POLL_S = 0.1
 """Poll interval while waiting for other replicas."""
-LOSS_KNOWN_S = 0.2
-"""Seconds until the quorum service knows of a loss as well; no lost replica returns sooner."""
+DEVICE_POLL_S = 50e-6, 1e-3
+"""Shortest and longest interval between two polls of an operation on a device; it grows with the wait."""
+DEVICE_POLL_SHARE = 0.05
+"""Part of a wait for a device that may pass between two polls."""
 STATE_TIMEOUT_S = 5.0
 """Seconds that a state transfer may still take after a loss in the quorum: its donor may never send it."""
 
@@ -78,8 +82,11 @@ class ReplicaGroup:
         # A separate store: a replica of one rank may have none, and all replicas may share torchrun's.
         self._store = make_store(here) if ranks.rank == 0 else None
         port = ranks.broadcast(self._store.port if self._store else 0)
-        self._group = AbortableNccl(timeout=TIMEOUT) if nccl else AbortableGloo(timeout=TIMEOUT)
-        self._transport = StateTransport(here)
+        timeout = timedelta(seconds=config.peer_timeout_s)
+        if nccl:
+            os.environ.setdefault(NCCL_BLOCKING_WAIT, "0")  # the launcher has set it
+        self._group = AbortableNccl(timeout) if nccl else AbortableGloo(timeout)
+        self._transport = StateTransport(here, timeout)
         self._export_state = export_state
         self._export_error: Exception | None = None
         try:
@@ -90,7 +97,7 @@ class ReplicaGroup:
                 min_replica_size=config.min_replicas,
                 init_sync=False,  # it would give the ranks of one replica the states of different ones
                 use_async_quorum=False,  # it would read a donor's state during its next step, which crashes FSDP2
-                timeout=TIMEOUT,
+                timeout=timeout,
                 quorum_timeout=QUORUM_TIMEOUT,
                 connect_timeout=CONNECT_TIMEOUT,
                 rank=ranks.rank,
@@ -118,7 +125,6 @@ class ReplicaGroup:
         self._waiting_finding = _waiting_for_replicas(config)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Signalled when a transfer has completed or failed."""
-        self._in_flight: list[torch.futures.Future[Any]] = []
         self._import_state = import_state
         self._received: State | None = None
         """State that another replica sent to this rank in the current quorum."""
@@ -126,8 +132,8 @@ class ReplicaGroup:
         self._replica_count = config.replica_count
         self._committed = False
         """Whether the last step was committed."""
-        self._lost_at: dict[int, float] = {}
-        """When each replica was last reported lost, in monotonic seconds."""
+        events.on_replica_lost = self._on_replica_lost
+        self._watcher = LossWatcher(events, self._close_if_overdue)
 
     @property
     def count(self) -> int:
@@ -150,9 +156,12 @@ class ReplicaGroup:
         place = torch.tensor([step])
         self.start_allreduce(place)
         with suppress(_StopRequested):  # the quorum request still finds those that come in time
-            self.wait_for_replicas(self._all_arrived, self._process_events)
-        together = self._all_arrived() and self._healthy and place.item() == step * self._replica_count
-        self._in_flight = []
+            self.wait_for_replicas(self._all_arrived, self._drain_wakes)
+        together = (
+            self._all_arrived()
+            and self._healthy
+            and device_sync.read_host(place) == [float(step * self._replica_count)]
+        )
         if self._ranks.all(together):
             return True
         if self._healthy:
@@ -173,17 +182,9 @@ class ReplicaGroup:
 
     def abort_if_lost(self) -> None:
         """Process loss events while the replicas connect and catch up, and stop waiting for lost ones."""
-        with suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
-        now = time.monotonic()
-        self._lost_at.update(dict.fromkeys(self._events.take_lost_replicas(), now))
-        known = self._group.connecting_since - LOSS_KNOWN_S
-        lost = {each: at for each in self._group.members if (at := self._lost_at.get(each, 0.0)) > known}
-        if lost:
-            error = ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}")
-            self._group.connecting.abort(error)
-            if now - min(lost.values()) > STATE_TIMEOUT_S:
-                self._transport.receiving.abort(error)
+        self._drain_wakes()
+        if self._group.abort_connecting() > STATE_TIMEOUT_S:
+            self._transport.receiving.abort(ConnectionError("a replica was lost, and its state has not come"))
 
     def _join_until_met(self, step: int) -> None:
         reported = ""
@@ -192,11 +193,10 @@ class ReplicaGroup:
             if why != reported:
                 self._events.report_finding(_not_joined(why))
                 reported = why
-            self._group.abandon()
+            self._group.close(ConnectionError(why))
             self._manager.should_commit()
 
     def _join_once(self, step: int) -> bool:
-        self._events.take_lost_replicas()  # earlier events belong to an older quorum
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
         self._received = None
         self._manager.start_quorum()
@@ -228,9 +228,10 @@ class ReplicaGroup:
 
     def should_commit(self) -> bool:
         """Whether the current step may be committed: the same on all ranks of this replica; each calls it once."""
+        self.wait_all()
         self._committed = self._manager.should_commit()
         if not self._committed:
-            self._group.abandon()  # notifies the replicas that committed
+            self._group.close(ConnectionError("a step was discarded"))  # notifies the replicas that committed
         return self._committed
 
     def exchange(self, own: Sequence[int], device: torch.device) -> list[list[int]] | None:
@@ -253,37 +254,29 @@ class ReplicaGroup:
         """Start an in-place all-reduce that sums a tensor over the replicas; does nothing after the step has failed."""
         if not self._healthy:
             return
-        options = AllreduceOptions()
-        options.reduceOp = ReduceOp.SUM
         try:
-            work: Any = self._group.allreduce([tensor], options)
-        except RuntimeError as error:
+            self._group.start_allreduce(tensor, self.wake)
+        except (RuntimeError, ConnectionError) as error:
             self._fail(error)
-            return
-        arriving = work.get_future()
-        arriving.add_done_callback(self.wake)
-        self._in_flight.append(arriving)
 
     def wait_all(self) -> bool:
         """Wait for all started operations; False if the step has failed: then this replica takes no part in it.
 
         TorchFT's hook waits for each bucket, and fails an assertion when a peer is gone. This one waits once, for
-        completion or for the event that a replica is lost, whichever comes first.
+        completion or for the event that a replica is lost, whichever comes first. Their results may be read
+        afterwards, and not before.
         """
         while not self._all_arrived():
             self._wait_arrival()
-        self._in_flight = []
         return self._healthy
 
     def _all_arrived(self) -> bool:
-        """Whether all operations have completed, or the step has failed."""
+        """Whether all operations are done, or the step has failed."""
         try:
-            for each in self._in_flight:
-                if each.done():
-                    each.wait()  # raises its error; with NCCL the stream waits, not this thread
-        except RuntimeError as error:
+            return not self._healthy or not self._group.is_waiting()
+        except (RuntimeError, ConnectionError) as error:
             self._fail(error)
-        return not self._healthy or all(each.done() for each in self._in_flight)
+            return True
 
     def wait_for_replicas(self, over: Callable[[], bool], process_events: Callable[[], None]) -> None:
         """Wait for other replicas and report it as non-step time. Raises _StopRequested if this replica must exit."""
@@ -311,24 +304,32 @@ class ReplicaGroup:
         return self._manager
 
     def _wait_arrival(self) -> None:
-        """Wait until an operation has completed or a replica of this step is reported lost."""
-        self._poller().poll()
-        self._process_events()
+        """Wait until an operation may be done, or the connection was closed."""
+        if self._group.signals_completion:
+            self._poller().poll()
+            self._drain_wakes()
+        else:
+            shortest, longest = DEVICE_POLL_S
+            time.sleep(min(longest, max(shortest, DEVICE_POLL_SHARE * self._group.waited_s)))
 
-    def _process_events(self) -> None:
-        """Process loss events for the replicas of this step."""
+    def _drain_wakes(self) -> None:
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
-        if lost := self._events.take_lost_replicas() & self._group.members:
-            self._fail(ConnectionError(f"lost: replica {', '.join(map(str, sorted(lost)))}"))
 
     def _poller(self) -> select.poll:
-        """Readable after a wake-up, or when the agent may have sent something."""
+        """Readable after a wake-up."""
         ears = select.poll()
-        for source in (self._wake_fd, self._events.fileno()):
-            if source is not None:
-                ears.register(source, select.POLLIN)
+        ears.register(self._wake_fd, select.POLLIN)
         return ears
+
+    def _on_replica_lost(self, replica: int) -> None:
+        """Close the connection to a lost replica; called in any thread."""
+        self._group.lose(replica)
+        self.wake(None)
+
+    def _close_if_overdue(self) -> None:
+        if self._group.close_if_overdue():
+            self.wake(None)
 
     def wake(self, _: object) -> None:
         """Wake the waiting thread."""
@@ -340,7 +341,7 @@ class ReplicaGroup:
 
     def _fail(self, error: Exception) -> None:
         self._manager.report_error(error)
-        self._group.abandon()
+        self._group.close(error)
 
 
 class _ReplicaManager(Manager):

@@ -29,6 +29,7 @@ from holdfast.train.ft.state_verifier import CheckpointTrust, StateVerifier
 from holdfast.train.ft.wrappers import GradientSync, refuse_unsupported
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
+from holdfast.train.torch_private import nccl_abort_problem
 
 
 class TrainingProgress(NamedTuple):
@@ -344,6 +345,32 @@ def _step_bypassed(optimizer: Optimizer) -> HoldfastError:
 
 
 def _uses_nccl(train_state: TrainState) -> bool:
-    """Whether replicas communicate by NCCL: on GPUs, unless the ranks of each use another backend."""
+    """Whether replicas communicate by NCCL: on GPUs, unless the ranks of each use another backend.
+
+    Raises HoldfastError if they would, and this torch cannot abort NCCL.
+    """
     on_gpu = any(each.is_cuda for each in train_state.model.parameters())
-    return on_gpu and (not dist.is_initialized() or "nccl" in dist.get_backend())
+    if not on_gpu or not is_nccl(dist.get_backend_config() if dist.is_initialized() else "cuda:nccl"):
+        return False
+    if problem := nccl_abort_problem():
+        raise _nccl_refused(problem)
+    return True
+
+
+def is_nccl(backends: str) -> bool:
+    """Whether a group's backend for CUDA tensors is NCCL, from torch's list such as `cpu:gloo,cuda:nccl`.
+
+    The list is complete for a group made without a backend as well, whose `get_backend` is "undefined".
+    """
+    return "cuda:nccl" in backends.split(",")
+
+
+def _nccl_refused(problem: str) -> HoldfastError:
+    return failure(
+        "replicas-nccl-no-abort",
+        "recovery.replicas needs an NCCL that can be aborted, or a lost replica would block the others for ever",
+        exit_code=ExitCode.USAGE,
+        where="recovery.replicas",
+        evidence=(problem,),
+        remedy='install a torch with NCCL 2.26 or later, or use `init_process_group("gloo")`',
+    )

@@ -90,6 +90,11 @@ def replace_group(wrapper: Any, group: Any) -> Any:
     return previous
 
 
+def current_group(wrapper: Any) -> Any:
+    """Torch's group inside one of TorchFT's; None if there is none."""
+    return wrapper._pg
+
+
 # Transfer of state
 
 

@@ -1,7 +1,7 @@
 """Non-blocking Unix-socket client that connects a rank to its agent.
 
 An agent that is slow, gone or incompatible never stops training: the client logs it once on stderr and the session
-runs alone. Messages: protocol/rank_messages.py; reactions: rank_coordinator.py.
+runs alone. Any thread may send and receive. Messages: protocol/rank_messages.py; reactions: rank_coordinator.py.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from threading import RLock
 
 import msgspec
 
@@ -33,6 +34,7 @@ class AgentClient:
 
     def __init__(self, link: socket.socket | None) -> None:
         self._link = link
+        self._lock = RLock()
         self._readable = select.poll()
         if link is not None:
             self._readable.register(link, select.POLLIN)
@@ -60,19 +62,21 @@ class AgentClient:
 
     def fileno(self) -> int | None:
         """File descriptor that becomes readable when the agent sends; None without an agent."""
-        return self._link.fileno() if self._link is not None else None
+        with self._lock:
+            return self._link.fileno() if self._link is not None else None
 
     def send(self, message: RankMessage) -> None:
         """Write a message to the socket, or buffer it until the next call if the agent is slow to read."""
         if self._link is None:
             return
         line = encode(message) + b"\n"
-        if len(self._outgoing) + len(line) <= BACKLOG_BYTES:
-            self._outgoing += line
-        elif not self._overflowed:
-            self._overflowed = True
-            log_line("the agent does not read: reports are dropped until it does")
-        self._send_pending()
+        with self._lock:
+            if len(self._outgoing) + len(line) <= BACKLOG_BYTES:
+                self._outgoing += line
+            elif not self._overflowed:
+                self._overflowed = True
+                log_line("the agent does not read: reports are dropped until it does")
+            self._send_pending()
 
     def flush(self) -> None:
         """Wait up to 2 s until the kernel has accepted every message; called before the process exits."""
@@ -95,11 +99,12 @@ class AgentClient:
 
     def requests(self) -> list[AgentToRank]:
         """Requests received since the last call, oldest first; unknown kinds are skipped."""
-        self._receive()
-        if not self._incoming:
-            return []
-        *lines, rest = bytes(self._incoming).split(b"\n")
-        self._incoming[:] = rest
+        with self._lock:
+            self._receive()
+            if not self._incoming:
+                return []
+            *lines, rest = bytes(self._incoming).split(b"\n")
+            self._incoming[:] = rest
         requests: list[AgentToRank] = []
         for line in lines:
             with contextlib.suppress(msgspec.DecodeError):

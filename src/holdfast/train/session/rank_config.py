@@ -85,6 +85,11 @@ class RankConfig:
     """`HOLDFAST_REPLICA_COUNT`: with more than one, steps continue without lost replicas."""
     min_replicas: int = 1
     """`HOLDFAST_MIN_REPLICAS`: with fewer replicas no step is taken."""
+    peer_timeout_s: float = 600.0
+    """`HOLDFAST_PEER_TIMEOUT_S`: seconds after which a rank gives up waiting for a replica that nothing reports lost.
+
+    The launcher derives it from `recovery.step_timeout_s`: as long as a replica may spend between two steps.
+    """
     outer_sync: OuterSyncConfig | None = None
     """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone and synchronise every 16 steps."""
     verify_every_steps: int = 100
@@ -169,6 +174,7 @@ class RankConfig:
             replica=_number(variables, "HOLDFAST_REPLICA", int, at_least=0) or 0,
             replica_count=_number(variables, "HOLDFAST_REPLICA_COUNT", int, at_least=1) or 1,
             min_replicas=_number(variables, "HOLDFAST_MIN_REPLICAS", int, at_least=1) or 1,
+            peer_timeout_s=_number(variables, "HOLDFAST_PEER_TIMEOUT_S", float, at_least=0) or cls().peer_timeout_s,
             outer_sync=_outer_sync(variables.get("HOLDFAST_OUTER_SYNC", "")),
             verify_every_steps=cls().verify_every_steps if verify_every is None else verify_every,
             lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),

@@ -13,6 +13,7 @@ import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType
@@ -113,7 +114,11 @@ class RankCoordinator:
         self.transfers_state = False
         """Whether the caller of `next_action` can transfer state to the next processes; if not, it stops instead."""
         self._requested = NOTHING
-        self._lost_replicas: set[int] = set()
+        self.on_replica_lost: Callable[[int], None] = lambda _: None
+        """Called with each replica that the agent reports lost, in the thread that receives the message."""
+        self._receiving = threading.Lock()
+        self._received = deque[rank_messages.AgentToRank]()
+        """Other messages, until the training thread processes them."""
         self._activity = Activity.STEPPING
         self._terminated = False
         self._stopping_together = False
@@ -305,15 +310,18 @@ class RankCoordinator:
         """File descriptor that becomes readable when the agent sends; None without an agent."""
         return self._agent_client.fileno()
 
-    def take_lost_replicas(self) -> frozenset[int]:
-        """Other replicas reported lost since the last call."""
-        self._receive()
-        lost, self._lost_replicas = frozenset(self._lost_replicas), set()
-        return lost
+    def receive(self) -> None:
+        """Receive the agent's messages, in any thread; all but lost replicas wait for the training thread."""
+        with self._receiving:
+            for request in self._agent_client.requests():
+                if isinstance(request, rank_messages.ReplicaDown):
+                    self.on_replica_lost(request.replica)
+                else:
+                    self._received.append(request)
 
     def wait_limit_s(self) -> float:
         """Seconds that this rank may still wait for other replicas; no step ends without them."""
-        self._receive()
+        self._process_messages()
         if self._terminated or self._requested & (StepAction.STOP | StepAction.STOP_TOGETHER):
             return STOP_WAIT_S
         return STATE_TRANSFER_S if StepAction.TRANSFER_STATE in self._requested else math.inf
@@ -360,10 +368,11 @@ class RankCoordinator:
             action |= StepAction.PEER_CHECKPOINT
         return action
 
-    def _receive(self) -> None:
-        """Process the agent's messages since the last call."""
-        for request in self._agent_client.requests():
-            match request:
+    def _process_messages(self) -> None:
+        """Process the agent's messages since the last call, in the training thread."""
+        self.receive()
+        while self._received:
+            match self._received.popleft():
                 case rank_messages.TakeCheckpointNow():
                     self._requested |= StepAction.CHECKPOINT
                     self._save_requested = True
@@ -374,17 +383,15 @@ class RankCoordinator:
                     self._requested |= StepAction.STOP_TOGETHER if self._stopping_together else StepAction.STOP
                 case rank_messages.TransferAndExitNow():
                     self._requested |= StepAction.TRANSFER_STATE if self.transfers_state else StepAction.STOP
-                case rank_messages.ReplicaDown():
-                    self._lost_replicas.add(request.replica)
-                case rank_messages.InjectRankFault():
-                    inject(request.fault)
-                case rank_messages.ReplicaStarting():
+                case rank_messages.InjectRankFault(fault=fault):
+                    inject(fault)
+                case rank_messages.ReplicaDown() | rank_messages.ReplicaStarting():
                     pass
 
     def _own_action(self) -> StepAction:
         """Actions requested of this rank; only rank 0 counts the seconds."""
         terminated = self._terminated  # read before the messages: a request to stop together comes before its signal
-        self._receive()
+        self._process_messages()
         action, self._requested = self._requested, NOTHING
         if terminated and not self._stopping_together:
             action |= StepAction.STOP

@@ -1,0 +1,156 @@
+"""Survivors on a group that fails like NCCL: a loss ends a wait that nothing else would."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.programs.nccl_like import NcclLike
+
+from holdfast.errors import HoldfastError
+from holdfast.train.ft import abortable_pg, replica_strategy
+from holdfast.train.ft.abortable_pg import AbortableNccl
+from holdfast.train.ft.replica_strategy import is_nccl
+
+DEADLINE_S = 30.0
+TIMEOUT = timedelta(seconds=DEADLINE_S)
+
+
+@pytest.fixture
+def pool() -> Generator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# The connection between replicas
+
+
+@pytest.fixture
+def replicas(monkeypatch, pool) -> Generator[tuple[AbortableNccl, AbortableNccl]]:
+    """Replicas 0 and 1, connected."""
+    monkeypatch.setattr(abortable_pg, "nccl_group", lambda store, rank, size, *_: NcclLike(store, rank, size))
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    groups = AbortableNccl(TIMEOUT), AbortableNccl(TIMEOUT)
+    place = f"localhost:{store.port}/quorum"
+    joining = [pool.submit(each.configure, place, "0", rank, 2, 1, 0, 1, [0, 1]) for rank, each in enumerate(groups)]
+    for each in joining:
+        each.result(DEADLINE_S)
+    yield groups
+    for each in groups:
+        each.close(ConnectionError("the test ends"))
+
+
+def never(_: object) -> None:
+    raise AssertionError("its future was done long before")
+
+
+def test_operation_is_awaited_until_the_device_has_its_result(replicas) -> None:
+    mine, theirs = torch.ones(2), torch.ones(2)
+    replicas[0].start_allreduce(mine, never)
+    assert replicas[0].is_waiting()
+    replicas[1].start_allreduce(theirs, never)
+    wait_until(lambda: not replicas[0].is_waiting())
+    assert mine.tolist() == [2.0, 2.0]
+    assert replicas[0].waited_s == 0
+
+
+def test_operation_that_an_abort_ends_is_no_result(replicas) -> None:
+    replicas[0].start_allreduce(torch.ones(2), never)
+    (operation,) = replicas[0]._operations
+    replicas[0].lose(1)
+    wait_until(operation.done)
+    with pytest.raises(ConnectionError, match="lost: replica 1"):
+        replicas[0].is_waiting()
+    with pytest.raises(ConnectionError, match="lost: replica 1"):
+        replicas[0].start_allreduce(torch.ones(2), never)
+
+
+def test_operation_that_completed_before_the_loss_counts(replicas) -> None:
+    for each in replicas:
+        each.start_allreduce(torch.ones(2), never)
+    for each in replicas:
+        wait_until(lambda each=each: not each.is_waiting())
+    replicas[0].lose(1)
+    assert not replicas[0].is_waiting()
+
+
+def test_replica_of_another_quorum_is_no_loss(replicas) -> None:
+    replicas[0].lose(2)
+    assert replicas[0].error is None
+
+
+def test_operation_without_an_answer_is_given_up_after_the_timeout(replicas) -> None:
+    assert not replicas[0].close_if_overdue()
+    replicas[0].start_allreduce(torch.ones(2), never)
+    assert not replicas[0].close_if_overdue()
+    replicas[0].timeout = timedelta(0)
+    assert replicas[0].close_if_overdue()
+    with pytest.raises(ConnectionError, match="no answer"):
+        replicas[0].is_waiting()
+
+
+def test_replica_that_is_lost_while_the_others_connect_to_it_is_not_connected_to(monkeypatch, pool) -> None:
+    """The report may come before the connection is there, and no other follows."""
+    group = AbortableNccl(TIMEOUT)
+
+    def connected(*_: object) -> NcclLike:
+        group.lose(1)
+        return NcclLike(dist.HashStore(), 0, 1)
+
+    monkeypatch.setattr(abortable_pg, "nccl_group", connected)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    joining: Future[None] = pool.submit(group.configure, f"localhost:{store.port}/quorum", "0", 0, 2, 1, 0, 1, [0, 1])
+    with pytest.raises(ConnectionError, match="lost: replica 1"):
+        joining.result(DEADLINE_S)
+
+
+# Which group replicas use
+
+
+@pytest.mark.parametrize(
+    ("backends", "nccl"),
+    [
+        ("cuda:nccl", True),  # init_process_group("nccl"), or with no backend where there is a GPU
+        ("cpu:gloo,cuda:nccl", True),
+        ("cpu:gloo,cuda:gloo", False),
+        ("cpu:gloo", False),
+    ],
+)
+def test_replicas_use_nccl_where_the_ranks_of_each_use_it_for_gpus(backends: str, nccl: bool) -> None:
+    assert is_nccl(backends) is nccl
+
+
+def test_backend_of_a_group_made_without_one_is_that_of_its_device() -> None:
+    dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert dist.get_backend() == "undefined"
+        assert dist.get_backend_config() == "cpu:gloo"
+    finally:
+        dist.destroy_process_group()
+
+
+def test_nccl_that_cannot_be_aborted_is_refused_before_the_first_step(monkeypatch) -> None:
+    monkeypatch.setattr(replica_strategy, "nccl_abort_problem", lambda: "NCCL 2.21.5 is older than 2.26")
+
+    class OnGpu(torch.nn.Module):
+        def parameters(self, recurse: bool = True) -> Iterator[Any]:
+            return iter([SimpleNamespace(is_cuda=True)])
+
+    with pytest.raises(HoldfastError) as refused:
+        replica_strategy._uses_nccl(SimpleNamespace(model=OnGpu()))
+    (finding,) = refused.value.findings
+    assert (finding.code, finding.evidence) == ("replicas-nccl-no-abort", ("NCCL 2.21.5 is older than 2.26",))
