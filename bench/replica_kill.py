@@ -1,12 +1,15 @@
 """From kill -9 of a replica to the survivors' next commit, and to the killed one's; compared with TorchFT's Lighthouse.
 
-.venv/bin/python -m bench.replica_kill [--quick | --rounds N] [--replicas N] [--only default|tuned]
+.venv/bin/python -m bench.replica_kill [--quick | --rounds N] [--replicas N] [--only default|tuned | --nccl-like]
 
 Both sides run the same program (tests/programs/replica_trainer.py), with the same fix for TorchFT's DDP. They differ in
 what detects the loss of a replica, and what restarts it. The peer's Lighthouse waits for missing heartbeats, for 5 s by
 default (`default`) or for 250 ms checked every 10 ms (`tuned`), and its replica restarts, cold, as soon as it has died.
 holdfast is a whole run, killed by a signal from outside, at a random moment within a step (the same for every side of a
 round), once the next start of every rank is prewarmed.
+
+With --nccl-like holdfast alone is measured, on a group that fails like NCCL (tests/programs/nccl_like.py): no call
+reports a loss, and only the agent's notice ends the survivors' wait.
 
 Two figures: the longest gap between two commits of the survivors after the kill, less their median gap before it; and
 full strength, from the kill to the first commit of the killed replica.
@@ -42,6 +45,8 @@ STRENGTH_GOAL = 0.3
 HEARTBEATS = {"default": (5000, 100), "tuned": (250, 10)}
 """Milliseconds that the peer's Lighthouse waits for a heartbeat, and between its checks."""
 ROUNDS, QUICK_ROUNDS = 10, 1
+NCCL_LIKE_GOAL_S = STEP_S + 0.2
+"""The step in flight is lost, and the loss is known and the survivors are connected again within 0.2 s."""
 VICTIM = 1
 BACK_S = 120.0
 
@@ -63,10 +68,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--only", choices=GOALS)
+    parser.add_argument("--nccl-like", action="store_true")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else ROUNDS)
     headline(f"kill -9 of one of {options.replicas} replicas, steps of {STEP_S:g} s")
+    if options.nccl_like:
+        _measure_nccl_like(options.replicas, rounds)
+        return
     found: list[result_file.Result] = []
     for peer in [options.only] if options.only else GOALS:
         say(f"\nTorchFT's Lighthouse, {peer}: the survivors' gap, beyond a step")
@@ -84,6 +93,19 @@ def main() -> None:
         ]
         say("\n" + table((peer, "holdfast", "TorchFT", "ratio", "A/A floor", "goal", "met"), rows))
     result_file.save(options.json, "Loss of a replica", found)
+
+
+def _measure_nccl_like(replicas: int, rounds: int) -> None:
+    """Measure the survivors' gap on the group that fails like NCCL, and print it."""
+    draw = random.Random(0)
+    turns: list[Turn] = []
+    for number in range(rounds):
+        turns.append(_ours(replicas, draw.uniform(0, STEP_S), nccl_like=True))
+        say(f"round {number + 1}: gap {turns[-1].gap_s:.3f} s, full strength {turns[-1].strength_s:.3f} s")
+    gaps, strengths = ([getattr(turn, name) for turn in turns] for name in ("gap_s", "strength_s"))
+    met = "met" if max(gaps) <= NCCL_LIKE_GOAL_S else "not met"
+    say(f"survivors' gap beyond a step: median {statistics.median(gaps):.3f} s, longest {max(gaps):.3f} s")
+    say(f"goal, one step and 0.2 s: {NCCL_LIKE_GOAL_S:g} s, {met}; full strength {statistics.median(strengths):.3f} s")
 
 
 def _measured(sides: Mapping[str, Callable[[float], Turn]], rounds: int) -> tuple[list[Round], list[Round]]:
@@ -110,9 +132,12 @@ def _row(what: str, found: list[Round], goal: float) -> tuple[str, ...]:
     return what, f"{ours:.3f} s", f"{theirs:.3f} s", str(told.ratio), str(told.floor), f"{goal:g}", told.verdict(goal)
 
 
-def _ours(replicas: int, delay_s: float) -> Turn:
+def _ours(replicas: int, delay_s: float, *, nccl_like: bool = False) -> Turn:
     """A whole run; the log gives the victim's process."""
-    with tempfile.TemporaryDirectory() as folder, under_holdfast(Path(folder), replicas) as (holders, run):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        under_holdfast(Path(folder), replicas, nccl_like=nccl_like) as (holders, run),
+    ):
 
         def is_warm() -> bool:
             return sum(isinstance(event, RanksPrewarmed) for event in read_events(run.events)) >= replicas

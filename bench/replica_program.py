@@ -56,11 +56,11 @@ class RunningReplicas:
 
 
 @contextlib.contextmanager
-def under_holdfast(out: Path, replicas: int) -> Generator[tuple[RunningReplicas, RunDir]]:
-    """A whole run, cancelled at the end."""
+def under_holdfast(out: Path, replicas: int, *, nccl_like: bool = False) -> Generator[tuple[RunningReplicas, RunDir]]:
+    """A whole run, cancelled at the end; `nccl_like`: its replicas communicate by a group that fails like NCCL."""
     os.environ["HOLDFAST_HOME"] = str(out)
     command = (sys.executable, str(PROGRAM), f"{STEP_S}", str(out))
-    overrides = (f"recovery.replicas={replicas}",)
+    overrides = (f"recovery.replicas={replicas}", *(("env.NCCL_LIKE=1",) if nccl_like else ()))
     job = api.load_job(None, command=command, nodes=replicas, name="hold", overrides=overrides)
     run = api.start(job, "local", base=out)
     try:

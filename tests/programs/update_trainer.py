@@ -1,7 +1,8 @@
 """A rank whose every step depends on all transferred state: `update_trainer.py OUT STEPS STEP_S [fsdp | hsdp]`.
 
 Each step draws random numbers of three kinds, and Adam and a schedule remember the earlier steps. Each step appends a
-line to OUT/rank-R: its number, the bit-exact loss, this file's WORD, and the attempt.
+line to OUT/rank-R: its number, the bit-exact loss, this file's WORD, and the attempt. With NCCL_LIKE=1 the ranks
+communicate by a group that fails like NCCL (nccl_like.py).
 """
 
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import nccl_like
 import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
@@ -21,7 +23,7 @@ from holdfast.train import Session
 OUT, STEPS, STEP_S = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
 WORD = "first"
 
-torch.distributed.init_process_group("gloo")
+torch.distributed.init_process_group(nccl_like.backend())
 torch.set_num_threads(1)
 rank = int(os.environ["RANK"])
 torch.manual_seed(0)

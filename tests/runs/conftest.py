@@ -47,6 +47,9 @@ STARTED_BY_EXEC = (
 )
 """Files whose runs start every process as users do; in all others they are forks, which saves the imports."""
 
+NCCL_LIKE = "env.NCCL_LIKE=1"
+"""Makes a program's ranks, or its replicas, communicate by a group that fails like NCCL (programs/nccl_like.py)."""
+
 E = TypeVar("E", bound=AnyEvent)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from tests.runs.conftest import PREWARMED, Runs, WatchedRun
+from tests.runs.conftest import NCCL_LIKE, PREWARMED, Runs, WatchedRun
 
 from holdfast import api
 from holdfast.errors import HoldfastError
@@ -51,13 +51,23 @@ class Project:
         (targets / "shipped.yaml").write_text("code: shipped\n")
         self.program = self.folder / "program.py"
         shutil.copy(UPDATE_TRAINER, self.program)
+        shutil.copy(UPDATE_TRAINER.with_name("nccl_like.py"), self.folder)
         runs.base = self.folder
         self._out = folder / "out"
 
-    def run(self, steps: int, step_s: float = 0.05, *words: str, target: str = "local", name: str = "a") -> WatchedRun:
+    def run(
+        self,
+        steps: int,
+        step_s: float = 0.05,
+        *words: str,
+        target: str = "local",
+        name: str = "a",
+        group: tuple[str, ...] = (),
+    ) -> WatchedRun:
         (self._out / name).mkdir(parents=True)
         command = (sys.executable, "program.py", str(self._out / name), str(steps), str(step_s), *words)
-        return self._runs.start(*command, target=target, overrides=(PREWARMED, "checkpoint.every_steps=100000"))
+        overrides = (PREWARMED, "checkpoint.every_steps=100000", *group)
+        return self._runs.start(*command, target=target, overrides=overrides)
 
     def change(self, what: str = 'WORD = "first"', to: str = 'WORD = "second"') -> None:
         text = self.program.read_text()
@@ -85,11 +95,15 @@ def cut(watched: WatchedRun) -> None:
     watched.wait_for_end()
 
 
-@pytest.mark.parametrize(("target", "words"), [("local", ("fsdp",)), ("shipped", ())], ids=["local-fsdp", "shipped"])
+@pytest.mark.parametrize(
+    ("target", "words", "group"),
+    [("local", ("fsdp",), (NCCL_LIKE,)), ("shipped", (), ())],
+    ids=["local-fsdp-nccl-like", "shipped-ddp-gloo"],
+)
 def test_updated_ranks_continue_from_the_step_they_are_at_to_the_bit(
-    project: Project, target: str, words: tuple[str, ...]
+    project: Project, target: str, words: tuple[str, ...], group: tuple[str, ...]
 ) -> None:
-    watched = project.run(100_000, 0.05, *words, target=target)
+    watched = project.run(100_000, 0.05, *words, target=target, group=group)
     watched.wait_for(StepCommitted, lambda event: event.step >= 5)
     project.change()
     updated = api.update(watched.folder, timeout_s=WITHIN_S)

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import PREWARMED, Runs, wait_until
+from tests.runs.conftest import NCCL_LIKE, PREWARMED, Runs, wait_until
 from tests.runs.replica_runs import attempts, finish_identical, start_and_step, start_replicas, wait_for_step
 
 from holdfast import api
@@ -69,6 +69,8 @@ def processes_with(words: bytes, folder: Path) -> list[int]:
         (2, (), FaultTarget.RANK, FaultAction.RAISE, "rank-crashed"),
         (2, (), FaultTarget.RANK, FaultAction.HANG, "rank-hung"),
         (2, (), FaultTarget.COLLECTIVE, FaultAction.HANG, "rank-hung"),
+        (2, (NCCL_LIKE,), FaultTarget.RANK, FaultAction.KILL, "rank-killed"),
+        (3, (NCCL_LIKE,), FaultTarget.RANK, FaultAction.STOP, "rank-hung"),
     ],
 )
 def test_others_continue_without_a_replica_and_it_catches_up(

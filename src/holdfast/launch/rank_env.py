@@ -12,12 +12,12 @@ from pathlib import Path
 from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import GlobalBatch, Job, Launch
+from holdfast.job.step_timeouts import StepTimeouts
 from holdfast.protocol import flight_recorder_files
 from holdfast.run_dir import RunDir
 
 FLIGHT_RECORDER_ENTRIES = 1000
 """Collectives that each rank's flight recorder keeps: those of several steps; a dump of them is read in about 0.3 s."""
-from holdfast.job.step_timeouts import StepTimeouts
 
 HEARTBEAT_MARGIN_S = 60.0
 """Seconds from the session's own timeout to that of torch's heartbeat monitor."""
