@@ -95,7 +95,7 @@ class NcclLike(dist.ProcessGroup):
         super().__init__(rank, world_size)
         self._gloo = gloo_group(store, rank, world_size, FOR_GOOD)
         self._wait_blocks = wait_blocks
-        self._name = ""
+        self._name, self._store = "", store
         self._lock = Lock()
         self._aborted = False
         self._pending = deque[Operation]()
@@ -122,6 +122,13 @@ class NcclLike(dist.ProcessGroup):
                 each.ended.set()
             self._pending.clear()
         Thread(target=self._gloo.abort, daemon=True).start()
+
+    def shrunk(self, excluded: list[int]) -> NcclLike:
+        """Abort this group, and return one without these ranks; blocks until all others have called it."""
+        self.abort()
+        rest = [each for each in range(self.size()) if each not in excluded]
+        store = dist.PrefixStore(f"without-{excluded}", self._store)
+        return NcclLike(store, rest.index(self.rank()), len(rest), wait_blocks=self._wait_blocks)
 
     def synchronize(self) -> None:
         """Wait for everything that is enqueued."""
@@ -205,7 +212,8 @@ def install() -> None:
         return after
 
     abortable_pg.nccl_group = connect
-    replica_strategy._uses_nccl = lambda _: True
+    abortable_pg.nccl_shrunk = lambda group, excluded, _: group.shrunk(excluded)
+    replica_strategy._uses_nccl = lambda *_: True
     device_sync.read_host = synchronized(device_sync.read_host)
     Manager.should_commit = synchronized(Manager.should_commit)
     Manager._async_quorum = synchronized(Manager._async_quorum)

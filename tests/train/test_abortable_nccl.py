@@ -18,6 +18,7 @@ from holdfast.errors import HoldfastError
 from holdfast.train.ft import abortable_pg, replica_strategy
 from holdfast.train.ft.abortable_pg import AbortableNccl
 from holdfast.train.ft.replica_strategy import is_nccl
+from holdfast.train.session.rank_config import RankConfig
 
 DEADLINE_S = 30.0
 TIMEOUT = timedelta(seconds=DEADLINE_S)
@@ -118,6 +119,51 @@ def test_replica_that_is_lost_while_the_others_connect_to_it_is_not_connected_to
         joining.result(DEADLINE_S)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_survivors_shrink_their_group_if_all_of_them_have_and_make_a_new_one_if_not(
+    monkeypatch, pool, alike: bool
+) -> None:
+    made: list[NcclLike] = []
+
+    def connect(store: dist.Store, rank: int, size: int, *_: object) -> NcclLike:
+        made.append(NcclLike(store, rank, size))
+        return made[-1]
+
+    monkeypatch.setattr(abortable_pg, "nccl_group", connect)
+    monkeypatch.setattr(abortable_pg, "nccl_shrunk", lambda group, excluded, _: group.shrunk(excluded))
+    monkeypatch.setattr(abortable_pg, "CLOSE_S", 1.0)
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    groups = [AbortableNccl(TIMEOUT, shrinks=True) for _ in range(3)]
+
+    def join(quorum: str, *replicas: int) -> None:
+        place = f"localhost:{store.port}/{quorum}"
+        given = [(place, "0", rank, len(replicas), 1, 0, 1, [*replicas]) for rank in range(len(replicas))]
+        joining = [pool.submit(groups[each].configure, *args) for each, args in zip(replicas, given, strict=True)]
+        for each in joining:
+            each.result(DEADLINE_S)
+
+    def reduce(*replicas: int) -> list[float]:
+        tensors = [torch.ones(1) for _ in replicas]
+        for each, tensor in zip(replicas, tensors, strict=True):
+            groups[each].start_allreduce(tensor, never)
+        for each in replicas:
+            wait_until(lambda each=each: not groups[each].is_waiting())
+        return [tensor.item() for tensor in tensors]
+
+    join("first", 0, 1, 2)
+    assert reduce(0, 1, 2) == [3.0] * 3
+    groups[0].lose(1)
+    if alike:
+        groups[2].lose(1)
+    else:
+        groups[2].close(ConnectionError("a step was discarded"))
+    join("second", 0, 2)
+    assert reduce(0, 2) == [2.0] * 2
+    assert len(made) == (3 if alike else 5)
+    for each in groups:
+        each.close(ConnectionError("the test ends"))
+
+
 # Which group replicas use
 
 
@@ -144,13 +190,13 @@ def test_backend_of_a_group_made_without_one_is_that_of_its_device() -> None:
 
 
 def test_nccl_that_cannot_be_aborted_is_refused_before_the_first_step(monkeypatch) -> None:
-    monkeypatch.setattr(replica_strategy, "nccl_abort_problem", lambda: "NCCL 2.21.5 is older than 2.26")
+    monkeypatch.setattr(replica_strategy, "nccl_problem", lambda shrinks: "NCCL 2.21.5 is older than 2.26")
 
     class OnGpu(torch.nn.Module):
         def parameters(self, recurse: bool = True) -> Iterator[Any]:
             return iter([SimpleNamespace(is_cuda=True)])
 
     with pytest.raises(HoldfastError) as refused:
-        replica_strategy._uses_nccl(SimpleNamespace(model=OnGpu()))
+        replica_strategy._uses_nccl(SimpleNamespace(model=OnGpu()), RankConfig())
     (finding,) = refused.value.findings
     assert (finding.code, finding.evidence) == ("replicas-nccl-no-abort", ("NCCL 2.21.5 is older than 2.26",))

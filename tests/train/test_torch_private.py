@@ -225,13 +225,14 @@ def test_flight_recorders(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nccl_groups_have_what_survivors_need() -> None:
     feature = "recovery.replicas on GPUs"
-    check(torch_private.nccl_abort_problem() == "", "torch.distributed.ProcessGroupNCCL.abort", feature)
+    check(torch_private.nccl_problem(shrinks=True) == "", "torch.distributed.ProcessGroupNCCL.abort", feature)
     names = ("Options", "abort", "eager_connect_single_device", "_is_initialized")
     check(not missing(dist.ProcessGroupNCCL, *names), "ProcessGroupNCCL", feature)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout, options.config.blocking = timedelta(seconds=5), 0
     check(options._timeout == timedelta(seconds=5), "ProcessGroupNCCL.Options", feature)
     check(not missing(dist.Work, "is_completed", "wait"), "Work", feature)
+    check(dist.distributed_c10d.SHRINK_ABORT == 1, "SHRINK_ABORT", "HOLDFAST_NCCL_SHRINK")
     header = (
         Path(torch.__file__).parent / "include" / "torch" / "csrc" / "distributed" / "c10d" / "ProcessGroupNCCL.hpp"
     )
@@ -255,4 +256,4 @@ def test_nccl_group_is_made_without_a_watchdog_and_others_with_one(monkeypatch) 
 )
 def test_nccl_that_cannot_be_aborted_is_named(monkeypatch, name: str, value: object, problem: str) -> None:
     monkeypatch.setattr(name, value)
-    assert problem in torch_private.nccl_abort_problem()
+    assert problem in torch_private.nccl_problem(shrinks=False)

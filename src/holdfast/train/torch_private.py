@@ -164,17 +164,21 @@ def gloo_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta
 
 NCCL_ABORTS_SINCE = (2, 26)
 """NCCL version from which an abort releases kernels that wait for a dead peer (TorchFT's ProcessGroupNCCL)."""
+NCCL_SHRINKS_SINCE = (2, 27)
 NCCL_READY_POLL_S = 0.005
 
 
-def nccl_abort_problem() -> str:
-    """Why this torch cannot abort an NCCL communicator that waits for a dead peer; empty if it can."""
+def nccl_problem(*, shrinks: bool) -> str:
+    """Why this torch cannot abort, or shrink, an NCCL communicator that waits for a dead peer; empty if it can."""
     if not dist.is_nccl_available():
         return f"torch {torch.__version__} was built without NCCL"
     if not hasattr(dist.ProcessGroupNCCL, "abort"):
         return f"torch {torch.__version__} has no ProcessGroupNCCL.abort"
-    if (version := cast("tuple[int, ...]", nccl.version())) < NCCL_ABORTS_SINCE:
-        return f"NCCL {'.'.join(map(str, version))} is older than {'.'.join(map(str, NCCL_ABORTS_SINCE))}"
+    if shrinks and not hasattr(dist.ProcessGroupNCCL, "shrink"):
+        return f"torch {torch.__version__} has no ProcessGroupNCCL.shrink"
+    needed = NCCL_SHRINKS_SINCE if shrinks else NCCL_ABORTS_SINCE
+    if (version := cast("tuple[int, ...]", nccl.version())) < needed:
+        return f"NCCL {'.'.join(map(str, version))} is older than {'.'.join(map(str, needed))}"
     return ""
 
 
@@ -200,7 +204,18 @@ def nccl_group(
             backend.abort()
             raise ConnectionError(f"NCCL has not connected all replicas within {connect_s:g} s")
         time.sleep(NCCL_READY_POLL_S)
-    group = dist.ProcessGroup(store, rank, world_size)
+    return _with_backend(dist.ProcessGroup(store, rank, world_size), backend)
+
+
+def nccl_shrunk(group: dist.ProcessGroup, excluded: list[int], device: torch.device) -> dist.ProcessGroup:
+    """A group without these ranks, after an abort of the given group's operations; blocks until all others call it."""
+    torch.cuda.set_device(device)  # of this thread
+    with _without_watchdog():
+        backend = group._get_backend(torch.device("cuda")).shrink(excluded, dist.distributed_c10d.SHRINK_ABORT)
+    return _with_backend(dist.ProcessGroup(backend.rank(), backend.size()), backend)
+
+
+def _with_backend(group: dist.ProcessGroup, backend: Any) -> dist.ProcessGroup:
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
     return group

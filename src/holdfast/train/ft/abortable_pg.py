@@ -23,7 +23,7 @@ from torch.distributed import AllreduceOptions, ReduceOp
 from torchft.process_group import ProcessGroupWrapper, create_store_client
 
 from holdfast.train.ft.torchft_private import StateServerTransport, current_group, family_of, replace_group
-from holdfast.train.torch_private import gloo_group, nccl_group
+from holdfast.train.torch_private import gloo_group, nccl_group, nccl_shrunk
 
 LOSS_KNOWN_S = 0.2
 """Seconds until the quorum service knows of a loss as well; no lost replica returns sooner."""
@@ -31,6 +31,8 @@ CONNECT_S = 30.0
 """Seconds that the members of a quorum have to connect; all begin together. It bounds the wait for one that has died,
 where no agent reports the loss; a new quorum follows."""
 
+CLOSE_S = 10.0
+"""Seconds that a new NCCL group waits for the end of the previous one."""
 ABORTED_POLL_S = 0.005
 """Interval between checks for the end of aborted operations."""
 
@@ -124,7 +126,7 @@ class AbortableGroup(ProcessGroupWrapper):
         with self._lock:
             replace_group(self, group)
             if lost := self._lost():
-                self._close(_lost_error(lost))
+                self._close(_lost_error(lost), lost)
         if lost:
             raise _lost_error(lost)
 
@@ -133,7 +135,7 @@ class AbortableGroup(ProcessGroupWrapper):
         with self._lock:
             self._lost_at[replica] = time.monotonic()
             if replica in self.members and current_group(self) is not None:
-                self._close(_lost_error((replica,)))
+                self._close(_lost_error((replica,)), (replica,))
 
     def abort_connecting(self) -> float:
         """Stop connecting to lost replicas; returns how many seconds ago the first of them was lost, or 0."""
@@ -195,30 +197,38 @@ class AbortableGroup(ProcessGroupWrapper):
         known = self.connecting_since - LOSS_KNOWN_S
         return tuple(sorted(each for each in self.members if self._lost_at.get(each, 0.0) > known))
 
-    def _close(self, error: Exception | None = None) -> None:
+    def _close(self, error: Exception | None = None, lost: Iterable[int] = ()) -> None:
         # The error first: see `is_waiting`.
         self.error = self.error or error
         self._waiting_since = math.inf
         holder = [replace_group(self, None)]
         if holder[0] is not None or self._operations:
             # In a thread: closing waits for transfers to or from a peer that may hang.
-            given = holder, tuple(self._operations)
-            self._closing = Thread(target=_abort_group, args=given, name="close-replicas", daemon=True)
+            given = holder, self._release(lost), tuple(self._operations)
+            self._closing = Thread(target=_close_group, args=given, name="close-replicas", daemon=True)
             self._closing.start()
+
+    def _release(self, lost: Iterable[int]) -> Callable[[Any], None]:
+        """What ends all operations of a torch group that these replicas have left."""
+        return _abort
 
     def _create(self, store: str, rank: int, world_size: int) -> dist.ProcessGroup:
         """Create torch's group; blocks until all members are there."""
         raise NotImplementedError
 
 
-def _abort_group(holder: list[Any], unfinished: Collection[_Operation]) -> None:
+def _abort(group: Any) -> None:
+    group.abort()
+
+
+def _close_group(holder: list[Any], release: Callable[[Any], None], unfinished: Collection[_Operation]) -> None:
     """Close a group that has no other reference: the thread that drops the last reference waits as well.
 
     Unfinished operations, and thereby their tensors, are kept until they no longer write to them.
     """
     group = holder.pop()
     if group is not None:
-        group.abort()
+        release(group)
     del group
     deadline = time.monotonic() + CONNECT_S
     while not all(each.done() for each in unfinished) and time.monotonic() < deadline:
@@ -253,15 +263,56 @@ class AbortableNccl(AbortableGroup):
 
     signals_completion = False
 
+    def __init__(self, timeout: timedelta, *, shrinks: bool = False) -> None:
+        """`shrinks`: after a loss the survivors shrink their communicator, where all of them can."""
+        super().__init__(timeout)
+        self._shrinks = shrinks
+        self._device = torch.device("cuda", 0)
+        self._replicas: tuple[int, ...] = ()
+        """The replica of each rank of the group."""
+        self._shrunk: tuple[frozenset[int], Any] | None = None
+        """A group that was shrunk, and its replicas."""
+
     def configure(self, *given: Any, **named: Any) -> None:
-        self._device = torch.cuda.current_device() if torch.cuda.is_available() else 0  # of this thread
+        if torch.cuda.is_available():
+            self._device = torch.device("cuda", torch.cuda.current_device())  # of this thread
         super().configure(*given, **named)
+
+    def connect(self, *given: Any, **named: Any) -> None:
+        super().connect(*given, **named)
+        ranks_of_each, ranks = given[6:8]
+        self._replicas = tuple(rank // ranks_of_each for rank in ranks)
+
+    def _release(self, lost: Iterable[int]) -> Callable[[Any], None]:
+        gone = frozenset(lost)
+        excluded = [rank for rank, replica in enumerate(self._replicas) if replica in gone]
+        remaining = frozenset(self._replicas) - gone
+        return partial(self._shrink, remaining, excluded) if self._shrinks and excluded and remaining else _abort
+
+    def _shrink(self, remaining: frozenset[int], excluded: list[int], group: Any) -> None:
+        """Abort a group's operations, and make a group of the replicas that remain; blocks until all of them do."""
+        with suppress(RuntimeError):  # then the next quorum makes a new one
+            self._shrunk = remaining, nccl_shrunk(group, excluded, self._device)
+        group.abort()
 
     def _create(self, store: str, rank: int, world_size: int) -> dist.ProcessGroup:
         if self._closing is not None:  # NCCL creates and aborts communicators of one device one after the other
-            self._closing.join(CONNECT_S)
+            self._closing.join(CLOSE_S)
         client = create_store_client(store, timeout=self.timeout)
-        return nccl_group(client, rank, world_size, self.timeout, torch.device("cuda", self._device), CONNECT_S)
+        if self._shrinks and (shrunk := self._take_shrunk(client, rank, world_size)) is not None:
+            return shrunk
+        return nccl_group(client, rank, world_size, self.timeout, self._device, CONNECT_S)
+
+    def _take_shrunk(self, store: dist.Store, rank: int, world_size: int) -> dist.ProcessGroup | None:
+        """The group that was shrunk, if all replicas of this quorum have the same."""
+        members, group = self._shrunk or (None, None)
+        self._shrunk = None
+        store.set(f"shrunk/{rank}", str(int(members == self.members)))
+        if all(store.get(f"shrunk/{each}") == b"1" for each in range(world_size)):
+            return group
+        if group is not None:
+            group.abort()
+        return None
 
     def _start(self, group: Any, tensor: torch.Tensor, wake: Callable[[object], None]) -> _Operation:
         return _DeviceOperation(group.allreduce([tensor], _sum_options()))

@@ -85,7 +85,7 @@ class ReplicaGroup:
         timeout = timedelta(seconds=config.peer_timeout_s)
         if nccl:
             os.environ.setdefault(NCCL_BLOCKING_WAIT, "0")  # the launcher has set it
-        self._group = AbortableNccl(timeout) if nccl else AbortableGloo(timeout)
+        self._group = AbortableNccl(timeout, shrinks=config.nccl_shrinks) if nccl else AbortableGloo(timeout)
         self._transport = StateTransport(here, timeout)
         self._export_state = export_state
         self._export_error: Exception | None = None

@@ -29,7 +29,7 @@ from holdfast.train.ft.state_verifier import CheckpointTrust, StateVerifier
 from holdfast.train.ft.wrappers import GradientSync, refuse_unsupported
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
-from holdfast.train.torch_private import nccl_abort_problem
+from holdfast.train.torch_private import nccl_problem
 
 
 class TrainingProgress(NamedTuple):
@@ -111,7 +111,7 @@ class MultiReplica(ReplicaStrategy):
         self._progress = TrainingProgress(0, None)
         self._restored = False
         """Whether this replica, or the donor of its state, has looked for a checkpoint."""
-        nccl = _uses_nccl(train_state)
+        nccl = _uses_nccl(train_state, config)
         self._replica_group = ReplicaGroup(
             config,
             coordinator.ranks,
@@ -344,16 +344,16 @@ def _step_bypassed(optimizer: Optimizer) -> HoldfastError:
     )
 
 
-def _uses_nccl(train_state: TrainState) -> bool:
+def _uses_nccl(train_state: TrainState, config: RankConfig) -> bool:
     """Whether replicas communicate by NCCL: on GPUs, unless the ranks of each use another backend.
 
-    Raises HoldfastError if they would, and this torch cannot abort NCCL.
+    Raises HoldfastError if they would, and this torch cannot abort NCCL, or not shrink it as configured.
     """
     on_gpu = any(each.is_cuda for each in train_state.model.parameters())
     if not on_gpu or not is_nccl(dist.get_backend_config() if dist.is_initialized() else "cuda:nccl"):
         return False
-    if problem := nccl_abort_problem():
-        raise _nccl_refused(problem)
+    if problem := nccl_problem(shrinks=config.nccl_shrinks):
+        raise _nccl_refused(problem, "HOLDFAST_NCCL_SHRINK" if config.nccl_shrinks else "recovery.replicas")
     return True
 
 
@@ -365,12 +365,13 @@ def is_nccl(backends: str) -> bool:
     return "cuda:nccl" in backends.split(",")
 
 
-def _nccl_refused(problem: str) -> HoldfastError:
+def _nccl_refused(problem: str, where: str) -> HoldfastError:
     return failure(
         "replicas-nccl-no-abort",
         "recovery.replicas needs an NCCL that can be aborted, or a lost replica would block the others for ever",
         exit_code=ExitCode.USAGE,
-        where="recovery.replicas",
+        where=where,
         evidence=(problem,),
-        remedy='install a torch with NCCL 2.26 or later, or use `init_process_group("gloo")`',
+        remedy="install a torch with NCCL 2.26 or later (2.27 for HOLDFAST_NCCL_SHRINK), or use "
+        '`init_process_group("gloo")`',
     )

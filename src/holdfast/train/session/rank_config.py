@@ -90,6 +90,8 @@ class RankConfig:
 
     The launcher derives it from `recovery.step_timeout_s`: as long as a replica may spend between two steps.
     """
+    nccl_shrinks: bool = False
+    """`HOLDFAST_NCCL_SHRINK` is 1: after a loss the survivors shrink their NCCL communicator, and make no new one."""
     outer_sync: OuterSyncConfig | None = None
     """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone and synchronise every 16 steps."""
     verify_every_steps: int = 100
@@ -175,6 +177,7 @@ class RankConfig:
             replica_count=_number(variables, "HOLDFAST_REPLICA_COUNT", int, at_least=1) or 1,
             min_replicas=_number(variables, "HOLDFAST_MIN_REPLICAS", int, at_least=1) or 1,
             peer_timeout_s=_number(variables, "HOLDFAST_PEER_TIMEOUT_S", float, at_least=0) or cls().peer_timeout_s,
+            nccl_shrinks=variables.get("HOLDFAST_NCCL_SHRINK", "0") == "1",
             outer_sync=_outer_sync(variables.get("HOLDFAST_OUTER_SYNC", "")),
             verify_every_steps=cls().verify_every_steps if verify_every is None else verify_every,
             lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),
