@@ -33,7 +33,7 @@ class Owner:
 
 
 def watchers() -> list[threading.Thread]:
-    return [each for each in threading.enumerate() if each.name == "loss-watcher"]
+    return [each for each in threading.enumerate() if each.name == "loss watcher"]
 
 
 def ended(before: list[threading.Thread]) -> Callable[[], bool]:
@@ -47,7 +47,7 @@ def test_loss_is_received_while_the_training_thread_is_busy_and_other_requests_w
     line.ask(TakeCheckpointNow())
     line.ask(ReplicaDown(replica=1, attempt=0))
     assert owner.told.wait(DEADLINE_S)
-    assert owner.lost == [(1, "loss-watcher")]
+    assert owner.lost == [(1, "loss watcher")]
     assert coordinator.next_action(1, total=None) == StepAction.CHECKPOINT
 
 

@@ -205,7 +205,7 @@ class AbortableGroup(ProcessGroupWrapper):
         if holder[0] is not None or self._operations:
             # In a thread: closing waits for transfers to or from a peer that may hang.
             given = holder, self._release(lost), tuple(self._operations)
-            self._closing = Thread(target=_close_group, args=given, name="close-replicas", daemon=True)
+            self._closing = Thread(target=_close_group, args=given, name="close replicas", daemon=True)
             self._closing.start()
 
     def _release(self, lost: Iterable[int]) -> Callable[[Any], None]:

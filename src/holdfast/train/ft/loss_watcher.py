@@ -38,7 +38,7 @@ class LossWatcher:
         stop_fd = os.eventfd(0, os.EFD_CLOEXEC)
         weakref.finalize(self, os.eventfd_write, stop_fd, 1)
         watched = weakref.ref(source), weakref.WeakMethod(check)
-        Thread(target=_watch, args=(*watched, stop_fd), name="loss-watcher", daemon=True).start()
+        Thread(target=_watch, args=(*watched, stop_fd), name="loss watcher", daemon=True).start()
 
 
 def _watch(source: weakref.ref[LossSource], check: weakref.WeakMethod[Callable[[], None]], stop_fd: int) -> None:
