@@ -212,7 +212,7 @@ def install() -> None:
         return after
 
     abortable_pg.nccl_group = connect
-    abortable_pg.nccl_shrunk = lambda group, excluded, _: group.shrunk(excluded)
+    abortable_pg.nccl_shrunk = lambda group, excluded, *_: group.shrunk(excluded)
     replica_strategy._uses_nccl = lambda *_: True
     device_sync.read_host = synchronized(device_sync.read_host)
     Manager.should_commit = synchronized(Manager.should_commit)

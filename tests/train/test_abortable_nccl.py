@@ -130,7 +130,7 @@ def test_survivors_shrink_their_group_if_all_of_them_have_and_make_a_new_one_if_
         return made[-1]
 
     monkeypatch.setattr(abortable_pg, "nccl_group", connect)
-    monkeypatch.setattr(abortable_pg, "nccl_shrunk", lambda group, excluded, _: group.shrunk(excluded))
+    monkeypatch.setattr(abortable_pg, "nccl_shrunk", lambda group, excluded, *_: group.shrunk(excluded))
     monkeypatch.setattr(abortable_pg, "CLOSE_S", 1.0)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     groups = [AbortableNccl(TIMEOUT, shrinks=True) for _ in range(3)]

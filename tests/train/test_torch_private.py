@@ -226,7 +226,7 @@ def test_flight_recorders(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> 
 def test_nccl_groups_have_what_survivors_need() -> None:
     feature = "recovery.replicas on GPUs"
     check(torch_private.nccl_problem(shrinks=True) == "", "torch.distributed.ProcessGroupNCCL.abort", feature)
-    names = ("Options", "abort", "eager_connect_single_device", "_is_initialized")
+    names = ("Options", "abort", "eager_connect_single_device")
     check(not missing(dist.ProcessGroupNCCL, *names), "ProcessGroupNCCL", feature)
     options = dist.ProcessGroupNCCL.Options()
     options._timeout, options.config.blocking = timedelta(seconds=5), 0

@@ -155,8 +155,8 @@ def _nccl_env(job: Job) -> dict[str, str]:
         # Kills a rank whose watchdog is stuck in CUDA: after the session has given up waiting for another replica.
         "TORCH_NCCL_ENABLE_MONITORING": "1",
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(math.ceil(peer_timeout_s + HEARTBEAT_MARGIN_S)),
-        # By default NCCL waits half an hour within a call that connects.
-        "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(math.ceil(peer_timeout_s)),
+        # Ends a call that connects to a dead replica, and holds the lock that an abort needs; by default after 30 min.
+        "TORCH_NCCL_NONBLOCKING_TIMEOUT": "30",
     }
 
 

@@ -165,7 +165,7 @@ def gloo_group(store: dist.Store, rank: int, world_size: int, timeout: timedelta
 NCCL_ABORTS_SINCE = (2, 26)
 """NCCL version from which an abort releases kernels that wait for a dead peer (TorchFT's ProcessGroupNCCL)."""
 NCCL_SHRINKS_SINCE = (2, 27)
-NCCL_READY_POLL_S = 0.005
+NCCL_CONNECTED_POLL_S = 0.001
 
 
 def nccl_problem(*, shrinks: bool) -> str:
@@ -198,26 +198,31 @@ def nccl_group(
     with _without_watchdog():
         backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
     backend.eager_connect_single_device(device)
-    deadline = time.monotonic() + connect_s
-    while not backend._is_initialized():
-        if time.monotonic() > deadline:
-            backend.abort()
-            raise ConnectionError(f"NCCL has not connected all replicas within {connect_s:g} s")
-        time.sleep(NCCL_READY_POLL_S)
-    return _with_backend(dist.ProcessGroup(store, rank, world_size), backend)
+    return _connected(dist.ProcessGroup(store, rank, world_size), backend, device, connect_s)
 
 
-def nccl_shrunk(group: dist.ProcessGroup, excluded: list[int], device: torch.device) -> dist.ProcessGroup:
-    """A group without these ranks, after an abort of the given group's operations; blocks until all others call it."""
+def nccl_shrunk(
+    group: dist.ProcessGroup, excluded: list[int], device: torch.device, connect_s: float
+) -> dist.ProcessGroup:
+    """A group without these ranks, after an abort of the given group's operations; blocks until it is connected."""
     torch.cuda.set_device(device)  # of this thread
     with _without_watchdog():
         backend = group._get_backend(torch.device("cuda")).shrink(excluded, dist.distributed_c10d.SHRINK_ABORT)
-    return _with_backend(dist.ProcessGroup(backend.rank(), backend.size()), backend)
+    return _connected(dist.ProcessGroup(backend.rank(), backend.size()), backend, device, connect_s)
 
 
-def _with_backend(group: dist.ProcessGroup, backend: Any) -> dist.ProcessGroup:
+def _connected(group: dist.ProcessGroup, backend: Any, device: torch.device, connect_s: float) -> dist.ProcessGroup:
+    """The group, once its members have completed an operation: NCCL connects them in the first, and else in a step."""
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
+    work = group.allreduce([torch.zeros(1, device=device)])
+    deadline = time.monotonic() + connect_s
+    while not work.is_completed():
+        if time.monotonic() > deadline:
+            backend.abort()
+            raise ConnectionError(f"NCCL has not connected all replicas within {connect_s:g} s")
+        time.sleep(NCCL_CONNECTED_POLL_S)
+    work.wait()  # raises its error
     return group
 
 

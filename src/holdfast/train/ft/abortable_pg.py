@@ -291,8 +291,8 @@ class AbortableNccl(AbortableGroup):
 
     def _shrink(self, remaining: frozenset[int], excluded: list[int], group: Any) -> None:
         """Abort a group's operations, and make a group of the replicas that remain; blocks until all of them do."""
-        with suppress(RuntimeError):  # then the next quorum makes a new one
-            self._shrunk = remaining, nccl_shrunk(group, excluded, self._device)
+        with suppress(RuntimeError, ConnectionError):  # then the next quorum makes a new one
+            self._shrunk = remaining, nccl_shrunk(group, excluded, self._device, CONNECT_S)
         group.abort()
 
     def _create(self, store: str, rank: int, world_size: int) -> dist.ProcessGroup:
