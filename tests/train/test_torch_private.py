@@ -239,9 +239,11 @@ def test_nccl_groups_have_what_survivors_need() -> None:
     check(torch_private.NCCL_BLOCKING_WAIT in header.read_text(), torch_private.NCCL_BLOCKING_WAIT, feature)
 
 
-def test_nccl_group_is_made_without_a_watchdog_and_others_with_one(monkeypatch) -> None:
+def test_nccl_groups_are_made_without_a_watchdog_while_any_thread_makes_one(monkeypatch) -> None:
     monkeypatch.setenv(torch_private.NCCL_BLOCKING_WAIT, "0")
-    with torch_private._without_watchdog():
+    with torch_private.no_watchdog:
+        with torch_private.no_watchdog:
+            pass
         assert os.environ[torch_private.NCCL_BLOCKING_WAIT] == "1"
     assert os.environ[torch_private.NCCL_BLOCKING_WAIT] == "0"
 

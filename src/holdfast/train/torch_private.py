@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from operator import attrgetter, itemgetter
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -182,6 +182,39 @@ def nccl_problem(*, shrinks: bool) -> str:
     return ""
 
 
+NCCL_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
+"""Environment variable read by each NCCL group at its creation; with 1 it starts no watchdog."""
+
+
+class _NoWatchdog:
+    """While entered, in any number of threads, this process creates NCCL groups without a watchdog.
+
+    The variable exists already (replica_group.py), so that libc replaces its value and moves nothing that another
+    thread may read.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._entered = 0
+        self._before = "0"
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._entered == 0:
+                self._before = os.environ.get(NCCL_BLOCKING_WAIT, "0")
+                os.environ[NCCL_BLOCKING_WAIT] = "1"
+            self._entered += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._entered -= 1
+            if self._entered == 0:
+                os.environ[NCCL_BLOCKING_WAIT] = self._before
+
+
+no_watchdog = _NoWatchdog()
+
+
 def nccl_group(
     store: dist.Store, rank: int, world_size: int, timeout: timedelta, device: torch.device, connect_s: float
 ) -> dist.ProcessGroup:
@@ -195,7 +228,7 @@ def nccl_group(
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     options.config.blocking = 0  # so that an abort ends a call that connects to a dead peer
-    with _without_watchdog():
+    with no_watchdog:
         backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
     backend.eager_connect_single_device(device)
     return _connected(dist.ProcessGroup(store, rank, world_size), backend, device, connect_s)
@@ -206,7 +239,7 @@ def nccl_shrunk(
 ) -> dist.ProcessGroup:
     """A group without these ranks, after an abort of the given group's operations; blocks until it is connected."""
     torch.cuda.set_device(device)  # of this thread
-    with _without_watchdog():
+    with no_watchdog:
         backend = group._get_backend(torch.device("cuda")).shrink(excluded, dist.distributed_c10d.SHRINK_ABORT)
     return _connected(dist.ProcessGroup(backend.rank(), backend.size()), backend, device, connect_s)
 
@@ -224,25 +257,6 @@ def _connected(group: dist.ProcessGroup, backend: Any, device: torch.device, con
         time.sleep(NCCL_CONNECTED_POLL_S)
     work.wait()  # raises its error
     return group
-
-
-NCCL_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
-"""Environment variable read by each NCCL group at its creation; with 1 it starts no watchdog."""
-
-
-@contextmanager
-def _without_watchdog() -> Generator[None]:
-    """Create NCCL groups without a watchdog.
-
-    The variable exists already (replica_group.py), so that libc replaces its value and moves nothing that another
-    thread may read.
-    """
-    before = os.environ.get(NCCL_BLOCKING_WAIT, "0")
-    os.environ[NCCL_BLOCKING_WAIT] = "1"
-    try:
-        yield
-    finally:
-        os.environ[NCCL_BLOCKING_WAIT] = before
 
 
 def unmark_worker() -> None:
