@@ -202,6 +202,10 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     scaler = GradScaler("cpu", growth_interval=3)
     session = Session(model=model, optimizer=optimizer, scheduler=scheduler, state={"scaler": scaler})
+    if job.nccl_like:
+        # As a program that reads from its device, such as `loss.item()`, while gradients are on their way.
+        for each in model.parameters():
+            each.register_post_accumulate_grad_hook(lambda _: nccl_like.synchronize())
     if "giving" in fault:
         lend = live_recovery.export_state
         live_recovery.export_state = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
