@@ -2,8 +2,8 @@
 
 What torch documents of ProcessGroupNCCL, and what stands for it here:
 
-- An operation is enqueued on the group's stream: its future is done, and `wait` returns, at once. A thread is the
-  stream; it runs the operations in order.
+- An operation is enqueued on the group's stream: its future is done, and `wait` returns, immediately. A thread is
+  the stream; it runs the operations in order.
 - The result is in memory only when the operation is complete (`is_completed`); until then the output holds NaN, so that
   whoever reads it early has wrong weights, and not by chance the right ones.
 - An operation with a dead or hung peer never completes, and never fails.
@@ -11,9 +11,9 @@ What torch documents of ProcessGroupNCCL, and what stands for it here:
 - `abort`, from any thread, completes all operations with a result that means nothing, and releases such calls.
 - With a timeout, a watchdog ends the process when an operation takes longer.
 
-`install` makes the replicas of this process use it in place of NCCL. As a `backend` of torch.distributed, `wait` blocks
-until the operation is complete: torch's own code reads the result next, and on a GPU the kernel that does so would wait
-on the device. FSDP2 runs on that; DDP does not, whose C++ code needs a work of torch's.
+`install` makes the replicas of this process use it in place of NCCL. As a backend of torch.distributed (`register`),
+`wait` blocks until the operation is complete: torch's own code reads the result next, and on a GPU the kernel that does
+so would wait on the device. FSDP2 runs on that; DDP does not, whose C++ code needs a work of torch's.
 """
 
 from __future__ import annotations
@@ -219,10 +219,8 @@ def install() -> None:
     Manager._async_quorum = synchronized(Manager._async_quorum)
 
 
-def backend() -> str:
-    """A backend of torch.distributed for the ranks of one replica: this one with NCCL_LIKE=1, else Gloo."""
-    if os.environ.get("NCCL_LIKE") != "1":
-        return "gloo"
+def register() -> str:
+    """Make it a backend of torch.distributed, for the ranks of one replica; returns its name."""
 
     def create(store: dist.Store, rank: int, world_size: int, _: timedelta) -> NcclLike:
         return NcclLike(store, rank, world_size, wait_blocks=True)
