@@ -11,10 +11,10 @@ import io
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -98,13 +98,19 @@ def write(tensors: dict[str, Any], folder: Path, ranks: ControlGroup) -> list[Pa
 
 
 def read(
-    tensors: dict[str, Any], source: ReadSource, expected: Mapping[str, FileChecksum], ranks: ControlGroup, *, also: str
-) -> str | None:
-    """Read into tensors whose sharding may differ from the saved one. A collective call.
+    make_state: Callable[[Collection[str]], dict[str, Any]],
+    source: ReadSource,
+    expected: Mapping[str, FileChecksum],
+    ranks: ControlGroup,
+    *,
+    also: str,
+) -> dict[str, Any] | str:
+    """Read into tensors whose sharding may differ from the saved one, and return them. A collective call.
 
-    Every file that this rank reads, and `also`, is checked against the manifest. If any rank's files are damaged,
-    every rank returns the damage, and the tensors read must not be used. Raises CheckpointException if these tensors
-    are not the saved ones, and StoreUnreachable.
+    `make_state` makes these tensors, given the parameters that were saved with optimiser state. Every file that this
+    rank reads, and `also`, is checked against the manifest. If any rank's files are damaged, every rank returns the
+    damage, and the tensors must not be used. Raises CheckpointException if these tensors are not the saved ones, and
+    StoreUnreachable.
     """
     checked = _VerifiedSource(source, expected)
     found = ranks.first_not_none(checked.check_first((INDEX, also)))
@@ -115,6 +121,7 @@ def read(
     try:
         with _allow_single_process():
             reader = _VerifyingReader(checked)
+            tensors = make_state(reader.optimizer_state())
             load(
                 tensors,
                 storage_reader=reader,
@@ -129,7 +136,7 @@ def read(
             if isinstance(cause, StoreUnreachable):
                 raise cause from None
         raise
-    return None
+    return tensors
 
 
 _SAFE_TENSOR_TYPES: set[type] = {torch.Tensor, torch.nn.Parameter, torch.nn.Buffer}
@@ -206,12 +213,20 @@ class _VerifyingReader(FileSystemReader):
         self._checked = checked
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        if self._index.storage_meta is not None:
+            self._index.storage_meta.load_id = self.load_id
+        return self._index
+
+    @cached_property
+    def _index(self) -> Metadata:
         """The index; torch would unpickle whatever it contains."""
         with open_regular(self._checked.source.folder / INDEX) as file:
-            metadata: Metadata = RestrictedUnpickler(io.BytesIO(file.readall()), _index_globals()).load()
-        if metadata.storage_meta is not None:
-            metadata.storage_meta.load_id = self.load_id
-        return metadata
+            return RestrictedUnpickler(io.BytesIO(file.readall()), _index_globals()).load()
+
+    def optimizer_state(self) -> set[str]:
+        """Names of the parameters that were saved with optimiser state."""
+        paths: Iterable[tuple[str | int, ...]] = self._index.planner_data.values()
+        return {str(path[2]) for path in paths if path[:2] == ("optimizer", "state")}
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> torch.futures.Future[None]:
         """Report damage rather than the read error that it may explain."""

@@ -10,7 +10,7 @@ The file is long because a save and a load must match.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from pickle import UnpicklingError
@@ -290,9 +290,8 @@ class CheckpointManager:
 
     def _restore_snapshot(self, snapshot: MemorySnapshot, findings: list[Finding]) -> Restored:
         """Restore from memory as from a checkpoint."""
-        manifest, state = snapshot.manifest, self._train_state.tensors()
-        if (why := self._hyperparams.prepare_load(state, manifest.hyperparams)) is not None:
-            raise optimizer_changed(manifest.step, MEMORY, why)
+        manifest = snapshot.manifest
+        state = self._state_to_load_into(manifest, MEMORY, snapshot.optimizer_state())
         try:
             snapshot.copy_into(state)
         except StateMismatch as error:
@@ -312,28 +311,40 @@ class CheckpointManager:
     def _load(self, checkpoint: CheckpointRef, manifest: Manifest) -> list[HyperparamChange] | str:
         """Restore the loop's state; returns the overridden hyper-parameters or, on all ranks, any rank's damage."""
         manifest_file.refuse_other_format(manifest, checkpoint.where)
-        state, was = self._train_state.tensors(), manifest.hyperparams
-        if (why := self._hyperparams.prepare_load(state, was)) is not None:
-            raise optimizer_changed(manifest.step, checkpoint.where, why)
         # A rank beyond those loads rank 0's part but keeps its own random state: two ranks must not draw the same.
         known = self._ranks.rank < manifest.world_size
         own = _rank_file(self._ranks.rank if known else 0)
         try:
-            damage = dcp_io.read(state, checkpoint, manifest.files, self._ranks, also=own)
+            state = dcp_io.read(
+                lambda saved: self._state_to_load_into(manifest, checkpoint.where, saved),
+                checkpoint,
+                manifest.files,
+                self._ranks,
+                also=own,
+            )
         except CheckpointException as error:
             causes = (f"rank {rank}: {cause}" for rank, (cause, _) in error.failures.items())
             raise _does_not_fit(f"the checkpoint of step {manifest.step}", checkpoint.where, *causes) from error
+        except UnpicklingError as error:  # from the index
+            raise _does_not_fit(f"the checkpoint of step {manifest.step}", checkpoint.where, str(error)) from error
         except dcp_io.StoreUnreachable as error:
             raise store_unreachable(self._storage.where, str(error)) from error
-        if damage is not None:
-            return damage
+        if isinstance(state, str):
+            return state
         if (why := self._hyperparams.group_mismatch(state)) is not None:
             raise optimizer_changed(manifest.step, checkpoint.where, why)
         try:
-            return self._hyperparams.load(state, checkpoint.folder / own, was, random=known)
+            return self._hyperparams.load(state, checkpoint.folder / own, manifest.hyperparams, random=known)
         except (StateNotLoaded, UnpicklingError) as error:
             what = f"the checkpoint of step {manifest.step}"
             raise _does_not_fit(what, checkpoint.where, f"rank {self._ranks.rank}: {error}") from error
+
+    def _state_to_load_into(self, manifest: Manifest, where: str, saved: Collection[str]) -> dict[str, Any]:
+        """The loop's state, with optimiser state for the parameters that were `saved` with some."""
+        state = self._train_state.tensors_to_load_into(saved)
+        if (why := self._hyperparams.prepare_load(state, manifest.hyperparams)) is not None:
+            raise optimizer_changed(manifest.step, where, why)
+        return state
 
     def _save(
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float

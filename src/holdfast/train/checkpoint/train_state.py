@@ -6,7 +6,7 @@ Storage: dcp_io.py, manager.py. What each rank's own part may contain: safe_stat
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
@@ -14,17 +14,12 @@ from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 import torch
 
 # Importing it takes 0.1 s after an optimiser has imported torch._dynamo (2.6 s), as every optimiser does.
-from torch.distributed.checkpoint.state_dict import (
-    get_model_state_dict,
-    get_state_dict,
-    set_model_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict
 from torch.nn import Module
 from torch.optim import Optimizer
 
 from holdfast.train.accelerator import Accelerator, accelerator_of
-from holdfast.train.checkpoint import rng, safe_state
+from holdfast.train.checkpoint import optimizer_state, rng, safe_state
 from holdfast.train.checkpoint.deferred_pickle import defer_pickle
 
 
@@ -86,25 +81,24 @@ class TrainState:
 
     def tensors(self) -> dict[str, Any]:
         """Live state of model, optimiser and modules, by names that do not depend on sharding."""
-        model, optimizer = get_state_dict(self.model, self.optimizer)
-        tensors: dict[str, Any] = {"model": model, "optimizer": optimizer}
-        if modules := self.modules:
-            tensors["state"] = {name: get_model_state_dict(each) for name, each in modules.items()}
-        return tensors
+        with optimizer_state.none_created(self.optimizer):
+            model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer} | self._modules_state()
+
+    def tensors_to_load_into(self, saved: Collection[str]) -> dict[str, Any]:
+        """The same, with optimiser state for exactly these parameters: those that were saved with some."""
+        optimizer = optimizer_state.state_to_load_into(self.model, self.optimizer, saved)
+        return {"model": get_model_state_dict(self.model), "optimizer": optimizer} | self._modules_state()
+
+    def _modules_state(self) -> dict[str, Any]:
+        modules = {name: get_model_state_dict(each) for name, each in self.modules.items()}
+        return {"state": modules} if modules else {}
 
     def load_tensors(self, tensors: dict[str, Any]) -> None:
         """Load such a state."""
-        set_state_dict(
-            self.model,
-            self.optimizer,
-            model_state_dict=tensors["model"],
-            optim_state_dict=tensors["optimizer"],
-        )
-        self.load_modules(tensors.get("state", {}))
-
-    def load_modules(self, saved: Mapping[str, dict[str, Any]]) -> None:
-        """Load the state of these modules."""
-        for name, state in saved.items():
+        optimizer_state.load(self.model, self.optimizer, tensors["optimizer"])
+        set_model_state_dict(self.model, tensors["model"])
+        for name, state in tensors.get("state", {}).items():
             set_model_state_dict(self.modules[name], state)
 
     def per_rank_state(self) -> Callable[[], bytes]:

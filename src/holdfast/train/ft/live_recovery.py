@@ -9,37 +9,29 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from holdfast.train.checkpoint.train_state import TrainState
 
 
 def export_state(train_state: TrainState) -> dict[str, Any]:
-    """This rank's shard of model and optimiser state; the optimiser's only after its first step.
+    """This rank's shard of model and optimiser state.
 
     The exported state does not change before the next optimiser step: tensors that the model may change are copied.
     """
-    # Torch would initialise the state of a fresh optimiser by a step, and count that step.
-    state = train_state.tensors() if train_state.optimizer.state else {"model": get_model_state_dict(train_state.model)}
+    state = train_state.tensors()
     owned = {_local(parameter).data_ptr() for parameter in train_state.model.parameters()}
     model = {
         name: _local(tensor) if _local(tensor).data_ptr() in owned else _local(tensor).clone()
         for name, tensor in state["model"].items()
     }
-    modules = {name: get_model_state_dict(each) for name, each in train_state.modules.items()}
-    exported = {"model": model, "state": _local_tree(modules)}
-    return exported | ({"optimizer": _local_tree(state["optimizer"])} if "optimizer" in state else {})
+    return _local_tree(state) | {"model": model}
 
 
 def import_state(train_state: TrainState, state: dict[str, Any]) -> None:
     """Load state exported by another replica."""
-    modules = {name: get_model_state_dict(each) for name, each in train_state.modules.items()}
-    if "optimizer" in state:
-        train_state.load_tensors(_fill(train_state.tensors(), state))
-    else:
-        set_model_state_dict(train_state.model, _fill(get_model_state_dict(train_state.model), state["model"]))
-        train_state.load_modules(_fill(modules, state["state"]))
+    own = train_state.tensors_to_load_into(state["optimizer"]["state"])
+    train_state.load_tensors(_fill(own, state))
 
 
 def _local(value: Any) -> Any:

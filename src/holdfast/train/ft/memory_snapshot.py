@@ -262,6 +262,10 @@ class MemorySnapshot:
         """The per-rank state: random state, schedule, data, and the user's own state."""
         return io.BytesIO(self._index.per_rank_state)
 
+    def optimizer_state(self) -> set[str]:
+        """Names of the parameters that were saved with optimiser state."""
+        return {name for name, values in self._index.tree["optimizer"]["state"].items() if values}
+
     def find_damage(self) -> str | None:
         """How a tensor differs from what was written; None if all match."""
         with open(self.memory, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as room:

@@ -1,0 +1,269 @@
+"""Parameters without optimiser state are resumed without it: they end exactly as in training without a checkpoint."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.train.replica_job import forks
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+from holdfast.errors import HoldfastError
+from holdfast.train import RankConfig, Session
+from holdfast.train.checkpoint.manager import CheckpointManager
+from holdfast.train.checkpoint.retention_policy import RetentionPolicy
+from holdfast.train.checkpoint.storage import SharedStorage
+from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.checkpoint.writer_fence import WriterId
+from holdfast.train.ft import live_recovery
+from holdfast.train.session.control_group import ControlGroup
+
+UNFROZEN = range(2, 4)
+"""Steps in which the layer `thawed` is trained."""
+FIRST_USE = 5
+"""First step with a gradient of the layer `late`."""
+STEPS = 7
+
+
+def model_of() -> torch.nn.ModuleDict:
+    torch.manual_seed(0)
+    names = ("used", "thawed", "late", "unused")
+    return torch.nn.ModuleDict({name: torch.nn.Linear(4, 4) for name in names})
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.AdamW:
+    layers = model.values()
+    return torch.optim.AdamW([{"params": [*layer.parameters()], "lr": 0.1 / n} for n, layer in enumerate(layers, 1)])
+
+
+def loop_of(used: tuple[str, ...] = ("used",), *, steps: int = 0) -> TrainState:
+    model = model_of()
+    loop = TrainState(model=model, optimizer=optimizer_of(model))
+    for _ in range(steps):
+        compute(model, used)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+    return loop
+
+
+def compute(model: Any, used: tuple[str, ...]) -> None:
+    sum(model[name](torch.randn(2, 4)).square().sum() for name in used).backward()
+
+
+def outcome(loop: TrainState) -> dict[str, Any]:
+    """Weights and optimiser state by name."""
+    names = {each: name for name, each in loop.model.named_parameters()}
+    state = {names[each]: values for each, values in loop.optimizer.state.items()}
+    return {"weights": {name: each.detach() for name, each in loop.model.named_parameters()}, "state": state}
+
+
+def assert_equal(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["state"].keys() == other["state"].keys()
+    torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def train(folder: Path | None, until: int) -> dict[str, Any]:
+    """Layers get their first gradient, or none any more, in the middle."""
+    loop = loop_of()
+    model: Any = loop.model
+    model["thawed"].requires_grad_(False)
+    told = RankConfig(checkpoint_path=folder, checkpoint_every_steps=1)
+    session = Session(model=model, optimizer=loop.optimizer, config=told)
+    for step in session.steps(until):
+        model["thawed"].requires_grad_(step in UNFROZEN)
+        used = ("used", "thawed", "late") if step >= FIRST_USE else ("used", "thawed")
+        compute(model, used)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        session.commit()
+    return outcome(loop)
+
+
+def test_layers_that_had_no_gradient_yet_or_get_none_any_more_resume_exactly(tmp_path: Path) -> None:
+    unfailed = train(None, STEPS)
+    for until in (1, 3, 4, STEPS):
+        resumed = train(tmp_path, until)
+    assert_equal(resumed, unfailed)
+    assert {name.partition(".")[0] for name in resumed["state"]} == {"used", "thawed", "late"}
+
+
+def train_fp16(folder: Path | None, until: int, *, grads_kept: bool) -> dict[str, Any]:
+    """Steps of which the first two overflow, so that the scaler skips them."""
+    loop = loop_of()
+    scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=1000)
+    told = RankConfig(checkpoint_path=folder, checkpoint_every_steps=1)
+    session = Session(model=loop.model, optimizer=loop.optimizer, config=told)
+    for step in session.steps(until):
+        loop.optimizer.zero_grad()
+        loss = loop.model["used"](torch.randn(2, 4)).square().sum() * (1.0 if step > 2 else float("inf"))
+        scaler.scale(loss).backward()
+        scaler.step(loop.optimizer)
+        scaler.update()
+        if not grads_kept:
+            loop.optimizer.zero_grad()
+        session.commit()
+    return outcome(loop)
+
+
+@pytest.mark.parametrize("grads_kept", [True, False])
+def test_checkpoint_before_the_first_step_that_the_scaler_did_not_skip_resumes_exactly(
+    tmp_path: Path, grads_kept: bool
+) -> None:
+    unfailed = train_fp16(None, 4, grads_kept=grads_kept)
+    assert not train_fp16(tmp_path, 2, grads_kept=grads_kept)["state"]
+    assert_equal(train_fp16(tmp_path, 4, grads_kept=grads_kept), unfailed)
+    assert {values["step"].item() for values in unfailed["state"].values()} == {2.0}
+
+
+def manager_of(folder: Path, loop: TrainState, memory: Path | None = None) -> CheckpointManager:
+    storage = SharedStorage(folder, retention=RetentionPolicy(keep=3), ranks=ControlGroup(), writer=WriterId())
+    return CheckpointManager(storage, train_state=loop, ranks=ControlGroup(), transfer_memory=memory)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    piece = os.memfd_create("test")
+    yield Path(f"/proc/self/fd/{piece}")
+    os.close(piece)
+
+
+def test_state_in_memory_resumes_without_what_it_lacks(tmp_path: Path, memory: Path) -> None:
+    first, second = loop_of(steps=2), loop_of()
+    assert manager_of(tmp_path, first, memory).transfer_state(2) is None
+    assert manager_of(tmp_path, second, memory).restore().step == 2
+    assert_equal(outcome(second), outcome(first))
+
+
+def test_older_checkpoint_that_is_restored_instead_of_a_damaged_one_has_its_own_state_alone(tmp_path: Path) -> None:
+    first, second = loop_of(steps=1), loop_of()
+    manager, before = manager_of(tmp_path, first), copy.deepcopy(outcome(first))
+    for step in (1, 2):
+        manager.start_save(step)
+        assert manager.wait_saved().problem is None
+        compute(first.model, ("late",))
+        first.optimizer.step()
+    (tmp_path / "step-00000002" / "__0_0.distcp").write_bytes(b"")
+    assert manager_of(tmp_path, second).restore().step == 1
+    assert second.optimizer.state.keys() == {*second.model["used"].parameters()}
+    assert_equal(outcome(second), before)
+
+
+@pytest.mark.parametrize("change", ["another shape", "another layer"])
+def test_checkpoint_of_another_model_is_refused_as_before(tmp_path: Path, change: str) -> None:
+    manager = manager_of(tmp_path, loop_of(steps=1))
+    manager.start_save(1)
+    assert manager.wait_saved().problem is None
+    model = model_of()
+    if change == "another shape":
+        model["unused"] = torch.nn.Linear(4, 5)
+    else:
+        model["new"] = model.pop("unused")
+    with pytest.raises(HoldfastError) as refused:
+        manager_of(tmp_path, TrainState(model=model, optimizer=optimizer_of(model))).restore()
+    assert refused.value.findings[0].code == "checkpoint-incompatible"
+
+
+@pytest.mark.parametrize("given", [(), ("used",), ("used", "late")])
+@pytest.mark.parametrize("had", [(), ("used", "unused")])
+def test_replica_that_rejoins_has_the_state_of_its_donor_and_no_other(
+    given: tuple[str, ...], had: tuple[str, ...]
+) -> None:
+    donor, behind = loop_of(given, steps=len(given)), loop_of(had, steps=len(had))
+    compute(behind.model, ("used",))
+    gradient = behind.model["used"].weight.grad
+    live_recovery.import_state(behind, live_recovery.export_state(donor))
+    assert_equal(outcome(behind), outcome(donor))
+    assert behind.model["used"].weight.grad is gradient
+    assert behind.model["late"].weight.grad is None
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore")  # from torch: it is a legacy
+@pytest.mark.usefixtures("alone")
+def test_parameters_that_legacy_fsdp_has_flattened_resume(tmp_path: Path) -> None:
+    def flattened() -> TrainState:
+        model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+        return TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
+
+    first, second = flattened(), flattened()
+    first.model(torch.ones(1, 4)).sum().backward()
+    first.optimizer.step()
+    manager = manager_of(tmp_path, first)
+    manager.start_save(1)
+    assert manager.wait_saved().problem is None
+    assert manager_of(tmp_path, second).restore().step == 1
+    (saved,), (loaded,) = (loop.optimizer.state.values() for loop in (first, second))
+    torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+
+
+def shard(model: torch.nn.ModuleDict, world_size: int) -> torch.nn.ModuleDict:
+    mesh = init_device_mesh("cpu", (world_size,))
+    for layer in model.values():
+        fully_shard(layer, mesh=mesh)
+    return model
+
+
+def sharded_rank(folder: Path, number: int, rank: int, world_size: int, until: int) -> None:
+    """Trains one layer; from `FIRST_USE` on another one too. Ends with a replica that rejoins."""
+    torch.set_num_threads(1)
+    model = model_of()
+    if world_size > 1:
+        dist.init_process_group("gloo", f"file://{folder}/meet-{number}", None, world_size, rank)
+        shard(model, world_size)
+    loop = TrainState(model=model, optimizer=optimizer_of(model))
+    told = RankConfig(rank=rank, world_size=world_size, checkpoint_path=folder / "kept", checkpoint_every_steps=1)
+    session = Session(model=model, optimizer=loop.optimizer, config=told)
+    for step in session.steps(until):
+        torch.manual_seed(step)
+        names = ("used", "late") if step >= FIRST_USE else ("used",)
+        compute(model, names)
+        loop.optimizer.step()
+        loop.optimizer.zero_grad()
+        session.commit()
+    if world_size > 1:
+        again = shard(model_of(), world_size)
+        behind = TrainState(model=again, optimizer=optimizer_of(again))
+        again["late"].weight.grad = torch.zeros_like(again["late"].weight)
+        live_recovery.import_state(behind, live_recovery.export_state(loop))
+        loop = behind
+    whole = get_state_dict(loop.model, loop.optimizer, options=StateDictOptions(full_state_dict=True))
+    if rank == 0:
+        torch.save(whole, folder / f"{number}.pt")
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def test_other_numbers_of_ranks_resume_exactly(tmp_path: Path) -> None:
+    for number, (folder, world_size, until) in enumerate(
+        (("unfailed", 1, STEPS), ("failed", 2, 2), ("failed", 1, 4), ("failed", 2, STEPS))
+    ):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        given = [(tmp_path / folder, number, rank, world_size, until) for rank in range(world_size)]
+        ranks = [forks.Process(target=sharded_rank, args=each) for each in given]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(100.0)
+        assert [rank.exitcode for rank in ranks] == [0] * world_size
+    unfailed, resumed = torch.load(tmp_path / "unfailed" / "0.pt"), torch.load(tmp_path / "failed" / "3.pt")
+    assert resumed[1]["state"].keys() == unfailed[1]["state"].keys()
+    assert {name.partition(".")[0] for name in resumed[1]["state"]} == {"used", "late"}
+    for each in (resumed, unfailed):
+        del each[1]["param_groups"]
+    torch.testing.assert_close(resumed, unfailed, rtol=0, atol=0)
