@@ -459,6 +459,7 @@ def test_every_save_holds_what_torch_gives_for_other_optimizers(kind, options):
     for _ in range(3):
         train(loop)
         assert saved(staging) == true(loop)
+    assert loop.times == (3 if "lr" in options else 1)
 
 
 def test_nothing_of_the_training_is_held_by_what_is_kept():

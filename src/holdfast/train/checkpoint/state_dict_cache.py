@@ -187,7 +187,7 @@ def _walk_optimizer(
     own = vars(optimizer)
     state, groups = own.get("state"), own.get("param_groups")  # a wrapper of another optimiser has them as properties
     if (
-        not state  # torch would create the state
+        state is None
         or groups is None
         or "state_dict" in own
         or type(optimizer).state_dict is not Optimizer.state_dict
