@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
+from holdfast.agent.state_memory import PEER_CHECKPOINT_MEMFDS
 from holdfast.errors import HoldfastError
 from holdfast.train import RankConfig, Session
 from holdfast.train.checkpoint.manager import CheckpointManager
@@ -25,6 +26,8 @@ from holdfast.train.checkpoint.storage import SharedStorage
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.ft import live_recovery
+from holdfast.train.ft.memory_snapshot import MEMORY
+from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
 from holdfast.train.session.control_group import ControlGroup
 
 UNFROZEN = range(2, 4)
@@ -124,23 +127,43 @@ def test_checkpoint_before_the_first_step_that_the_scaler_did_not_skip_resumes_e
     assert {values["step"].item() for values in unfailed["state"].values()} == {2.0}
 
 
-def manager_of(folder: Path, loop: TrainState, memory: Path | None = None) -> CheckpointManager:
+def manager_of(folder: Path, loop: TrainState, memory: Path | None = None, **options: Any) -> CheckpointManager:
     storage = SharedStorage(folder, retention=RetentionPolicy(keep=3), ranks=ControlGroup(), writer=WriterId())
-    return CheckpointManager(storage, train_state=loop, ranks=ControlGroup(), transfer_memory=memory)
+    return CheckpointManager(storage, train_state=loop, ranks=ControlGroup(), transfer_memory=memory, **options)
 
 
 @pytest.fixture
-def memory() -> Iterator[Path]:
-    piece = os.memfd_create("test")
-    yield Path(f"/proc/self/fd/{piece}")
-    os.close(piece)
+def memories() -> Iterator[list[Path]]:
+    pieces = [os.memfd_create("test") for _ in range(PEER_CHECKPOINT_MEMFDS)]
+    yield [Path(f"/proc/self/fd/{piece}") for piece in pieces]
+    for piece in pieces:
+        os.close(piece)
 
 
-def test_state_in_memory_resumes_without_what_it_lacks(tmp_path: Path, memory: Path) -> None:
+def test_transferred_state_resumes_without_what_it_lacks(tmp_path: Path, memories: list[Path]) -> None:
     first, second = loop_of(steps=2), loop_of()
-    assert manager_of(tmp_path, first, memory).transfer_state(2) is None
-    assert manager_of(tmp_path, second, memory).restore().step == 2
+    assert manager_of(tmp_path, first, memories[0]).transfer_state(2) is None
+    assert manager_of(tmp_path, second, memories[0]).restore().step == 2
     assert_equal(outcome(second), outcome(first))
+
+
+def test_peer_checkpoint_resumes_without_what_it_lacks(tmp_path: Path, memories: list[Path]) -> None:
+    def peer_checkpointer(loop: TrainState) -> PeerCheckpointer:
+        return PeerCheckpointer(memories, train_state=loop, ranks=ControlGroup(), writer=WriterId(), nodes=1)
+
+    first = loop_of()
+    copies = peer_checkpointer(first)
+    manager = manager_of(tmp_path, first, peer_checkpointer=copies)
+    for step, used in enumerate(((), ("used",), ("used", "late"))):
+        if used:
+            compute(first.model, used)
+            first.optimizer.step()
+        copies.start(manager.new_manifest(step))
+        assert copies.wait_finished().problem is None
+        second = loop_of()
+        restored = manager_of(tmp_path, second, peer_checkpointer=peer_checkpointer(second)).restore()
+        assert (restored.step, restored.where) == (step, MEMORY)
+        assert_equal(outcome(second), outcome(first))
 
 
 def test_older_checkpoint_that_is_restored_instead_of_a_damaged_one_has_its_own_state_alone(tmp_path: Path) -> None:
