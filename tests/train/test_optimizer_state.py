@@ -243,18 +243,20 @@ def shard(model: torch.nn.ModuleDict, world_size: int) -> torch.nn.ModuleDict:
 
 
 def sharded_rank(folder: Path, number: int, rank: int, world_size: int, until: int) -> None:
-    """Trains one layer; from `FIRST_USE` on another one too. Ends with a replica that rejoins."""
+    """The same training with its layers sharded; a replica that rejoins at the end has the outcome."""
     torch.set_num_threads(1)
     model = model_of()
     if world_size > 1:
         dist.init_process_group("gloo", f"file://{folder}/meet-{number}", None, world_size, rank)
         shard(model, world_size)
+    model["thawed"].requires_grad_(False)
     loop = TrainState(model=model, optimizer=optimizer_of(model))
     told = RankConfig(rank=rank, world_size=world_size, checkpoint_path=folder / "kept", checkpoint_every_steps=1)
     session = Session(model=model, optimizer=loop.optimizer, config=told)
     for step in session.steps(until):
         torch.manual_seed(step)
-        names = ("used", "late") if step >= FIRST_USE else ("used",)
+        model["thawed"].requires_grad_(step in UNFROZEN)
+        names = ("used", "thawed", "late") if step >= FIRST_USE else ("used", "thawed")
         compute(model, names)
         loop.optimizer.step()
         loop.optimizer.zero_grad()
@@ -286,7 +288,7 @@ def test_other_numbers_of_ranks_resume_exactly(tmp_path: Path) -> None:
         assert [rank.exitcode for rank in ranks] == [0] * world_size
     unfailed, resumed = torch.load(tmp_path / "unfailed" / "0.pt"), torch.load(tmp_path / "failed" / "3.pt")
     assert resumed[1]["state"].keys() == unfailed[1]["state"].keys()
-    assert {name.partition(".")[0] for name in resumed[1]["state"]} == {"used", "late"}
+    assert {name.partition(".")[0] for name in resumed[1]["state"]} == {"used", "thawed", "late"}
     for each in (resumed, unfailed):
         del each[1]["param_groups"]
     torch.testing.assert_close(resumed, unfailed, rtol=0, atol=0)
