@@ -19,13 +19,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from holdfast.agent.state_memory import PEER_CHECKPOINT_MEMFDS
 from holdfast.errors import HoldfastError
+from holdfast.host.memory_usage import MemoryUsage
 from holdfast.train import RankConfig, Session
 from holdfast.train.checkpoint.manager import CheckpointManager
+from holdfast.train.checkpoint.manifest_file import Manifest
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
 from holdfast.train.checkpoint.storage import SharedStorage
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.checkpoint.writer_fence import WriterId
-from holdfast.train.ft import live_recovery
+from holdfast.train.ft import live_recovery, memory_snapshot
 from holdfast.train.ft.memory_snapshot import MEMORY
 from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
 from holdfast.train.session.control_group import ControlGroup
@@ -164,6 +166,23 @@ def test_peer_checkpoint_resumes_without_what_it_lacks(tmp_path: Path, memories:
         restored = manager_of(tmp_path, second, peer_checkpointer=peer_checkpointer(second)).restore()
         assert (restored.step, restored.where) == (step, MEMORY)
         assert_equal(outcome(second), outcome(first))
+
+
+def test_peer_checkpoint_that_grows_beyond_memory_is_given_up(
+    memories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, seal = loop_of(), Manifest(step=1, world_size=1, files={})
+    copies = PeerCheckpointer(memories, train_state=loop, ranks=ControlGroup(), writer=WriterId(), nodes=1)
+    full = MemoryUsage(where="/sys/fs/cgroup/pod", used_bytes=1, limit_bytes=1)
+    copies.start(seal)
+    assert copies.wait_finished().problem is None
+    monkeypatch.setattr(memory_snapshot, "memory_usages", lambda _: [full])
+    copies.start(seal)
+    assert copies.wait_finished().problem is None
+    compute(loop.model, ("used",))
+    loop.optimizer.step()
+    copies.start(seal)
+    assert copies.wait_finished().problem.code == "peer-checkpoints-stopped"
 
 
 def test_older_checkpoint_that_is_restored_instead_of_a_damaged_one_has_its_own_state_alone(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ class PeerCheckpointer:
         ]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-peer-copy")
         """A single thread; the process waits for it at exit."""
-        self._prepared = self._fits = self._stopped = False
+        self._prepared = self._stopped = False
+        self._fits_with = -1
+        """Parameters with optimiser state when the state was found to fit into memory; it grows with their number."""
         self._unreported_buffers = len(self._staging)
         """Buffers whose findings no rank has reported; the same on all ranks."""
         self._running: Future[PeerCheckpointResult] | None = None
@@ -155,7 +157,7 @@ class PeerCheckpointer:
         """Allocate the segments in the background before the first copy; called after a step, when all state exists."""
         if not self._prepared:
             self._prepared = True
-            self._thread.submit(self._prepare, self._train_state.tensors())
+            self._thread.submit(self._prepare, self._train_state.tensors(), len(self._train_state.optimizer.state))
 
     def start(self, manifest: Manifest) -> None:
         """Copy the current state in the background; the previous copy must be finished."""
@@ -166,8 +168,8 @@ class PeerCheckpointer:
         with self._starts.waiting():
             try:
                 own = self._train_state.per_rank_state()
-                if not self._fits:
-                    self._refuse_too_large(self._train_state.tensors())
+                if self._fits_with != (count := len(self._train_state.optimizer.state)):
+                    self._refuse_too_large(self._train_state.tensors(), count)
                 memory_snapshot.invalidate(self._own_segments[0].memory)
                 staged = self._staging[0].start_copy()
             except (OSError, RuntimeError, HoldfastError) as error:
@@ -184,17 +186,18 @@ class PeerCheckpointer:
         self._stopped = copied.problem is not None and copied.problem.code == "peer-checkpoints-stopped"
         return copied
 
-    def _prepare(self, tensors: dict[str, Any]) -> None:
+    def _prepare(self, tensors: dict[str, Any], count: int) -> None:
         with suppress(OSError, RuntimeError):  # the first copy reports it
-            self._refuse_too_large(tensors)
+            self._refuse_too_large(tensors, count)
             for staging in self._staging:
                 staging.prepare(tensors)
 
-    def _refuse_too_large(self, tensors: dict[str, Any]) -> None:
-        """Raise, before allocating, if the segments of all ranks of this node exceed its memory."""
-        size = sum(local_part(tensor).nbytes for tensor in pytree.iter_tensors(tensors))
-        require_memory(len(self.memories) * size * self._per_node)
-        self._fits = True
+    def _refuse_too_large(self, tensors: dict[str, Any], count: int) -> None:
+        """Raise, before allocating, if what the segments of all ranks of this node lack exceeds its memory."""
+        size = pytree.offsets([local_part(tensor) for tensor in pytree.iter_tensors(tensors)], FIRST_BYTE)[-1]
+        held = min(len(each.buffer) for each in self._own_segments)
+        require_memory(len(self.memories) * max(size - held, 0) * self._per_node)
+        self._fits_with = count
 
     def _run(
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
