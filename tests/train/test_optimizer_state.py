@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -228,17 +228,10 @@ def test_replica_that_rejoins_has_the_state_of_its_donor_and_no_other(
     assert behind.model["late"].weight.grad is None
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A process group of one."""
+def flattened_rank(folder: Path) -> None:
+    """Saves and restores a model of which legacy FSDP has flattened the parameters into one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
-
-@pytest.mark.filterwarnings("ignore")  # from torch: it is a legacy
-@pytest.mark.usefixtures("alone")
-def test_parameters_that_legacy_fsdp_has_flattened_resume(tmp_path: Path) -> None:
     def flattened() -> TrainState:
         model = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
         return TrainState(model=model, optimizer=torch.optim.AdamW(model.parameters()))
@@ -246,12 +239,27 @@ def test_parameters_that_legacy_fsdp_has_flattened_resume(tmp_path: Path) -> Non
     first, second = flattened(), flattened()
     first.model(torch.ones(1, 4)).sum().backward()
     first.optimizer.step()
-    manager = manager_of(tmp_path, first)
+    manager = manager_of(folder, first)
     manager.start_save(1)
     assert manager.wait_saved().problem is None
-    assert manager_of(tmp_path, second).restore().step == 1
+    assert manager_of(folder, second).restore().step == 1
     (saved,), (loaded,) = (loop.optimizer.state.values() for loop in (first, second))
     torch.testing.assert_close(loaded, saved, rtol=0, atol=0)
+    dist.destroy_process_group()
+
+
+def test_parameters_that_legacy_fsdp_has_flattened_resume(tmp_path: Path) -> None:
+    run_ranks(flattened_rank, [(tmp_path,)])
+
+
+def run_ranks(act: Callable[..., None], given: Sequence[tuple[Any, ...]]) -> None:
+    """Run ranks in forks, to their ends."""
+    ranks = [forks.Process(target=act, args=each) for each in given]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(100.0)
+    assert [rank.exitcode for rank in ranks] == [0] * len(given)
 
 
 def shard(model: torch.nn.ModuleDict, world_size: int) -> torch.nn.ModuleDict:
@@ -299,12 +307,7 @@ def test_other_numbers_of_ranks_resume_exactly(tmp_path: Path) -> None:
     ):
         (tmp_path / folder).mkdir(exist_ok=True)
         given = [(tmp_path / folder, number, rank, world_size, until) for rank in range(world_size)]
-        ranks = [forks.Process(target=sharded_rank, args=each) for each in given]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(100.0)
-        assert [rank.exitcode for rank in ranks] == [0] * world_size
+        run_ranks(sharded_rank, given)
     unfailed, resumed = torch.load(tmp_path / "unfailed" / "0.pt"), torch.load(tmp_path / "failed" / "3.pt")
     assert resumed[1]["state"].keys() == unfailed[1]["state"].keys()
     assert {name.partition(".")[0] for name in resumed[1]["state"]} == {"used", "thawed", "late"}
