@@ -32,7 +32,7 @@ def ended(folder: Path, program: str, *, kernel: str = "") -> ProcessExit:
 
     async def run() -> ProcessExit:
         process, over = RankProcess(launch, folder / "socket", Clock(), kernel_log), asyncio.Event()
-        await process.start(lambda _: over.set(), process.command(folder, {}))
+        await process.start(lambda _: over.set(), process.command(folder, {}, {}))
         await over.wait()
         assert process.exit is not None
         return process.exit

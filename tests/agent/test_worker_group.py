@@ -847,7 +847,7 @@ def test_ranks_that_cannot_reach_the_agent_are_reported_and_never_taken_for_hung
 
 @pytest.fixture
 def no_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def take(pid: int, into: Path, *, stopped: bool) -> StackDump:
+    async def take(pid: int, into: Path, *, stopped: bool = False) -> StackDump:
         return StackDump(path=str(into), top_frame="all_reduce (x.py:1)")
 
     monkeypatch.setattr(hang_detector, "dump_stacks", take)
@@ -1004,7 +1004,7 @@ def test_rank_that_resumes_during_its_stack_dump_is_not_reported_as_hung(
     tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
-        async def take(pid: int, into: Path, *, stopped: bool) -> StackDump:
+        async def take(pid: int, into: Path, *, stopped: bool = False) -> StackDump:
             group.send_to_ranks(TakeCheckpointNow())  # it ends when it hears this
             await bench.until(RankExited)
             return StackDump()

@@ -85,6 +85,8 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
         "HOLDFAST_NODE": "RUN_ID/node1.0",
         "HOLDFAST_RANK_SOCKET": "RANK_SOCKET",
         "HOLDFAST_TRANSFER_MEMORY": "TRANSFER_MEMORY",
+        "TORCH_FR_DUMP_TEMP_FILE": "FLIGHT_DUMP",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "NCCL_PIPE",
         "HOLDFAST_CHECKPOINT_PATH": str(watched.folder.path.with_name("RUN_ID") / "checkpoints"),
     }
     assert {name: shown[name] for name in run_time} == run_time

@@ -216,8 +216,8 @@ def test_flight_recorders(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> 
     dump = flight_recorder.read(LogSource(name="dump", rank=0), torch_private.flight_recorder_dump("gloo"))
     check(dump is not None and bool(dump.groups), name, feature)
     assert dump is not None
-    position = max(dump.groups.values(), key=lambda group: group.enqueued)
-    check(position.current is not None and position.current.op == "all_reduce", name, feature)
+    recorded = {position.current.op for position in dump.groups.values() if position.current is not None}
+    check("all_reduce" in recorded, name, feature)
     for config in ("cpu:gloo,cuda:nccl", "cpu:gloo,cuda:other", "fake"):
         monkeypatch.setitem(dist.distributed_c10d._world.pg_backend_config, config, config)  # type: ignore[arg-type]
     check(torch_private.flight_recorders() == ["other", "gloo"], name, feature)

@@ -14,6 +14,7 @@ from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.local_backend import node_mark
 from holdfast.launch.local.resource_split import node_resources
 from holdfast.launch.rank_env import Attempt
+from holdfast.protocol import flight_recorder_files
 from holdfast.protocol.orders import RankLaunch
 from holdfast.run_dir import RunDir, runs_root
 
@@ -61,7 +62,8 @@ def _agent_env(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:
     memory = {"HOLDFAST_TRANSFER_MEMORY": "TRANSFER_MEMORY"} if launch.rank_count == 1 else {}
     if launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in env:
         memory["HOLDFAST_PEER_MEMORY"] = "PEER_MEMORY"
-    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **memory}
+    recorder = {flight_recorder_files.DUMP_PREFIX: "FLIGHT_DUMP", flight_recorder_files.NCCL_PIPE_PREFIX: "NCCL_PIPE"}
+    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **memory, **recorder}
 
 
 def _first_attempt(job: Job, node: int) -> Attempt:

@@ -6,11 +6,11 @@ waits for a dead replica. So replica_group.py must have seen the operation compl
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 
-def read_host(tensor: torch.Tensor) -> list[float]:
-    """The values of a one-dimensional tensor, in one transfer."""
-    return cast("list[float]", tensor.tolist())
+def read_host(tensor: torch.Tensor) -> list[Any]:
+    """The values of a tensor, in one transfer: numbers, or lists of them."""
+    return cast("list[Any]", tensor.tolist())

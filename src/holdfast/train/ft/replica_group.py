@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torchft.manager import Manager
@@ -240,7 +240,7 @@ class ReplicaGroup:
         rows[self.replica_index] = torch.tensor(own)
         self.start_allreduce(rows)
         if self._ranks.all(self.wait_all()):
-            return cast("list[list[int]]", rows.tolist())
+            return device_sync.read_host(rows)
         self.leave(ConnectionError("another rank of this replica has lost a replica"))
         return None
 
