@@ -6,7 +6,7 @@
 One process of one rank trains a model whose weights and AdamW state come to 1 GiB and more. In each round it saves once
 with torch's `async_save` (A, its defaults), once with holdfast (B), and once with torch again (A'), in an order that
 changes, with training steps during the writes. It measures for each save: the stall of the loop (the call, and the time
-that an optimiser step waited for it), the time until it is on disk, and its size there. A training step comes right
+that an optimizer step waited for it), the time until it is on disk, and its size there. A training step comes right
 before each call, as in a loop, because it changes the processor's caches.
 
 Then it loads each side's checkpoint in turn from the page cache: verified, as holdfast always does, and without the
@@ -49,7 +49,7 @@ STALL_GOAL, LOAD_GOAL, UNVERIFIED_GOAL, BYTES_GOAL, WALL_GOAL = 0.2, 1.1, 1.0, 1
 ROUNDS, LOADS = 12, 12
 PARTS = ("saves", "rival", "loads")
 WIDTH, LAYERS, BATCH = 4096, 6, 16
-"""Six layers are 0.4 GB of weights, 1.2 GB with the optimiser's state."""
+"""Six layers are 0.4 GB of weights, 1.2 GB with the optimizer's state."""
 COMMITS, SAVES = 10, 8
 """Steps between saves where a Session saves, and the most steps that it does."""
 STEPS = 3
@@ -177,7 +177,7 @@ class Loop:
         return Save(stall_s=stall_s, steps_s=steps_s, wall_s=ended[0] - began, disk_bytes=_disk_bytes(self._theirs))
 
     def others(self, manager: Any, *, exact: bool) -> Save:
-        """Save with torch_checkpointing, and wait for its `lock` before the optimiser changes anything.
+        """Save with torch_checkpointing, and wait for its `lock` before the optimizer changes anything.
 
         It receives the state as its tutorial shows, with or without the RNG state, which holdfast saves.
         """

@@ -3,7 +3,7 @@
 .venv/bin/python -m bench.staging [--quick] [--rounds N] [--layers N] [--device cuda]
 
 Both stage the state of one model and its AdamW in turn, after a training step, and overlap the next forward and
-backward pass. The optimiser's step after that waits until the copy is complete, as both require. The stall is the call
+backward pass. The optimizer's step after that waits until the copy is complete, as both require. The stall is the call
 and that wait: by the host's clock on a CPU, and by the device's on a GPU, where only idle time counts. The GPU part has
 never run. DefaultStager has its defaults on a GPU; on a CPU it refuses all of them but its thread.
 """

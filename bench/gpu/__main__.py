@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 import msgspec
-import torch._dynamo  # noqa: F401 - an optimiser would import it in every section
+import torch._dynamo  # noqa: F401 - an optimizer would import it in every section
 
 from bench import result_file
 from bench.gpu import section

@@ -113,7 +113,7 @@ def _rotated(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
 
 
 class Loop:
-    """The model, its optimiser and one batch of random tokens."""
+    """The model, its optimizer and one batch of random tokens."""
 
     def __init__(self, device: Device, shape: ModelShape, length: int) -> None:
         self._device = device
@@ -124,7 +124,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=fused)
 
     def step(self) -> torch.Tensor:
-        """One optimiser step; returns its loss, which is still on the device."""
+        """One optimizer step; returns its loss, which is still on the device."""
         self.optimizer.zero_grad()
         with torch.autocast(self._device.torch.type, torch.bfloat16):
             loss = self.model(self._tokens)

@@ -2,7 +2,7 @@
 
 For each case the same program trains three times: twice without holdfast, which shows whether this device computes the
 same twice at all; then with a Session that stops half way, after which another process state (other weights, other
-random numbers) resumes from its checkpoint. Weights, optimiser, scaler and the device's random numbers are compared.
+random numbers) resumes from its checkpoint. Weights, optimizer, scaler and the device's random numbers are compared.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Training:
         """Steps whose gradients overflowed, in this process."""
 
     def step(self) -> torch.Tensor:
-        """One optimiser step on numbers that the device draws."""
+        """One optimizer step on numbers that the device draws."""
         batch = torch.randn(BATCH, self._width, device=self._device.torch, dtype=self.case.weights)
         self.optimizer.zero_grad()
         with torch.autocast(self._device.torch.type, self.case.autocast, enabled=self.case.autocast is not None):

@@ -40,7 +40,7 @@ class Save:
     call_ms: float
     """The host's time in the call that begins it."""
     waited_ms: float
-    """The host's time in optimiser steps that waited for the copy."""
+    """The host's time in optimizer steps that waited for the copy."""
     steps: int
     took_s: float
     """Until it was on disk."""
@@ -54,7 +54,7 @@ class Begun(NamedTuple):
     took_s: Callable[[], float | None]
     """The seconds until it was on disk; None until then."""
     wait_copied: Callable[[], object] = int
-    """Waits until the optimiser may change the state; a Session's own copy has the optimiser wait for it."""
+    """Waits until the optimizer may change the state; a Session's own copy has the optimizer wait for it."""
 
 
 class Opened(NamedTuple):
@@ -198,7 +198,7 @@ class Loop:
         self._checkpoints.close()
         if self._stager is not None:
             self._stager.close()
-        # The old optimiser's hooks hold the buffer of its saves.
+        # The old optimizer's hooks hold the buffer of its saves.
         del self._checkpoints, self._loop
         gc.collect()
         self._device.release()

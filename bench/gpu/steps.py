@@ -43,7 +43,7 @@ class Loop:
         self.optimizer = torch.optim.AdamW(self.model.parameters())
 
     def step(self) -> torch.Tensor:
-        """One optimiser step; returns its loss, which is still on the device."""
+        """One optimizer step; returns its loss, which is still on the device."""
         self.optimizer.zero_grad()
         loss = (self.model(self._batch) - self._batch).square().mean()
         loss.backward()

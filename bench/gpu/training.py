@@ -33,7 +33,7 @@ class StateLoop:
         self.micro_batches = 1
 
     def step(self, before_optimizer: Callable[[], object] = int) -> None:
-        """One optimiser step; the host waits for its loss, as most loops do."""
+        """One optimizer step; the host waits for its loss, as most loops do."""
         loss = self._gradients()
         before_optimizer()
         self.optimizer.step()

@@ -1,7 +1,7 @@
 """A plain data-parallel loop, without holdfast, that checkpoints each step and resumes: `resumable_loop.py OUT [ddp]`.
 
 Each rank appends lines `PID WHAT STEP SECONDS` to OUT/rank-R. It averages and applies gradients by hand: creating a
-DistributedDataParallel or any optimiser of torch.optim imports torch._dynamo (2.7 s on two cores), which would hide the
+DistributedDataParallel or any optimizer of torch.optim imports torch._dynamo (2.7 s on two cores), which would hide the
 measured time, on both sides alike. With `ddp` it uses both, as most scripts do.
 """
 

@@ -44,7 +44,7 @@ def test_parts_are_of_a_step_where_several_were_profiled():
     assert parts(step_starts=(0, 100 * MS, 200 * MS), **twice) == parts(**LOOP)
 
 
-def test_copy_for_a_checkpoint_that_the_optimiser_waits_for_is_the_checkpoints():
+def test_copy_for_a_checkpoint_that_the_optimizer_waits_for_is_the_checkpoints():
     assert parts(optimizer=[at(0, 100)], checkpoint=[at(0, 30)]) == {"optimizer": 70, "checkpoint": 30}
 
 

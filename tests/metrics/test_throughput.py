@@ -65,7 +65,7 @@ def test_words_leave_out_what_there_is_not_and_name_the_convention_where_there_i
 def test_step_breakdown_is_shown_in_shares_with_overlapped_parts():
     parts = {"forward": 0.05, "backward": 0.1, "communication": 0.04, "optimizer": 0.0095, "data": 0.0005}
     metrics = {f"profile_{part}_s": spent for part, spent in parts.items()}
-    shown = "of 0.200 s a step, profiled: forward 25%, backward 50%, communication 20%, optimiser 5%"
+    shown = "of 0.200 s a step, profiled: forward 25%, backward 50%, communication 20%, optimizer 5%"
     assert format_metrics(metrics, BREAKDOWN) == [shown]
     assert format_metrics(metrics | {"profile_communication_overlapped_s": 0.03}) == [
         f"{shown}; 0.030 s of communication overlapped"

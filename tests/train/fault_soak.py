@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch._dynamo  # an optimiser would import it in every rank
+import torch._dynamo  # an optimizer would import it in every rank
 import torch.distributed as dist
 from tests.conftest import fill
 from torch.nn.parallel import DistributedDataParallel

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # an optimiser would import it in every rank
+import torch._dynamo  # an optimizer would import it in every rank
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -1,7 +1,7 @@
 """Replicas for tests, with ranks forked from a process with torch; each records the samples of its steps in a file.
 
 Faults, each `replica:step:moment`, kill a replica in its first incarnation: `computing` (before it makes the gradients
-of that step), `agreed` (the optimiser has stepped, the step is not committed), `giving` (when another is about to take
+of that step), `agreed` (the optimizer has stepped, the step is not committed), `giving` (when another is about to take
 its state, at that step or later), `saving` (while it computes the next step, and the files of that step's checkpoint
 are written) and `sealing` (the same, and only its manifest is missing). Of several ranks the last is killed. All begin
 together; the last steps wait until the killed replicas have returned.
@@ -26,7 +26,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
-import torch._dynamo  # an optimiser would import it in every rank
+import torch._dynamo  # an optimizer would import it in every rank
 import torch.distributed as dist
 from tests.programs import nccl_like
 from torch.amp.grad_scaler import GradScaler

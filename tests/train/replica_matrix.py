@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # an optimiser would import it in every rank
+import torch._dynamo  # an optimizer would import it in every rank
 from tests.train import replica_forks
 from tests.train.replica_forks import leave, local, whole
 from torch.distributed.device_mesh import init_device_mesh

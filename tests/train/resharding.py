@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import torch
-import torch._dynamo  # an optimiser would import it in every rank
+import torch._dynamo  # an optimizer would import it in every rank
 import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh

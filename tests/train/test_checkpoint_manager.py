@@ -301,7 +301,7 @@ def test_checkpoints_that_were_lost_with_a_pod_are_not_called_damaged(trained):
     assert checkpoints(folder, training(), lasting=False).restore()[:2] == (0, [])
 
 
-def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_waits_for_its_copy(
+def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimizer_waits_for_its_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     loop = training(64)
@@ -310,7 +310,7 @@ def test_save_under_way_holds_what_was_true_when_it_began_and_the_optimiser_wait
     copy = staging._copy
 
     def copy_late(pairs: list) -> None:
-        changed.wait(0.3)  # in vain, where the optimiser waits
+        changed.wait(0.3)  # in vain, where the optimizer waits
         copy(pairs)
 
     monkeypatch.setattr(staging, "_copy", copy_late)
@@ -363,7 +363,7 @@ def test_weights_changed_while_they_are_copied_cost_that_checkpoint_and_no_later
     changed.set()
     saving.prepare()
     changed.clear()
-    # Copies of what nothing owns are made immediately: only those of the optimiser's own can lag behind the change.
+    # Copies of what nothing owns are made immediately: only those of the optimizer's own can lag behind the change.
     saving.start_save(1)
     assert copying.wait(60)
     with torch.no_grad():

@@ -211,8 +211,8 @@ def turned(model: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("before", "after", "evidence"),
     [
-        ({"optimizer": AdamW}, {"optimizer": Adam}, "optimiser: was AdamW, is Adam"),
-        ({"optimizer": AdamW}, {"optimizer": SGD}, "optimiser: was AdamW, is SGD"),
+        ({"optimizer": AdamW}, {"optimizer": Adam}, "optimizer: was AdamW, is Adam"),
+        ({"optimizer": AdamW}, {"optimizer": SGD}, "optimizer: was AdamW, is SGD"),
         ({}, {"groups": split}, "groups of parameters: were 1, are 2"),
         ({"groups": split}, {"groups": turned}, "group 0 of parameters: had 1, has 1; bias and 1 more moved"),
     ],

@@ -295,7 +295,7 @@ def test_arguments_that_keep_a_trainer_from_being_exact_are_named(
 
 @pytest.fixture
 def rates() -> Iterator[list[float]]:
-    """The learning rate of every step that an optimiser takes."""
+    """The learning rate of every step that an optimizer takes."""
     taken: list[float] = []
     hook = register_optimizer_step_pre_hook(lambda optimizer, *_: taken.append(optimizer.param_groups[0]["lr"]))
     yield taken
@@ -303,7 +303,7 @@ def rates() -> Iterator[list[float]]:
 
 
 CHANGES: dict[str, tuple[Train, dict[str, Any], dict[str, Any], list[float], tuple[str, ...]]] = {
-    "of a Trainer's optimiser": (
+    "of a Trainer's optimizer": (
         train_transformers,
         {"lr_scheduler_type": "constant", "learning_rate": 0.1},
         {"lr_scheduler_type": "constant", "learning_rate": 0.2, "adam_beta1": 0.8},
@@ -317,7 +317,7 @@ CHANGES: dict[str, tuple[Train, dict[str, Any], dict[str, Any], list[float], tup
         [0.2 * 2 / 5, 0.2 / 5],
         ("lr: 0.1 -> 0.2", "batch: 2 -> 4", "linear max_steps: 10 -> 5"),
     ),
-    "of Lightning's optimiser": (train_lightning, {"lr": 0.1}, {"lr": 0.2}, [0.2, 0.2], ("lr: 0.1 -> 0.2",)),
+    "of Lightning's optimizer": (train_lightning, {"lr": 0.1}, {"lr": 0.2}, [0.2, 0.2], ("lr: 0.1 -> 0.2",)),
     "of Lightning's schedule": (
         train_lightning,
         {"lr": 0.1},

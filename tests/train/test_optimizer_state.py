@@ -1,4 +1,4 @@
-"""Parameters without optimiser state are resumed without it: they end exactly as in training without a checkpoint."""
+"""Parameters without optimizer state are resumed without it: they end exactly as in training without a checkpoint."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def compute(model: Any, used: tuple[str, ...]) -> None:
 
 
 def outcome(loop: TrainState) -> dict[str, Any]:
-    """Weights and optimiser state by name."""
+    """Weights and optimizer state by name."""
     names = {each: name for name, each in loop.model.named_parameters()}
     state = {names[each]: values for each, values in loop.optimizer.state.items()}
     return {"weights": {name: each.detach() for name, each in loop.model.named_parameters()}, "state": state}

@@ -34,7 +34,7 @@ def run(folder: Path, *ways: str) -> str:
 
 
 @pytest.mark.slow
-def test_model_and_optimiser_are_the_same_to_the_bit_however_they_are_shared_out(tmp_path: Path):
+def test_model_and_optimizer_are_the_same_to_the_bit_however_they_are_shared_out(tmp_path: Path):
     run(tmp_path, *(way for pair in PAIRS for way in pair))
     for number, (saving, loading) in enumerate(PAIRS):
         saved, loaded = (torch.load(tmp_path / f"{number}-{verb}.pt") for verb in ("saved", "loaded"))

@@ -22,7 +22,7 @@ WIDTH = 4
 
 
 class Net(Module):
-    """`beside` holds what no optimiser has."""
+    """`beside` holds what no optimizer has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -312,7 +312,7 @@ def test_state_of_a_module_that_says_more_than_its_tensors_is_asked_for_at_each_
 
 
 def numbered() -> Asked:
-    """As optimisers did that count in Python."""
+    """As optimizers did that count in Python."""
     loop = training()
     train(loop)
     have_the_optimizer_count_otherwise(loop)

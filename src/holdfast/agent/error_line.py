@@ -28,8 +28,8 @@ MAX_ERROR_CHARS = 500
 #   File "/x/train.py", line 3, in <module>
 # subprocess.TimeoutExpired: Command 'x' timed out after 3 seconds
 #
-# holdfast: error [optimizer-changed]: the checkpoint of step 20 is of another optimiser, or of other groups ...
-#   evidence: optimiser: was AdamW, is SGD
+# holdfast: error [optimizer-changed]: the checkpoint of step 20 is of another optimizer, or of other groups ...
+#   evidence: optimizer: was AdamW, is SGD
 # (an error that ends a rank; holdfast prints other findings on one line)
 _ERROR = re.compile(
     rb"^(?:\[rank\d+\]:\s*)?"

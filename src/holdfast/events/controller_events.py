@@ -104,7 +104,7 @@ class WorldSizeChanged(Event, frozen=True, kw_only=True):
 
 
 class StepCommitted(Event, frozen=True, kw_only=True):
-    """Every rank of a replica finished an optimiser step; in a long run, several steps (control/step_sampling.py).
+    """Every rank of a replica finished an optimizer step; in a long run, several steps (control/step_sampling.py).
 
     `started` and `ended` are Unix seconds, the latest over the replica's ranks. `checkpoint_s` is the part of that time
     in which its training loop waited for a checkpoint.

@@ -352,7 +352,7 @@ class OuterSyncSpec(Model):
 
     method: Literal["local_sgd", "diloco"]
     """`local_sgd`: averages the replicas' parameters. `diloco`: applies the mean of their parameter changes as the
-    gradient of an outer optimiser."""
+    gradient of an outer optimizer."""
     every: Count = Field(ge=1)
     """Steps between two synchronisations."""
 

@@ -137,7 +137,7 @@ CATALOG: tuple[Metric, ...] = (
         StepPart.COMMUNICATION, "The same: the rank waited for other ranks or for data in transit, without computing."
     ),
     _breakdown_row(
-        StepPart.OPTIMIZER, "The same: the optimiser's step, preparation such as clipping, and `zero_grad`."
+        StepPart.OPTIMIZER, "The same: the optimizer's step, preparation such as clipping, and `zero_grad`."
     ),
     _breakdown_row(
         StepPart.DATA, "The same: the loop waited for its next samples, from a DataLoader or through the session."

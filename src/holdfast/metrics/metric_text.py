@@ -12,7 +12,7 @@ _PARTS = {
     StepPart.FORWARD: "forward",
     StepPart.BACKWARD: "backward",
     StepPart.COMMUNICATION: "communication",
-    StepPart.OPTIMIZER: "optimiser",
+    StepPart.OPTIMIZER: "optimizer",
     StepPart.DATA: "data wait",
     StepPart.CHECKPOINT: "checkpoint",
     StepPart.OTHER: "other",

@@ -26,7 +26,7 @@ class StepPart(StrEnum):
     COMMUNICATION = "communication"
     """The rank waits for other ranks or for data in transit, and computes nothing."""
     OPTIMIZER = "optimizer"
-    """The optimiser's step, preparation after the backward pass such as clipping, and zeroing gradients."""
+    """The optimizer's step, preparation after the backward pass such as clipping, and zeroing gradients."""
     DATA = "data"
     CHECKPOINT = "checkpoint"
     OTHER = "other"

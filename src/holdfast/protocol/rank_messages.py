@@ -38,7 +38,7 @@ class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
 
 
 class RankStep(RankMessage, frozen=True, kw_only=True, tag="step"):
-    """The rank finished an optimiser step.
+    """The rank finished an optimizer step.
 
     `started` and `ended` are Unix seconds on the rank's clock; `checkpoint_s` is the part of that time spent waiting
     for a checkpoint.

@@ -92,7 +92,7 @@ def after_backward(call: Callable[[], None]) -> None:
     cast("Any", torch.autograd.Variable)._execution_engine.queue_callback(call)
 
 
-# Modules and optimisers
+# Modules and optimizers
 
 COMPILED_MODULE = "_orig_mod"
 """Attribute of the module that `torch.compile` wraps."""
@@ -135,7 +135,7 @@ def has_default_state_methods(kind: type[Module]) -> bool:
 
 
 def has_state_dict_hooks(optimizer: Optimizer) -> bool:
-    """Whether hooks change an optimiser's state dict."""
+    """Whether hooks change an optimizer's state dict."""
     return any(_optimizer_hooks(vars(optimizer)))
 
 

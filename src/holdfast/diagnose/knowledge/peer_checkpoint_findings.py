@@ -34,7 +34,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "peer-checkpoint-not-bit-exact",
-        "Something other than the optimiser changed weights during the copy.",
+        "Something other than the optimizer changed weights during the copy.",
         "Whether the loop changes weights after session.commit().",
         "Nothing: from then on holdfast copies them before the next step begins.",
     ),

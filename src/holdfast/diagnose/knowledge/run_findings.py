@@ -387,7 +387,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "checkpoint-incompatible",
-        "The model or optimiser differs from the checkpoint's.",
+        "The model or optimizer differs from the checkpoint's.",
         "The evidence names the first difference.",
         "Use the same model, or another checkpoint.path.",
     ),
@@ -600,7 +600,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "checkpoint-not-bit-exact",
-        "Something other than the optimiser changed weights during the copy.",
+        "Something other than the optimizer changed weights during the copy.",
         "What runs between two steps: hooks, averages, pruning.",
         "Nothing: from then on holdfast finishes each copy before the loop continues.",
     ),
@@ -666,7 +666,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "hyperparameters-changed",
-        "The program sets values of its optimiser or schedule that differ from the checkpoint's.",
+        "The program sets values of its optimizer or schedule that differ from the checkpoint's.",
         "The evidence: each was -> is; the program's value applies.",
         "Nothing, if intended; else restore them, and start it again.",
     ),
@@ -690,16 +690,16 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "optimizer-changed",
-        "The optimiser or its parameter groups differ from the checkpoint's; the checkpoint is untouched.",
+        "The optimizer or its parameter groups differ from the checkpoint's; the checkpoint is untouched.",
         "The evidence shows both.",
-        "Restore the optimiser, or use another checkpoint.path and load only the weights.",
+        "Restore the optimizer, or use another checkpoint.path and load only the weights.",
     ),
     (
         "optimizer-closure",
-        "With recovery.replicas, an optimiser step received a closure: it would compute gradients that the "
+        "With recovery.replicas, an optimizer step received a closure: it would compute gradients that the "
         "replicas have not averaged.",
         "The loop's call of optimizer.step.",
-        "Call backward() before, and step() without a closure; LBFGS and similar optimisers need a job without "
+        "Call backward() before, and step() without a closure; LBFGS and similar optimizers need a job without "
         "recovery.replicas.",
     ),
     (

@@ -107,7 +107,7 @@ def read(
 ) -> dict[str, Any] | str:
     """Read into tensors whose sharding may differ from the saved one, and return them. A collective call.
 
-    `make_state` makes these tensors, given the parameters that were saved with optimiser state. Every file that this
+    `make_state` makes these tensors, given the parameters that were saved with optimizer state. Every file that this
     rank reads, and `also`, is checked against the manifest. If any rank's files are damaged, every rank returns the
     damage, and the tensors must not be used. Raises CheckpointException if these tensors are not the saved ones, and
     StoreUnreachable.
@@ -224,7 +224,7 @@ class _VerifyingReader(FileSystemReader):
             return RestrictedUnpickler(io.BytesIO(file.readall()), _index_globals()).load()
 
     def optimizer_state(self) -> set[str]:
-        """Names of the parameters that were saved with optimiser state."""
+        """Names of the parameters that were saved with optimizer state."""
         paths: Iterable[tuple[str | int, ...]] = self._index.planner_data.values()
         return {str(path[2]) for path in paths if path[:2] == ("optimizer", "state")}
 

@@ -1,6 +1,6 @@
 """Makes the program's hyper-parameters override those of the checkpoint it resumes from.
 
-Torch's optimisers and schedulers silently load the old settings. Here a changed setting applies from the first resumed
+Torch's optimizers and schedulers silently load the old settings. Here a changed setting applies from the first resumed
 step, and a changed schedule is fast-forwarded as if it had always been so. Unchanged settings continue with the values
 that schedules and loops gave them. What counts as a change: hyperparams.py.
 """
@@ -51,7 +51,7 @@ class HyperparamOverrides:
         )
 
     def prepare_load(self, state: dict[str, Any], was: Hyperparams | None) -> str | None:
-        """Remove from `state` what the checkpoint lacks; returns why the optimisers do not match, if so."""
+        """Remove from `state` what the checkpoint lacks; returns why the optimizers do not match, if so."""
         groups = state["optimizer"]["param_groups"]
         self._parameters = [set(group["params"]) for group in groups]
         if was is None:
@@ -100,7 +100,7 @@ class HyperparamOverrides:
     def override(
         self, groups: list[dict[str, Any]], stood: dict[str, Any] | None, was: Hyperparams
     ) -> tuple[list[HyperparamChange], dict[str, Any] | None]:
-        """Apply the program's settings to the optimiser groups and schedule that a framework is about to load.
+        """Apply the program's settings to the optimizer groups and schedule that a framework is about to load.
 
         Returns the changes, and the schedule to load instead.
         """

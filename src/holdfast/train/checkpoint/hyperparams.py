@@ -21,7 +21,7 @@ Settings = dict[str, Any]
 """Values by name, as JSON types."""
 
 COUNTERS = frozenset({"base_lrs", "last_epoch"})
-"""Scheduler fields that are no setting, or the optimiser's; names that begin with an underscore are excluded too."""
+"""Scheduler fields that are no setting, or the optimizer's; names that begin with an underscore are excluded too."""
 NESTED = frozenset({COMPOSED_SCHEDULERS, MILESTONES})
 """Fields of schedulers composed of others."""
 
@@ -30,7 +30,7 @@ class Hyperparams(msgspec.Struct, frozen=True, kw_only=True):
     """A program's settings before its first step."""
 
     optimizer: str
-    """Class name of the optimiser."""
+    """Class name of the optimizer."""
     groups: list[Settings]
     """Options of each parameter group."""
     scheduler: str | None = None
@@ -88,23 +88,23 @@ def schedule_settings(state: Mapping[str, Any]) -> Settings:
 
 
 def optimizer_mismatch(was: Hyperparams, now: Hyperparams) -> str | None:
-    """Why one optimiser cannot load the other's state; None if it can."""
+    """Why one optimizer cannot load the other's state; None if it can."""
     if was.optimizer != now.optimizer:
-        return f"optimiser: was {was.optimizer}, is {now.optimizer}"
+        return f"optimizer: was {was.optimizer}, is {now.optimizer}"
     if len(was.groups) != len(now.groups):
         return f"groups of parameters: were {len(was.groups)}, are {len(now.groups)}"
     return None
 
 
 def optimizer_changed(step: int, where: str, why: str) -> HoldfastError:
-    """Error for an optimiser that does not match the checkpoint's state."""
+    """Error for an optimizer that does not match the checkpoint's state."""
     return failure(
         "optimizer-changed",
-        f"the checkpoint of step {step} is of another optimiser, or of other groups of parameters",
+        f"the checkpoint of step {step} is of another optimizer, or of other groups of parameters",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         where=where,
         evidence=(why,),
-        remedy=f"make the optimiser as it was, or {USE_ANOTHER_FOLDER}, and begin there "
+        remedy=f"make the optimizer as it was, or {USE_ANOTHER_FOLDER}, and begin there "
         "with the weights alone: torch.distributed.checkpoint loads them from this one, which is untouched",
     )
 

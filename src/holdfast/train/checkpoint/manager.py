@@ -124,7 +124,7 @@ class CheckpointManager:
         self._pruning: Future[None] | None = None
 
     def take_stalled_s(self) -> float:
-        """Seconds that the optimiser's steps have waited for copies since the last call."""
+        """Seconds that the optimizer's steps have waited for copies since the last call."""
         return self._staging.stalls.take_s()
 
     def wait_copied(self) -> None:
@@ -132,7 +132,7 @@ class CheckpointManager:
         self._staging.wait_copied()
 
     def prepare(self) -> None:
-        """Prepare the first save in the background; called after a step, when the optimiser has its state."""
+        """Prepare the first save in the background; called after a step, when the optimizer has its state."""
         if not self._prepared:
             self._prepared = True
             state = self._train_state.tensors()
@@ -340,7 +340,7 @@ class CheckpointManager:
             raise _does_not_fit(what, checkpoint.where, f"rank {self._ranks.rank}: {error}") from error
 
     def _state_to_load_into(self, manifest: Manifest, where: str, saved: Collection[str]) -> dict[str, Any]:
-        """The loop's state, with optimiser state for the parameters that were `saved` with some."""
+        """The loop's state, with optimizer state for the parameters that were `saved` with some."""
         state = self._train_state.tensors_to_load_into(saved)
         if (why := self._hyperparams.prepare_load(state, manifest.hyperparams)) is not None:
             raise optimizer_changed(manifest.step, where, why)
@@ -411,7 +411,7 @@ def _rank_file(rank: int) -> str:
 def _does_not_fit(what: str, where: str, *causes: str) -> HoldfastError:
     return failure(
         "checkpoint-incompatible",
-        f"{what} cannot be loaded into this model and optimiser",
+        f"{what} cannot be loaded into this model and optimizer",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         where=where,
         evidence=causes,

@@ -1,7 +1,7 @@
-"""Optimiser state of exactly the parameters that have some.
+"""Optimizer state of exactly the parameters that have some.
 
 A parameter has none before its first gradient, as in an unused or frozen layer, or while a gradient scaler skips every
-step. Torch would create the state of a fresh optimiser, for all parameters that require gradients, both when it is
+step. Torch would create the state of a fresh optimizer, for all parameters that require gradients, both when it is
 saved and when it is loaded: by a step, which would count.
 """
 
@@ -37,7 +37,7 @@ def none_created(optimizer: Optimizer) -> Generator[None]:
 
 
 def state_to_load_into(model: Module, optimizer: Optimizer, names: Collection[str]) -> dict[str, Any]:
-    """The optimiser's state dict, with state for exactly these of its parameters; created where there is none."""
+    """The optimizer's state dict, with state for exactly these of its parameters; created where there is none."""
     current = _state_dict(model, optimizer)
     missing = [each for each in _named(current, optimizer, names) if not optimizer.state.get(each)]
     if missing:
@@ -74,7 +74,7 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _named(state_dict: dict[str, Any], optimizer: Optimizer, names: Collection[str]) -> list[torch.Tensor]:
-    """The parameters of these names; the state dict is the optimiser's own."""
+    """The parameters of these names; the state dict is the optimizer's own."""
     own = [name for group in state_dict["param_groups"] for name in group["params"]]
     parameters = _parameters(optimizer)
     if len(own) != len(parameters):  # legacy FSDP has flattened several into one: as torch does, take all

@@ -1,8 +1,8 @@
 """Host staging buffer for saves, allocated once and reused.
 
-Copies overlap the next forward and backward pass: only the optimiser changes these tensors, and its step waits until
+Copies overlap the next forward and backward pass: only the optimizer changes these tensors, and its step waits until
 the copies are done. They run in the writer thread, so that the loop wakes one thread only; a GPU copies beside its
-other work, and it is the GPU that waits before the optimiser's step. Tensors that other code may change are copied
+other work, and it is the GPU that waits before the optimizer's step. Tensors that other code may change are copied
 before `start_copy` returns, those on a GPU to GPU memory first. When: session.py. Writing: manager.py. Reuse of the
 tree: state_dict_cache.py. This has never run on a GPU: its tests use a device on the host.
 """
@@ -45,7 +45,7 @@ class _CopySource(NamedTuple):
     sources: list[torch.Tensor]
     """This rank's shards of the live tensors."""
     owned: list[bool]
-    """Whether it changes only in or after the optimiser's step."""
+    """Whether it changes only in or after the optimizer's step."""
 
 
 class _PendingCopies(NamedTuple):
@@ -87,21 +87,21 @@ class StagingBuffer:
         self._allocating = threading.Lock()
         self._lock = threading.Lock()
         self._copying: _PendingCopies | None = None
-        """Guarded by the lock: the writer and the optimiser's step both check whether the copies are done."""
+        """Guarded by the lock: the writer and the optimizer's step both check whether the copies are done."""
         self._copied = threading.Event()
         """Set once the rest is up to the device."""
         self._end: Mark | None = None
         """When the device has copied everything."""
         self._intact = self._overlap = True
         self.stalls = StallClock(self._accelerator)
-        """Waits of the optimiser's steps for copies."""
+        """Waits of the optimizer's steps for copies."""
         hook: Any = torch.compiler.disable(self._before_step)
         train_state.optimizer.register_step_pre_hook(hook)
 
     def start_copy(self) -> dict[str, Any]:
         """Return the state tree with its tensors on the host; complete once `finish_copy` returns.
 
-        The caller must have another thread call `finish_copy` soon: the optimiser's next step waits for it.
+        The caller must have another thread call `finish_copy` soon: the optimizer's next step waits for it.
         """
         tree, watched, sources, owned = self._cached_source() or self._new_source()
         self._intact = True
@@ -165,7 +165,7 @@ class StagingBuffer:
             self._allocate_buffer([local_part(tensor) for tensor in iter_tensors(tree)])
 
     def finish_copy(self) -> bool:
-        """Copy; False if code other than the optimiser changed the sources meanwhile.
+        """Copy; False if code other than the optimizer changed the sources meanwhile.
 
         From then on everything is copied immediately. Waits for the copies alone, not for what the device trains.
         """
@@ -223,7 +223,7 @@ class StagingBuffer:
             each.result()
 
     def _owned(self) -> set[int]:
-        """Addresses of the tensors that change only in the optimiser's step, or after it.
+        """Addresses of the tensors that change only in the optimizer's step, or after it.
 
         They are its parameters and state, and the user's own modules: averages of the weights follow that step.
         """
@@ -264,7 +264,7 @@ def torn_copy(what: str, who: str, *, code: str) -> Finding:
         what=f"{what} was given up: weights were changed while they were copied",
         where=who,
         remedy="Nothing: from now on they are copied before the next step begins. To have that stall less, change "
-        "weights in the optimiser's step, or before session.commit().",
+        "weights in the optimizer's step, or before session.commit().",
     )
 
 

@@ -1,6 +1,6 @@
 """Caches the layout of torch's state dict and checks that it is still valid, which avoids a new `get_state_dict`.
 
-Torch takes some 10 µs per tensor to compute its name. Names depend only on what modules and optimiser hold under which
+Torch takes some 10 µs per tensor to compute its name. Names depend only on what modules and optimizer hold under which
 attributes, on aliases, on sharding, and on the modules' classes: together, the signature. While the signature is
 unchanged, each slot of the tree belongs to the tensor now found where the original was. State with hooks, custom state
 methods or unusual tensor types is not cached. Copying into the tree: staging.py.
@@ -33,15 +33,15 @@ class _Uncacheable(Exception):
 
 @dataclass(kw_only=True)
 class _StateWalk:
-    """Current contents of modules and optimiser."""
+    """Current contents of modules and optimizer."""
 
     signature: list[object]
     held: list[torch.Tensor]
     """In the order of the walk; a tensor held in two places occurs twice."""
     first_owned: int
-    """Index of the first tensor of the optimiser and of the user's own modules."""
+    """Index of the first tensor of the optimizer and of the user's own modules."""
     numbers: list[object]
-    """The optimiser's non-tensor state of its parameters, in order."""
+    """The optimizer's non-tensor state of its parameters, in order."""
     groups: list[dict[str, object]]
     """Copies of its groups, without parameters."""
 
@@ -56,7 +56,7 @@ class CachedStateDict:
     source_indices: list[int]
     """For each of the tree's tensors: the index of its source in the walk."""
     owned: list[bool]
-    """For each of them: whether its source changes only in or after the optimiser's step."""
+    """For each of them: whether its source changes only in or after the optimizer's step."""
     slots: list[tuple[dict[str, object], str]]
     """Slots of the numbers in the tree."""
 
@@ -185,7 +185,7 @@ def _walk_optimizer(
     optimizer: Optimizer, signature: list[object], held: list[torch.Tensor]
 ) -> tuple[list[object], list[dict[str, object]]]:
     own = vars(optimizer)
-    state, groups = own.get("state"), own.get("param_groups")  # a wrapper of another optimiser has them as properties
+    state, groups = own.get("state"), own.get("param_groups")  # a wrapper of another optimizer has them as properties
     if (
         state is None
         or groups is None

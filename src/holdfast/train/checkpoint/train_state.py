@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NotRequired, Protocol, TypedDict
 
 import torch
 
-# Importing it takes 0.1 s after an optimiser has imported torch._dynamo (2.6 s), as every optimiser does.
+# Importing it takes 0.1 s after an optimizer has imported torch._dynamo (2.6 s), as every optimizer does.
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_model_state_dict
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -32,7 +32,7 @@ class Stateful(Protocol):
 
 
 class _PerRankState(TypedDict):
-    """One rank's own part: everything except model and optimiser."""
+    """One rank's own part: everything except model and optimizer."""
 
     random: rng.RandomState
     scheduler: dict[str, Any] | None
@@ -42,12 +42,12 @@ class _PerRankState(TypedDict):
 
 
 class PostStepState(TypedDict):
-    """State that a loop changes after its optimiser's step."""
+    """State that a loop changes after its optimizer's step."""
 
     scheduler: dict[str, Any] | None
     state: dict[str, dict[str, Any]]
     groups: list[dict[str, Any]]
-    """The optimiser's groups without their parameters: learning rates and the like."""
+    """The optimizer's groups without their parameters: learning rates and the like."""
 
 
 class StateNotLoaded(Exception):
@@ -80,13 +80,13 @@ class TrainState:
         return {name: each for name, each in self.state.items() if isinstance(each, Module)}
 
     def tensors(self) -> dict[str, Any]:
-        """Live state of model, optimiser and modules, by names that do not depend on sharding."""
+        """Live state of model, optimizer and modules, by names that do not depend on sharding."""
         with optimizer_state.none_created(self.optimizer):
             model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer} | self._modules_state()
 
     def tensors_to_load_into(self, saved: Collection[str]) -> dict[str, Any]:
-        """The same, with optimiser state for exactly these parameters: those that were saved with some."""
+        """The same, with optimizer state for exactly these parameters: those that were saved with some."""
         optimizer = optimizer_state.state_to_load_into(self.model, self.optimizer, saved)
         return {"model": get_model_state_dict(self.model), "optimizer": optimizer} | self._modules_state()
 
@@ -146,7 +146,7 @@ class TrainState:
         return own["scheduler"]
 
     def post_step_state(self) -> PostStepState:
-        """A copy of the state changed after the optimiser's step, for `load_post_step_state`."""
+        """A copy of the state changed after the optimizer's step, for `load_post_step_state`."""
         given = PostStepState(
             scheduler=None if self.scheduler is None else self.scheduler.state_dict(),
             state={name: each.state_dict() for name, each in self.state.items()},

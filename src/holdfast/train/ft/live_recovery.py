@@ -1,4 +1,4 @@
-"""Exports and imports model and optimiser state for live recovery between replicas.
+"""Exports and imports model and optimizer state for live recovery between replicas.
 
 All replicas shard the state alike, so a rank receives from the rank with the same number. Transport: replica_group.py.
 Other state: replica_strategy.py.
@@ -15,9 +15,9 @@ from holdfast.train.checkpoint.train_state import TrainState
 
 
 def export_state(train_state: TrainState) -> dict[str, Any]:
-    """This rank's shard of model and optimiser state.
+    """This rank's shard of model and optimizer state.
 
-    The exported state does not change before the next optimiser step: tensors that the model may change are copied.
+    The exported state does not change before the next optimizer step: tensors that the model may change are copied.
     """
     state = train_state.tensors()
     owned = {_local(parameter).data_ptr() for parameter in train_state.model.parameters()}

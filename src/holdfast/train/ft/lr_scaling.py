@@ -1,4 +1,4 @@
-"""Scales the learning rate with the world size, during optimiser steps only.
+"""Scales the learning rate with the world size, during optimizer steps only.
 
 The configured learning rate is restored after each step, so schedulers and checkpoints never see the scaling.
 """
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 
 class LearningRateScaler:
-    """Multiplies an optimiser's learning rates during its steps, once applied."""
+    """Multiplies an optimizer's learning rates during its steps, once applied."""
 
     def __init__(self, optimizer: Optimizer, factor: float) -> None:
         self._optimizer = optimizer

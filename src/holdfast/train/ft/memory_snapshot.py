@@ -45,7 +45,7 @@ MEMORY = "the nodes' memory"
 
 
 class StateMismatch(Exception):
-    """The snapshot is of another model or optimiser; the text names the first difference."""
+    """The snapshot is of another model or optimizer; the text names the first difference."""
 
 
 class _TensorEntry(NamedTuple):
@@ -263,7 +263,7 @@ class MemorySnapshot:
         return io.BytesIO(self._index.per_rank_state)
 
     def optimizer_state(self) -> set[str]:
-        """Names of the parameters that were saved with optimiser state."""
+        """Names of the parameters that were saved with optimizer state."""
         return {name for name, values in self._index.tree["optimizer"]["state"].items() if values}
 
     def find_damage(self) -> str | None:

@@ -100,7 +100,7 @@ class PeerCheckpointer:
         """A single thread; the process waits for it at exit."""
         self._prepared = self._stopped = False
         self._fits_with = -1
-        """Parameters with optimiser state when the state was found to fit into memory; it grows with their number."""
+        """Parameters with optimizer state when the state was found to fit into memory; it grows with their number."""
         self._unreported_buffers = len(self._staging)
         """Buffers whose findings no rank has reported; the same on all ranks."""
         self._running: Future[PeerCheckpointResult] | None = None
@@ -129,7 +129,7 @@ class PeerCheckpointer:
         return _within_group(self._placement) if self._placement.within_group else None
 
     def take_stalled_s(self) -> float:
-        """Seconds that the optimiser's steps have waited for copies since the last call."""
+        """Seconds that the optimizer's steps have waited for copies since the last call."""
         waited_s = sum(each.stalls.take_s() for each in self._staging)
         self._stalled_s += waited_s
         return waited_s

@@ -1,6 +1,6 @@
 """Fault-tolerant data parallelism over replicas: who takes part, when a step counts, and how a lost replica rejoins.
 
-Before a step the replicas form a quorum, and lagging ones receive the others' state. The optimiser's step waits until
+Before a step the replicas form a quorum, and lagging ones receive the others' state. The optimizer's step waits until
 this replica knows that all gradients arrived. After a loss it changes nothing: the step is discarded by every replica
 that noticed, and repeated with the same samples. Gradients: gradient_reducer.py; TorchFT: replica_group.py; steps:
 session.py.
@@ -243,7 +243,7 @@ class SyncReplicas(MultiReplica):
 
 
 class _GatedOptimizer:
-    """Delays the optimiser's step until the replicas agree on the current step, and skips it if they discard it."""
+    """Delays the optimizer's step until the replicas agree on the current step, and skips it if they discard it."""
 
     def __init__(
         self, optimizer: Optimizer, should_commit: Callable[[], bool], snapshot: Callable[[], PostStepState]
@@ -268,7 +268,7 @@ class _GatedOptimizer:
         optimizer.register_step_pre_hook(hook)
 
     def decide_before_step_of(self, scaler: GradScaler) -> None:
-        """Decide before this scaler's step: it skips the optimiser's after an overflow, and then changes its scale."""
+        """Decide before this scaler's step: it skips the optimizer's after an overflow, and then changes its scale."""
         step = cast("Callable[..., object]", scaler.step)
 
         @wraps(step)
@@ -325,10 +325,10 @@ class _BufferSnapshot:
 def _closure_unsupported(optimizer: Optimizer) -> HoldfastError:
     return failure(
         "optimizer-closure",
-        "the optimiser's step was given a closure, which makes gradients after the replicas have agreed on the step",
+        "the optimizer's step was given a closure, which makes gradients after the replicas have agreed on the step",
         exit_code=ExitCode.USAGE,
         where=type(optimizer).__name__,
-        remedy="call backward() before, and step() with nothing; an optimiser that needs a closure, such as LBFGS, "
+        remedy="call backward() before, and step() with nothing; an optimizer that needs a closure, such as LBFGS, "
         "trains without recovery.replicas",
     )
 

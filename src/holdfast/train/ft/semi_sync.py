@@ -19,7 +19,7 @@ from holdfast.train.session.rank_config import OuterSyncConfig, RankConfig, Sync
 from holdfast.train.session.rank_coordinator import RankCoordinator
 
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9
-"""DiLoCo's outer optimiser: SGD with Nesterov momentum, with the values of its paper (arXiv 2311.08105)."""
+"""DiLoCo's outer optimizer: SGD with Nesterov momentum, with the values of its paper (arXiv 2311.08105)."""
 
 
 class SemiSyncReplicas(MultiReplica):

@@ -146,11 +146,11 @@ def _silent(*_: object) -> None:
 
 
 def diloco_fragment(manager: Manager, model: nn.Module, inner: Optimizer, outer: Optimizer, every: int) -> Any:
-    """DiLoCo's synchronisation of a whole model, without its hooks on the inner optimiser."""
+    """DiLoCo's synchronisation of a whole model, without its hooks on the inner optimizer."""
     (fragment,) = DiLoCo(manager, [model], inner, outer, every)._fragments
     return fragment
 
 
 def local_sgd_sync(manager: Manager, model: nn.Module, optimizer: Optimizer, every: int) -> Callable[[], None]:
-    """LocalSGD's synchronisation, without its hooks on the optimiser."""
+    """LocalSGD's synchronisation, without its hooks on the optimizer."""
     return LocalSGD(manager, model, optimizer, every)._perform_sync

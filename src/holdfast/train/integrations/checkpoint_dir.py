@@ -220,6 +220,6 @@ def _world_size_changed(path: Path, manifest: Manifest, world_size: int) -> Find
         severity=Severity.WARNING,
         what=f"{path.name} was taken by {manifest.world_size} ranks; {world_size} resume from it",
         where=str(path),
-        remedy="weights and optimiser are restored; random numbers and the next samples are not those of an unbroken "
+        remedy="weights and optimizer are restored; random numbers and the next samples are not those of an unbroken "
         "run",
     )

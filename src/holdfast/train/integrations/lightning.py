@@ -89,7 +89,7 @@ class HoldfastCallback(Callback):
         self._loading = checkpoint
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # The optimiser exists, and its state is not loaded yet.
+        # The optimizer exists, and its state is not loaded yet.
         loading, self._loading = self._loading, {}
         if self._finalizer is None or len(trainer.optimizers) != 1:
             return

@@ -1,7 +1,7 @@
-"""Optimiser and schedule settings in the arguments of transformers' Trainer, and their effect after a resume.
+"""Optimizer and schedule settings in the arguments of transformers' Trainer, and their effect after a resume.
 
 The Trainer creates both and loads their old settings immediately, so only its arguments have the program's current
-settings. The Trainer's own schedules already follow the new arguments from the current step. Optimisers passed to the
+settings. The Trainer's own schedules already follow the new arguments from the current step. Optimizers passed to the
 Trainer are not covered: its arguments do not describe them.
 """
 
@@ -24,7 +24,7 @@ OPTIONS: Mapping[str, Callable[[TrainingArguments], Any]] = {
     "betas": lambda args: (args.adam_beta1, args.adam_beta2),
     "eps": lambda args: args.adam_epsilon,
 }
-"""Settings of the optimiser's groups, by their names there."""
+"""Settings of the optimizer's groups, by their names there."""
 SCHEDULE = ("warmup_steps", "lr_scheduler_kwargs")
 LENGTH = ("max_steps", "num_train_epochs")
 """Arguments that define the end of a schedule, if it has one."""

@@ -34,7 +34,7 @@ class _NotBitExact(NamedTuple):
 
 
 NOT_BIT_EXACT = (
-    _NotBitExact("save_only_model", True, "the optimiser and the random numbers are not saved, so none can be resumed"),
+    _NotBitExact("save_only_model", True, "the optimizer and the random numbers are not saved, so none can be resumed"),
     _NotBitExact("ignore_data_skip", True, "samples that were trained on before come again"),
     _NotBitExact("save_total_limit", 1, "the last good checkpoint is removed before the next is committed"),
 )
@@ -143,7 +143,7 @@ class HoldfastCallback(TrainerCallback):
         self._coordinator.close()
 
     def _refuse_another_optimizer(self) -> None:
-        """Raise before the Trainer loads one optimiser's state into another, which may even succeed."""
+        """Raise before the Trainer loads one optimizer's state into another, which may even succeed."""
         manifest, now = self._resume_manifest, self._finalizer.hyperparams
         if manifest is None or manifest.hyperparams is None or now is None:
             return

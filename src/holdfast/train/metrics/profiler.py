@@ -1,7 +1,7 @@
 """Profiles a few steps on request with torch's profiler, and reports the parts of a step's time.
 
 Costs nothing while no profile runs. Works for any module, however wrapped or compiled, since it installs no hooks: a
-backward pass is a call of `torch.autograd.backward`, optimiser steps and loader batches label themselves, and every
+backward pass is a call of `torch.autograd.backward`, optimizer steps and loader batches label themselves, and every
 collective library records its operations. The parts and their sum: metrics/step_breakdown.py. Requests:
 rank_coordinator.py.
 """

@@ -22,7 +22,7 @@ class SyncMethod(StrEnum):
     LOCAL_SGD = "local_sgd"
     """Average the parameters of all replicas."""
     DILOCO = "diloco"
-    """Average the parameter changes since the last sync; an outer optimiser takes them as a gradient."""
+    """Average the parameter changes since the last sync; an outer optimizer takes them as a gradient."""
 
 
 USE_ANOTHER_FOLDER = "name another folder (`checkpoint.path` in the job, else HOLDFAST_CHECKPOINT_PATH)"

@@ -92,7 +92,7 @@ class Session:
         if report_to is not None:
             settings = replace(settings, report_to=tuple(report_to))
         self.step = 0
-        """Optimiser steps finished so far, including those before a restart."""
+        """Optimizer steps finished so far, including those before a restart."""
         self._samples: int | None = None
         """Samples of those steps; None if the loop never used micro-batches."""
         meter = StepMeter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
@@ -237,7 +237,7 @@ class Session:
     def commit(
         self, *, loss: SupportsFloat | None = None, tokens: SupportsFloat | None = None, **metrics: SupportsFloat
     ) -> None:
-        """Report an optimiser step as finished; saves if a checkpoint is due, and exits on request.
+        """Report an optimizer step as finished; saves if a checkpoint is due, and exits on request.
 
         It exits with SystemExit(75), `ExitCode.CHECKPOINTED_AND_EXITED`: steps remain, so it is no success.
 
@@ -390,7 +390,7 @@ class Session:
             self._checkpoints.set_aside_after(step)
 
     def _report_world_change(self) -> None:
-        """Report what a new world size changes; model, optimiser and the session's own data are unaffected."""
+        """Report what a new world size changes; model, optimizer and the session's own data are unaffected."""
         rows = (
             (self._samples is None, "the loop takes its samples itself: see how many a step has, and which come next"),
             (

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from import_scan import ImportScanner, scan
 
 LAZY_IMPORTS = {"torch": ("torch.distributed", "torch._dynamo")}
-"""What a package imports on first use: here in any optimiser and in DistributedDataParallel."""
+"""What a package imports on first use: here in any optimizer and in DistributedDataParallel."""
 
 _GC_THRESHOLD = 100_000
 """Allocations between two garbage collections while importing; with Python's 700 they take a fifth of the time."""
