@@ -74,7 +74,7 @@ clean: ## remove the environment and all that was built; runs and their logs sta
 	rm -rf .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The lock holds the installer and the build back ends too: everything that is fetched is checked against a hash.
+# The lock holds the installer and the build backends too: everything that is fetched is checked against a hash.
 # DeepSpeed comes as source only, and is built with the lock's setuptools. All of it is compiled now: where Python is
 # told to keep no bytecode, every process that imports torch would compile it anew, which takes 7 s.
 $(READY): requirements.lock pyproject.toml | prerequisites

@@ -79,7 +79,7 @@ BEGAN = 1.8e9
 
 
 class NullBackend:
-    """A back end that creates nothing."""
+    """A backend that creates nothing."""
 
     async def submit(self, node_ids: tuple[NodeId, ...]) -> None: ...
 

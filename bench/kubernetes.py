@@ -7,7 +7,7 @@ secrets filled in beforehand and its code in the image; and, for a cluster witho
 job with `agent: false`.
 
 Recovery: the script of bench.recovery, which does not use holdfast, under holdfast on the lab, compared with the same
-under the local back end while the lab is running; and, for a cluster without holdfast, as a TrainJob that JobSet
+under the local target while the lab is running; and, for a cluster without holdfast, as a TrainJob that JobSet
 restarts. Each round starts every side again and kills each of its ranks once.
 """
 

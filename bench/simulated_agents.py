@@ -34,7 +34,7 @@ class StartAgents(msgspec.Struct, frozen=True, tag="start-agents"):
 
 
 class RemoveNode(msgspec.Struct, frozen=True, tag="remove-node"):
-    """A node ceases to exist, and its back end reports it."""
+    """A node ceases to exist, and its backend reports it."""
 
     node: int
 

@@ -1,6 +1,6 @@
 """A run of simulated nodes: the real controller in a separate process, and a few processes full of agents.
 
-The bench starts the controller on sockets made for it, as a supervisor does, with a back end whose nodes the fleet
+The bench starts the controller on sockets made for it, as a supervisor does, with a backend whose nodes the fleet
 makes (simulated_agents.py). Used by scale.py and by tests.
 """
 
@@ -188,10 +188,10 @@ class SimulatedRun:
         self.controller.wait()
         self.controller = self._start_controller()
         for words in self.replies:
-            if isinstance(words, NodeRemoved):  # a back end reports every gone node to a new observer
+            if isinstance(words, NodeRemoved):  # a backend reports every gone node to a new observer
                 self._here.sendall(encode(words) + b"\n")
 
-    # Requests of the back end, and reports of the agents
+    # Requests of the backend, and reports of the agents
 
     def _make(self) -> None:
         with self._here.makefile("rb") as lines, contextlib.suppress(OSError, ValueError):

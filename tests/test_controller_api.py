@@ -54,7 +54,7 @@ CANCEL = encode(CancelRequested(at=1.0, requested_by="test"))
 
 
 class Nowhere:
-    """A back end that makes nothing."""
+    """A backend that makes nothing."""
 
     async def submit(self, node_ids: tuple[NodeId, ...]) -> None: ...
 

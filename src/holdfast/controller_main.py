@@ -1,4 +1,4 @@
-"""The controller process: connects the state machine, the back end and the port of one run.
+"""The controller process: connects the state machine, the backend and the port of one run.
 
 `python -m holdfast.controller_main RUN_FOLDER AGENTS_FD CLIENTS_FD SUPERVISOR_FD [SECRETS_FOLDER]`, started by a
 supervisor that holds the two listening sockets and reads heartbeats from the pipe. controller_api.py answers requests.
@@ -247,7 +247,7 @@ async def serve(
 ) -> None:
     """Run a folder's job from the state of its log to its end; `heartbeat_fd` is the supervisor's pipe.
 
-    `make_backend` replaces the factory of the run's back end.
+    `make_backend` replaces the factory of the run's backend.
     """
     if isinstance(last_event(folder.events), RunFinished):
         folder.delete_secrets()

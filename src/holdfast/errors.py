@@ -41,7 +41,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.INVALID_JOB: "A job file or target is not valid; every problem is listed.",
     ExitCode.CANNOT_RUN_HERE: "A valid job cannot run here: missing program, too few devices, unwritable folder.",
     ExitCode.NOT_FOUND: "No such file, run, rank or node.",
-    ExitCode.UNAVAILABLE: "The run's controller, or a back end, cannot be reached.",
+    ExitCode.UNAVAILABLE: "The run's controller, or a target, cannot be reached.",
     ExitCode.INTERNAL: "A fault of holdfast's own; the message says where the details are.",
     ExitCode.OUTPUT_LOST: "The command's own output could not be written: it is full, or was closed. A run continues.",
     ExitCode.STORAGE_FAILED: "The run ended because a disk failed it: full, read-only or damaged where it matters.",

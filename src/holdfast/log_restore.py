@@ -2,7 +2,7 @@
 
 A replica is valid as far as a controller signed it (control/log_replication.py). The valid replica
 that most controllers wrote to wins, then the longest: what another has beyond it comes from a controller that ended
-before. The back end knows whether there was an earlier controller.
+before. The target knows whether there was an earlier controller.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The controller with a back end and agents that behave: nothing lost, nothing doubled, whatever dies in between."""
+"""The controller with a backend and agents that behave: nothing lost, nothing doubled, whatever dies in between."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ NODES = 2
 
 
 class Nowhere:
-    """A back end whose nodes are agents made by the test."""
+    """A backend whose nodes are agents made by the test."""
 
     def __init__(self) -> None:
         self.made: list[NodeId] = []
@@ -594,7 +594,7 @@ def test_node_that_its_back_end_removes_at_the_end_is_no_news_and_one_that_went_
 
 
 class Clumsy(Nowhere):
-    """A back end each of whose commands fails, `failures` times in all."""
+    """A backend each of whose commands fails, `failures` times in all."""
 
     def __init__(self, failures: int) -> None:
         super().__init__()

@@ -306,7 +306,7 @@ def test_crash_whose_node_is_lost_afterwards_is_one_failure() -> None:
 
 @pytest.mark.parametrize("known", ["before", "after"])
 def test_eviction_by_the_queue_costs_no_restart(known: str) -> None:
-    """Whether the back end sees it before the agents get SIGTERM, or only when the attempt has been judged."""
+    """Whether the backend sees it before the agents get SIGTERM, or only when the attempt has been judged."""
     run = Run(nodes=len(GANG), max_restarts=1).running()
     for generation in range(3):
         told = [evicted(node, generation=generation) for node in GANG]
@@ -331,7 +331,7 @@ def test_node_that_is_evicted_without_notice_costs_no_restart_where_none_is_allo
 
 @pytest.mark.parametrize("restarted", [False, True])
 def test_eviction_while_nodes_are_still_joining_costs_no_restart(restarted: bool) -> None:
-    """A controller that starts asks for nodes again that were made, and the back end still evicts them."""
+    """A controller that starts asks for nodes again that were made, and the backend still evicts them."""
     run = Run(max_restarts=0)
     run.do(made(0), made(1), joined(0))
     if restarted:

@@ -1,7 +1,7 @@
 """The machine in a small world that misbehaves: hypothesis drives nodes, agents, ranks and the controller's own deaths.
 
 The world's agents keep the promises of the real ones (an outbox resent after every reconnection, orders obeyed once, a
-fresh port after every attempt, ranks that die with their agent), the back end those of `job/backend.py` (what is left
+fresh port after every attempt, ranks that die with their agent), the backend those of `job/backend.py` (what is left
 of a slot's earlier generation goes before the next one is made; a node for which there is no machine is made when there
 is one). All else is allowed to go wrong at any time, machines that are lost for good included.
 
@@ -151,7 +151,7 @@ class Wire:
 
 
 class World:
-    """Nodes, agents, ranks, a back end and a controller around one machine."""
+    """Nodes, agents, ranks, a backend and a controller around one machine."""
 
     def __init__(self, *, nodes: int, least: int, replicas: int, ranks_per_node: int, standby: int) -> None:
         job = Job(
@@ -338,7 +338,7 @@ class World:
         self.seen = {}
         for event in self.log:
             self.seen[event.source] = max(event.seq, self.seen.get(event.source, 0))
-        # A back end tells a new observer of every node that is gone.
+        # A backend tells a new observer of every node that is gone.
         self.gone = deque(agent for agent in self.agents if not agent.alive)
         alive = (agent for agent in self.agents if agent.alive)
         self.seen_nodes = deque(NodeCreated(at=0, node=agent.node, generation=agent.generation) for agent in alive)

@@ -44,14 +44,14 @@ class PrepareNode:
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitNodes:
-    """Have the back end create these nodes."""
+    """Have the target create these nodes."""
 
     node_ids: tuple[NodeId, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaceNode:
-    """Have the back end remove the previous generation of a slot and create this one."""
+    """Have the target remove the previous generation of a slot and create this one."""
 
     node_id: NodeId
     reason: str
@@ -71,14 +71,14 @@ class AvoidMachine:
 
 @dataclass(frozen=True, kw_only=True)
 class Cordon:
-    """Have the back end schedule nothing new on the machine of a node."""
+    """Have the target schedule nothing new on the machine of a node."""
 
     node_id: NodeId
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncordon:
-    """Have the back end use the machine of a node again."""
+    """Have the target use the machine of a node again."""
 
     node_id: NodeId
 
@@ -99,7 +99,7 @@ class RecordEvent:
 
 @dataclass(frozen=True, kw_only=True)
 class FinishRun:
-    """Shut down the agents, have the back end remove every node, and close the log."""
+    """Shut down the agents, have the target remove every node, and close the log."""
 
 
 Command = (

@@ -78,11 +78,11 @@ SHUTDOWN_TRIES = 5
 """Tries to remove the nodes before a run ends without it."""
 
 AGENT_SHUTDOWN_S = 3.0
-"""Seconds that agents have to exit by themselves before the back end removes them."""
+"""Seconds that agents have to exit by themselves before the target removes them."""
 
 
 class Controller:
-    """Runs one job from its log, its state machine and its back end.
+    """Runs one job from its log, its state machine and its backend.
 
     `start_orders` expands a StartAttempt among these nodes into the launch of each rank; it is injected because
     launching is outside `control`. So are `inject_fault`, which injects faults that no agent can, and
@@ -529,7 +529,7 @@ class Controller:
         assert ending is not None, "FinishRun follows the decision to end"
         outcome, code, reason = ending.outcome, ending.exit_code, ending.reason
         conclude = partial(self._backend.report_outcome, outcome, code, reason)
-        await self._try_at_shutdown("the back end cannot be notified how the run ended", conclude)
+        await self._try_at_shutdown("the target cannot be notified how the run ended", conclude)
         self._agents.send(None, lambda _: Shutdown())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGENT_SHUTDOWN_S):
@@ -553,7 +553,7 @@ class Controller:
     # Watching
 
     async def _watch_nodes(self) -> None:
-        """Log the back end's observations of nodes, until all are to be removed."""
+        """Log the backend's observations of nodes, until all are to be removed."""
         subject = "nodes cannot be watched"
         observations, written, pauses = None, "", _retry_delays()
         while True:

@@ -93,7 +93,7 @@ def _arm_min_nodes_timeout(ctx: Context, node: NodeState) -> None:
 
 
 def node_unavailable(ctx: Context, event: events.NodeUnavailable) -> None:
-    """The back end cannot create the node yet, and does so later; its predecessor is gone."""
+    """The target cannot create the node yet, and does so later; its predecessor is gone."""
     if ctx.state.nodes[event.node].is_missing:
         node = ctx.change_node(event.node, phase=NodePhase.UNAVAILABLE, reason=event.reason, maybe_alive=False)
         nodes_changed(ctx, node.replica)
@@ -196,7 +196,7 @@ def _reconnect_timeout_s(job: Job) -> float:
 
 
 def node_terminated(ctx: Context, event: events.NodeTerminated) -> None:
-    """The back end reports the node as gone."""
+    """The target reports the node as gone."""
     lose_nodes(ctx, (ctx.state.nodes[event.node],), event.reason, confirmed_gone=True)
 
 

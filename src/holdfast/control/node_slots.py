@@ -1,4 +1,4 @@
-"""Empties and refills node slots: with a new node from the back end, or with a standby.
+"""Empties and refills node slots: with a new node from the target, or with a standby.
 
 A standby and a missing node swap roles: the standby's slot gets the replica and node rank of the missing node's, so
 that ranks keep their numbers; the other slot becomes a standby's once refilled.

@@ -136,7 +136,7 @@ class Failure:
     code: int = 0
     """Exit code, or the signal's number."""
     error: str = ""
-    """The rank's last error line, or the back end's reason."""
+    """The rank's last error line, or the target's reason."""
     evidence: tuple[str, ...] = ()
     where: str = ""
     step: int = 0

@@ -63,7 +63,7 @@ def send_pending_faults(ctx: Context, node: int) -> None:
 
 
 def cordon_again(ctx: Context) -> None:
-    """Cordon the cordoned machines, for a back end that may not know them."""
+    """Cordon the cordoned machines, for a target that may not know them."""
     ctx.emit(*(Cordon(node_id=node_id) for node_id in ctx.state.cordoned))
 
 

@@ -55,9 +55,9 @@ class NodePhase(StrEnum):
     """State of a node slot."""
 
     REQUESTED = "requested"
-    """Requested from the back end, which has not answered."""
+    """Requested from the target, which has not answered."""
     UNAVAILABLE = "unavailable"
-    """The back end cannot create it now, and will as soon as it can."""
+    """The target cannot create it now, and will as soon as it can."""
     CREATED = "created"
     """It exists; its agent has not connected."""
     JOINED = "joined"
@@ -109,7 +109,7 @@ class NodeState(_Frozen):
     join_timed_out: bool = False
     """Whether a node in this slot did not join in time, and none has since."""
     maybe_alive: bool = False
-    """Whether ranks of the lost node may still live: the back end has yet to report it gone."""
+    """Whether ranks of the lost node may still live: the target has yet to report it gone."""
     evicted: bool = False
     """Whether the queue evicts this node."""
     incarnation: str = ""
@@ -275,7 +275,7 @@ class State(_Frozen):
 
     @property
     def shutting_down(self) -> bool:
-        """Whether only the shutdown is left: agents exit, and the back end removes every node."""
+        """Whether only the shutdown is left: agents exit, and the target removes every node."""
         return self.ending is not None and self.done
 
     @property

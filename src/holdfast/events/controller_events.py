@@ -166,7 +166,7 @@ class UpdateEnded(Event, frozen=True, kw_only=True):
 
 
 class NodeRequested(Event, frozen=True, kw_only=True):
-    """The controller requested a node from the back end; `generation` rises with each replacement of the node slot."""
+    """The controller requested a node from the target; `generation` rises with each replacement of the node slot."""
 
     node: int
     generation: int
@@ -215,7 +215,7 @@ class NodeEvicted(Event, frozen=True, kw_only=True):
 
 
 class NodeTerminated(Event, frozen=True, kw_only=True):
-    """The back end reports that a node, or the agent on it, no longer exists."""
+    """The target reports that a node, or the agent on it, no longer exists."""
 
     node: int
     generation: int
@@ -223,18 +223,18 @@ class NodeTerminated(Event, frozen=True, kw_only=True):
 
 
 class NodeCreated(Event, frozen=True, kw_only=True):
-    """The back end created a requested node; its agent has yet to connect."""
+    """The target created a requested node; its agent has yet to connect."""
 
     node: int
     generation: int
     backend_id: str = ""
-    """The back end's id of the node, such as a pod's uid, for a later controller."""
+    """The target's id of the node, such as a pod's uid, for a later controller."""
     machine: str = ""
     """The target's name of the machine that it is on, if machines have names."""
 
 
 class NodeUnavailable(Event, frozen=True, kw_only=True):
-    """The back end cannot create a node now; it will as soon as it can, without another request."""
+    """The target cannot create a node now; it will as soon as it can, without another request."""
 
     node: int
     generation: int

@@ -1,6 +1,6 @@
-"""The back-end interface; launch/ implements it, and controller_main.py injects an implementation.
+"""The backend interface; launch/ implements it, and controller_main.py injects an implementation.
 
-A back end creates nodes, reports when they are gone, and removes everything it created for them. It never sees ranks
+A backend creates nodes, reports when they are gone, and removes everything it created for them. It never sees ranks
 and makes no recovery decisions.
 """
 
@@ -24,12 +24,12 @@ class NodeId:
 
 
 class BackendNodeState(StrEnum):
-    """What a back end sees of a node."""
+    """What a backend sees of a node."""
 
     CREATED = "created"
     """The node exists; its agent has not connected yet."""
     UNAVAILABLE = "unavailable"
-    """No machine is available; the back end creates the node as soon as one is."""
+    """No machine is available; the backend creates the node as soon as one is."""
     EVICTED = "evicted"
     """The queue evicts the running node; the whole run waits for admission again."""
     TERMINATED = "terminated"
@@ -38,13 +38,13 @@ class BackendNodeState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class NodeObservation:
-    """What a back end sees of a node."""
+    """What a backend sees of a node."""
 
     node_id: NodeId
     state: BackendNodeState
     reason: str = ""
     backend_id: str = ""
-    """The back end's own id of a created node."""
+    """The backend's own id of a created node."""
     machine: str = ""
     """The name of a created node's machine, if machines have names here."""
 
@@ -66,7 +66,7 @@ class Backend(Protocol):
     def generation(self, node: int, address: str) -> int | None:
         """The generation of the node at this address; None if unknown.
 
-        For back ends that recreate nodes themselves, so that a node cannot learn its generation in advance.
+        For backends that recreate nodes themselves, so that a node cannot learn its generation in advance.
         """
         ...
 
@@ -91,7 +91,7 @@ class Backend(Protocol):
         ...
 
     async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """Record the run's outcome where the back end has a status for it; the nodes shut down afterwards."""
+        """Record the run's outcome where the backend has a status for it; the nodes shut down afterwards."""
         ...
 
     async def cancel(self) -> None:

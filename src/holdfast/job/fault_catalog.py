@@ -22,8 +22,8 @@ class Executor(StrEnum):
     """The agent of the target's node; a disconnected agent injects it after it reconnects."""
     CONTROLLER = "controller"
     """The controller, or the host it runs on."""
-    BACKEND = "place"
-    """The back end that creates nodes."""
+    TARGET = "target"
+    """The target that creates nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
         description="As kill, and cordons its machine: the node is replaced if there is a spare, else the job shrinks."
     ),
     (_RETURN, _NODE): FaultSpec(
-        description="Its machine is uncordoned and available to the job again.", executor=Executor.BACKEND
+        description="Its machine is uncordoned and available to the job again.", executor=Executor.TARGET
     ),
     (_STOP, _RANK): FaultSpec(
         description="SIGSTOP to the rank: a hang, detected after `recovery.step_timeout_s`.", reversible=True
@@ -211,7 +211,7 @@ def check_fault(request: FaultRequested, accepted: RunSpec, run: str) -> None:
             else f"`{request.action}` takes no amount"
         )
         raise _unusable(what, "Add `--amount AMOUNT`." if fault.amount_unit else "Leave `--amount` out.")
-    if request.at_step is not None and fault.executor is Executor.BACKEND:
+    if request.at_step is not None and fault.executor is Executor.TARGET:
         raise _unusable(f"`{request.action}` cannot wait for a step", "Leave out `--at-step`.")
     if fault.precondition is not None and not fault.precondition.met(accepted):
         raise _unavailable(request, fault.precondition, accepted, run)

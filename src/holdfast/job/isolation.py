@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Isolation(StrEnum):
-    """How the local back end isolates its nodes."""
+    """How the local target isolates its nodes."""
 
     PROCESS = "process"
     """Each node is a process tree."""

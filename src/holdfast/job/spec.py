@@ -274,7 +274,7 @@ class Resources(Model):
     memory: Bytes | None = None
     """Memory per node, in bytes or such as `16GiB`; the kernel kills a rank on a node that uses more.
 
-    Files in /dev/shm and holdfast's agent (60 MB) count. The local back end needs a delegated memory cgroup;
+    Files in /dev/shm and holdfast's agent (60 MB) count. The local target needs a delegated memory cgroup;
     `holdfast validate` reports if there is none.
     """
     shm: Bytes | None = None
@@ -471,11 +471,11 @@ class Job(Model):
     launch: Launch = Launch.PER_RANK
     """Who starts the ranks: holdfast (`per-rank`), or the command (all others)."""
     image: NonEmpty | None = None
-    """Container image; the local back end ignores it with a warning."""
+    """Container image; the local target ignores it with a warning."""
     workdir: NonEmpty = "."
     """Working directory of the command, relative to the job file."""
     code: Code = Code()
-    """The code to ship, if the target ships it; otherwise the local back end runs in `workdir` itself."""
+    """The code to ship, if the target ships it; otherwise the local target runs in `workdir` itself."""
     env: dict[EnvName, ScalarText] = {}
     """Environment variables of every rank."""
     secrets: dict[EnvName, SecretRef] = {}
@@ -500,7 +500,7 @@ class Job(Model):
     logs: Logs = Logs()
     """How much rank output is kept."""
     queue: NonEmpty | None = None
-    """Cluster queue of the job; none means the target's. The local back end has no queues."""
+    """Cluster queue of the job; none means the target's. The local target has no queues."""
 
     @property
     def local_world_size(self) -> int:

@@ -117,20 +117,20 @@ class TargetSpec(Model):
     kind: NonEmpty = LOCAL
     """Kind of target: `local` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
-    """Local back end: `process`, or `netns` for a network namespace per node."""
+    """Local target: `process`, or `netns` for a network namespace per node."""
     code: CodeDelivery = CodeDelivery.IN_PLACE
-    """Local back end: `in-place`, or `shipped` to run a copy of the code that later edits do not affect."""
+    """Local target: `in-place`, or `shipped` to run a copy of the code that later edits do not affect."""
     capacity: Count | None = Field(default=None, ge=1)
-    """Local back end: number of simulated machines.
+    """Local target: number of simulated machines.
 
     None means as many as a job requests. Extra machines are spares; with fewer, an elastic job starts smaller.
     """
     context: NonEmpty | None = None
-    """Cluster back ends: the kubeconfig context; none means the current one."""
+    """Cluster targets: the kubeconfig context; none means the current one."""
     namespace: ObjectName = "default"
-    """Cluster back ends: the namespace of the jobs."""
+    """Cluster targets: the namespace of the jobs."""
     queue: ObjectName | None = None
-    """Cluster back ends: the default queue of jobs; on Kubernetes a Kueue LocalQueue."""
+    """Cluster targets: the default queue of jobs; on Kubernetes a Kueue LocalQueue."""
     workload: Workload = Workload.JOBSET
     """Kubernetes: the kind of object created for a run: `jobset`, `trainjob`, `pytorchjob` or `mpijob`."""
     agent: bool = True
@@ -156,13 +156,13 @@ class TargetSpec(Model):
     service_account: ObjectName | None = None
     """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
     fabric: NonEmpty | None = None
-    """What `fabric: auto` means on this target; none means the back end's default, which is `tcp` locally."""
+    """What `fabric: auto` means on this target; none means the default of its kind, `tcp` locally."""
     checkpoint_root: NonEmpty | None = None
-    """Local back end: folder for checkpoints of jobs without `checkpoint.path`, with one subfolder per run."""
+    """Local target: folder for checkpoints of jobs without `checkpoint.path`, with one subfolder per run."""
     gpu_resource: QualifiedName = "nvidia.com/gpu"
-    """Cluster back ends: the resource name of a GPU."""
+    """Cluster targets: the resource name of a GPU."""
     template: ManifestTemplate = ManifestTemplate.DEMO
-    """Cluster back ends: `demo` for a small test cluster, `production` for a shared one."""
+    """Cluster targets: `demo` for a small test cluster, `production` for a shared one."""
 
 
 def find_target(

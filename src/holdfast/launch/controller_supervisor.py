@@ -1,8 +1,8 @@
 """Restarts a controller whenever it dies, and kills it when its heartbeat stops.
 
-Each back end has a supervisor (local/local_supervisor.py, kubernetes/incluster/pod_supervisor.py). It owns the sockets
-that the controller listens on, so the address stays the same. Standard library only: a supervisor must start in
-milliseconds and never fail.
+Each kind of target has a supervisor (local/local_supervisor.py, kubernetes/incluster/pod_supervisor.py). It owns the
+sockets that the controller listens on, so the address stays the same. Standard library only: a supervisor must start
+in milliseconds and never fail.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Rendered:
 
 
 class MakeBackend(Protocol):
-    """Creates a run's back end; nodes of this machine are in `networks`, and find the controller at `url`."""
+    """Creates a run's backend; nodes of this machine are in `networks`, and find the controller at `url`."""
 
     def __call__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend: ...
 

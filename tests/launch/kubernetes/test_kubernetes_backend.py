@@ -1,4 +1,4 @@
-"""The back end against a real API server, scheduler and JobSet; KWOK pretends the machines, so nothing runs in pods."""
+"""The backend against a real API server, scheduler and JobSet; KWOK pretends the machines, so nothing runs in pods."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def at(node: int, generation: int) -> NodeId:
 
 
 class Site:
-    """A gang on a lab, and the back end that sees it."""
+    """A gang on a lab, and the backend that sees it."""
 
     def __init__(self, lab: Lab, namespace: str, folder: Path) -> None:
         self.lab, self.namespace = lab, namespace

@@ -1,4 +1,4 @@
-"""A gang of many pods, all suspended together, seen by the back end through a watch."""
+"""A gang of many pods, all suspended together, seen by the backend through a watch."""
 
 from __future__ import annotations
 

@@ -44,14 +44,14 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "node-lost",
         "A node, or the agent on it, has been gone or unreachable for longer than recovery.node_grace_s.",
-        "The status from the back end in the evidence; the agent's log; the machine itself.",
+        "The status from the target in the evidence; the agent's log; the machine itself.",
         "Nothing while holdfast replaces it; if one machine fails repeatedly, take it out of use.",
     ),
     (
         "node-preempted",
-        "A node's agent got SIGTERM: the back end takes the node away, and its ranks had recovery.stop_grace_s "
+        "A node's agent got SIGTERM: the target takes the node away, and its ranks had recovery.stop_grace_s "
         "to save.",
-        "The back end's events: evictions, preemptions, spot notices, maintenance.",
+        "The target's events: evictions, preemptions, spot notices, maintenance.",
         "Nothing: all ranks end, holdfast replaces the node, and the run resumes from what they saved. When the "
         "notice is shorter than recovery.stop_grace_s, lower that.",
     ),

@@ -1,7 +1,7 @@
-"""The Kubernetes back end: renders a run's objects with pure functions, creates them, and follows the run.
+"""The Kubernetes target: renders a run's objects with pure functions, creates them, and follows the run.
 
 `manifests` has one file for each kind of object that owns the nodes' pods (jobset, trainjob, pytorchjob, mpijob).
-`incluster` runs in the controller's pod: a supervisor, and the controller's back end, which watches the pods. On the
+`incluster` runs in the controller's pod: a supervisor, and the controller's backend, which watches the pods. On the
 user's machine `submit` creates the objects, and the sync process (`sync`) reads the run's state through
 incluster/exec_commands.py in the controller's pod. Only client/cluster.py imports a Kubernetes client.
 """

@@ -1,1 +1,1 @@
-"""The local back end: nodes as processes on this machine. It is the specification for every other back end."""
+"""The local target: nodes as processes on this machine. It is the specification of every other kind."""

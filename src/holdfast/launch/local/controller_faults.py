@@ -1,4 +1,4 @@
-"""Injects the faults that no agent can, on every back end: into the controller, node networks and disks.
+"""Injects the faults that no agent can, on every target: into the controller, node networks and disks.
 
 One function per row of job/fault_catalog.py. A separate process ends a fault with a duration; it outlives the
 controller and ends with the run.

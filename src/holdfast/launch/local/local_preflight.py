@@ -220,7 +220,7 @@ def unused(job: Job, here: LocalMachine) -> Iterator[Finding]:
     """Fields that only clusters use, and GPUs that the job does not request."""
     for field, value in (("image", job.image), ("queue", job.queue), ("resources.shm", job.resources.shm)):
         if value is not None:
-            what = f"`{field}` is not used by the local back end"
+            what = f"`{field}` is not used by the local target"
             yield _notice("not-used-locally", Severity.INFO, field, what, "Nothing: a cluster uses it.")
     if here.gpus and not job.gpus_per_node:
         count = f"{here.gpus} GPU{'s' * (here.gpus > 1)}"

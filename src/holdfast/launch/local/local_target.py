@@ -70,7 +70,7 @@ class LocalTarget:
         return force_cancel
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
-        """Nothing: the back end reports missing machines in the run's log."""
+        """Nothing: the target reports missing machines in the run's log."""
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the nodes' machine, and its folder outlives it."""

@@ -1,1 +1,1 @@
-"""The parts of the Kubernetes back end that run in the controller's pod."""
+"""The parts of the Kubernetes backend that run in the controller's pod."""

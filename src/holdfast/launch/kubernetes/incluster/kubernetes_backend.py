@@ -1,4 +1,4 @@
-"""Runs nodes as Kubernetes pods: operators create them, this back end watches them and replaces them on request.
+"""Runs nodes as Kubernetes pods: operators create them, this backend watches them and replaces them on request.
 
 The run's log records which pod is which generation of a node, for the next controller.
 """

@@ -1,6 +1,6 @@
 """Assigns pods to generations of node slots, from the observed pods and the controller's requests.
 
-Pure: the state is an immutable value, which a restarted back end rebuilds from the run's log.
+Pure: the state is an immutable value, which a restarted backend rebuilds from the run's log.
 """
 
 from __future__ import annotations

@@ -171,9 +171,9 @@ def elastic(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def standbys(ctx: RenderContext) -> Iterator[Finding]:
-    """This back end creates no standby pods."""
+    """This target creates no standby pods."""
     if ctx.job.standbys:
-        what = "standbys are for the local back end as yet: this one makes as many pods as `nodes` says"
+        what = "standbys are for the local target as yet: this one makes as many pods as `nodes` says"
         yield _error("not-supported", "recovery.standby", what, "Remove it: a lost pod is replaced.")
 
 
