@@ -23,7 +23,7 @@ class Executor(StrEnum):
     CONTROLLER = "controller"
     """The controller, or the host it runs on."""
     TARGET = "target"
-    """The target that creates nodes."""
+    """The run's target, which creates its nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,8 +49,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "node-preempted",
-        "A node's agent got SIGTERM: the target takes the node away, and its ranks had recovery.stop_grace_s "
-        "to save.",
+        "A node's agent got SIGTERM: the target takes the node away, and its ranks had recovery.stop_grace_s to save.",
         "The target's events: evictions, preemptions, spot notices, maintenance.",
         "Nothing: all ranks end, holdfast replaces the node, and the run resumes from what they saved. When the "
         "notice is shorter than recovery.stop_grace_s, lower that.",

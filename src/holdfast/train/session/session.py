@@ -181,9 +181,10 @@ class Session:
 
     @contextmanager
     def untimed(self) -> Generator[None]:
-        """Suspends step timing during work such as an evaluation: `recovery.step_timeout_s` does not apply.
+        """Suspends step timing during work such as an evaluation.
 
-        The work may change weights and restore them: no checkpoint copy reads them meanwhile.
+        The work counts as a hang only after ten times `recovery.step_timeout_s`, or ten minutes with `auto`. It may
+        change weights and restore them: no checkpoint copy reads them meanwhile.
         """
         self._coordinator.set_activity(Activity.BETWEEN_STEPS)
         if self._checkpoints is not None:
