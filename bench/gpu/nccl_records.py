@@ -82,7 +82,8 @@ def _recorded(place: Place, count: int) -> Result:
         read = [_read(place.records / f"{DUMP}.{ending}") for ending in ("json", "pickle")]
         groups = [list(dump.groups.values()) for dump in read if dump is not None]
         whole = len(groups) == 2 and all(
-            sum(len(position.calls) for position in each) == count and not any(one.is_waiting for one in each)
+            sum(len(position.calls) for position in each) == count
+            and not any(one.completed < one.enqueued for one in each)
             for each in groups
         )
         if whole or time.monotonic() > deadline:

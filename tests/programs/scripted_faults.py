@@ -79,7 +79,7 @@ def _wait(coordinator: RankCoordinator) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"no request within {ASKED_WITHIN_S:g} s")
         select.select([] if link is None else [link], [], [], LOOK_S)
-        coordinator._receive()
+        coordinator._process_messages()
 
 
 if __name__ == "__main__":

@@ -27,6 +27,10 @@ class ForkedStarts:
     """The process that is forked, and what this process starts through it: modules of holdfast, in a new session."""
 
     def __init__(self) -> None:
+        self._exec: Any = cast("Any", subprocess)._fork_exec
+        self._open()
+
+    def _open(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -39,11 +43,13 @@ class ForkedStarts:
                 start_new_session=True,
             )
         self._link = ours
-        self._exec: Any = cast("Any", subprocess)._fork_exec
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Start what can be forked in this way meanwhile."""
+        if self._process.poll() is not None:  # it ends with the thread that started it, among others
+            self._link.close()
+            self._open()
         cast("Any", subprocess)._fork_exec = self._start
         try:
             yield
