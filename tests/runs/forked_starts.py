@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
-from holdfast.host.processes import die_with_parent
+from holdfast.host.processes import HELPER, die_with_parent
 
 FORKS = Path(__file__).parents[1] / "programs" / "python_forks.py"
 SLACK = "-" * 48 * 1024
@@ -28,14 +28,12 @@ class ForkedStarts:
 
     def __init__(self) -> None:
         self._exec: Any = cast("Any", subprocess)._fork_exec
-        self._open()
-
-    def _open(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(FORKS), str(theirs.fileno()), SLACK],
-                env=os.environ | {"OMP_NUM_THREADS": "1", "HOLDFAST_TEST_SLACK": SLACK},
+                # A test that acts as a supervisor kills its children, but no helper. Forks have their own environment.
+                env=os.environ | {"OMP_NUM_THREADS": "1", "HOLDFAST_TEST_SLACK": SLACK, HELPER: "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
@@ -47,9 +45,6 @@ class ForkedStarts:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Start what can be forked in this way meanwhile."""
-        if self._process.poll() is not None:  # it ends with the thread that started it, among others
-            self._link.close()
-            self._open()
         cast("Any", subprocess)._fork_exec = self._start
         try:
             yield

@@ -49,19 +49,23 @@ def state_to_load_into(model: Module, optimizer: Optimizer, names: Collection[st
 
 def load(model: Module, optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
     """Load such a state dict; parameters that have no state in it have none afterwards."""
-    frozen = [
-        each for each in _named(_state_dict(model, optimizer), optimizer, state_dict["state"]) if not each.requires_grad
-    ]
-    # Torch would leave out the state of those that are frozen.
-    for each in frozen:
-        each.requires_grad_(True)
+    having = {id(each) for each in _named(_state_dict(model, optimizer), optimizer, state_dict["state"])}
+    with none_created(optimizer), _requiring_gradients(_parameters(optimizer), having):
+        # Not strict for legacy FSDP, where one flat parameter stands for several of which some may have no state.
+        set_optimizer_state_dict(model, optimizer, state_dict, options=StateDictOptions(strict=False))
+
+
+@contextmanager
+def _requiring_gradients(parameters: Sequence[torch.Tensor], these: Collection[int]) -> Generator[None]:
+    """Let just these (by id) require gradients: torch loads the state of all that do, and of no others."""
+    changed = [each for each in parameters if each.requires_grad != (id(each) in these)]
+    for each in changed:
+        each.requires_grad_(not each.requires_grad)
     try:
-        with none_created(optimizer):
-            # Strict, it would refuse parameters without state.
-            set_optimizer_state_dict(model, optimizer, state_dict, options=StateDictOptions(strict=False))
+        yield
     finally:
-        for each in frozen:
-            each.requires_grad_(False)
+        for each in changed:
+            each.requires_grad_(not each.requires_grad)
 
 
 def _state_dict(model: Module, optimizer: Optimizer) -> dict[str, Any]:
