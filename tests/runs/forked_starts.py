@@ -33,7 +33,7 @@ class ForkedStarts:
             self._process = subprocess.Popen(
                 [sys.executable, str(FORKS), str(theirs.fileno()), SLACK],
                 # A test that acts as a supervisor kills its children, but no helper. Forks have their own environment.
-                env=os.environ | {"OMP_NUM_THREADS": "1", "HOLDFAST_TEST_SLACK": SLACK, HELPER: "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1", "HOLDFAST_TEST_SLACK": SLACK, HELPER: "tests"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),

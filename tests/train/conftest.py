@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -10,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from holdfast.protocol import flight_recorder_files
 from holdfast.protocol.rank_messages import (
     FindingReported,
     Hello,
@@ -20,6 +22,8 @@ from holdfast.protocol.rank_messages import (
     encode,
     rank_message_decoder,
 )
+
+os.environ.setdefault(flight_recorder_files.ENTRIES, "1000")  # as launchers do: torch 2.10 has no other default
 
 DEADLINE_S = 200.0
 

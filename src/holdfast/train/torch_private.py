@@ -68,7 +68,7 @@ def sharded(local: torch.Tensor, like: DTensor) -> DTensor:
 
 
 def offset_in_file(tensor: torch.Tensor) -> int | None:
-    """Where the bytes of a tensor begin that was loaded to "meta"; None from torch 2.9, which does not record it."""
+    """Where the bytes of a tensor begin that was loaded to "meta"; None from torch 2.10, which does not record it."""
     return cast("Any", tensor.untyped_storage())._checkpoint_offset
 
 
@@ -283,7 +283,7 @@ def flight_recorders() -> list[str]:
 def flight_recorder_dump(backend: str) -> bytes:
     """A flight recorder's dump, a pickle, without stacks: for the first stack torch imports its compiler, for seconds.
 
-    Torch 2.9 records Gloo only, and takes no `backend`.
+    Torch 2.10 records Gloo only, and takes no `backend`.
     """
     named = {} if backend == "gloo" else {"backend": backend}
     return _dump_flight_recorder(includeStackTraces=False, **named)

@@ -170,7 +170,7 @@ def _step_trace(events: list[Any]) -> StepTrace:
 
 
 def _activity(event: Any) -> str:
-    """What kind of activity an event is; torch 2.9 does not say, but its device and name do."""
+    """What kind of activity an event is; torch 2.10 does not say, but its device and name do."""
     if hasattr(event, "activity_type"):
         return event.activity_type()
     if event.device_type() != torch.autograd.DeviceType.CPU:
