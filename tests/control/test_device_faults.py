@@ -109,7 +109,7 @@ def test_error_that_settings_may_cause_replaces_no_node_before_the_first_step_an
         failed(DeviceFault.CONTAINED, machine="m8"),
         failed(DeviceFault.CONTAINED, at=100_000.0 - 86_400.0),
         failed(DeviceFault.NCCL_REMOTE),
-        failed(DeviceFault.CONTAINED, kind=FailureKind.KILLED, code=9),
+        failed(DeviceFault.CONTAINED, kind=FailureKind.KILLED, code=15),
         failed(DeviceFault.CONTAINED, kind=FailureKind.CRASHED),
     ],
     ids=["another machine", "too long ago", "a peer's fault", "a signal", "a program error"],
@@ -231,7 +231,7 @@ def test_failed_node_is_replaced_once_its_ranks_are_gone_and_its_machine_avoided
     run.running()
     assert replacements(run.do(fails(1, DeviceFault.GPU), stopped(0))) == []
     avoid, request = replacements(run.do(stopped(1)))
-    assert avoid == AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7")
+    assert avoid == AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7", cordon=True)
     assert isinstance(request, ReplaceNode)
     assert request.node_id == NodeId(node=1, generation=1)
     assert decided(run).finding.remedy.startswith(Spare.NONE)
@@ -276,4 +276,4 @@ def test_next_controller_avoids_the_machine_too() -> None:
     run.running()
     run.do(fails(1, DeviceFault.GPU), stopped(0), stopped(1))
     again = [one for one in run.do(ControllerStarted(at=40.0, pid=2, incarnation="d")) if isinstance(one, AvoidMachine)]
-    assert again == [AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7", again=True)]
+    assert again == [AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7")]

@@ -1,6 +1,9 @@
-"""A node whose device fails is replaced in a real run: at the first fault of hardware, else at the second."""
+"""A node that fails is replaced in a real run: at the first fault of hardware, else at the second failure."""
 
 from __future__ import annotations
+
+import os
+import signal
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
@@ -13,6 +16,7 @@ from holdfast.events import (
     FindingRaised,
     NodeRequested,
     RankExited,
+    RanksStarted,
     RecoveryDecided,
     StepCommitted,
 )
@@ -21,7 +25,7 @@ IN_PLACE, REPLACED = "restart in place", "replace the node and restart"
 
 
 @pytest.mark.slow
-def test_node_is_replaced_at_once_for_a_lost_gpu_and_the_second_time_for_a_lost_link(runs: Runs) -> None:
+def test_node_is_replaced_at_once_for_a_lost_gpu_and_the_second_time_for_a_lost_link_or_a_signal(runs: Runs) -> None:
     watched = runs.steps(4000)
     _drill(watched, FaultTarget.GPU, attempt=0)
     (ended,) = (event for event in watched.all(RankExited) if event.failed and event.rank == 1)
@@ -29,12 +33,22 @@ def test_node_is_replaced_at_once_for_a_lost_gpu_and_the_second_time_for_a_lost_
     assert "GPU is lost" in ended.evidence
     for attempt in (1, 2):
         _drill(watched, FaultTarget.NIC, attempt=attempt)
+    for attempt in (3, 4):
+        (started,) = (each for each in watched.all(RanksStarted) if (each.node, each.attempt) == (1, attempt))
+        os.kill(started.ranks[0].pid, signal.SIGBUS)
+        watched.wait_for(StepCommitted, lambda event, next_attempt=attempt + 1: event.attempt == next_attempt)
     api.cancel(watched.folder)
     watched.wait_for_end()
     verdicts = [(event.finding.code, event.action) for event in watched.all(RecoveryDecided)]
-    assert verdicts == [("gpu-failed", REPLACED), ("nic-link-down", IN_PLACE), ("nic-link-down", REPLACED)]
+    assert verdicts == [
+        ("gpu-failed", REPLACED),
+        ("nic-link-down", IN_PLACE),
+        ("nic-link-down", REPLACED),
+        ("rank-killed", IN_PLACE),
+        ("rank-killed", REPLACED),
+    ]
     asked = [(event.node, event.generation) for event in watched.all(NodeRequested) if event.generation]
-    assert asked == [(1, 1), (1, 2)]
+    assert asked == [(1, 1), (1, 2), (1, 3)]
     codes = [event.finding.code for event in watched.all(FindingRaised)]
     assert codes.count("machine-not-avoided") == 2
     steps = set(watched.steps())

@@ -59,14 +59,14 @@ class ReplaceNode:
 
 @dataclass(frozen=True, kw_only=True)
 class AvoidMachine:
-    """Have the target create no further node of the run on a machine whose devices have failed."""
+    """Have the target create no further node of the run on the machine of a failed node."""
 
     node_id: NodeId
     """The node that failed there."""
     machine: str
     """The target's name of the machine; empty where nodes have none."""
-    again: bool = False
-    """Whether an earlier controller has issued it, and reported what came of it."""
+    cordon: bool = False
+    """Whether other jobs are to avoid it too: its devices have failed, and no earlier controller has cordoned it."""
 
 
 @dataclass(frozen=True, kw_only=True)

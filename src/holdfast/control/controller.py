@@ -447,7 +447,7 @@ class Controller:
                 pass  # it is in the log by now
 
     async def _avoid_machine(self, command: AvoidMachine) -> None:
-        if finding := await self._backend.avoid_machine(command.node_id, command.machine, again=command.again):
+        if finding := await self._backend.avoid_machine(command.node_id, command.machine, cordon=command.cordon):
             self.report(finding)
 
     def _retry(

@@ -171,7 +171,7 @@ def judge_attempt(ctx: Context, index: int) -> None:
         return
     failure = first_failure(replica, ctx.at)
     if failure.node is not None:
-        failure = replace(failure, machine=ctx.state.nodes[failure.node].machine_id)
+        failure = _on_machine(ctx, replica, failure, failure.node)
     if any(loss.evicted for loss in replica.node_failures):
         failure = replace(failure, evicted=True)  # whatever else failed, the eviction ended the attempt
     if ctx.state.training_complete:
@@ -182,6 +182,16 @@ def judge_attempt(ctx: Context, index: int) -> None:
         _roll_back(ctx, replica, failure)
     else:
         _recover(ctx, replica, failure)
+
+
+def _on_machine(ctx: Context, replica: ReplicaState, failure: Failure, node: int) -> Failure:
+    """The failure with the machine on which it happened, and whether something else than that machine explains it."""
+    lost = [loss for loss in replica.node_failures if loss.node == node and loss.machine]
+    return replace(
+        failure,
+        machine=lost[0].machine if lost else ctx.state.nodes[node].machine_id,
+        excused=node in replica.drilled or len(replica.node_failures) > len(lost),
+    )
 
 
 def _all_succeeded(job: Job, replica: ReplicaState) -> bool:
@@ -214,8 +224,8 @@ def _replace_node(ctx: Context, index: int, node: int, verdict: Verdict) -> None
     if ctx.state.nodes[node].is_missing:
         return  # it was lost meanwhile, and requested again
     if verdict.avoid_machine:
-        avoid_machine(ctx, node)
-        ctx.set_timer(Timer.MIN_NODES, index, ctx.at + ctx.job.nodes.min_nodes_wait_s)
+        avoid_machine(ctx, node, cordon=verdict.cordon)
+    ctx.set_timer(Timer.MIN_NODES, index, ctx.at + ctx.job.nodes.min_nodes_wait_s)
     empty_slot(ctx, node, verdict.finding.what, maybe_alive=False)
     promote_standbys(ctx)
     refill_slot(ctx, node)
@@ -258,6 +268,7 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         reported=NO_RANKS,
         hangs=(),
         node_failures=(),
+        drilled=NO_NODES,
         **changes,
     )
 

@@ -314,6 +314,7 @@ def fail_replica(
             kind=kind,
             at=ctx.at if failed_at is None else failed_at,
             node=node.node,
+            machine=node.machine_id if ctx.state.nodes[node.node].is_missing else "",
             attempt=replica.attempt,
             error=reason,
             step=replica.highest_step,

@@ -32,16 +32,19 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
     ctx.set_timer(Timer.RECONNECT, index, None)
 
 
-def avoid_machine(ctx: Context, index: int) -> None:
-    """Create no further node on the machine of a node whose devices have failed."""
+def avoid_machine(ctx: Context, index: int, *, cordon: bool) -> None:
+    """Create no further node on the machine of a failed node; `cordon`: other jobs are to avoid it too."""
     node = ctx.state.nodes[index]
     ctx.change(avoided=(*ctx.state.avoided, (node.node_id, node.machine)))
-    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine))
+    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, cordon=cordon))
 
 
 def avoid_again(ctx: Context) -> None:
-    """Avoid the machines of failed nodes, for a target that may not know them."""
-    ctx.emit(*(AvoidMachine(node_id=node_id, machine=name, again=True) for node_id, name in ctx.state.avoided))
+    """Avoid the machines of failed nodes, for a target that may not know them.
+
+    None is cordoned again: meanwhile somebody may have repaired it.
+    """
+    ctx.emit(*(AvoidMachine(node_id=node_id, machine=name) for node_id, name in ctx.state.avoided))
 
 
 def arm_join_timeout(ctx: Context, node: NodeState) -> None:

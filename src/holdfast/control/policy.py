@@ -65,6 +65,12 @@ CRASH_SIGNALS = (
 )
 """Signals that a program causes itself."""
 
+_MACHINE_SIGNALS = (signal.SIGBUS, signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGKILL)
+"""Signals that end ranks on a bad machine too; a kill for lack of memory is another kind of failure."""
+
+_FAULT_HANDLER = "Fatal Python error:"
+"""Begins the line that Python's faulthandler writes for a signal; it says no more than the signal."""
+
 _SHELL_SIGNALS = range(129, 193)
 """Exit codes by which a shell reports that a signal killed its program."""
 
@@ -153,6 +159,10 @@ class Failure:
     """Whether the run's queue evicted the node: not a fault of the run, and it costs no restart."""
     waiting_rank: int | None = None
     """The rank that gave up waiting for this one."""
+    holds_up_others: bool = False
+    """Whether flight recorders show that this hung rank keeps the others waiting, and made no call that differs."""
+    excused: bool = False
+    """Whether something else than its node explains it: a drill, or several nodes that were lost together."""
 
     @property
     def subject(self) -> str:
@@ -170,6 +180,11 @@ class Failure:
         number = self.code if self.kind is FailureKind.KILLED else self.code - 128
         by_signal = self.kind is FailureKind.KILLED or self.code in _SHELL_SIGNALS
         return not by_signal or number in CRASH_SIGNALS
+
+    @property
+    def is_before_first_step(self) -> bool:
+        """Whether the run had most likely made no step."""
+        return self.step == 0 and (self.has_session or self.uptime_s < FIRST_STEP_HORIZON_S)
 
     @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
@@ -343,6 +358,9 @@ _OF_ANY_RANK = (
 _LIKELY_SETTINGS_AT_FIRST = (FailureKind.GPU_ERROR_UNCLEAR, FailureKind.NCCL_SYSTEM_CALL_FAILED)
 """Device faults that before the run's first step are mostly errors of the program or its settings: a small /dev/shm."""
 
+_OF_MACHINE_OR_PROGRAM = (FailureKind.HUNG, FailureKind.KILLED)
+"""Failures without the trace of a device, of which a bad machine or the program may be the cause."""
+
 _BEFORE_THE_PROGRAM = (
     FailureKind.NOT_STARTED,
     FailureKind.CODE_DELIVERY_FAILED,
@@ -361,6 +379,10 @@ _WHERE_TO_LOOK = (
 _STARTS_OVER = (
     "Unless the program loads its own checkpoint, it repeats all it did: it reports no steps, so holdfast has no "
     "checkpoint of it."
+)
+
+_STARTED_AGAIN = (
+    "No standby is ready, so its target starts the node again, on the same machine unless it chooses another one."
 )
 
 _ADMITTED_AGAIN = (
@@ -412,6 +434,10 @@ class Verdict:
     """Whether to replace the node although it is there."""
     avoid_machine: bool = False
     """Whether its machine is not to be used again."""
+    cordon: bool = False
+    """Whether other jobs are not to use its machine either, where the run may have them do so."""
+    is_suspicion: bool = False
+    """Whether the node is replaced because its machine may be the cause."""
     recomputed_s: float = 0.0
     """Seconds of work that the next attempt repeats, unless the program loads its own checkpoint.
 
@@ -465,15 +491,25 @@ def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery, s
     for rule in _RULES:
         verdict = rule(failure, earlier, recovery)
         if verdict is not None:
-            return _with_spare(verdict, spare) if verdict.avoid_machine else verdict
+            return _with_spare(verdict, spare)
     raise AssertionError("the last rule always applies")
 
 
 def _with_spare(verdict: Verdict, spare: Spare) -> Verdict:
-    """The verdict on a node that is there, with what takes its place."""
-    action = Action.PROMOTE if spare is Spare.STANDBY else verdict.action
-    finding = msgspec.structs.replace(verdict.finding, remedy=f"{spare} {verdict.finding.remedy}")
-    return replace(verdict, action=action, finding=finding)
+    """The verdict on a node that is there, with what takes its place.
+
+    Nothing waits for another machine on a mere suspicion: the machine is avoided only if a standby takes its place.
+    """
+    if not (verdict.avoid_machine or verdict.is_suspicion):
+        return verdict
+    has_standby = spare is Spare.STANDBY
+    instead = _STARTED_AGAIN if verdict.is_suspicion and not has_standby else spare
+    return replace(
+        verdict,
+        action=Action.PROMOTE if has_standby else verdict.action,
+        avoid_machine=verdict.avoid_machine or has_standby,
+        finding=msgspec.structs.replace(verdict.finding, remedy=f"{instead} {verdict.finding.remedy}"),
+    )
 
 
 def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -614,8 +650,67 @@ def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Rec
         finding=_finding(failure, because, f"{remedy} {_STARTS_OVER}" if repeats_s else remedy),
         replace_node=True,
         avoid_machine=True,
+        cordon=True,
         recomputed_s=repeats_s,
     )
+
+
+def _suspect_node(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A node is replaced at the second failure that its machine may have caused, if no other machine had one alike.
+
+    One of several replicas that fails soon after it started flaps, which is the next rule's.
+    """
+    if recovery.replicas > 1 and failure.uptime_s < FLAP_S:
+        return None
+    recent = [one for one in (*earlier, failure) if one.at > failure.at - recovery.suspect_window_s]
+    elsewhere = {_ending(one) for one in recent if not one.excused and not _on_one_machine(one, failure)}
+    own = [
+        one
+        for one in recent
+        if _on_one_machine(one, failure)
+        and _may_be_of_machine(one)
+        and (one.kind not in _OF_MACHINE_OR_PROGRAM or _ending(one) not in elsewhere)
+    ]
+    if len(own) < 2 or own[-1] is not failure:
+        return None
+    window_s = recovery.suspect_window_s
+    because = (
+        f"failure {len(own)} of this node within recovery.suspect_window_s, {window_s:g} s, and none like it elsewhere"
+    )
+    remedy = f"Test node{failure.node}'s machine. If the rank fails on another one too, the program is the cause."
+    repeats_s = _repeats_s(failure, earlier, recovery)
+    finding = _finding(failure, because, f"{remedy} {_STARTS_OVER}" if repeats_s else remedy)
+    before = tuple(f"{failure.at - one.at:.0f} s before: {_describe(one)}" for one in own[-4:-1])
+    return Verdict(
+        action=Action.REPLACE_NODE,
+        finding=msgspec.structs.replace(finding, evidence=(*finding.evidence, *before)),
+        replace_node=True,
+        is_suspicion=True,
+        recomputed_s=repeats_s,
+    )
+
+
+def _may_be_of_machine(failure: Failure) -> bool:
+    """Whether its machine may have caused a failure: nothing that the program reports, and no setting, explains it."""
+    if failure.excused or failure.evicted or failure.node is None:
+        return False
+    if failure.kind is FailureKind.NODE_LOST:
+        return True
+    if failure.kind in _LIKELY_SETTINGS_AT_FIRST and failure.step == 0:
+        return False
+    if failure.kind not in _OF_MACHINE_OR_PROGRAM:
+        return _KINDS[failure.kind].blame is not NodeBlame.NONE
+    if failure.is_before_first_step or failure.is_peer_symptom or failure.is_network_error:
+        return False
+    if failure.kind is FailureKind.HUNG:
+        return failure.holds_up_others
+    silent = not failure.error or failure.error.startswith(_FAULT_HANDLER)
+    return failure.code in _MACHINE_SIGNALS and (silent or failure.code == signal.SIGKILL)
+
+
+def _ending(failure: Failure) -> tuple[FailureKind, int]:
+    """How an attempt ended, equal for failures that one cause in the program would explain."""
+    return failure.kind, failure.code
 
 
 def _on_one_machine(one: Failure, other: Failure) -> bool:
@@ -682,6 +777,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _budget_spent,
     _replace,
     _device_failed,
+    _suspect_node,
     _flapping,
     _restart,
 )

@@ -11,6 +11,8 @@ from holdfast.control.context import Context
 from holdfast.job.fault_catalog import FAULTS, Executor
 from holdfast.protocol import orders
 
+_DEVICES = frozenset(target.value for target in events.FaultTarget if target.is_device)
+
 
 def checkpoint_requested(ctx: Context, event: events.CheckpointRequested) -> None:
     """Every rank takes a checkpoint."""
@@ -41,11 +43,21 @@ def fault_requested(ctx: Context, event: events.FaultRequested) -> None:
 
 def fault_injected(ctx: Context, event: events.FaultInjected) -> None:
     """A fault took effect; a node that is removed for good cordons its machine."""
+    _mark_drilled(ctx, event)
     known = _drop_pending(ctx, tuple(fault for fault in ctx.state.pending_faults if fault.at == event.requested_at))
     if any(fault.action is events.FaultAction.REMOVE for fault in known):
         node_id = ctx.state.nodes[event.node].node_id
         ctx.change(cordoned=(*ctx.state.cordoned, node_id))
         ctx.emit(Cordon(node_id=node_id))
+
+
+def _mark_drilled(ctx: Context, event: events.FaultInjected) -> None:
+    """The node's next failure shows nothing of the node, unless the drill imitates a failed device."""
+    if event.node < 0 or event.target.partition(" ")[0] in _DEVICES:
+        return
+    if (replica := ctx.state.nodes[event.node].replica) is not None:
+        drilled = ctx.state.replicas[replica].drilled
+        ctx.change_replica(replica, drilled=drilled.with_member(event.node))
 
 
 def inject_faults_due(ctx: Context, step: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, NodeBlame, node_blame
 from holdfast.control.state import ReplicaState
 from holdfast.diagnose.failure_classes import Confidence
-from holdfast.diagnose.flight_verdict import HangVerdict, find_culprits
+from holdfast.diagnose.flight_verdict import HangKind, HangVerdict, find_culprits
 from holdfast.diagnose.peer_symptoms import gave_up_waiting, peer_symptom
 from holdfast.diagnose.precedence import Clocks, PeerSymptom, Suspect, first_cause
 from holdfast.diagnose.structured.flight_summary import from_summary
@@ -38,6 +38,9 @@ _FOR_REPLICAS = re.compile(
     r"ReplicaGroup\._wait_arrival|ReplicaGroup\.wait_for_replicas|_Bucket\.unpack"
 )  # _Bucket.unpack: on a GPU
 
+
+_PROGRAM_HANGS = (HangKind.MISMATCH, HangKind.CROSSED, HangKind.ALL_WAITING)
+"""Hangs in which ranks make calls that do not fit one another, or in which no rank is late."""
 
 SHELL_SIGNAL = 128
 """Added to the signal that ended a rank of which a device failed: the exit code of a run that ends with it."""
@@ -248,6 +251,7 @@ def _from_hang(
         replica=hung.replica,
         rank=hung.rank,
         waiting_rank=waiter.rank if waiter else None,
+        holds_up_others=verdict is not None and verdict.kind not in _PROGRAM_HANGS and hung.process_state != "T",
         error=f"no step after step {max(hung.last_step, 0)}" if hung.has_session else "it has not opened its Session",
         evidence=tuple(evidence),
         step=replica.highest_step,

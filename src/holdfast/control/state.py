@@ -213,6 +213,8 @@ class ReplicaState(_Frozen):
     hangs: tuple[RankHung, ...] = ()
     node_failures: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
+    drilled: NodeSet = NO_NODES
+    """Node slots that got a fault on purpose in this attempt, other than that of a device."""
     lost_slots: NodeSet = NO_NODES
     """Node slots lost since its last attempt ran: together they are one disruption."""
     failures: tuple[Failure, ...] = ()
@@ -262,7 +264,7 @@ class State(_Frozen):
     quorum_lost: bool = False
     """Whether it was reported that too few replicas run for a step, and not yet that enough do again."""
     avoided: tuple[tuple[NodeId, str], ...] = ()
-    """Nodes whose devices have failed, each with its machine."""
+    """Failed nodes whose machines are not to be used again, each with its machine."""
     ending: Ending | None = None
     finished: bool = False
     longest_first_step_s: float = 0.0

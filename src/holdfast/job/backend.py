@@ -74,11 +74,11 @@ class Backend(Protocol):
         """Remove the slot's earlier generation, then submit this one."""
         ...
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> Finding | None:
-        """Create no further node of this run on the machine of a node whose devices failed.
+    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> Finding | None:
+        """Create no further node of this run on the machine of a node that failed.
 
-        Returns what the user must know or do about that, if anything. `again` repeats an earlier controller's request,
-        of which the user knows.
+        Returns what the user must know or do about that, if anything. `cordon`: other jobs are to avoid it as well,
+        where this run may have them do so, for its devices failed, and the user does not know yet.
         """
         ...
 

@@ -365,11 +365,13 @@ class Recovery(Model):
     restart_window_s: Seconds = 3600.0
     """Length of the sliding window, in seconds, in which restarts count."""
     suspect_window_s: Seconds = 86_400.0
-    """Seconds within which the second device fault of a node replaces it, though each alone only restarts its ranks.
+    """Seconds within which the second failure of a node replaces it, though each alone only restarts its ranks.
 
-    Such faults are contained memory errors, CUDA errors without a clear cause, a lost network link, and failed system
-    calls of NCCL. Faults of hardware replace the node immediately. The default is a day: at a published fleet's 6.5
-    failures per 1,000 node-days, two unrelated ones hit a node within a day once in 47,000 node-days.
+    Such failures are contained memory errors, CUDA errors without a clear cause, a lost network link, failed system
+    calls of NCCL, a lost agent, a hang in which flight recorders name a rank of the node, and a rank that a signal
+    ended without an error of the program. Faults of hardware replace the node immediately. The default is a day: at a
+    published fleet's 6.5 failures per 1,000 node-days, two unrelated ones hit a node within a day once in 47,000 node-
+    days.
     """
     replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
     """Number of replicas. Each holds the whole model; a failed replica restarts alone.

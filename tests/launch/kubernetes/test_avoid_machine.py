@@ -41,7 +41,7 @@ def backend(folder: Path, cluster: Refusing) -> KubernetesBackend:
 
 
 def test_machine_that_may_not_be_cordoned_is_named_with_the_command(tmp_path: Path) -> None:
-    finding = asyncio.run(backend(tmp_path, Refusing(FORBIDDEN)).avoid_machine(FAILED, "m7", again=False))
+    finding = asyncio.run(backend(tmp_path, Refusing(FORBIDDEN)).avoid_machine(FAILED, "m7", cordon=True))
     assert finding is not None
     assert (finding.code, finding.where) == ("machine-not-cordoned", "m7")
     assert "kubectl cordon m7" in finding.remedy
@@ -50,10 +50,10 @@ def test_machine_that_may_not_be_cordoned_is_named_with_the_command(tmp_path: Pa
 
 def test_api_server_that_does_not_answer_is_asked_again_by_the_controller(tmp_path: Path) -> None:
     with pytest.raises(ApiUnavailable):
-        asyncio.run(backend(tmp_path, Refusing(ApiUnavailable("down"))).avoid_machine(FAILED, "m7", again=False))
+        asyncio.run(backend(tmp_path, Refusing(ApiUnavailable("down"))).avoid_machine(FAILED, "m7", cordon=True))
 
 
 def test_next_controller_cordons_nothing_that_may_be_repaired_by_now(tmp_path: Path) -> None:
     cluster = Refusing(FORBIDDEN)
-    assert asyncio.run(backend(tmp_path, cluster).avoid_machine(FAILED, "m7", again=True)) is None
+    assert asyncio.run(backend(tmp_path, cluster).avoid_machine(FAILED, "m7", cordon=False)) is None
     assert cluster.patched == []

@@ -172,14 +172,14 @@ def test_replacement_avoids_the_machine_of_a_failed_device(play, lab: Lab) -> No
         await here.backend.submit((at(0, 0), at(1, 0)))
         machines = {(await here.created()).machine for _ in range(2)}
         assert machines == {"pretended"}
-        assert await here.backend.avoid_machine(at(0, 0), "pretended", again=True) is None
+        assert await here.backend.avoid_machine(at(0, 0), "pretended", cordon=False) is None
         await here.backend.replace_node(at(0, 1), "its GPU failed")
         while (seen := await here.next()).state is not BackendNodeState.UNAVAILABLE or "device" not in seen.reason:
             pass
-        assert seen.reason == "its pod was placed on pretended, where a device failed"
+        assert seen.reason == "its pod was placed on pretended, which this run avoids"
         lab.kubectl("apply", "-f", "-", input=MACHINE.replace("pretended", "pretended-spare"))
         assert (await here.created()).machine == "pretended-spare"
-        cordoned = await here.backend.avoid_machine(at(1, 0), "pretended", again=False)
+        cordoned = await here.backend.avoid_machine(at(1, 0), "pretended", cordon=True)
         assert cordoned is not None
         assert cordoned.code == "machine-cordoned"
         assert await here.kubectl("get", "node", "pretended", "-o", "jsonpath={.spec.unschedulable}") == "true"

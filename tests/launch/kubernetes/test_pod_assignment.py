@@ -92,7 +92,7 @@ def test_pod_on_an_avoided_machine_is_no_node_and_one_elsewhere_is() -> None:
     again = replace(A, uid="c", machine="m7", running=False)
     lives, seen = lives.update_pod(again).reconcile()
     assert [(each.state, each.reason) for each in seen] == [
-        (BackendNodeState.UNAVAILABLE, "its pod was placed on m7, where a device failed")
+        (BackendNodeState.UNAVAILABLE, "its pod was placed on m7, which this run avoids")
     ]
     assert lives.misplaced_pods() == (again,)
     lives = lives.retire(lives.misplaced_pods())

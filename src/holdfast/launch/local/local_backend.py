@@ -141,11 +141,11 @@ class LocalBackend:
                     await asyncio.to_thread(self._remove, former)
             await self._submit((node_id,))
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> Finding | None:
+    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> Finding | None:
         """Impossible: all nodes are processes of this machine."""
         return (
             None
-            if again
+            if not cordon
             else Finding(
                 code="machine-not-avoided",
                 severity=Severity.WARNING,

@@ -114,8 +114,8 @@ class KubernetesBackend:
         for pod in tuple(pods):
             await self._delete(f"{PODS_PATH}/{pod.name}")
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> Finding | None:
-        """Bind no further pod on the machine, and cordon it where the controller's role allows that.
+    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> Finding | None:
+        """Bind no further pod on the machine, and cordon it where that is wanted and allowed.
 
         The template of a gang's pods cannot be changed while it runs, so the scheduler may choose the machine again.
         Such a pod is deleted as soon as it is placed, and another one made.
@@ -123,7 +123,7 @@ class KubernetesBackend:
         if not machine:
             return None
         self._update(self._pods.avoid(machine))
-        return None if again else await self._cordon(machine)  # meanwhile somebody may have repaired it
+        return await self._cordon(machine) if cordon else None
 
     async def _cordon(self, machine: str) -> Finding:
         try:
@@ -260,7 +260,7 @@ class KubernetesBackend:
         """Delete a pod on an avoided machine; the first time immediately, while it still takes up that machine."""
         tries = self._refusals[pod.node]
         self._refusals[pod.node] += 1
-        log.info("%s is on %s, where a device failed: it is made again", pod.name, pod.machine)
+        log.info("%s is on %s, which this run avoids: it is made again", pod.name, pod.machine)
         await asyncio.sleep(min(MAX_POLL_S, RETRY_S * (2**tries - 1)))
         if pod.uid in self._pods.pods:  # else its Job may have another pod by now
             await self._delete_pods(pod.node, (pod,))

@@ -155,7 +155,7 @@ class PodAssignments:
                 )
                 return result, (created,)
         misplaced = (pod for pod in self.misplaced_pods() if pod.node == node_id.node)
-        avoids = next((f"its pod was placed on {pod.machine}, where a device failed" for pod in misplaced), "")
+        avoids = next((f"its pod was placed on {pod.machine}, which this run avoids" for pod in misplaced), "")
         why = next((pod.reason for pod in candidates if pod.reason), self.suspended or avoids)
         if why and why != self.reported.get(node_id.node):
             result = replace(self, reported={**self.reported, node_id.node: why})

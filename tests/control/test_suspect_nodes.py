@@ -1,0 +1,246 @@
+"""Which failures make a node suspect, which do not, and what the run does with a suspect node."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+
+import msgspec
+import pytest
+from tests.control.test_device_faults import decided, replacements
+from tests.control.test_machine import Run, gone, joined, killed, stopped
+from tests.control.test_root_cause import INSIDE, OUTSIDE, hung, root_cause
+from tests.control.test_standby_promotion import promotions, ready
+
+from holdfast.control.commands import AvoidMachine
+from holdfast.control.policy import Action, Failure, FailureKind, Spare, decide
+from holdfast.events import CollectiveCall, FaultInjected, GroupCollectives, NodeCreated
+from holdfast.job.backend import NodeId
+from holdfast.job.spec import Recovery
+
+RECOVERY = Recovery(max_restarts=100)
+SEGFAULT = Failure(
+    kind=FailureKind.KILLED,
+    at=100_000.0,
+    node=1,
+    machine="m7",
+    attempt=4,
+    rank=3,
+    code=signal.SIGSEGV,
+    step=50,
+    has_session=True,
+    uptime_s=600.0,
+)
+HUNG = replace(SEGFAULT, kind=FailureKind.HUNG, code=0, error="no step after step 50", holds_up_others=True)
+LOST = replace(SEGFAULT, kind=FailureKind.NODE_LOST, code=0, rank=None, error="its agent ended")
+CRASHED = replace(SEGFAULT, kind=FailureKind.CRASHED, code=1, error="ValueError: bad shape")
+HOUR_S = 3600.0
+
+
+def before(failure: Failure, **changes: object) -> Failure:
+    """A failure an hour and some steps earlier."""
+    return replace(failure, **{"at": failure.at - HOUR_S, "attempt": 3, "step": 20, **changes})  # type: ignore[arg-type]
+
+
+def is_suspect(failure: Failure, *earlier: Failure, recovery: Recovery = RECOVERY) -> bool:
+    verdict = decide(failure, earlier, recovery)
+    assert verdict.action in (Action.RESTART, Action.REPLACE_NODE)
+    return verdict.is_suspicion
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        *(replace(SEGFAULT, code=int(each)) for each in (signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGKILL)),
+        replace(SEGFAULT, error="Fatal Python error: Segmentation fault"),
+        replace(SEGFAULT, code=signal.SIGKILL, error="ValueError: caught long ago"),
+        replace(SEGFAULT, has_session=False, step=0),
+        HUNG,
+    ],
+    ids=["bus", "illegal", "abort", "kill", "fault handler", "kill after an error", "no Session", "hang"],
+)
+def test_node_is_replaced_at_the_second_failure_that_its_machine_may_have_caused(failure: Failure) -> None:
+    assert not is_suspect(failure)
+    for first in (before(failure, step=failure.step), before(SEGFAULT), before(HUNG), before(LOST)):
+        verdict = decide(failure, (first,), RECOVERY)
+        assert (verdict.action, verdict.replace_node, verdict.cordon) == (Action.REPLACE_NODE, True, False)
+        assert "failure 2 of this node within recovery.suspect_window_s, 86400 s" in verdict.finding.what
+        assert verdict.finding.evidence[-1].startswith("3600 s before: ")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        CRASHED,
+        replace(SEGFAULT, code=signal.SIGFPE),
+        replace(SEGFAULT, code=signal.SIGTERM),
+        replace(SEGFAULT, code=signal.SIGABRT, error="terminate called after throwing an instance of 'x'"),
+        replace(SEGFAULT, code=signal.SIGKILL, error="Connection closed by peer", is_peer_symptom=True),
+        replace(SEGFAULT, step=0),
+        replace(SEGFAULT, excused=True),
+        replace(SEGFAULT, kind=FailureKind.OUT_OF_MEMORY, code=signal.SIGKILL),
+        replace(HUNG, holds_up_others=False),
+        replace(HUNG, step=0),
+    ],
+    ids=[
+        "a program error",
+        "a division",
+        "a request",
+        "a C++ exception",
+        "a peer",
+        "before the first step",
+        "a drill",
+        "a memory limit",
+        "a hang without a culprit",
+        "a hang before the first step",
+    ],
+)
+def test_failure_with_another_explanation_makes_no_node_suspect(failure: Failure) -> None:
+    assert not is_suspect(failure, before(SEGFAULT))
+    assert not is_suspect(SEGFAULT, before(failure, step=failure.step))
+
+
+@pytest.mark.parametrize("failure", [SEGFAULT, HUNG])
+@pytest.mark.parametrize("rank", [3, 0], ids=["the same rank", "another rank"])
+def test_failure_that_another_machine_had_as_well_is_the_programs(failure: Failure, rank: int) -> None:
+    elsewhere = before(failure, node=0, machine="m1", rank=rank)
+    assert not is_suspect(failure, elsewhere)
+    assert not is_suspect(failure, before(failure), elsewhere)
+    assert not is_suspect(failure, elsewhere, before(failure))
+    assert is_suspect(failure, before(failure), replace(elsewhere, excused=True))
+    assert is_suspect(failure, before(failure), replace(elsewhere, at=failure.at - 2 * 86_400.0))
+
+
+def test_rank_that_also_fails_on_the_next_machine_makes_no_second_machine_suspect() -> None:
+    known: list[Failure] = []
+    machines = ["m7", "m7", "m8", "m8", "m8"]
+    for number, machine in enumerate(machines):
+        failure = replace(SEGFAULT, at=SEGFAULT.at + number * HOUR_S, machine=machine, step=50 + number)
+        assert is_suspect(failure, *known) is (number == 1)
+        known.append(failure)
+
+
+def test_replica_that_fails_soon_again_is_not_suspected_but_flaps() -> None:
+    several = Recovery(max_restarts=100, replicas=2)
+    assert is_suspect(SEGFAULT, before(SEGFAULT), recovery=several)
+    assert not is_suspect(replace(SEGFAULT, uptime_s=59.0), before(SEGFAULT), recovery=several)
+    assert is_suspect(replace(SEGFAULT, uptime_s=59.0), before(SEGFAULT))
+
+
+def test_lost_nodes_elsewhere_are_no_ones_program_error() -> None:
+    assert is_suspect(SEGFAULT, before(LOST), before(LOST, node=0, machine="m1"))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "recovery"),
+    [
+        (before(SEGFAULT, machine="m8"), RECOVERY),
+        (replace(SEGFAULT, at=SEGFAULT.at - 86_400.0, step=20), RECOVERY),
+        (before(SEGFAULT), Recovery(max_restarts=100, suspect_window_s=HOUR_S)),
+    ],
+    ids=["another machine", "too long ago", "a shorter window"],
+)
+def test_failures_count_on_one_machine_and_within_the_window(earlier: Failure, recovery: Recovery) -> None:
+    assert not is_suspect(SEGFAULT, earlier, recovery=recovery)
+
+
+def test_device_fault_and_a_signal_on_one_machine_count_together() -> None:
+    contained = replace(SEGFAULT, kind=FailureKind.GPU_MEMORY_ERROR_CONTAINED, code=1)
+    assert is_suspect(SEGFAULT, before(contained))
+    assert is_suspect(contained, before(SEGFAULT))
+    assert not is_suspect(contained, before(CRASHED))
+
+
+@pytest.mark.parametrize("spare", Spare)
+def test_machine_of_a_suspect_node_is_avoided_only_where_a_standby_takes_its_place(spare: Spare) -> None:
+    verdict = decide(SEGFAULT, (before(SEGFAULT),), RECOVERY, spare)
+    has_standby = spare is Spare.STANDBY
+    assert verdict.avoid_machine is has_standby
+    assert verdict.action is (Action.PROMOTE if has_standby else Action.REPLACE_NODE)
+    says = str(Spare.STANDBY) if has_standby else "No standby is ready, so its target starts the node again"
+    assert verdict.finding.remedy.startswith(says)
+
+
+# The root cause
+
+
+OTHER_CALL = GroupCollectives(
+    group="0",
+    enqueued=41,
+    completed=40,
+    pending=41,
+    calls=(CollectiveCall(seq=41, op="broadcast", sizes="[[4]] Float"),),
+)
+
+
+def test_hang_is_of_the_rank_that_the_recorders_name_unless_its_calls_do_not_fit() -> None:
+    assert root_cause(hangs=(hung(0, **INSIDE), hung(1, **OUTSIDE))).holds_up_others
+    assert not root_cause(hangs=(hung(0), hung(1, top_frame="load (data.py:1)"))).holds_up_others
+    mismatch = root_cause(hangs=(hung(0, **INSIDE), hung(1, collectives=(OTHER_CALL,)), hung(2, **INSIDE)))
+    assert (mismatch.rank, mismatch.holds_up_others) == (1, False)
+    stopped_rank = hung(1, **OUTSIDE, process_state="T")
+    assert not root_cause(hangs=(hung(0, **INSIDE), stopped_rank)).holds_up_others
+
+
+# The run
+
+
+def kill(run: Run, node: int, *, attempt: int, at: float) -> None:
+    """SIGKILL a rank that runs for long, and stop the others."""
+    run.do(killed(node, attempt=attempt, at=at))
+    for each in run.state.replicas[0].members:
+        run.do(stopped(each, attempt=attempt))
+
+
+def test_node_whose_rank_is_killed_twice_is_started_again() -> None:
+    run = Run(nodes=2, max_restarts=10).running()
+    kill(run, 1, attempt=0, at=100.0)
+    run.do(killed(1, attempt=1, at=300.0), stopped(0, attempt=1))
+    (request,) = replacements(run.do(stopped(1, attempt=1)))
+    assert request.node_id == NodeId(node=1, generation=1)  # type: ignore[union-attr]
+    assert "starts the node again" in decided(run).finding.remedy
+
+
+def test_ready_standby_takes_the_place_of_a_suspect_node_whose_machine_is_avoided_but_not_cordoned() -> None:
+    run = Run(nodes=2, standby=1, max_restarts=10)
+    run.do(NodeCreated(at=0.5, node=1, generation=0, machine="m7"))
+    run.running()
+    run.do(ready(2))
+    kill(run, 1, attempt=0, at=100.0)
+    run.do(killed(1, attempt=1, at=300.0), stopped(0, attempt=1))
+    commands = run.do(stopped(1, attempt=1))
+    assert promotions(run) == [(2, 1)]
+    assert [one for one in commands if isinstance(one, AvoidMachine)] == [
+        AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7", cordon=False)
+    ]
+
+
+@pytest.mark.parametrize(("target", "suspect"), [("rank 1", False), ("node", False), ("nic 1", True)])
+def test_drill_makes_no_node_suspect_unless_it_imitates_a_failed_device(target: str, suspect: bool) -> None:
+    run = Run(nodes=2, max_restarts=10).running()
+    run.do(FaultInjected(at=99.0, node=1, requested_at=98.0, target=target, action="kill"))
+    kill(run, 1, attempt=0, at=100.0)
+    kill(run, 1, attempt=1, at=300.0)
+    assert (run.state.nodes[1].generation == 1) is suspect
+    if not suspect:
+        kill(run, 1, attempt=2, at=400.0)
+        assert run.state.nodes[1].generation == 1
+
+
+@pytest.mark.parametrize("lost", [(1,), (0, 1)], ids=["alone", "with another"])
+def test_loss_of_one_node_counts_against_its_machine_and_that_of_several_does_not(lost: tuple[int, ...]) -> None:
+    run = Run(nodes=2, max_restarts=10)
+    run.do(*(NodeCreated(at=0.5, node=node, generation=0, machine=f"m{node}") for node in range(2)))
+    run.running()
+    run.do(*(gone(node, at=100.0) for node in lost), *(stopped(node) for node in range(2) if node not in lost))
+    for node in lost:
+        run.do(NodeCreated(at=101.0, node=node, generation=1, machine=f"m{node}"))
+        run.do(joined(node, generation=1, incarnation=f"j{node}", at=102.0))
+    kill(run, lost[0], attempt=1, at=300.0)
+    assert run.state.nodes[lost[0]].generation == (2 if len(lost) == 1 else 1)
+
+
+def test_rank_and_machine_of_a_failure_survive_in_the_evidence_of_the_next() -> None:
+    verdict = decide(HUNG, (before(SEGFAULT),), RECOVERY)
+    assert verdict.finding.evidence[-1] == "3600 s before: rank 3 on node1 was ended by SIGSEGV"
+    assert msgspec.json.encode(verdict.finding)
