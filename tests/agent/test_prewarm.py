@@ -7,12 +7,13 @@ import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.agent.test_zygote import CodeVersions, ProgramDir, play
 
 from holdfast.agent.prewarm import STANDBY_REPLICA, PrewarmPool
-from holdfast.agent.zygote import ColdStart, RankCommand
+from holdfast.agent.zygote import ColdStart, RankCommand, Zygote
 from holdfast.findings import Finding
 from holdfast.host.processes import adopt_orphans, state_letter
 
@@ -28,7 +29,13 @@ class PrewarmedNode:
         self.codes = CodeVersions(place)
         self.found: list[Finding] = []
         self.ready = asyncio.Event()
-        self.pool = PrewarmPool(place.folder, self.found.append, lambda replica, ranks: self.ready.set())
+        self.told: list[tuple[int, tuple[int, ...]]] = []
+        """The ranks of each replica that were reported as prewarmed."""
+        self.pool = PrewarmPool(place.folder, self.found.append, self._on_prewarmed)
+
+    def _on_prewarmed(self, replica: int, ranks: tuple[int, ...]) -> None:
+        self.told.append((replica, ranks))
+        self.ready.set()
 
     def command(self, name: str, imports: str = LARGE) -> RankCommand:
         text = f"import sys\nprint('httpx' in sys.modules)\n{imports}\nimport beside\nprint(beside.NAME)"
@@ -137,6 +144,44 @@ def test_standby_serves_code_that_came_while_it_waited(place: ProgramDir) -> Non
             node.pool.assign_standby(0)
             assert await node.start(latter) == "True\nlatter\n"
             assert not node.ready.is_set()
+
+    play(scene)
+
+
+def test_ranks_count_as_prewarmed_no_more_once_memory_is_short(place: ProgramDir) -> None:
+    async def scene() -> None:
+        async with node_in(place) as node:
+            wanted = node.command("former")
+            await node.keep_prewarmed(wanted)
+            assert node.told == [(0, (wanted.rank,))]
+            node.pool.disable("memory was short")
+            assert node.told[1:] == [(0, ())]
+            node.pool.keep_prewarmed(0, {(0, 0): wanted})
+            node.pool.disable("memory was short again")
+            assert node.told[2:] == []
+            assert held() == []
+
+    play(scene)
+
+
+def test_zygote_that_is_ready_after_memory_became_short_is_killed(
+    place: ProgramDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = Zygote.start
+
+    async def scene() -> None:
+        async with node_in(place) as node:
+
+            async def starts_as_memory_runs_short(*given: Any, **named: Any) -> Zygote:
+                zygote = await start(*given, **named)
+                node.pool.disable("memory was short")
+                return zygote
+
+            monkeypatch.setattr(Zygote, "start", starts_as_memory_runs_short)
+            await node.pool.prewarm({(0, 0): node.command("former")})
+            assert held() == []
+            with pytest.raises(ColdStart, match="memory was short"):
+                await node.start(node.command("former"))
 
     play(scene)
 

@@ -233,6 +233,8 @@ def test_ranks_are_prewarmed_while_their_node_has_their_zygotes() -> None:
     status = status_from_events([*STARTED, *warm, *warm])
     assert status.leader.prewarmed == {0, 1}
     assert update_status(status, joined(1)).leader.prewarmed == {0, 1}
+    disabled = RanksPrewarmed(at=13, node=1, replica=0, ranks=())
+    assert update_status(status, disabled).leader.prewarmed == {0}
     again = msgspec.structs.replace(joined(1), incarnation="restarted")
     assert update_status(status, again).leader.prewarmed == {0}
     assert update_status(status, requested(1, 1)).leader.prewarmed == {0}

@@ -56,7 +56,7 @@ class _SlotZygotes:
 
 
 class PrewarmPool:
-    """The zygotes of one node; `on_prewarmed` receives the ranks of a replica that have one."""
+    """The zygotes of one node; `on_prewarmed` receives the ranks of a replica that have one, perhaps none any more."""
 
     def __init__(
         self,
@@ -71,6 +71,8 @@ class PrewarmPool:
         """Why prewarming is off."""
         self._slots: dict[RankSlot, _SlotZygotes] = {}
         self._commands: dict[int, Mapping[RankSlot, RankCommand]] = {}
+        self._prewarmed: dict[int, tuple[int, ...]] = {}
+        """The ranks of each replica that were reported last."""
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Keyed by replica."""
         self._lock = asyncio.Lock()
@@ -123,6 +125,8 @@ class PrewarmPool:
         for zygotes in self._slots.values():
             zygotes.kill_all()
             zygotes.cold_reason = reason
+        for replica in tuple(self._prewarmed):
+            self._report_prewarmed(replica, ())
 
     async def prewarm(self, commands: Mapping[RankSlot, RankCommand]) -> None:
         """Start zygotes for these programs, which ranks will run soon, and keep the existing ones."""
@@ -151,10 +155,9 @@ class PrewarmPool:
                     slot_zygotes.kill_all(keep=zygote)
                 if zygote is not None:
                     zygotes[slot] = zygote
+            self._report_prewarmed(replica, tuple(commands[slot].rank for slot in zygotes))
             if not zygotes:
                 return
-            if replica != STANDBY_REPLICA:
-                self._on_prewarmed(replica, tuple(commands[slot].rank for slot in zygotes))
             ends = [asyncio.ensure_future(each.wait_ended()) for each in zygotes.values()]
             try:
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -162,6 +165,14 @@ class PrewarmPool:
                 for each in ends:
                     each.cancel()
             self._deaths += 1
+        alive = [slot for slot, each in commands.items() if await self._slots[slot].match(each) is not None]
+        self._report_prewarmed(replica, tuple(commands[slot].rank for slot in alive))
+
+    def _report_prewarmed(self, replica: int, ranks: tuple[int, ...]) -> None:
+        """Report which ranks have a zygote; that none has is news only after another report."""
+        if replica != STANDBY_REPLICA and (ranks or self._prewarmed.get(replica)):
+            self._prewarmed[replica] = ranks
+            self._on_prewarmed(replica, ranks)
 
     async def _try_start(self, slot: RankSlot, zygotes: _SlotZygotes, command: RankCommand) -> Zygote | None:
         try:
@@ -169,6 +180,10 @@ class PrewarmPool:
         except ColdStart as cold:
             zygotes.cold_reason = "" if isinstance(cold, NotWorthPrewarming) else str(cold)
             log.info("replica %s, slot %s is not prewarmed: %s", *slot, cold)
+            return None
+        if self._disabled_reason:  # meanwhile
+            zygote.kill()
+            zygotes.cold_reason = self._disabled_reason
             return None
         zygotes.zygotes.append(zygote)
         return zygote

@@ -265,6 +265,8 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.RanksStarted: _ranks_started,
     events.RanksPrewarmed: lambda event: (
         f"node{event.node} has the imports done for the next start of ranks {format_numbers(list(event.ranks))}"
+        if event.ranks
+        else f"node{event.node} has no imports done for the next start of its ranks any more"
     ),
     events.RankExited: lambda event: _exited(_rank(event), event, event.error),
     events.RanksStopped: lambda event: f"no rank of {_attempt(event)} is left on node{event.node}",

@@ -132,7 +132,10 @@ class CodeFetched(Event, frozen=True, kw_only=True):
 
 
 class RanksPrewarmed(Event, frozen=True, kw_only=True):
-    """A node finished the imports of these ranks' programs in zygotes: their next start is prewarmed."""
+    """A node has zygotes with the imports of these ranks' programs done: their next start is prewarmed.
+
+    It replaces the node's last report, so an empty one means that no rank is prewarmed any more.
+    """
 
     node: int
     replica: int

@@ -370,8 +370,8 @@ class Recovery(Model):
     Such failures are contained memory errors, CUDA errors without a clear cause, a lost network link, failed system
     calls of NCCL, a lost agent, a hang in which flight recorders name a rank of the node, and a rank that a signal
     ended without an error of the program. Faults of hardware replace the node immediately. The default is a day: at a
-    published fleet's 6.5 failures per 1,000 node-days, two unrelated ones hit a node within a day once in 47,000 node-
-    days.
+    published fleet's 6.5 failures per 1,000 node-days, two unrelated ones hit a node within a day once in
+    47,000 node-days.
     """
     replicas: Count = Field(default=1, ge=1, le=MAX_NODES)
     """Number of replicas. Each holds the whole model; a failed replica restarts alone.
