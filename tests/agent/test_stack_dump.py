@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from holdfast.agent import stack_dump
 from holdfast.agent.stack_dump import MAX_DUMP_BYTES, StackDump, commit_line, dump_stacks
+from holdfast.protocol.wait_frames import FOR_REPLICAS
 
 AT_ITS_END = """Process 811: python train.py 100
 Python v3.11.7 (/usr/bin/python3.11)
@@ -50,6 +52,28 @@ def taken(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> StackDu
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     return asyncio.run(dump_stacks(1, folder / "stacks.txt", stopped=False))
+
+
+WAITS = """
+import sys, threading  # the latter names the main thread
+from holdfast.protocol.wait_frames import FOR_REPLICAS, marked
+class Group:
+    @marked(FOR_REPLICAS)
+    def renamed(self):
+        print("here", flush=True)
+        sys.stdin.read()
+Group().renamed()
+"""
+
+
+def test_mark_of_a_frame_is_in_a_real_dump(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", WAITS], stdin=pipe, stdout=pipe) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        told = asyncio.run(dump_stacks(rank.pid, tmp_path / "stacks.txt"))
+        rank.communicate()
+    assert told.top_frame.startswith(f"Group.renamed{FOR_REPLICAS} (")
 
 
 def test_dump_without_end_is_cut_and_its_beginning_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,8 +26,9 @@ from holdfast.events import (
 )
 from holdfast.job.step_timeouts import AUTO_FACTOR, EARLY_MARGIN_S, EARLY_STEPS, NON_STEP_FACTOR
 from holdfast.protocol.orders import AnnounceReplicaDown, StopRanks
+from holdfast.protocol.wait_frames import FOR_REPLICAS
 
-WAITING = "ReplicaGroup._wait_arrival (holdfast/train/ft/replica_group.py:2)"
+WAITING = f"ReplicaGroup._wait_arrival{FOR_REPLICAS} (holdfast/train/ft/replica_group.py:2)"
 WITHIN = "all_reduce (torch/distributed/distributed_c10d.py:2)"
 
 

@@ -6,9 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.control.policy import Failure, FailureKind
-from holdfast.control.root_cause import first_failure, hang_culprits
+from holdfast.control.root_cause import (
+    first_failure,
+    hang_culprits,
+    is_not_waiting,
+    waits_for_other_replicas,
+    waits_inside_replica,
+)
 from holdfast.control.state import ReplicaState
 from holdfast.events import CollectiveCall, ExitReason, GroupCollectives, RankExited, RankHung
+from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
 
 CLOSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:293"
 
@@ -242,9 +249,25 @@ def test_what_the_flight_recorders_show_is_the_evidence() -> None:
 
 
 def test_rank_that_waits_for_other_replicas_is_no_culprit_by_its_recorder() -> None:
-    waits = "ReplicaGroup._wait_arrival (holdfast/train/ft/replica_group.py:2)"
+    waits = f"ReplicaGroup._wait_arrival{FOR_REPLICAS} (holdfast/train/ft/replica_group.py:2)"
     assert hang_culprits([hung(0, **INSIDE), hung(1, **OUTSIDE)]).keys() == {1}
     assert hang_culprits([hung(0, **INSIDE), hung(1, **OUTSIDE, top_frame=waits)]) == {}
+
+
+@pytest.mark.parametrize(
+    ("top_frame", "waits", "for_replicas"),
+    [
+        (f"f{FOR_REPLICAS} (x.py:1)", True, True),
+        (f"f{FOR_DEVICE} (x.py:1)", True, False),
+        ("all_reduce (x.py:1)", True, False),
+        ("f (x.py:1)", False, False),
+    ],
+)
+def test_mark_of_a_frame_shows_what_its_rank_waits_for(top_frame: str, waits: bool, for_replicas: bool) -> None:
+    seen = hung(0, top_frame=top_frame)
+    assert is_not_waiting(seen) is not waits
+    assert waits_for_other_replicas(seen) is for_replicas
+    assert waits_inside_replica(seen) is not for_replicas
 
 
 def test_of_ranks_at_the_end_of_one_step_the_one_higher_up_there_is_behind() -> None:

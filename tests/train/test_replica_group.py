@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Timer
-from typing import TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -19,7 +21,9 @@ from torchft.coordination import LighthouseServer
 
 from holdfast.findings import Finding
 from holdfast.protocol.rank_messages import Activity
+from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
 from holdfast.train.ft import abortable_pg
+from holdfast.train.ft.device_sync import read_host
 from holdfast.train.ft.replica_group import ReplicaGroup, State
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
@@ -232,3 +236,26 @@ def test_one_whose_state_cannot_be_exported_fails_with_its_own_error(both) -> No
     donor, receiver = both(join)
     assert "in _give" in str(donor)
     assert receiver is False
+
+
+def test_frames_in_which_a_rank_waits_carry_the_mark_that_the_controller_searches() -> None:
+    seen: list[str] = []
+
+    class Waited:
+        """Stands for what a rank waits for: it notes whose frame does."""
+
+        def poll(self, *_: object) -> None:
+            seen.append(sys._getframe(1).f_code.co_qualname)
+
+        tolist = poll
+
+    group: Any = object.__new__(ReplicaGroup)
+    group._group = SimpleNamespace(signals_completion=True)
+    group._poller, group._drain_wakes = Waited, lambda: None
+    group._events = Events()
+    group._wait_arrival()
+    group.wait_for_replicas(iter((False, True)).__next__, lambda: None)
+    read_host(Waited())  # type: ignore[arg-type]
+    *for_replicas, for_device = seen
+    assert [each.endswith(FOR_REPLICAS) for each in for_replicas] == [True, True]
+    assert for_device.endswith(FOR_DEVICE)

@@ -18,6 +18,7 @@ from holdfast.diagnose.precedence import Clocks, PeerSymptom, Suspect, first_cau
 from holdfast.diagnose.structured.flight_summary import from_summary
 from holdfast.events import DeviceFault, ExitReason, RankExited, RankHung
 from holdfast.os_errors import resource_error_in
+from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
 
 _CLOCKS = Clocks(skew_s=0.0, report_lag_s=math.inf)
 """One clock orders all ends of an attempt; they belong together, since the first of them ends the attempt."""
@@ -30,14 +31,8 @@ A hang never kills a rank before it is reported.
 # Frames a rank waits in because another is late.
 _WAITING = re.compile(
     r"all_reduce|all_gather|reduce_scatter|broadcast|barrier|all_to_all|wait|recv|synchronize|backward|"
-    r"ReplicaGroup\._wait_arrival|_Bucket\.unpack|quorum|should_commit"
+    rf"quorum|should_commit|{re.escape(FOR_REPLICAS)}|{re.escape(FOR_DEVICE)}"
 )
-
-# A frame in which a replica waits for other replicas, and not for its own ranks.
-_FOR_REPLICAS = re.compile(
-    r"ReplicaGroup\._wait_arrival|ReplicaGroup\.wait_for_replicas|_Bucket\.unpack"
-)  # _Bucket.unpack: on a GPU
-
 
 _PROGRAM_HANGS = (HangKind.MISMATCH, HangKind.CROSSED, HangKind.ALL_WAITING)
 """Hangs in which ranks make calls that do not fit one another, or in which no rank is late."""
@@ -145,7 +140,7 @@ def waits_inside_replica(hung: RankHung) -> bool:
 
 def waits_for_other_replicas(hung: RankHung) -> bool:
     """Whether a rank was seen waiting for other replicas, and not for its own."""
-    return bool(_FOR_REPLICAS.search(hung.top_frame))
+    return FOR_REPLICAS in hung.top_frame
 
 
 def hang_culprits(hangs: Sequence[RankHung]) -> dict[int, HangVerdict]:

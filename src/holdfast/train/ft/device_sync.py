@@ -10,7 +10,10 @@ from typing import Any, cast
 
 import torch
 
+from holdfast.protocol.wait_frames import FOR_DEVICE, marked
 
+
+@marked(FOR_DEVICE)
 def read_host(tensor: torch.Tensor) -> list[Any]:
     """The values of a tensor, in one transfer: numbers, or lists of them."""
     return cast("list[Any]", tensor.tolist())

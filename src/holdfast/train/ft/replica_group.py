@@ -24,6 +24,7 @@ from torchft.manager import Manager
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.protocol.rank_messages import Activity
+from holdfast.protocol.wait_frames import FOR_REPLICAS, marked
 from holdfast.train.ft import device_sync
 from holdfast.train.ft.abortable_pg import AbortableGloo, AbortableNccl, StateTransport, make_store
 from holdfast.train.ft.loss_watcher import LossWatcher
@@ -278,12 +279,13 @@ class ReplicaGroup:
             self._fail(error)
             return True
 
+    @marked(FOR_REPLICAS)
     def wait_for_replicas(self, over: Callable[[], bool], process_events: Callable[[], None]) -> None:
         """Wait for other replicas and report it as non-step time. Raises _StopRequested if this replica must exit."""
         began = time.monotonic()
         aside_at, say_at, leave_at = began + ACTIVITY_AFTER_S, began + ACTIVITY_AFTER_S + WARN_AFTER_S, math.inf
         while not over():
-            self._poller().poll(POLL_S * 1000)  # in this frame: its name in a stack dump shows what the rank waits for
+            self._poller().poll(POLL_S * 1000)  # in this frame: a stack dump shows its mark
             now = time.monotonic()
             process_events()
             if now >= aside_at:
@@ -303,6 +305,7 @@ class ReplicaGroup:
         """TorchFT's manager, for its other uses (semi_sync.py)."""
         return self._manager
 
+    @marked(FOR_REPLICAS)
     def _wait_arrival(self) -> None:
         """Wait until an operation may be done, or the connection was closed."""
         if self._group.signals_completion:
