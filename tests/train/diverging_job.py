@@ -17,12 +17,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import HoldfastError
 from holdfast.train import Session
+from holdfast.train.ft.semi_sync import _OuterSync
 from holdfast.train.ft.state_digest import Digest, StateDigest
 from holdfast.train.session.rank_config import OuterSyncConfig, RankConfig, SyncMethod
 
 EVERY, STEPS = 4, 14
 """Steps between two comparisons; not a divisor of the steps, so that the last comes after the last step."""
 FLIP_AFTER = 5
+DAMAGED_SYNC = 3
+"""The synchronization after step 6: those before are after steps 0 and 3."""
 
 Flip = Callable[[Any, Any], torch.Tensor]
 """The tensor that is damaged, of a model and its optimizer."""
@@ -76,6 +79,8 @@ CASES: dict[str, Case] = {
     "no majority, resumed": Case(replicas=2, folder="pair"),
     "local_sgd": Case(outer_sync=OuterSyncConfig(method=SyncMethod.LOCAL_SGD, every=3)),
     "diloco": Case(outer_sync=OuterSyncConfig(method=SyncMethod.DILOCO, every=3)),
+    "local_sgd, restored": Case(flip=weight, outer_sync=OuterSyncConfig(method=SyncMethod.LOCAL_SGD, every=3)),
+    "diloco, restored": Case(flip=weight, outer_sync=OuterSyncConfig(method=SyncMethod.DILOCO, every=3)),
     "clean shards": Case(ranks=2),
     "clean ddp": Case(ranks=2, replicas=2, ddp=True),
     "the same rank of all replicas": Case(flip=weight, ranks=2, replicas=2, ddp=True, outlier=None),
@@ -87,6 +92,20 @@ CASES: dict[str, Case] = {
 def damage(tensor: torch.Tensor, bit: int) -> None:
     """Flip one bit of the last number."""
     tensor.view(torch.int32).view(-1)[-1] ^= 1 << bit
+
+
+def damage_once_after_a_synchronization(case: Case) -> None:
+    """Flip the bit after the replicas have adopted the same weights: before, it would only change their mean."""
+    synchronize, calls = _OuterSync.synchronize, list[None]()
+
+    def damaging(self: _OuterSync) -> bool:
+        done = synchronize(self)
+        calls.append(None)
+        if len(calls) == DAMAGED_SYNC:
+            damage(weight(self._model, None), case.bit)
+        return done
+
+    _OuterSync.synchronize = damaging
 
 
 def counted() -> list[Digest]:
@@ -129,6 +148,8 @@ def trained(case: Case, config: RankConfig, steps: list[int]) -> list[torch.Tens
     elif config.world_size > 1:
         given = model = fully_shard(model, mesh=init_device_mesh("cpu", (config.world_size,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if case.flip is not None and case.outer_sync is not None:
+        damage_once_after_a_synchronization(case)
     session = Session(model=given, optimizer=optimizer, config=config)
     try:
         for step in session.steps(STEPS):
@@ -140,7 +161,7 @@ def trained(case: Case, config: RankConfig, steps: list[int]) -> list[torch.Tens
                 damage(gradient(model, optimizer), case.bit)
             optimizer.step()
             optimizer.zero_grad()
-            if case.flip is not None and case.flip is not gradient and step == case.at:
+            if case.flip not in (None, gradient) and case.outer_sync is None and step == case.at:
                 damage(case.flip(model, optimizer), case.bit)
             session.commit()
     finally:

@@ -104,3 +104,14 @@ def test_replicas_that_step_alone_are_compared_when_they_synchronise(ended: Path
     for each in told(ended, name):
         assert (each["digests"], each["code"]) == (4, "")
     assert not findings(ended, name)
+
+
+@pytest.mark.parametrize("name", ["local_sgd, restored", "diloco, restored"])
+def test_replica_that_differs_after_a_synchronisation_receives_the_state_of_the_majority(
+    ended: Path, name: str
+) -> None:
+    for each in told(ended, name):
+        assert each == {"steps": [*range(1, STEPS + 1)], "digests": 5, "code": ""}
+    (found,) = findings(ended, name).items()
+    assert found[0] == str(CASES[name].outlier)
+    assert f"after step 6 replica {CASES[name].outlier} held" in found[1]
