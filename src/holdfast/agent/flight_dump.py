@@ -129,7 +129,7 @@ def _request(pipe: Path) -> bool:
 
 
 def _dumps(prefix: str, rank: int) -> list[Path]:
-    """The dumps of a rank that have a name of their own, complete or not."""
+    """A rank's dump files, complete or not."""
     nccl = dump_path(prefix, rank)
     others = nccl.parent.glob(f"{nccl.name}.*")
     return [nccl, *(path for path in others if not path.suffix[1:].isdecimal())]

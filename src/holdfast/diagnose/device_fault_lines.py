@@ -108,7 +108,7 @@ def _compiled(pattern: str) -> _Search:
 
 @cache
 def _any_of_them() -> _Search:
-    """A search for all the patterns at once: most lines match none."""
+    """One search for all the patterns, because most lines match none."""
     rules = (RULES[code].pattern for code in dict.fromkeys((*_XID_RULES, *FAULT_OF_RULE)))
     return _compiled("|".join(_GROUP.sub("(?:", each) for each in (*rules, _cuda_pattern(), _nccl_pattern())))
 

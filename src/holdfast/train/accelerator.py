@@ -52,7 +52,7 @@ class Accelerator(Protocol):
         ...
 
     def pin(self, buffer: torch.Tensor) -> None:
-        """Pin host memory, so that copies into it run beside the device's other work; raises RuntimeError."""
+        """Pin host memory, so that copies into it overlap the device's other work; raises RuntimeError."""
         ...
 
     def unpin(self, buffer: torch.Tensor) -> None:
@@ -60,9 +60,9 @@ class Accelerator(Protocol):
         ...
 
     def start_copies(self, pairs: Pairs, *, after: Mark) -> Mark:
-        """Start copies that begin after `after` and run beside later work; returns the mark of their end.
+        """Start copies that begin after `after` and overlap later work; returns the mark of their end.
 
-        This thread waits for those whose target is not pinned.
+        A copy to memory that is not pinned blocks this thread.
         """
         ...
 

@@ -126,7 +126,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "nccl-peer-gone",
-        "NCCL reports that a peer closed its connection, and no rank or node reported a failure of its own.",
+        "NCCL reports that a peer closed its connection, and no rank or node reported another failure.",
         "Find the rank whose log ends first: `holdfast diagnose RUN`.",
         "Fix that rank's error; the rank in the finding only lost its peer.",
     ),

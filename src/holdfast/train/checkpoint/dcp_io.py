@@ -161,7 +161,7 @@ class _SafeSavePlanner(DefaultSavePlanner):
 
 
 class _SafeLoadPlanner(DefaultLoadPlanner):
-    """Loads values, other than tensors, without running code of whoever wrote them."""
+    """Loads values, other than tensors, without running code that the file contains."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         set_loaded(self, read_item.dest_index.fqn, safe_state.load(value))

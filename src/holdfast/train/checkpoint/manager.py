@@ -191,7 +191,7 @@ class CheckpointManager:
         try:
             state, own = self._train_state.tensors(), self._train_state.per_rank_state()
             if (accelerator := self._train_state.accelerator) is not None:
-                accelerator.mark().wait()  # its threads copy in an order of their own
+                accelerator.mark().wait()  # the threads that copy are not ordered after the device's work
             memory_snapshot.write(self._transfer_memory, self._writer, self._ranks.rank, manifest, state, own())
         except (OSError, RuntimeError, HoldfastError) as error:
             return transfer_failed(self._who, f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""Restricts what the pickled parts of a checkpoint may contain, so that loading one runs no code of whoever wrote it.
+"""Restricts what the pickled parts of a checkpoint may contain, so that loading one runs no code from the file.
 
 Allowed are plain values, tensors, numpy arrays, and types that the program registers with
 `torch.serialization.add_safe_globals`. What cannot be loaded again is refused when it would be saved.

@@ -1,10 +1,10 @@
 """Host staging buffer for saves, allocated once and reused.
 
 Copies overlap the next forward and backward pass: only the optimizer changes these tensors, and its step waits until
-the copies are done. They run in the writer thread, so that the loop wakes one thread only; a GPU copies beside its
-other work, and it is the GPU that waits before the optimizer's step. Tensors that other code may change are copied
-before `start_copy` returns, those on a GPU to GPU memory first. When: session.py. Writing: manager.py. Reuse of the
-tree: state_dict_cache.py. This has never run on a GPU: its tests use a device on the host.
+the copies are done. They run in the writer thread, so that the loop wakes one thread only. A GPU copies while it
+works, and not the loop but the GPU waits before the optimizer's step. Tensors that other code may change are copied
+before `start_copy` returns, those on a GPU to GPU memory first. session.py decides when to save, manager.py writes,
+state_dict_cache.py reuses the tree. This has never run on a GPU: its tests use a device on the host.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class _MapStyleDocuments:
     def __init__(self, documents: Any, *, seed: int, shuffle: bool) -> None:
         self._documents = documents
         self._order = IndexShuffle(len(documents), seed=seed, shuffle=shuffle) if len(documents) else None
-        self.order = f"{len(documents)} documents, order {VERSION}, seed {seed}" if shuffle else "as they come"
+        self.order = f"{len(documents)} documents, order {VERSION}, seed {seed}" if shuffle else "unshuffled"
         self._epoch = self._position = 0
 
     def set_epoch(self, epoch: int) -> None:

@@ -59,7 +59,7 @@ def restored(diverged: Divergence, replica: int) -> Finding:
 
 
 def unresolved(diverged: Divergence, agreed_step: int) -> Finding:
-    """Finding that ends the program: no majority, so nobody knows which replica is right."""
+    """Finding that ends the program: without a majority, no replica is known to be right."""
     replicas = sorted(diverged.votes[0])
     return Finding(
         code="replicas-diverged",

@@ -1,4 +1,4 @@
-"""Receives news of lost replicas in a thread of its own, while the training thread waits for a device.
+"""Receives notices of lost replicas in its own thread, while the training thread waits for a device.
 
 A rank whose peer has died blocks in its next synchronisation with the GPU, which only an abort of the connection ends.
 """

@@ -27,7 +27,7 @@ def serve_dumps(socket: Path | None, prefix: str, rank: int) -> None:
     pipe = session_pipe(socket, rank)
     try:
         os.mkfifo(pipe, 0o600)
-        # With a writer of its own the pipe never ends.
+        # Open for writing too, so that the pipe never reaches its end.
         requests = os.open(pipe, os.O_RDWR | os.O_CLOEXEC)
     except FileExistsError:
         return

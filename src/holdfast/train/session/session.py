@@ -244,7 +244,7 @@ class Session:
 
         `loss` is this rank's; `tokens` counts all ranks of all replicas in this step; other metrics are taken from
         rank 0. A step has at most 128 metrics. It does not wait until a GPU has finished this step: tensors on it are
-        reported one step later, and at once only when a checkpoint is due, which must not follow a loss that is not
+        reported one step later, or immediately when a checkpoint is due, which must not follow a loss that is not
         finite.
         """
         samples, self.global_batch = self.global_batch, 0
