@@ -95,7 +95,10 @@ def test_controller_in_a_cluster_that_is_not_reached_is_not_called_silent(
         if document:
             kubeconfig.write_text(json.dumps(document))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
-        for force, becomes in ((False, "has heard nothing: ask again"), (True, "is removed as soon as it can be")):
+        for force, becomes in (
+            (False, "has not received the request: repeat it"),
+            (True, "is removed as soon as it can be"),
+        ):
             with pytest.raises(HoldfastError) as raised:
                 api.cancel(run, force=force)
             assert (code_of(raised), raised.value.exit_code) == (code, exit_code)

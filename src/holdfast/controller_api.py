@@ -203,7 +203,7 @@ class ControllerApi:
             await _close(websocket)
             return
         if NodeAgent(first.node, first.generation) != holder:
-            log.warning("refused %s, which said it was node%s", holder, first.node)
+            log.warning("refused %s, which joined as node%s", holder, first.node)
             await _close(websocket)
             return
         peer = _WebSocketPeer(websocket, arrival, self._limits.max_queued_orders)
@@ -220,7 +220,7 @@ class ControllerApi:
         except _DISCONNECTED:
             pass
         except _BAD_MESSAGE as error:
-            log.error("%s's agent said something that is not of this protocol: %.500s", holder, error)
+            log.error("%s's agent sent a message that is not of this protocol: %.500s", holder, error)
             await _close(websocket)
         except AssertionError as error:
             crash(error)

@@ -210,11 +210,11 @@ def staleness(run: RunDir, *, now: float) -> Finding | None:
     return Finding(
         code="cluster-status-stale",
         severity=Severity.WARNING,
-        what=f"what is shown here is {duration(now - silent.since)} old: nothing was heard of {run.run_id} since",
+        what=f"what is shown here is {duration(now - silent.since)} old: nothing has arrived from {run.run_id} since",
         where=run.run_id,
         evidence=(silent.reason,),
-        remedy=f"{silent.remedy} The run continues there, and what is shown catches up once it is heard. ".lstrip()
-        + f"`{silent.command}` asks the cluster itself.",
+        remedy=f"{silent.remedy} The run continues there, and this view catches up once it is reachable. ".lstrip()
+        + f"`{silent.command}` queries the cluster directly.",
         owner=Owner.CLUSTER,
     )
 
@@ -224,7 +224,11 @@ def _not_delivered(seen: HoldfastError, request: Request) -> HoldfastError:
     import msgspec
 
     forced = isinstance(request, CancelRequested) and request.force
-    then = "The run is removed as soon as it can be." if forced else "The run has heard nothing: ask again then."
+    then = (
+        "The run is removed as soon as it can be."
+        if forced
+        else "The run has not received the request: repeat it then."
+    )
     (finding,) = seen.findings
     return HoldfastError((msgspec.structs.replace(finding, remedy=f"{finding.remedy} {then}"),), seen.exit_code)
 

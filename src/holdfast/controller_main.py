@@ -120,8 +120,8 @@ def _port_taken_findings(folder: RunDir) -> tuple[Finding, ...]:
         remedy="Nothing: agents look up where the controller is before they connect.",
         owner=Owner.CLUSTER,
     )
-    told = (event.finding for event in EventReader(folder.events).read() if isinstance(event, FindingRaised))
-    return () if taken in told else (taken,)
+    logged = (event.finding for event in EventReader(folder.events).read() if isinstance(event, FindingRaised))
+    return () if taken in logged else (taken,)
 
 
 def _lighthouse(folder: RunDir, job: Job, host: str, known_as: str) -> LighthouseSupervisor | None:

@@ -77,7 +77,7 @@ class AgentConnection:
             and getattr(message, "rank", 0) < world_size
         )
         if not own or isinstance(message, AgentConnected):
-            raise ForeignMessage(f"node{self.joined.node} said {message}")
+            raise ForeignMessage(f"node{self.joined.node} sent {message}")
 
     def acknowledge(self) -> None:
         """Acknowledge the agent's messages that are in the log, or of an attempt that is over."""

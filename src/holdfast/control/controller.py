@@ -303,7 +303,7 @@ class Controller:
         Raises `ForeignMessage` for a source that does not match the node.
         """
         if joined.source != f"node{joined.node}.{joined.generation}/{joined.incarnation}":
-            raise ForeignMessage(f"node{joined.node}.{joined.generation} speaks as {joined.source!r}")
+            raise ForeignMessage(f"node{joined.node}.{joined.generation} sends as {joined.source!r}")
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
         over = self._state.finished or self._state.shutting_down
         if node is None or joined.generation != node.generation or over:

@@ -116,11 +116,11 @@ class LogInput:
         self.notes += [f"{count:,} more {what}" for count, what in more if count > 0]
         self.notes += self.dumps.notes()
 
-    def _note(self, said: str, what: str) -> None:
+    def _note(self, note: str, what: str) -> None:
         """Notes a problem of one file: by name if there are few, else only counted."""
         self._note_counts[what] += 1
         if self._note_counts[what] <= MAX_NOTES:
-            self.notes.append(said)
+            self.notes.append(note)
 
     def _read_path(self, path: Path) -> Iterator[LogChunk]:
         """The paths named by the user: a pipe, such as the shell's <(command), a file, or a folder."""
@@ -154,8 +154,8 @@ class LogInput:
             with SparseFileReader(path) as file:
                 yield from self._read_stream(file, source, LineIndex(path), most=max(file.size + 1, STREAM_BYTES))
         except NotARegularFile:
-            said = f"{source.name} is not read: it is a socket, a pipe, a device or a file of /proc"
-            self._note(said, "sockets, pipes or devices are not read")
+            note = f"{source.name} is not read: it is a socket, a pipe, a device or a file of /proc"
+            self._note(note, "sockets, pipes or devices are not read")
         except OSError as error:
             self._unreadable(path, error)
 
@@ -181,14 +181,14 @@ class LogInput:
             if flight_recorder.is_dump(head) or structured_files.kind_of(source.name, head):
                 begun = _read_all(reader, structured_files.DOCUMENT_BYTES + 1)
                 try:
-                    told = self._read_document(source, head, begun)
+                    document = self._read_document(source, head, begun)
                 except Exception as error:  # whatever it contains, the other files are read
-                    told = None
-                    said = f"{source.name} cannot be read as a document, and is read as text: {type(error).__name__}"
-                    self._note(said, "documents cannot be read as such")
-                if told is not None:
+                    document = None
+                    note = f"{source.name} cannot be read as a document, and is read as text: {type(error).__name__}"
+                    self._note(note, "documents cannot be read as such")
+                if document is not None:
                     self.bytes += len(begun)
-                    yield from told
+                    yield from document
                     return
             encoding = next((encoding for bom, encoding in _BOMS if head.startswith(bom)), None)
             if encoding is None and is_binary(head):
@@ -209,15 +209,15 @@ class LogInput:
             finally:
                 self._unpacked_bytes += self.bytes - before if unpack else 0
         except (EOFError, zlib.error, gzip.BadGzipFile, zstandard.ZstdError) as error:
-            said = f"{source.name} is damaged, and read up to the damage: {error}"
-            self._note(said, "files are damaged, and read up to the damage")
+            note = f"{source.name} is damaged, and read up to the damage: {error}"
+            self._note(note, "files are damaged, and read up to the damage")
 
     def _note_hole(self, source: LogSource, size: int) -> None:
         if size >= SNIFF_BYTES:
-            said = (
+            note = (
                 f"{source.name} begins with a hole of {size:,} bytes, where older lines were dropped (logs.max_bytes)"
             )
-            self._note(said, "files begin with a hole")
+            self._note(note, "files begin with a hole")
 
     def _read_document(self, source: LogSource, head: bytes, data: bytes) -> Iterator[LogChunk] | None:
         """The lines of a document; None if it is not one after all, or is too large."""
@@ -276,8 +276,8 @@ class LogInput:
                 self._left_out["middles of very long lines"] += 1
                 rest, passing = rest[:LINE_BYTES], True
         if taken >= most:
-            said = f"{source.name}: only the first {taken >> 30} GiB were read"
-            self._note(said, "files were read only up to the limit per file")
+            note = f"{source.name}: only the first {taken >> 30} GiB were read"
+            self._note(note, "files were read only up to the limit per file")
         if rest:
             yield LogChunk(source=source, first_line=LazyLineNumber(lines, begins) if lines else number, data=rest)
 

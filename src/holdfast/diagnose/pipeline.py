@@ -129,7 +129,7 @@ def _other_run(facts: Sequence[Fact], found: Diagnosis) -> OtherRun:
     """How another run ended."""
     first = found.evidence[0] if found.evidence else as_evidence(facts[0])
     at = next((fact.at or fact.at_of_previous_line for fact in facts if as_evidence(fact) == first), None)
-    said = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" if at is not None else ""
+    ended_at = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S}" if at is not None else ""
     return OtherRun(
-        what=found.what, failure_class=found.failure_class, confidence=found.confidence, ended_at=said, first=first
+        what=found.what, failure_class=found.failure_class, confidence=found.confidence, ended_at=ended_at, first=first
     )

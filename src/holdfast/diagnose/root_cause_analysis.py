@@ -127,8 +127,8 @@ def _with_ranks(facts: Sequence[Fact]) -> list[Fact]:
 
 def _world_size(facts: Iterable[Fact]) -> int | None:
     """The world size, where a line gives it."""
-    said = [int(world) for fact in facts if (world := fact.values.get("world", "")).isdecimal() and len(world) < 8]
-    return max(said, default=None)
+    sizes = [int(world) for fact in facts if (world := fact.values.get("world", "")).isdecimal() and len(world) < 8]
+    return max(sizes, default=None)
 
 
 # Choice
@@ -143,10 +143,10 @@ def _of_first_rank(cause: Hypothesis, rank: int) -> Hypothesis:
         and "raised_at" in facts[0].values
     )
     reordered = facts[0] is not cause.facts[0] and facts[0].rule.code == cause.code
-    told = hypothesis_of(facts[0].rule, facts) if reordered else cause
+    restated = hypothesis_of(facts[0].rule, facts) if reordered else cause
     sure = Confidence.CERTAIN if whole else cause.confidence
     culprit = cause.first_failure if _is_reported_by_peers(cause) else first_failure_of(facts[0]) or cause.first_failure
-    return replace(told, confidence=sure, facts=facts, first_failure=culprit)
+    return replace(restated, confidence=sure, facts=facts, first_failure=culprit)
 
 
 def _is_reported_by_peers(cause: Hypothesis) -> bool:
@@ -201,7 +201,7 @@ def _unknown(
         nearest = found.failure
         ordered = by_likelihood(suspects, nearest, CLOCKS)
         votes = Counter(failure_class for cause in ordered for failure_class in cause.classes)
-        asked = (
+        needs = (
             (
                 cause.needs,
                 tuple(sorted(cause.classes, key=lambda failure_class: -votes[failure_class])),
@@ -220,13 +220,13 @@ def _unknown(
             evidence=evidence(nearest.facts),
             symptoms=_symptoms(facts, counts, nearest),
             remedy=nearest.remedy,
-            next_evidence=select_evidence(asked),
+            next_evidence=select_evidence(needs),
             also_seen=evidence([each.facts[0] for each in ordered if each is not nearest]),
             notes=notes,
         )
-    told = [fact for fact in facts if fact.rule.classes]
-    told.sort(key=lambda fact: fact.rule.role is not Role.SYMPTOM)
-    if not told:
+    candidates = [fact for fact in facts if fact.rule.classes]
+    candidates.sort(key=lambda fact: fact.rule.role is not Role.SYMPTOM)
+    if not candidates:
         return Diagnosis(
             what="no line in the input reports a failure",
             failure_class=FailureClass.UNKNOWN,
@@ -236,20 +236,20 @@ def _unknown(
             notes=notes,
         )
     # A launcher's line about a rank is the weakest evidence on it.
-    by_word = sorted(told, key=lambda fact: fact.rule.code in _LAUNCHER_RULES)
-    asked = ((fact.rule.needs, fact.rule.classes, fact.rule.also_possible) for fact in by_word)
-    secondary = told[0].rule.role is Role.SYMPTOM
-    words = fill_values(told[0].rule.message, told[0])
+    by_weight = sorted(candidates, key=lambda fact: fact.rule.code in _LAUNCHER_RULES)
+    needs = ((fact.rule.needs, fact.rule.classes, fact.rule.also_possible) for fact in by_weight)
+    secondary = candidates[0].rule.role is Role.SYMPTOM
+    words = fill_values(candidates[0].rule.message, candidates[0])
     what = f"the input shows only consequences: {words}" if secondary else words
     first = _launcher_root_cause(facts)
     return Diagnosis(
         what=f"{what}; {fill_values(first.rule.message, first)}" if first else what,
         failure_class=FailureClass.UNKNOWN,
-        code=told[0].rule.code,
+        code=candidates[0].rule.code,
         confidence=Confidence.UNSURE,
         first_failure=first_failure_of(first) if first else None,
-        evidence=evidence([*([first] if first else []), *told]),
-        next_evidence=select_evidence(asked),
+        evidence=evidence([*([first] if first else []), *candidates]),
+        next_evidence=select_evidence(needs),
         notes=notes,
     )
 

@@ -90,8 +90,8 @@ def _times(facts: Sequence[Fact]) -> Times:
     for source in _by_source(facts).values():
         last = next((at for fact in source if (at := _logged_at(fact)) is not None), None)
         for fact in source:
-            said = _logged_at(fact)
-            last = last if said is None else said
+            at = _logged_at(fact)
+            last = last if at is None else at
             if last is not None:
                 found[id(fact)] = last
     return found
@@ -111,7 +111,7 @@ def _by_source(facts: Iterable[Fact]) -> dict[str, list[Fact]]:
 
 def _by_pauses(facts: Sequence[Fact], moments: Times) -> list[list[Fact]]:
     """Facts without a long pause between them; facts on the environment before any failure join the next group."""
-    waits = (int(said) / 1000 for fact in facts if (said := fact.values.get("timeout_ms", "")).isdecimal())
+    waits = (int(timeout_ms) / 1000 for fact in facts if (timeout_ms := fact.values.get("timeout_ms", "")).isdecimal())
     pause = max(RUN_GAP_S, 2 * max(waits, default=0.0))
     times = sorted(moments.values())
     cuts = [later for sooner, later in pairwise(times) if later - sooner > pause]

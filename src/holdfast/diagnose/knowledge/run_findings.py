@@ -20,7 +20,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "rank-terminated-externally",
         "A process outside holdfast sent a rank SIGTERM; all ranks saved after the same step, and exited with code 75.",
-        "The rank's own log: `stopped after step ..., as asked`.",
+        "The rank's own log: `stopped after step ..., as requested`.",
         "Nothing: training resumes from that checkpoint. If it happens again, find the sender.",
     ),
     (

@@ -56,11 +56,11 @@ def find_inconsistencies(seen: MergedSetup) -> tuple[Finding, ...]:
 
 def _limit(findings: Iterator[Finding]) -> Iterator[Finding]:
     """The first of a kind, and how many more there are: a job has hundreds of communicators, a hostile file more."""
-    told = 0
+    shown = 0
     for finding in islice(findings, _MAX_FINDINGS):
-        told += 1
+        shown += 1
         yield finding
-    if told == _MAX_FINDINGS and (finding := next(findings, None)) is not None:
+    if shown == _MAX_FINDINGS and (finding := next(findings, None)) is not None:
         more = 1 + sum(1 for _ in findings)
         yield msgspec.structs.replace(finding, what=f"the same of {more:,} more, the first of them {finding.what}")
 
@@ -132,8 +132,8 @@ def _may_gdr(route: str) -> bool:
 
 
 def _device_missing(seen: MergedSetup) -> Iterator[Finding]:
-    told = [process for process in seen.processes if process.hcas]
-    by_count = _grouped(told, lambda process: str(len(process.hcas)))
+    with_devices = [process for process in seen.processes if process.hcas]
+    by_count = _grouped(with_devices, lambda process: str(len(process.hcas)))
     if len(by_count) > 1:
         fewest = by_count[min(by_count, key=int)]
         yield Finding(
@@ -160,8 +160,10 @@ def _device_missing(seen: MergedSetup) -> Iterator[Finding]:
 
 
 def _link_layer_mixed(seen: MergedSetup) -> Iterator[Finding]:
-    told = [process for process in seen.processes if process.hcas]
-    by_layer = _grouped(told, lambda process: "+".join(sorted({hca.rpartition("/")[2] for hca in process.hcas})))
+    with_devices = [process for process in seen.processes if process.hcas]
+    by_layer = _grouped(
+        with_devices, lambda process: "+".join(sorted({hca.rpartition("/")[2] for hca in process.hcas}))
+    )
     if len(by_layer) > 1 or any("+" in layer for layer in by_layer):
         yield Finding(
             code="link-layer-mixed",

@@ -49,7 +49,7 @@ def rare_lines(data: bytes) -> Sequence[tuple[int, int]]:
     return found
 
 
-SAYS_VERSION, SAYS_REPLICA = range(2)
+HAS_VERSION, HAS_REPLICA = range(2)
 
 
 @cache
@@ -127,31 +127,31 @@ NETWORK = re.compile(rb"Using network ([^\n]{1,64}?)" + _END)
 DRIVER = re.compile(rb"cudaDriverVersion (\d{4,6})" + _END)
 
 
-def parse_connection(said: bytes) -> tuple[int, int, LinkType, int] | None:
+def parse_connection(text: bytes) -> tuple[int, int, LinkType, int] | None:
     """Sender, receiver, link type and reporting end, from the text after `Channel 00/0 : `; None if it is no
     connection.
     """
     # 12[4] -> 20[4] [send] via NET/IB/0, or for CollNet 12 [send] via COLLNET/SHARP/0
-    parts = said.split(b" ", 3)
+    parts = text.split(b" ", 3)
     if len(parts) == 4 and parts[1] == b"->":
         sender, receiver, joining = _RANKS[parts[0]], _RANKS[parts[2]], parts[3]
     else:
-        first, _, joining = said.partition(b" ")
+        first, _, joining = text.partition(b" ")
         sender, receiver = _RANKS[first], SWITCH
     if sender is None or receiver is None or (joined := _LINK_TYPES[joining]) is None:
         return None
     return sender, receiver, joined, receiver if joined.direction is RECEIVE and receiver != SWITCH else sender
 
 
-def _rank(said: bytes) -> int | None:
+def _rank(text: bytes) -> int | None:
     """The rank number of a connection; None where it is torn."""
-    match = _RANK.match(said)
+    match = _RANK.match(text)
     return int(match[1]) if match else None
 
 
-def _parse_link_type(said: bytes) -> LinkType | None:
+def _parse_link_type(text: bytes) -> LinkType | None:
     """The link type after the two ranks of a connection; None where it is torn."""
-    if match := _NET.match(said):
+    if match := _NET.match(text):
         side, kind, name, nic, proxy, gdr, options = match.groups()
         return _link_type(
             TransportKind.NET if kind == b"NET" else TransportKind.COLLNET,
@@ -162,9 +162,9 @@ def _parse_link_type(said: bytes) -> LinkType | None:
             int(proxy) if proxy else None,
             gdr is not None,
         )
-    if match := _P2P.match(said):
+    if match := _P2P.match(text):
         return _link_type(TransportKind.P2P, to_text(match[1]), to_text(match[2]))
-    if match := _SHM.match(said):
+    if match := _SHM.match(text):
         return _link_type(TransportKind.SHM, to_text(match[1]), "")
     return None
 
@@ -177,10 +177,10 @@ class _ParseCache(dict[bytes, _T]):
         self._parse = parse
         self._most = most
 
-    def __missing__(self, said: bytes) -> _T:
-        meant = self._parse(said)
-        if len(said) <= _CACHED_BYTES and len(self) < self._most:
-            self[said] = meant
+    def __missing__(self, raw: bytes) -> _T:
+        meant = self._parse(raw)
+        if len(raw) <= _CACHED_BYTES and len(self) < self._most:
+            self[raw] = meant
         return meant
 
 

@@ -27,12 +27,12 @@ def _fact(name: str, pattern: Pattern[bytes]) -> Handler:
     """A handler that keeps the first value of the pattern's first group."""
 
     @lru_cache(_CACHE_SIZE)
-    def said(message: bytes) -> str | None:
+    def first_group(message: bytes) -> str | None:
         match = pattern.match(message)
         return sys.intern(to_text(match[1])) if match else None
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-        if name not in process.facts and (value := said(message)) is not None:
+        if name not in process.facts and (value := first_group(message)) is not None:
             process.note(name, message, quote)
             process.facts[name] = value
 
@@ -43,7 +43,7 @@ def _seen(name: str, *words: bytes) -> Handler:
     """A handler that keeps the first line with any of these words."""
 
     def keep(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-        if name not in process.evidence and any(said in message for said in words):
+        if name not in process.evidence and any(word in message for word in words):
             process.note(name, message, quote)
 
     return keep
@@ -150,8 +150,8 @@ def _split(message: bytes, thread: ThreadRecord, _process: ProcessRecord, _quote
 
 
 def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-    said = message.partition(b"- Init COMPLETE")[0]
-    if said == thread.init_line and thread.initializing is not None:
+    begun = message.partition(b"- Init COMPLETE")[0]
+    if begun == thread.init_line and thread.initializing is not None:
         _init_completed(thread.initializing, thread, process)
     elif b" nRanks " in message:
         if match := line_patterns.COUNTS.match(message):
@@ -187,9 +187,9 @@ def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Q
 
 
 @lru_cache(_CACHE_SIZE)
-def _extras(said: bytes) -> Mapping[bytes, bytes]:
+def _extras(line: bytes) -> Mapping[bytes, bytes]:
     """The other fields of a set-up's line, which are the same for all ranks of a communicator."""
-    return dict(line_patterns.EXTRA.findall(said))
+    return dict(line_patterns.EXTRA.findall(line))
 
 
 def _init_completed(joined: CommInit, thread: ThreadRecord, process: ProcessRecord) -> None:
@@ -208,12 +208,12 @@ def _unfinished(process: ProcessRecord, pointer: str, rank: int, size: int) -> C
     return None
 
 
-def _identify(joined: CommInit, said: Mapping[bytes, bytes], thread: ThreadRecord) -> None:
-    if b"commId" in said:
-        joined.id = sys.intern(to_text(said[b"commId"]))
-    if b"parent" in said:
-        count = said.get(b"splitCount") or said.get(b"childCount") or b""
-        joined.parent, joined.split = to_text(said[b"parent"]), to_text(b"%s/%s" % (count, said.get(b"color", b"")))
+def _identify(joined: CommInit, extras: Mapping[bytes, bytes], thread: ThreadRecord) -> None:
+    if b"commId" in extras:
+        joined.id = sys.intern(to_text(extras[b"commId"]))
+    if b"parent" in extras:
+        count = extras.get(b"splitCount") or extras.get(b"childCount") or b""
+        joined.parent, joined.split = to_text(extras[b"parent"]), to_text(b"%s/%s" % (count, extras.get(b"color", b"")))
     elif thread.split[1]:
         joined.parent, joined.split = thread.split
         thread.split = "", ""

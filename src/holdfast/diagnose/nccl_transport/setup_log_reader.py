@@ -84,9 +84,9 @@ class SetupLogReader:
         """Reads the lines of one chunk."""
         rare = line_patterns.rare_lines(block.data)
         for which, end in rare:
-            if which == line_patterns.SAYS_VERSION:
+            if which == line_patterns.HAS_VERSION:
                 self._note_version(block, end - len(line_patterns.VERSION_BEGINS))
-        self._note_replica(block, any(which == line_patterns.SAYS_REPLICA for which, _ in rare))
+        self._note_replica(block, any(which == line_patterns.HAS_REPLICA for which, _ in rare))
         pieces = block.data.split(MARK)
         if len(pieces) > 1:
             self.info_lines += len(pieces) - 1
@@ -114,33 +114,33 @@ class SetupLogReader:
         channels, begun, settle = line_patterns.channels(), self._begun, self._connections.parse_pending
         beginning, following = slice(line_patterns.CHANNEL_BYTES), slice(line_patterns.CHANNEL_BYTES, None)
         quoting = LineQuoter(block, pieces, self._budget)
-        telling: dict[ThreadRecord, None] = {}
+        unsettled: dict[ThreadRecord, None] = {}
 
-        thread, told, tail = self._writer(threads, b"\n" + pieces[0], block.source)
+        thread, unparsed, tail = self._writer(threads, b"\n" + pieces[0], block.source)
         for number, piece in enumerate(islice(pieces, 1, None), 1):
-            said = piece.removesuffix(tail)  # the same object where the next line begins otherwise
-            begin = said[beginning]
+            text = piece.removesuffix(tail)  # the same object where the next line begins otherwise
+            begin = text[beginning]
             if (bit := channels.get(begin)) is not None:
-                rest = said[following]
-                if said is piece and b"\n" not in rest:
+                rest = text[following]
+                if text is piece and b"\n" not in rest:
                     self._connections.count_truncated(rest)
-                elif (known := told.get(rest)) is not None:
+                elif (known := unparsed.get(rest)) is not None:
                     known[0] |= bit
                 else:
-                    told[rest] = [bit, number]
+                    unparsed[rest] = [bit, number]
             elif thread is not None and (found := begun[begin] if begin in begun else self._handler(begin)) is not None:
-                if told:
+                if unparsed:
                     settle(thread, quoting)
-                message = said.partition(b"\n")[0][:LINE_BYTES]
+                message = text.partition(b"\n")[0][:LINE_BYTES]
                 try:
                     found(message, thread, self._processes[thread.process], partial(quoting.quote, number))
                 except OverBudget:
                     self._left_out += 1
-            if said is piece:
-                if thread is not None and told:
-                    telling[thread] = None
-                thread, told, tail = self._writer(threads, piece, block.source)
-        for one in telling:
+            if text is piece:
+                if thread is not None and unparsed:
+                    unsettled[thread] = None
+                thread, unparsed, tail = self._writer(threads, piece, block.source)
+        for one in unsettled:
             settle(one, quoting)
 
     def _handler(self, begin: bytes) -> Handler | None:
@@ -191,18 +191,18 @@ class SetupLogReader:
             thread = threads[match[0]] = ThreadRecord(process=number, budget=self._budget)
         return thread
 
-    def _note_replica(self, block: LogChunk, is_said: bool) -> None:
+    def _note_replica(self, block: LogChunk, has_name: bool) -> None:
         """Records the replica that wrote this source; None where it names several."""
         source = block.source
         if source.replica is not None:
-            said: set[int | None] = {source.replica}
-        elif is_said:
-            said = {int(number) for number in line_patterns.REPLICA.findall(block.data)}
-            said |= {self._replicas[source.name]} if source.name in self._replicas else set()
+            replicas: set[int | None] = {source.replica}
+        elif has_name:
+            replicas = {int(number) for number in line_patterns.REPLICA.findall(block.data)}
+            replicas |= {self._replicas[source.name]} if source.name in self._replicas else set()
         else:
             return
         if source.name in self._replicas or self._budget.reserve(_SOURCE_BYTES + sys.getsizeof(source.name)):
-            self._replicas[source.name] = said.pop() if len(said) == 1 else None
+            self._replicas[source.name] = replicas.pop() if len(replicas) == 1 else None
         else:
             self._left_out += 1
 

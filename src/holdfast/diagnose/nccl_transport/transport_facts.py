@@ -13,7 +13,10 @@ from holdfast.diagnose.rules.nccl_setup import FOR_CAUSE
 
 
 def to_facts(transport: TransportReport, *, expected_known: bool) -> Sequence[Fact]:
-    """What made the run slow, one fact for each line that proves it; `told` is whether the job's fabric is known."""
+    """What made the run slow, one fact for each line that proves it.
+
+    `expected_known` is whether the job's fabric is known.
+    """
     verdict = transport.verdict
     rule = FOR_CAUSE.get(verdict.cause)
     if rule is None:

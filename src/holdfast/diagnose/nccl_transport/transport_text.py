@@ -23,30 +23,30 @@ _MIN_WIDTH = 40
 def format_transport(transport: TransportReport, width: int = 120) -> list[str]:
     """The transport as text; no line is longer than `width`, except evidence and what it quotes."""
     verdict = transport.verdict
-    said = [f"fabric: {verdict.outcome.value}: {verdict.what}"]
+    text = [f"fabric: {verdict.outcome.value}: {verdict.what}"]
     if verdict.expected:
-        said.append(f"  expected because {verdict.expected}")
+        text.append(f"  expected because {verdict.expected}")
     if verdict.missing:
-        said.append(f"  would decide: {verdict.missing}")
-    said += [f"  | {evidence}" for evidence in verdict.evidence]
+        text.append(f"  would decide: {verdict.missing}")
+    text += [f"  | {evidence}" for evidence in verdict.evidence]
     if verdict.remedy:
-        said.append(f"  to do: {verdict.remedy}")
-    said += [f"  {line}" for line in _facts(transport)]
+        text.append(f"  to do: {verdict.remedy}")
+    text += [f"  {line}" for line in _facts(transport)]
     for communicator in transport.communicators[:_MAX_COMMUNICATORS]:
-        said += ["", *_communicator(communicator, transport, max(width, _MIN_WIDTH))]
+        text += ["", *_communicator(communicator, transport, max(width, _MIN_WIDTH))]
     others = transport.communicators[_MAX_COMMUNICATORS:]
     if others:
         alike = Counter((communicator.size, _format_link_types(communicator, transport)) for communicator in others)
-        said += [
+        text += [
             "",
             *(f"and {count:,} of {size} ranks: {ways}" for (size, ways), count in alike.most_common(_MAX_ROWS)),
         ]
     for finding in transport.findings:
         if finding.code not in {FabricOutcome.TCP_FALLBACK.value, FabricOutcome.DEGRADED.value}:
-            said += ["", f"{finding.code}: {finding.what}" + (f" ({finding.where})" if finding.where else "")]
-            said += [f"  | {evidence}" for evidence in finding.evidence]
-            said += [f"  to do: {finding.remedy}"] if finding.remedy else []
-    return [*said, *_left_out(transport)]
+            text += ["", f"{finding.code}: {finding.what}" + (f" ({finding.where})" if finding.where else "")]
+            text += [f"  | {evidence}" for evidence in finding.evidence]
+            text += [f"  to do: {finding.remedy}"] if finding.remedy else []
+    return [*text, *_left_out(transport)]
 
 
 def _facts(transport: TransportReport) -> Iterator[str]:

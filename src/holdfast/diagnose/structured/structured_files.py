@@ -74,7 +74,7 @@ def kind_of(name: str, head: bytes) -> DocumentKind | None:
 def to_chunks(kind: DocumentKind, source: LogSource, data: bytes) -> list[LogChunk]:
     """The lines of a document, each at its position; the document itself if it has an unexpected form."""
     try:
-        told = [line for _, line in zip(range(MAX_LINES), kind.render(PurePath(source.name).name, data), strict=False)]
+        lines = [line for _, line in zip(range(MAX_LINES), kind.render(PurePath(source.name).name, data), strict=False)]
     except (ValueError, RecursionError, yaml.YAMLError):
         return [LogChunk(source=source, first_line=1, data=data)]
     return [
@@ -83,7 +83,7 @@ def to_chunks(kind: DocumentKind, source: LogSource, data: bytes) -> list[LogChu
             first_line=_line_of(line.source_words, data),
             data=" ".join(line.text[:MAX_LINE_CHARS].splitlines()).encode("utf-8", "replace") + b"\n",
         )
-        for line in told
+        for line in lines
     ]
 
 
@@ -171,12 +171,12 @@ def _render_pod(pod: Mapping[str, Any]) -> Iterator[RenderedLine]:
             text=f"pod/{name}  {reason}  {_text(status.get('message'))}", about=name, source_words=reason
         )
     for condition in _dicts(status.get("conditions")):
-        told = f"{_text(condition.get('reason'))}  {_text(condition.get('message'))}"
+        details = f"{_text(condition.get('reason'))}  {_text(condition.get('message'))}"
         kind, value = condition.get("type"), condition.get("status")
         at = _stamp(condition.get("lastTransitionTime"))
         if (kind, value) in {("PodScheduled", "False"), ("DisruptionTarget", "True")}:
             yield RenderedLine(
-                text=f"{at}Warning  pod/{name}  {told}", about=name, source_words=_text(condition.get("reason"))
+                text=f"{at}Warning  pod/{name}  {details}", about=name, source_words=_text(condition.get("reason"))
             )
     for key in ("initContainerStatuses", "containerStatuses"):
         for container in _dicts(status.get(key)):
@@ -185,8 +185,8 @@ def _render_pod(pod: Mapping[str, Any]) -> Iterator[RenderedLine]:
 
 def _render_container(pod: str, container: Mapping[str, Any]) -> Iterator[RenderedLine]:
     for key in ("lastState", "state"):
-        for how, told in _dict(container.get(key)).items():
-            state = _dict(told)
+        for how, fields in _dict(container.get(key)).items():
+            state = _dict(fields)
             reason, message = _text(state.get("reason")), _text(state.get("message"))
             who = f"pod/{pod}  container {_text(container.get('name'))}"
             if how == "waiting" and reason not in {"", "ContainerCreating", "PodInitializing"}:
@@ -200,10 +200,12 @@ def _render_node(node: Mapping[str, Any]) -> Iterator[RenderedLine]:
     name = _name(node)
     for condition in _dicts(_dict(node.get("status")).get("conditions")):
         if condition.get("type") == "Ready" and condition.get("status") != "True":
-            told = f"{_text(condition.get('reason'))}  {_text(condition.get('message'))}"
+            details = f"{_text(condition.get('reason'))}  {_text(condition.get('message'))}"
             at = _stamp(condition.get("lastTransitionTime"))
             yield RenderedLine(
-                text=f"{at}NodeNotReady  node/{name}  {told}", about=name, source_words=_text(condition.get("reason"))
+                text=f"{at}NodeNotReady  node/{name}  {details}",
+                about=name,
+                source_words=_text(condition.get("reason")),
             )
 
 

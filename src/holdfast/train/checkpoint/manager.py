@@ -275,8 +275,8 @@ class CheckpointManager:
         snapshot, findings = self._find_transferred()
         if peer_restore is None or (snapshot is not None and snapshot.manifest.step >= peer_restore.newest_step):
             return snapshot, findings
-        recalled, said = peer_restore.restore()
-        return recalled or snapshot, findings + said
+        recalled, peer_findings = peer_restore.restore()
+        return recalled or snapshot, findings + peer_findings
 
     def _find_transferred(self) -> tuple[MemorySnapshot | None, list[Finding]]:
         """The transferred state, if it is intact and the same on all ranks; and findings about it."""

@@ -96,7 +96,7 @@ def _data_replaced(first: int, changed: list[str]) -> Finding:
     return Finding(
         code="data-restarted",
         severity=Severity.INFO,
-        what=f"other data begins at sample {first}, as asked",
+        what=f"other data begins at sample {first}, as requested",
         evidence=(f"changed: {', '.join(changed)}",),
     )
 

@@ -91,6 +91,6 @@ class AsyncTracker:
                     where="rank 0",
                     evidence=(evidence[:500],) if evidence else (),
                     remedy=f"See whether {self._name} is installed, and reached from here. A run of holdfast's has the "
-                    "metrics in its own log (`holdfast events -o json`). This is said once.",
+                    "metrics in its own log (`holdfast events -o json`). This is reported once.",
                 )
             )

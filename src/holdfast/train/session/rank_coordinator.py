@@ -341,7 +341,7 @@ class RankCoordinator:
         self.close()
         self._agent_client.send(rank_messages.ExitingOnRequest())
         if self.ranks.rank == 0:
-            log_line(f"stopped after step {step}, as asked")
+            log_line(f"stopped after step {step}, as requested")
         raise SystemExit(ExitCode.CHECKPOINTED_AND_EXITED)
 
     def _report_findings(self, findings: Iterable[Finding]) -> None:

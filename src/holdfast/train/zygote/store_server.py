@@ -26,16 +26,16 @@ def main() -> None:
             return
         replica, port = message.decode().split()
         stores.pop(replica, None)  # its destructor closes the port
-        said = "closed"
+        outcome = "closed"
         if sockets:
             try:
                 stores[replica] = TCPStore(
                     "localhost", int(port), is_master=True, wait_for_workers=False, master_listen_fd=sockets[0]
                 )
-                said = f"serving {port}"
+                outcome = f"serving {port}"
             except Exception as error:
-                said = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
-        sys.stdout.write(f"{said}\n")
+                outcome = f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        sys.stdout.write(f"{outcome}\n")
         sys.stdout.flush()
 
 
