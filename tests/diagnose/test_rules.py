@@ -19,6 +19,7 @@ LINES = [row.split("\t", 1) for row in Path(__file__).with_name("rule_lines.tsv"
 @pytest.mark.parametrize(("rule", "pattern", "line"), PAIRS, ids=lambda value: getattr(value, "code", ""))
 def test_pattern_matches_the_line_beside_it(rule: Rule, pattern: str, line: str):
     assert re2.search(pattern, line), rule.code
+    assert not any(f"|{other}" in line for other in rule.matches), "a line of a log, not the rule's own pattern"
 
 
 @pytest.mark.parametrize(("code", "line"), LINES)
@@ -63,6 +64,8 @@ def test_every_class_has_words():
         "Double-bit ECC: 0",
         "row remapping failure: No",
         "NVSwitch: 0 Fatal errors",
+        "detected NVSwitch non-fatal error 10003 on fid 0 on NVSwitch pci bus id 00000000:86:00.0 physical id 3 port 3",
+        "        Double Bit ECC              : 0",
         "port_rcv_errors: 0",
         "link_downed 0 symbol_error 0 port_rcv_errors 0 out_of_sequence 0",
         "Stragglers detected: none",

@@ -593,7 +593,6 @@ RULES: tuple[Rule, ...] = (
         matches={
             r"ibv_modify_qp failed": "n1:8:9 [3] misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error No such device",
             r"[Ff]ailed to modify QP": "Failed to modify QP to RTR: Connection timed out",
-            r"Couldn't get the correct GID": "ibv_modify_qp failed|[Ff]ailed to modify QP|Couldn't get the correct GID",
         },
         classes=(
             FailureClass.NETWORK_LOSS,

@@ -47,7 +47,7 @@ RULES: tuple[Rule, ...] = (
             r"nvshmem initialization failed": "/src/host/init/init.cu:nvshmemi_check_state_and_init:1080: nvshmem initialization failed, exiting",
             r"NVSHMEM API called before": "NVSHMEM API called before NVSHMEM initialization has completed",
             r"building transport map failed": "/src/host/init/init.cu:998: non-zero status: 7 building transport map failed",
-            r"error in nvshmemi_init": "nvshmem initialization failed|NVSHMEM API called before|building transport map failed|error in nvshmemi_init",
+            r"error in nvshmemi_init": "src/init/init.cpp:792: non-zero status: 7: Success, exiting... aborting due to error in nvshmemi_init_thread",
         },
         role=Role.SYMPTOM,
         classes=(

@@ -191,7 +191,7 @@ RULES: tuple[Rule, ...] = (
         code="probe-failed",
         matches={
             r"Liveness probe failed": "Warning  Unhealthy  kubelet  Liveness probe failed: HTTP probe failed with statuscode: 500",
-            r"failed liveness probe": "Liveness probe failed|failed liveness probe",
+            r"failed liveness probe": "Normal  Killing  pod/worker-0  Container main failed liveness probe, will be restarted",
         },
         classes=(FailureClass.KILLED,),
         confidence=Confidence.LIKELY,
@@ -226,14 +226,14 @@ RULES: tuple[Rule, ...] = (
         code="mpi-init-failed",
         matches={
             r"MPI_INIT failed": "It looks like MPI_INIT failed for some reason; your parallel process is likely to abort.",
-            r"An error occurred in MPI_Init": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"An error occurred in MPI_Init": "*** An error occurred in MPI_Init",
             r"No components were able to be opened in": "No components were able to be opened in the pml framework.",
-            r"PML add procs failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"PML add procs failed": "  PML add procs failed",
             r"PMIX ERROR: ": "PMIX ERROR: UNREACHABLE in file client/pmix_client.c at line 1001",
             r"was not built with SLURM's PMI": 'The application appears to have been direct launched using "srun", but OMPI was not built with SLURM\'s PMI support',
-            r"pmix_init failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
-            r"opal_init failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
-            r"orte_init failed": "MPI_INIT failed|An error occurred in MPI_Init|No components were able to be opened in|PML add procs failed|PMIX ERROR: |was not built with SLURM's PMI|pmix_init failed|opal_init failed|orte_init failed",
+            r"pmix_init failed": "It looks like pmix_init failed for some reason; your parallel process is",
+            r"opal_init failed": "It looks like opal_init failed for some reason; your parallel process is",
+            r"orte_init failed": "It looks like orte_init failed for some reason; your parallel process is",
         },
         classes=(
             FailureClass.VERSION_MISMATCH,

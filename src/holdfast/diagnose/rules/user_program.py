@@ -331,7 +331,7 @@ RULES: tuple[Rule, ...] = (
         code="crash-loop",
         matches={
             r"CrashLoopBackOff": "    Reason: CrashLoopBackOff",
-            r"reached the specified backoff limit": "CrashLoopBackOff|reached the specified backoff limit|Back-off restarting failed container",
+            r"reached the specified backoff limit": "Warning  BackoffLimitExceeded  3m14s  job-controller  Job has reached the specified backoff limit",
             r"Back-off restarting failed container": "Warning  BackOff  pod/worker-0  Back-off restarting failed container",
         },
         exclude=NO_FAULT_PATTERN,
