@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from holdfast.diagnose.rules import (
     exceptions,
+    gpu_direct,
     gpu_driver,
     hang_records,
+    infrastructure,
     ip_network,
     job_start,
     memory_limits,
@@ -22,12 +24,14 @@ from holdfast.diagnose.rules import (
 _TABLES = (
     memory_limits,
     gpu_driver,
+    gpu_direct,
     nccl,
     nvshmem,
     ip_network,
     torchrun,
     system_logs,
     exceptions,
+    infrastructure,
     user_program,
     job_start,
     run_events,
