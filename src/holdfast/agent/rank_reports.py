@@ -148,7 +148,7 @@ class RankReports:
         limits, now = self._limits_of(rank), time.monotonic()
         if limits.pending_timer is not None:
             limits.pending_checkpoint = message
-        elif limits.checkpoints.try_acquire(1, now):
+        elif limits.checkpoints.try_acquire(now):
             self._send_checkpoint(message)
         else:
             limits.pending_checkpoint = message
@@ -183,7 +183,7 @@ class RankReports:
         first, at = self._recent_findings.get(finding.code, (rank, 0.0))
         if first != rank and time.monotonic() - at < DUPLICATE_FINDING_S:
             return
-        if not self._limits_of(rank).findings.try_acquire(1, time.monotonic()):
+        if not self._limits_of(rank).findings.try_acquire(time.monotonic()):
             self.on_drop(rank, DropReason.FINDINGS, finding.what)
             return
         self._recent_findings[finding.code] = rank, time.monotonic()

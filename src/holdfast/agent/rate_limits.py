@@ -39,12 +39,12 @@ class RateLimiter:
         self._level = limit.burst
         self._refilled_at = -math.inf
 
-    def try_acquire(self, cost: float, now: float) -> bool:
-        """Take `cost` tokens if they are available."""
+    def try_acquire(self, now: float) -> bool:
+        """Take one token if it is available."""
         self._refill(now)
-        if self._level < cost:
+        if self._level < 1:
             return False
-        self._level -= cost
+        self._level -= 1
         return True
 
     def charge(self, cost: float, now: float) -> float:

@@ -18,6 +18,8 @@ _MAX_ROWS = 16
 """A matrix with more rows than this is summarised."""
 _MAX_COMMUNICATORS = 6
 _MIN_WIDTH = 40
+_CORNER = "from\\to"
+"""The heading of a matrix's rows and columns."""
 
 
 def format_transport(transport: TransportReport, width: int = 120) -> list[str]:
@@ -83,12 +85,10 @@ def _communicator(communicator: Communicator, transport: TransportReport, width:
         yield "  no connection seen"
     elif seen <= _MAX_ROWS:
         ranks = sorted({rank for link in communicator.links for rank in (link.sender, link.receiver) if rank >= 0})
-        yield from _matrix(
-            "from\\to", [str(rank) for rank in ranks], rank_cells(communicator, transport.processes), width
-        )
+        yield from _matrix([str(rank) for rank in ranks], rank_cells(communicator, transport.processes), width)
     else:
         cells = node_cells(communicator, transport.processes)
-        yield from _matrix("from\\to", sorted({name for pair in cells for name in pair}, key=_natural), cells, width)
+        yield from _matrix(sorted({name for pair in cells for name in pair}, key=_natural), cells, width)
 
 
 def _format_link_types(communicator: Communicator, transport: TransportReport) -> str:
@@ -108,14 +108,14 @@ def _natural(name: str) -> tuple[tuple[int, str], ...]:
     return (*parts, (int(word) if word.isdecimal() else -1, word))
 
 
-def _matrix(corner: str, names: Sequence[str], between: Cells, width: int) -> Iterator[str]:
+def _matrix(names: Sequence[str], between: Cells, width: int) -> Iterator[str]:
     shown = {pair: "/".join(label for label, _ in sorted(labels.items())) for pair, labels in between.items()}
-    first = max(len(name) for name in (corner, *names))
+    first = max(len(name) for name in (_CORNER, *names))
     columns = [max(len(name), *(len(shown.get((row, name), ".")) for row in names)) for name in names]
     if len(names) > _MAX_ROWS or 2 + first + sum(2 + column for column in columns) > width:
         yield from _summary(names, between)
         return
-    rows = [(corner, names), *((row, [shown.get((row, name), ".") for name in names]) for row in names)]
+    rows = [(_CORNER, names), *((row, [shown.get((row, name), ".") for name in names]) for row in names)]
     for row, values in rows:
         cells = "".join(f"  {value:<{column}}" for value, column in zip(values, columns, strict=True))
         yield f"  {row:<{first}}{cells}".rstrip()

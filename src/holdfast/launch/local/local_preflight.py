@@ -134,7 +134,9 @@ def devices(job: Job, here: LocalMachine) -> Iterator[Finding]:
     each = "" if nodes == 1 else f" ({nodes} nodes on this one machine)"
     gpus = nodes * job.gpus_per_node
     if gpus > here.gpus:
-        evidence = (f"{here.gpus} NVIDIA devices under /dev", *_env_evidence("CUDA_VISIBLE_DEVICES", here.environ))
+        visible = here.environ.get("CUDA_VISIBLE_DEVICES")
+        limits = () if visible is None else (f"CUDA_VISIBLE_DEVICES={visible}",)
+        evidence = (f"{here.gpus} NVIDIA devices under /dev", *limits)
         what = f"the job asks for {gpus} GPU{'s' * (gpus > 1)}{each}, and this machine has {here.gpus}"
         yield _error("too-few-gpus", "gpus_per_node", what, "Ask for fewer GPUs or nodes.", evidence)
     memory = nodes * (job.resources.memory or 0)
@@ -286,10 +288,6 @@ def _writable(where: str, folder: Path, subject: str, remedy: str) -> Iterator[F
         yield msgspec.structs.replace(found, where=where, remedy=f"{found.remedy} {remedy}")
     elif not os.access(nearest, os.W_OK | os.X_OK):
         yield _error("unwritable-folder", where, f"{subject} cannot be {folder}: {nearest} may not be written", remedy)
-
-
-def _env_evidence(name: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    return (f"{name}={environ[name]}",) if name in environ else ()
 
 
 def _gib(size: int) -> str:

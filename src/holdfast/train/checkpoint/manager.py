@@ -313,7 +313,7 @@ class CheckpointManager:
         manifest_file.refuse_other_format(manifest, checkpoint.where)
         # A rank beyond those loads rank 0's part but keeps its own random state: two ranks must not draw the same.
         known = self._ranks.rank < manifest.world_size
-        own = _rank_file(self._ranks.rank if known else 0)
+        own = manifest_file.rank_file(self._ranks.rank if known else 0)
         try:
             state = dcp_io.read(
                 lambda saved: self._state_to_load_into(manifest, checkpoint.where, saved),
@@ -395,17 +395,13 @@ class CheckpointManager:
         """Write and fsync this rank's part; returns its files' checksums, or the failure."""
         try:
             files = dcp_io.write(staged, partial, self._background_group)
-            file = partial / _rank_file(self._ranks.rank)
+            file = partial / manifest_file.rank_file(self._ranks.rank)
             file.write_bytes(own())
             return manifest_file.checksums([*files, file])
         except HoldfastError as error:
             return error.findings[0]
         except (OSError, RuntimeError, CheckpointException) as error:
             return save_failed(partial, self._ranks.rank, error)
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.pt"
 
 
 def _does_not_fit(what: str, where: str, *causes: str) -> HoldfastError:

@@ -59,6 +59,11 @@ class _Version(msgspec.Struct, frozen=True):
     format: int
 
 
+def rank_file(rank: int) -> str:
+    """Name of the file that holds a rank's own state."""
+    return f"rank-{rank:05d}.pt"
+
+
 def checksums(files: Iterable[Path]) -> dict[str, FileChecksum]:
     """Sync these files to disk and return their checksums by name; summing overlaps with the sync."""
     files = list(files)

@@ -17,7 +17,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.protocol.rank_messages import Activity
-from holdfast.train.checkpoint import rng, safe_state
+from holdfast.train.checkpoint import manifest_file, rng, safe_state
 from holdfast.train.checkpoint.hyperparam_overrides import HyperparamOverrides
 from holdfast.train.checkpoint.hyperparams import hyperparameters_changed, optimizer_changed, optimizer_mismatch
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
@@ -113,8 +113,8 @@ class HoldfastCallback(Callback):
         self._step = state_dict["step"]
         if self._checkpoint_dir is not None:
             folder = self._checkpoint_dir.path(self._step)
-            own = folder / _rank_file(self._coordinator.ranks.rank)
-            self._rank_state = safe_state.load(own if own.exists() else folder / _rank_file(0))
+            own = folder / manifest_file.rank_file(self._coordinator.ranks.rank)
+            self._rank_state = safe_state.load(own if own.exists() else folder / manifest_file.rank_file(0))
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}
@@ -181,7 +181,7 @@ class HoldfastCallback(Callback):
         written = safe_state.to_bytes(own)
         if found := safe_state.unsafe_types(written):
             raise safe_state.unsafe_state("the loader of trainer.fit", found)
-        (folder / _rank_file(self._coordinator.ranks.rank)).write_bytes(written)
+        (folder / manifest_file.rank_file(self._coordinator.ranks.rank)).write_bytes(written)
         finalizer.start(self._step, began=began)
 
     def _refuse_different_starts(self) -> None:
@@ -261,7 +261,3 @@ def _keeps_order(sampler: object) -> bool:
     if type(sampler) in (SequentialSampler, DistributedSampler):
         return True
     return type(sampler).__module__.startswith("torchdata.")
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank:05d}.pt"
