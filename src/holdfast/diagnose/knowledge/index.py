@@ -16,6 +16,7 @@ from holdfast.diagnose.knowledge import (
     job_findings,
     nccl,
     peer_checkpoint_findings,
+    rank_findings,
     run_findings,
     signals,
     update_findings,
@@ -47,6 +48,7 @@ FINDINGS: Mapping[str, list[Explanation]] = {
     "Findings before a run": _from_findings(job_findings.ROWS),
     "Findings of a cluster": _from_findings(cluster_findings.ROWS),
     "Findings of a run": _from_findings(run_findings.ROWS),
+    "Findings of a rank": _from_findings(rank_findings.ROWS),
     "Findings of an update": _from_findings(update_findings.ROWS),
     "Findings of peer checkpoints": _from_findings(peer_checkpoint_findings.ROWS),
 }

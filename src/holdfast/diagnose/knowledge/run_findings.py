@@ -1,13 +1,13 @@
-"""Explains the findings that a run raises: failures of ranks and nodes, warnings, and internal errors of holdfast.
+"""Explains the findings that controller and agents raise: failures of ranks and nodes, disks, limits, drills.
 
-One row per code: its cause, how to confirm it, what to do. A long file, because it is one table.
+One row per code: its cause, how to confirm it, what to do.
 """
 
 from __future__ import annotations
 
 _DIAGNOSE = "`holdfast diagnose RUN`."
 _XID = "The line in the evidence; `dmesg -T | grep -i xid` on that node, then `holdfast explain XID-…`."
-_DISK = "`df -h`, `df -i`, `mount` and `dmesg` on that machine."
+CHECK_DISK = "`df -h`, `df -i`, `mount` and `dmesg` on that machine."
 
 ROWS: tuple[tuple[str, str, str, str], ...] = (
     # How an attempt ends
@@ -185,20 +185,20 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Check the disk.",
     ),
     # Disks and limits
-    ("disk-full", "No space, no inodes or no quota is left.", _DISK, "Free some, or use another file system."),
+    ("disk-full", "No space, no inodes or no quota is left.", CHECK_DISK, "Free some, or use another file system."),
     (
         "read-only-file-system",
         "The file system is read-only: it was mounted so, or the kernel remounted it after errors.",
-        _DISK + " dmesg shows errors if the kernel remounted it.",
+        CHECK_DISK + " dmesg shows errors if the kernel remounted it.",
         "If mounted so: mount it with rw, or write elsewhere. If remounted: check and repair the disk first.",
     ),
     (
         "disk-error",
         "The disk, or the server behind it, failed to read or write.",
-        _DISK,
+        CHECK_DISK,
         "Replace the disk; for a network file system, check its server and the path to it.",
     ),
-    ("disk-space-recovered", "Disk space is available again; what waited for it resumes.", _DISK, "Nothing."),
+    ("disk-space-recovered", "Disk space is available again; what waited for it resumes.", CHECK_DISK, "Nothing."),
     ("too-many-open-files", "A limit on open files was reached.", "`ls /proc/PID/fd`, `ulimit -n`.", "Raise it."),
     ("too-many-processes", "A limit on processes was reached.", "`ulimit -u`, pids.max of the cgroup.", "Raise it."),
     ("no-memory", "The kernel refused memory.", "`free -h`, `ulimit -v`.", "Request less memory."),
@@ -293,11 +293,11 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Fix the error that it shows.",
     ),
     ("request-refused", "The controller did not accept a request.", "The evidence.", "Report it."),
-    ("event-log-blocked", "The run's log cannot be written, so the run waits.", _DISK, "Free some space."),
+    ("event-log-blocked", "The run's log cannot be written, so the run waits.", CHECK_DISK, "Free some space."),
     (
         "event-log-partially-corrupt",
         "Lines of the event log are damaged; nothing depends on them.",
-        _DISK,
+        CHECK_DISK,
         "Check the disk.",
     ),
     (
@@ -318,7 +318,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The evidence says how much; `fuser -v` and `lsof` of the log name the processes that have it open.",
         "Nothing: the controller has restored it. Keep other programs out of the run's folder.",
     ),
-    ("event-log-corrupt", "The event log is corrupt in a part that the run needs.", _DISK, "Start the job again."),
+    ("event-log-corrupt", "The event log is corrupt in a part that the run needs.", CHECK_DISK, "Start the job again."),
     ("internal", "An internal error of holdfast.", "The file that the finding names.", "Report it with that file."),
     (
         "run-file-corrupt",
@@ -359,471 +359,4 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Check what they wait for.",
     ),
     ("netns-unavailable", "The kernel forbids namespaces here.", "`unshare -rn true`.", "`isolation: process`."),
-    # Inside a rank
-    (
-        "attempt-superseded",
-        "A rank of an older attempt still ran after a newer attempt had started; it may commit nothing.",
-        "`holdfast events`.",
-        "Nothing: it ends by itself.",
-    ),
-    (
-        "checkpoint-interval",
-        "`checkpoint.every: auto` has chosen the checkpoint interval.",
-        "The evidence: the cost of one checkpoint, and the expected time between failures.",
-        "Nothing; `checkpoint.every_s` sets a fixed interval.",
-    ),
-    (
-        "local-checkpoint-lost",
-        "Checkpoint files on the nodes' own disks are damaged, or some were lost with a node.",
-        "The evidence; the disk of the node if a file was damaged.",
-        "Nothing: the run resumes from the store's copy, or from the checkpoint before.",
-    ),
-    (
-        "checkpoint-corrupt",
-        "A checkpoint's files do not match their checksums.",
-        "The folder's disk.",
-        "Nothing: holdfast set it aside.",
-    ),
-    (
-        "checkpoint-incompatible",
-        "The model or optimizer differs from the checkpoint's.",
-        "The evidence names the first difference.",
-        "Use the same model, or another checkpoint.path.",
-    ),
-    (
-        "host-memory-not-pinned",
-        "CUDA could not pin the host memory that a GPU's state is copied to, so that copies are slower.",
-        "`ulimit -l` in the ranks' environment; free memory on the node.",
-        "Raise the limit on locked memory, or give the node more free memory; training continues meanwhile.",
-    ),
-    (
-        "checkpoint-state-unsafe",
-        "A state_dict holds an object of a type that is not loaded from a checkpoint, since that could run code.",
-        "The evidence names the types; the finding, where the state_dict comes from.",
-        "Return plain values, tensors or numpy arrays, or call torch.serialization.add_safe_globals([TYPE]).",
-    ),
-    (
-        "checkpoint-failed",
-        "A checkpoint could not be written: no space, no permission, or a disk error.",
-        f"The evidence says which. {_DISK}",
-        "Free some space, or fix what the evidence names; older checkpoints stay.",
-    ),
-    (
-        "checkpoint-from-earlier-version",
-        "An older holdfast wrote the checkpoint, in a format that this version does not read.",
-        "`pip show holdfast` in the image, then and now.",
-        "Use the version that wrote it, or another checkpoint.path. Nothing was renamed or removed.",
-    ),
-    (
-        "checkpoint-from-later-version",
-        "A newer holdfast wrote the checkpoint.",
-        "`pip show holdfast` in the image.",
-        "Use that version, or a newer one.",
-    ),
-    (
-        "checkpoint-manifest-missing",
-        "A framework's checkpoint could not be read back to write its manifest, so holdfast does not trust it.",
-        _DISK + " Check that every node reaches the folder.",
-        "Free space; a folder that all nodes share. Older checkpoints stay.",
-    ),
-    (
-        "checkpoint-not-taken",
-        "A requested checkpoint was not taken in time.",
-        "The evidence names what it waited for; `holdfast status`.",
-        "Request it again once ranks pass steps; a program without a Session takes no checkpoints.",
-    ),
-    (
-        "checkpoint-skipped-nonfinite",
-        "A checkpoint was due while a loss was NaN or infinite, and was skipped.",
-        "`holdfast events`: `loss-not-finite` next to it.",
-        "As for `loss-not-finite`; the newest checkpoint predates it.",
-    ),
-    (
-        "tcp-store-not-hosted",
-        "The agent could not host the TCPStore of a replica's ranks.",
-        "The evidence, and the file with the output of the hosting process.",
-        "Install torch in the command's Python, or set TORCHELASTIC_USE_AGENT_STORE to False in `env`.",
-    ),
-    (
-        "stack-dump-incomplete",
-        "A user requested the stacks of a run's ranks, and some agents did not answer in time.",
-        "`holdfast status` shows what the run is doing, and which agents are unreachable.",
-        "Try again; `py-spy dump --pid PID` on the node does the same.",
-    ),
-    (
-        "step-profile-unavailable",
-        "A requested step profile was not taken in time.",
-        "The evidence names what it waited for; `holdfast status`.",
-        "Request it again once ranks pass steps; a program without a Session cannot be profiled.",
-    ),
-    (
-        "step-profile-failed",
-        "A rank could not profile its steps.",
-        "The evidence: the program's own profiler was active, or the error of torch's profiler.",
-        "Request it again while the program does not profile itself.",
-    ),
-    (
-        "loss-not-finite",
-        "The loss of a rank is NaN or infinite.",
-        "The evidence: the step, the norm of the gradients, whether it was so before.",
-        "Resume from the newest checkpoint with a lower learning rate, clipped gradients, or without that "
-        "step's samples.",
-    ),
-    (
-        "metric-not-finite",
-        "A metric other than the loss is NaN or infinite.",
-        "Check the program that logs it.",
-        "Nothing, if that value is expected.",
-    ),
-    (
-        "metric-dropped",
-        "A metric that does not fit into an event was dropped; its step and the other metrics count.",
-        "The finding names the metric and the reason: its name, its value, or too many metrics in a step.",
-        "Pass one finite number per metric, under a short name.",
-    ),
-    (
-        "rank-channel-missing",
-        "Ranks cannot reach their agent: its socket could not be created, or no longer exists.",
-        "The evidence: each folder that was tried, and the system's error; `df` and `df -i` of it.",
-        "Free space in that folder, or set XDG_RUNTIME_DIR; the next start tries again. The ranks keep "
-        "training, unmonitored.",
-    ),
-    (
-        "rank-messages-dropped",
-        "A rank sent its agent data that is not a holdfast message, or more messages than an agent forwards.",
-        "The finding counts them by reason, and shows the first.",
-        "Let only a Session write to HOLDFAST_RANK_SOCKET.",
-    ),
-    (
-        "no-session",
-        "No rank of a node has opened a Session, so none can take a checkpoint on request.",
-        "Check whether the program uses holdfast.train.",
-        "Add a Session; ranks that are still starting will open theirs.",
-    ),
-    (
-        "tracker-failed",
-        "Metrics could not be sent to a tracker (TensorBoard, W&B, MLflow).",
-        "The evidence: the tracker's own error.",
-        "Fix that error; training continues, and the run's own log has the metrics.",
-    ),
-    (
-        "tracker-unknown",
-        "The job names a tracker that holdfast does not know.",
-        "The finding names it; `pip list` in the image.",
-        "Use a supported one, with its package in the image.",
-    ),
-    (
-        "launcher-orphaned-ranks",
-        "A launcher ended with code 0 while its ranks were still running.",
-        "The evidence; the launcher's own last lines.",
-        "Make the launcher wait for its ranks; find out why it left them.",
-    ),
-    (
-        "checkpoint-skipped",
-        "A framework's checkpoint has no manifest, or does not match it.",
-        "The evidence; whether a process died while writing it.",
-        "Nothing: holdfast uses an older one.",
-    ),
-    (
-        "data-restarted",
-        "Other data begins here, as the script requests with `start_sample`.",
-        "`Data(..., start_sample=...)` in the script.",
-        "Nothing.",
-    ),
-    (
-        "data-starts-at-offset",
-        "`Data(..., start_sample=...)` names a sample beyond the training position.",
-        "The number of samples taken, in the finding.",
-        "Use the data that comes before it, or another `start_sample`.",
-    ),
-    (
-        "data-cache-corrupt",
-        "A node's cached tokens of a text did not match their checksums; holdfast tokenised the text again "
-        "before training.",
-        "The evidence names the file and the first damaged block; the node's disk and memory.",
-        "Nothing for this training. Replace the disk if it happens again.",
-    ),
-    (
-        "data-cache-unwritable",
-        "The tokens of a text cannot be cached on disk.",
-        "The folder's permissions and free space.",
-        "Use `Text(..., cache=...)` with another folder.",
-    ),
-    (
-        "data-changed",
-        "The data, its seed or its order differs from the checkpoint's.",
-        "The evidence shows the old and the new value.",
-        "Restore the data, or use `Data(..., start_sample=...)` to change it on purpose.",
-    ),
-    (
-        "data-empty",
-        "The dataset has no samples, or yielded them only once.",
-        "Check where it is read from, and what is filtered out.",
-        "Use data that can be read repeatedly.",
-    ),
-    (
-        "data-not-a-dataset",
-        "The data supports neither indexing nor iteration.",
-        "The object's type.",
-        "Pass an object with __len__ and __getitem__, or with __iter__.",
-    ),
-    (
-        "data-replayed",
-        "A stream that cannot resume at its position was replayed up to it.",
-        "The finding gives the seconds it took.",
-        "Implement state_dict and load_state_dict on the stream.",
-    ),
-    (
-        "data-smaller-than-batch",
-        "An epoch has fewer samples than a step needs.",
-        "Both numbers, in the finding.",
-        "Use a smaller batch, or more data.",
-    ),
-    (
-        "data-state-not-bit-exact",
-        "A stream's own state does not restore its position, as with a shuffle buffer.",
-        "The stream's documentation.",
-        "Nothing: it was replayed from the epoch's beginning.",
-    ),
-    (
-        "data-unreadable",
-        "A data file is missing, cut short, or not the format its name implies; or a row has no text.",
-        "The file and line in the finding.",
-        "Fetch the file again, or name the column.",
-    ),
-    (
-        "data-worker-lost",
-        "A data-loading worker process was killed.",
-        "The kernel's log: most often memory. SIGBUS: `df -h /dev/shm` in the container.",
-        "Fewer workers, or more memory; for SIGBUS a larger /dev/shm.",
-    ),
-    (
-        "checkpoint-not-bit-exact",
-        "Something other than the optimizer changed weights during the copy.",
-        "What runs between two steps: hooks, averages, pruning.",
-        "Nothing: from then on holdfast finishes each copy before the loop continues.",
-    ),
-    (
-        "checkpoint-tiers-unsupported",
-        "Lightning saves its own checkpoints to one folder, and the job names two tiers.",
-        "`checkpoint` in the job.",
-        "Use a folder that every node reaches, and no `local`.",
-    ),
-    (
-        "checkpoint-local-missing",
-        "Checkpoints go to a URL, and no folder on the node is set to save them in first.",
-        "`printenv | grep HOLDFAST_CHECKPOINT`.",
-        "Set HOLDFAST_CHECKPOINT_LOCAL to a folder on the node's own disk.",
-    ),
-    (
-        "checkpoint-upload-failed",
-        "A checkpoint is on the nodes' disks and could not be uploaded to the store.",
-        "The evidence: the store's error.",
-        "Fix the store; holdfast uploads a later checkpoint when it is due.",
-    ),
-    (
-        "checkpoint-store-unknown",
-        "No installed package supports this kind of store.",
-        "`pip list` in the ranks' environment.",
-        "Install the package that fsspec names, such as s3fs.",
-    ),
-    (
-        "checkpoint-store-unreachable",
-        "The checkpoint store does not answer, so holdfast cannot tell which step training reached.",
-        "The address, the credentials, the network of the nodes.",
-        "Fix it and start again; nothing was changed.",
-    ),
-    (
-        "checkpoints-in-use",
-        "Another live run saves its checkpoints in the same folder.",
-        "`holdfast ps`; `writer-0.json` in the folder names it.",
-        "Use another checkpoint.path, or end that run.",
-    ),
-    (
-        "environment-invalid-number",
-        "A variable that holdfast reads in a rank is not a number.",
-        "`printenv`.",
-        "Unset it, or fix it.",
-    ),
-    (
-        "environment-invalid-auto",
-        "HOLDFAST_CHECKPOINT_EVERY accepts only `auto`, and has another value.",
-        "`printenv`.",
-        "HOLDFAST_CHECKPOINT_EVERY_STEPS takes a number of steps, HOLDFAST_CHECKPOINT_EVERY_S one of seconds.",
-    ),
-    (
-        "environment-invalid-outer-sync",
-        "HOLDFAST_OUTER_SYNC, which sets how replicas synchronise, is not a method with a number of steps.",
-        "`printenv`.",
-        "Unset it, and write `recovery.outer_sync` in the job.",
-    ),
-    (
-        "global-batch-changed",
-        "The number of samples per step differs from before the restart.",
-        "Batch and world size then and now.",
-        "Check the learning rate; training still takes each sample once.",
-    ),
-    (
-        "hyperparameters-changed",
-        "The program sets values of its optimizer or schedule that differ from the checkpoint's.",
-        "The evidence: each was -> is; the program's value applies.",
-        "Nothing, if intended; else restore them, and start it again.",
-    ),
-    (
-        "loader-resume-not-bit-exact",
-        "Lightning's loader cannot report which samples of an epoch were used.",
-        "The evidence names the loader.",
-        "Use torchdata's StatefulDataLoader.",
-    ),
-    (
-        "no-valid-checkpoint",
-        "Checkpoints exist, and every one of them is damaged.",
-        "The storage; the evidence describes each file's damage.",
-        "Fix the storage; the next start begins at step 0.",
-    ),
-    (
-        "checkpoints-lost-with-pod",
-        "On a cluster without a volume each pod keeps checkpoints in its own folder, which is lost with the pod.",
-        "`volume` in the target, `checkpoint.path` in the job; `kubectl get events` says why the pod was replaced.",
-        "Set `volume: {claim: NAME}` in the target, or a URL as `checkpoint.path`.",
-    ),
-    (
-        "optimizer-changed",
-        "The optimizer or its parameter groups differ from the checkpoint's; the checkpoint is untouched.",
-        "The evidence shows both.",
-        "Restore the optimizer, or use another checkpoint.path and load only the weights.",
-    ),
-    (
-        "optimizer-closure",
-        "With recovery.replicas, an optimizer step received a closure: it would compute gradients that the "
-        "replicas have not averaged.",
-        "The loop's call of optimizer.step.",
-        "Call backward() before, and step() without a closure; LBFGS and similar optimizers need a job without "
-        "recovery.replicas.",
-    ),
-    (
-        "optimizer-step-bypassed",
-        "With recovery.replicas, the program called an optimizer.step reference from before the Session was made.",
-        "Where the script calls torch.compile(optimizer.step), or keeps optimizer.step.",
-        "Make the Session first, and compile or keep optimizer.step after it.",
-    ),
-    (
-        "process-group-missing",
-        "A Session of several ranks was made before torch.distributed.init_process_group.",
-        "The script's order.",
-        "Initialise the process group first.",
-    ),
-    (
-        "session-state-invalid",
-        "Session(state=...) was given an object without state_dict and load_state_dict, or a name that cannot be used.",
-        "The evidence.",
-        'Give objects that have both, by name: Session(state={"scaler": scaler}).',
-    ),
-    (
-        "replicas-diverged",
-        "Replicas that must be equal hold different weights or optimizer states: a device computed or stored a wrong "
-        "bit, or the program changes weights differently in each replica.",
-        "The evidence: the digests of each replica, by rank. Whether it comes again at the same step, or on one rank.",
-        "Nothing at the first time: the minority has received the majority's state or, without a majority, the run "
-        "resumes from the last checkpoint that all agreed on. If one rank repeats it, take its node out of use; if it "
-        "comes at the same step, look for updates outside optimizer.step.",
-    ),
-    (
-        "replicas-gradients-overwritten",
-        "With recovery.replicas, a wrapper around the session's model wrote gradients after they had been averaged.",
-        "Compare the model passed to Session(model=...) with the one the loop calls forward on.",
-        "Pass the Session the outermost wrapper, such as the DistributedDataParallel.",
-    ),
-    (
-        "replicas-wrapper-unsupported",
-        "With recovery.replicas, the model is in a wrapper that reduces gradients in its own way, such as legacy FSDP.",
-        "The wrapper that the finding names.",
-        "Use fully_shard (FSDP2) or torch's DDP inside each replica, or no recovery.replicas.",
-    ),
-    (
-        "replicas-nccl-no-abort",
-        "With recovery.replicas on GPUs, this torch cannot abort an NCCL communicator: a lost replica would block the "
-        "others for ever.",
-        "The evidence; `torch.cuda.nccl.version()`.",
-        'Install a torch with NCCL 2.26 or later, or use init_process_group("gloo").',
-    ),
-    (
-        "quorum-service-unreachable",
-        "A replica got no answer from the quorum service, which decides the replicas that take part in a step.",
-        "The evidence; whether the node reaches the address.",
-        "Check that the service runs, and let the node reach it.",
-    ),
-    (
-        "ranks-diverged",
-        "With recovery.replicas, the ranks inside each replica hold different weights, although DDP wraps the model.",
-        "The evidence: the digest of each rank. Where the script sets weights, and its use of no_sync.",
-        "Set weights before DistributedDataParallel is made, reduce the last micro-batch, and change weights in "
-        "optimizer.step only.",
-    ),
-    (
-        "ranks-found-different-checkpoints",
-        "Ranks found different newest checkpoints.",
-        "The evidence; what `checkpoint.path` is on each node.",
-        "Use a folder that all nodes share.",
-    ),
-    (
-        "replica-connect-failed",
-        "A replica found the others, and could not connect to them or receive the training state from one.",
-        "The evidence; whether one of them was lost at that moment; connections from node to node on any port.",
-        "Nothing if one was lost. Else open the ports between the job's nodes, including the ranks' own ports.",
-    ),
-    (
-        "step-not-committed",
-        "The loop body did not call session.commit exactly once.",
-        "The script's loop.",
-        "Call commit once in every step.",
-    ),
-    (
-        "text-too-short",
-        "The text is shorter than one sample.",
-        "The text's size.",
-        "Use more text, or shorter samples.",
-    ),
-    (
-        "trainer-resume-not-bit-exact",
-        "Arguments of the Trainer prevent a bit-exact resume.",
-        "The evidence names each argument.",
-        "Remove them, unless intended.",
-    ),
-    (
-        "trainer-replicas-unsupported",
-        "The job sets several replicas, and the program uses a Trainer, which would train each replica alone.",
-        "`recovery.replicas` in the job.",
-        "Remove it, or train in a loop with a Session.",
-    ),
-    (
-        "trainer-not-distributed",
-        "The Trainer trains alone on each rank.",
-        "WORLD_SIZE, and the world size that the Trainer reports.",
-        "On CPUs use_cpu=True and ddp_backend='gloo'.",
-    ),
-    (
-        "waiting-for-replicas",
-        "A replica waits for others before its next step: too few are present, or one is slow to join.",
-        "`holdfast status`; the state of the others.",
-        "Nothing: it continues by itself once enough of them have joined.",
-    ),
-    (
-        "replica-quorum-lost",
-        "Fewer replicas are running than `recovery.min_replicas`, so no step is committed.",
-        "`holdfast status`.",
-        "Nothing: holdfast is restarting the lost replicas.",
-    ),
-    (
-        "replica-quorum-regained",
-        "`recovery.min_replicas` replicas are running again.",
-        "`holdfast status`.",
-        "Nothing: replicas commit steps again.",
-    ),
-    (
-        "world-size-changed",
-        "Another number of ranks took the checkpoint, and what the evidence names does not resume bit-exactly.",
-        "WORLD_SIZE then and now.",
-        "Nothing, if intended; a Session that deals the samples (`batches`, `micro_batches`) resumes exactly.",
-    ),
 )
