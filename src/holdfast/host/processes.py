@@ -91,10 +91,12 @@ def cpu_wait_s(pid: int) -> float:
 def _stat(pid: int) -> list[str] | None:
     """Fields of /proc/PID/stat from the state on; the name before it may hold spaces and brackets."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        # Of every process, several times a second: without a Path and a decoder it takes half the time.
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            text = file.read()
     except OSError:
         return None
-    return text[text.rindex(")") + 2 :].split()
+    return text[text.rindex(b")") + 2 :].decode().split()
 
 
 def die_with_parent() -> None:
