@@ -27,7 +27,7 @@ SLOW_DEADLINE_S = 900
 """Deadline of one test marked `slow`; all others have `timeout` in pyproject.toml."""
 
 MAX_WORKERS = 8
-"""Most workers of `-n auto`: each needs 10 s of CPU time and 1 GB for the imports of all tests."""
+"""Most workers of `-n auto`: each needs 5 s of CPU time and 1 GB for the imports of all tests."""
 
 LAB_TESTS = (
     "tests/cli/test_cluster.py",
@@ -53,6 +53,13 @@ MODULE_FIXTURES = (
     "tests/train/test_tiered_storage.py",
 )
 """Files with an expensive fixture for all their tests: one worker runs each file."""
+
+TRANSFORMERS_TESTS = (
+    "tests/train/data/test_text.py",
+    "tests/train/test_lightning_private.py",
+    "tests/train/test_step_meter.py",
+)
+"""Files whose tests import transformers (1.5 s of CPU time; Lightning imports it too): one worker runs them all."""
 
 EXAMPLES = "tests/runs/test_examples.py"
 """Has an expensive fixture for each parameter."""
@@ -186,6 +193,8 @@ def _group(nodeid: str) -> str:
     path, _, name = nodeid.partition("::")
     if path.startswith(LAB_TESTS):
         return "lab"
+    if path in TRANSFORMERS_TESTS:
+        return "transformers"
     if path == EXAMPLES:
         return f"{path}{name.partition('[')[2]}"
     return path if path in MODULE_FIXTURES else nodeid

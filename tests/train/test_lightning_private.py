@@ -10,7 +10,7 @@ from tests.train.private_names import require
 
 
 def test_fit_loop_has_its_loaders_and_fetcher() -> None:
-    pytest.importorskip("lightning")  # here, because every worker imports the module: 3 s of CPU time
+    pytest.importorskip("lightning")  # here, because every worker imports the module: 2 s of CPU time
     from lightning.pytorch.loops import fit_loop
     from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
