@@ -1,4 +1,4 @@
-"""Ranks, forked from a process with torch, that train over Gloo until one of them holds up the others."""
+"""Ranks, forked from a process with torch, that train until one of them holds up the others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.programs import nccl_like
 
-from holdfast.protocol.flight_recorder_files import DUMP_PREFIX, ENTRIES
+from holdfast.protocol.flight_recorder_files import DUMP_PREFIX, ENTRIES, NCCL_PIPE_PREFIX
 from holdfast.train.session.flight_dump_server import serve_dumps
 
 WORLD = 4
@@ -62,17 +63,20 @@ class Ranks:
         self.connections.close()
 
 
-def start(out: Path, fault: Fault, culprit: int) -> Ranks:
+def start(out: Path, fault: Fault, culprit: int, backend: str) -> Ranks:
     """Start the ranks; returns when all have taken their steps, and a rank that dies has died."""
     environ = {
         ENTRIES: "100",
         DUMP_PREFIX: f"{out}/flight-attempt-0-rank-",
+        NCCL_PIPE_PREFIX: f"{out}/nccl-",
         "HOLDFAST_RANK_SOCKET": f"{out}/rank.sock",
     }
     ours, theirs = zip(*(forks.Pipe() for _ in range(WORLD)), strict=True)
     connections, held = forks.Pipe()
     processes = [
-        forks.Process(target=_run, args=(rank, out, environ, fault if rank == culprit else None, theirs[rank], held))
+        forks.Process(
+            target=_run, args=(rank, out, environ, backend, fault if rank == culprit else None, theirs[rank], held)
+        )
         for rank in range(WORLD)
     ]
     for process in processes:
@@ -90,11 +94,18 @@ def start(out: Path, fault: Fault, culprit: int) -> Ranks:
 
 
 def _run(
-    rank: int, out: Path, environ: dict[str, str], fault: Fault | None, link: Connection, held: Connection
+    rank: int,
+    out: Path,
+    environ: dict[str, str],
+    backend: str,
+    fault: Fault | None,
+    link: Connection,
+    held: Connection,
 ) -> None:
     os.environ |= environ
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{out}/store", WORLD), rank=rank, world_size=WORLD)
+    nccl_like.register()
+    dist.init_process_group(backend, store=dist.FileStore(f"{out}/store", WORLD), rank=rank, world_size=WORLD)
     evaluation = dist.new_group()
     serve_dumps(Path(environ["HOLDFAST_RANK_SOCKET"]), environ[DUMP_PREFIX], rank)
     for _ in range(STEPS):
@@ -108,6 +119,8 @@ def _run(
 
 
 def _step(fault: Fault | None = None) -> None:
+    """Take a step; on NCCL a rank enqueues it all before it waits."""
+    enqueues = dist.get_backend() != "gloo"
     loss = torch.ones(4)
     match fault:
         case Fault.STOPPED:
@@ -115,12 +128,13 @@ def _step(fault: Fault | None = None) -> None:
         case Fault.OWN_CODE:
             threading.Event().wait()
         case Fault.OTHER_COLLECTIVE:
-            dist.broadcast(loss, dist.get_rank())
+            dist.broadcast(loss, dist.get_rank(), async_op=enqueues)
         case Fault.SKIPPED:
             pass
         case _:
-            dist.all_reduce(loss)
-    dist.all_gather([torch.ones(2) for _ in range(WORLD)], torch.ones(2))
+            dist.all_reduce(loss, async_op=enqueues)
+    dist.all_gather([torch.ones(2) for _ in range(WORLD)], torch.ones(2), async_op=enqueues)
+    nccl_like.synchronize()
 
 
 def _die(held: Connection) -> None:

@@ -69,7 +69,7 @@ class Job:
     tiers: bool = False
     """Whether each replica saves on its local disk first."""
     nccl_like: bool = False
-    """Whether replicas communicate by a group that fails like NCCL."""
+    """Whether replicas, and the ranks of each, communicate by a group that fails like NCCL."""
     lighthouse: str = ""
 
     @property
@@ -174,7 +174,8 @@ def rank_of(job: Job, replica: int, life: int, rank: int, agent: str) -> None:
     with (job.out / f"{replica}.{life}.{rank}.err").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
     if job.ranks > 1:
-        dist.init_process_group("gloo", f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
+        backend = nccl_like.register() if job.nccl_like else "gloo"
+        dist.init_process_group(backend, f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
     if fault:
         die_in_its_save(job, replica)
     train(job, replica, life, rank, fault, asked=counted())

@@ -73,9 +73,10 @@ def hung(ranks: Ranks, rank: int, shown: RankCollectives | None) -> RankHung:
 
 @pytest.mark.parametrize("culprit", range(WORLD))
 @pytest.mark.parametrize("fault", Fault)
-def test_culprit_is_named_and_nobody_else(tmp_path: Path, fault: Fault, culprit: int) -> None:
+@pytest.mark.parametrize("backend", ["gloo", "nccl_like"])
+def test_culprit_is_named_and_nobody_else(tmp_path: Path, backend: str, fault: Fault, culprit: int) -> None:
     recorders = FlightRecorders(tmp_path, 0)
-    ranks = hanging_ranks.start(tmp_path, fault, culprit)
+    ranks = hanging_ranks.start(tmp_path, fault, culprit, backend)
     try:
         recorders.add(range(WORLD), ranks.environ)
         free = None if KINDS[fault] is HangKind.MISMATCH else culprit

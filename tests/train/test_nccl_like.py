@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from threading import Event
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.programs import nccl_like
-from tests.programs.nccl_like import NcclLike
+from tests.programs.nccl_like import FlightRecorder, NcclLike
 
 DEADLINE_S = 30.0
+GLOO_DUMP = Path(__file__).parents[1] / "incidents" / "flight" / "trace_rank_0"
 
 
 @pytest.fixture
@@ -71,3 +75,32 @@ def test_watchdog_ends_the_process_when_an_operation_takes_too_long(pool) -> Non
     assert ended.wait(DEADLINE_S)
     for each in groups:
         each.abort()
+
+
+def test_what_was_recorded_is_dumped_in_the_format_of_torch(monkeypatch, pool) -> None:
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "2")
+    recorder = FlightRecorder(0)
+    recorder.add_group("0", [0, 1])
+    store, record = dist.HashStore(), partial(recorder.record, "0")
+    one, other = pool.map(
+        lambda rank: NcclLike(store, rank, 2, record=record if rank == 0 else lambda *_: None), range(2)
+    )
+    one.barrier()
+    one.allreduce([torch.ones(2, 3)])
+    other.barrier()
+    other.allreduce([torch.ones(2, 3)])
+    nccl_like.synchronize()
+    one.allgather([[torch.ones(1), torch.ones(1)]], [torch.ones(1, dtype=torch.float64)])
+    mine, torchs = pickle.loads(recorder.dump()), pickle.loads(GLOO_DUMP.read_bytes())
+    for each in (one, other):
+        each.abort()
+    assert mine.keys() <= torchs.keys()
+    assert mine["pg_config"]["0"].keys() == torchs["pg_config"][""].keys()
+    assert mine["pg_status"]["0"] == {"last_enqueued_collective": 3, "last_completed_collective": 2}
+    assert mine["pg_status"]["0"].keys() <= torchs["pg_status"]["0"].keys()
+    reduced, gathered = mine["entries"]
+    assert gathered.keys() <= torchs["entries"][0].keys()
+    assert (reduced["profiling_name"], reduced["collective_seq_id"]) == ("nccl:all_reduce", 2)
+    assert (reduced["input_sizes"], reduced["state"]) == ([[2, 3]], "completed")
+    assert (gathered["input_sizes"], gathered["output_sizes"]) == ([[1]], [[1], [1]])
+    assert (gathered["input_dtypes"], gathered["state"]) == (["Double"], "scheduled")
