@@ -1,7 +1,11 @@
-"""Ranks that all-reduce in every step, until one of them uses a different group: `mismatched_group.py RANK STEP`."""
+"""Ranks that all-reduce in every step, until one of them uses a different group: `mismatched_group.py RANK STEP`.
+
+With NCCL_LIKE=1 they communicate by a group that fails like NCCL (nccl_like.py).
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -16,7 +20,12 @@ def evaluate(group: dist.ProcessGroup | None) -> None:
 
 def main() -> None:
     astray, at = map(int, sys.argv[1:])
-    dist.init_process_group("gloo")
+    backend = "gloo"
+    if os.environ.get("NCCL_LIKE") == "1":
+        import nccl_like
+
+        backend = nccl_like.register()
+    dist.init_process_group(backend)
     group = dist.new_group()
     model = torch.nn.Linear(2, 1)
     session = Session(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))

@@ -49,6 +49,8 @@ COLLECTIVES = {
     "allgather": "all_gather",
     "_allgather_base": "_all_gather_base",
     "all_gather_single": "_all_gather_base",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "all_gather_single_coalesced": "all_gather_into_tensor_coalesced",
     "reduce_scatter": "reduce_scatter",
     "_reduce_scatter_base": "_reduce_scatter_base",
     "reduce_scatter_single": "_reduce_scatter_base",
@@ -279,7 +281,7 @@ def _collective(name: str) -> Callable[..., Operation]:
 
 
 for _name in COLLECTIVES:
-    setattr(NcclLike, _name, _collective(_name))  # some names are only in newer versions of torch
+    setattr(NcclLike, _name, _collective(_name))  # torch has renamed some, and its versions call one name or the other
 
 
 def synchronize() -> None:
@@ -322,5 +324,7 @@ def register() -> str:
         record = partial(recorder.record, options.group_id)
         return NcclLike(options.store, options.group_rank, options.group_size, wait_blocks=True, record=record)
 
+    for name in COLLECTIVES:  # torch does not compile its own groups, which are not in Python
+        setattr(NcclLike, name, torch.compiler.disable(getattr(NcclLike, name)))
     dist.Backend.register_backend("nccl_like", create, extended_api=True, devices=["cpu"])
     return "nccl_like"

@@ -49,14 +49,17 @@ def unplug(store: Path) -> None:
     store.write_text("")
 
 
-def test_lost_node_with_storage_unplugged_costs_the_steps_since_the_last_copy(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [(), (NCCL_LIKE,)], ids=["gloo", "nccl-like"])
+def test_lost_node_with_storage_unplugged_costs_the_steps_since_the_last_copy(
+    start: Start, tmp_path: Path, group: tuple[str, ...]
+) -> None:
     """Each of a node's two ranks has its own shard, which the other node's ranks have as well.
 
-    The ranks that remain block for ever, as with NCCL; on Gloo they would end with an error.
+    The ranks that remain block for ever, as with NCCL; on Gloo they end with an error.
     """
     store = tmp_path / "store"
     told = (
-        NCCL_LIKE,
+        *group,
         "ranks_per_node=2",
         f"checkpoint={store}",
         "checkpoint.every_steps=4",

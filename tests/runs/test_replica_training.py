@@ -142,11 +142,13 @@ def test_replicas_that_are_too_few_wait_and_continue(runs: Runs) -> None:
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
 
 
-@pytest.mark.parametrize("method", ["local_sgd", "diloco"])
+@pytest.mark.parametrize(
+    ("method", "group"), [("local_sgd", ()), ("diloco", (NCCL_LIKE,))], ids=["local_sgd", "diloco-nccl-like"]
+)
 def test_replicas_that_meet_now_and_then_are_equal_there_and_one_that_is_lost_between_comes_back(
-    runs: Runs, method: str
+    runs: Runs, method: str, group: tuple[str, ...]
 ) -> None:
-    watched = start_and_step(runs, 2, f"recovery.outer_sync={{method: {method}, every: {EVERY}}}")
+    watched = start_and_step(runs, 2, f"recovery.outer_sync={{method: {method}, every: {EVERY}}}", *group)
     watched.drill(FaultTarget.RANK, 1, FaultAction.KILL, at_step=3 * EVERY + 2)
     wait_for_step(watched, 1, 1)
     finish_identical(runs, watched, 2)

@@ -89,6 +89,13 @@ CASES: dict[str, Case] = {
 }
 
 
+CASES_OF = {
+    "gloo": [*CASES],
+    "nccl-like": ["weight", "no majority", "local_sgd", "diloco", "clean ddp", "shard"],
+}
+"""The cases of each group that replicas, and their ranks, communicate by; those of NCCL are one of each kind."""
+
+
 def damage(tensor: torch.Tensor, bit: int) -> None:
     """Flip one bit of the last number."""
     tensor.view(torch.int32).view(-1)[-1] ^= 1 << bit
@@ -170,8 +177,8 @@ def trained(case: Case, config: RankConfig, steps: list[int]) -> list[torch.Tens
     return [local(each).clone() for each in (*model.parameters(), *state)]
 
 
-def run(out: Path) -> None:
-    """Train all cases."""
+def run(out: Path, group: str) -> None:
+    """Train all cases of a group."""
     configs = {
         name: RankConfig(
             world_size=case.ranks,
@@ -181,5 +188,6 @@ def run(out: Path) -> None:
             outer_sync=case.outer_sync,
         )
         for name, case in CASES.items()
+        if name in CASES_OF[group]
     }
-    replica_forks.run(out, train, configs)
+    replica_forks.run(out, train, configs, group)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.programs import nccl_like
 from tests.train.replica_job import forks
 from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
@@ -40,19 +41,28 @@ def leave(session: Any) -> None:
 
 
 def _rank(
-    out: Path, train: Train, configs: dict[str, RankConfig], lighthouses: dict[str, str], replica: int, rank: int
+    out: Path,
+    train: Train,
+    configs: dict[str, RankConfig],
+    group: str,
+    lighthouses: dict[str, str],
+    replica: int,
+    rank: int,
 ) -> None:
     """Train all cases that have this rank; first those of one rank, which have no process group."""
     torch.set_num_threads(1)
     with (out / f"{replica}.{rank}.err").open("w") as errors:
         os.dup2(errors.fileno(), sys.stderr.fileno())
         os.dup2(errors.fileno(), sys.stdout.fileno())
+    if group == "nccl-like":
+        nccl_like.install()
+    backend = nccl_like.register() if group == "nccl-like" else "gloo"
     for name in sorted(configs, key=lambda name: configs[name].world_size > 1):
         config = configs[name]
         if replica >= config.replica_count or rank >= config.world_size:
             continue
         if config.world_size > 1 and not dist.is_initialized():
-            dist.init_process_group("gloo", f"file://{out}/meet.{replica}", None, config.world_size, rank)
+            dist.init_process_group(backend, f"file://{out}/meet.{replica}", None, config.world_size, rank)
         given = {"rank": rank, "replica": replica, "lighthouse": lighthouses[name], "master_addr": "localhost"}
         with (out / f"{name}.{replica}.{rank}.err").open("w") as errors:
             os.dup2(errors.fileno(), sys.stderr.fileno())
@@ -75,8 +85,11 @@ def _lighthouses(asking: Connection, replicas: Mapping[str, int]) -> None:
     asking.poll(None)  # until the requester is gone
 
 
-def run(out: Path, train: Train, configs: dict[str, RankConfig]) -> None:
-    """Train each case; a rank that raises leaves its traceback in `NAME.REPLICA.RANK.failed`."""
+def run(out: Path, train: Train, configs: dict[str, RankConfig], group: str) -> None:
+    """Train each case; a rank that raises leaves its traceback in `NAME.REPLICA.RANK.failed`.
+
+    `group`, which is "gloo" or "nccl-like": what replicas, and the ranks of each, communicate by.
+    """
     ours, theirs = forks.Pipe()
     replicas = {name: each.replica_count for name, each in configs.items()}
     quorum = forks.Process(target=_lighthouses, args=(theirs, replicas), daemon=True)
@@ -87,7 +100,7 @@ def run(out: Path, train: Train, configs: dict[str, RankConfig]) -> None:
         for replica in range(max(each.replica_count for each in configs.values()))
         for rank in range(max(each.world_size for each in configs.values()))
     ]
-    ranks = [forks.Process(target=_rank, args=(out, train, configs, lighthouses, *place)) for place in places]
+    ranks = [forks.Process(target=_rank, args=(out, train, configs, group, lighthouses, *place)) for place in places]
     try:
         for each in ranks:
             each.start()

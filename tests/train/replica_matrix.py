@@ -174,6 +174,13 @@ CASES: dict[str, Case] = {
 }
 
 
+CASES_OF = {
+    "gloo": [*CASES],
+    "nccl-like": ["plain", "ddp", "ddp, no_sync", "ddp, static_graph", "fsdp2", "hsdp, micro-batches"],
+}
+"""The cases of each group that replicas, and their ranks, communicate by; those of NCCL are one of each kind."""
+
+
 def loss_of(model: Callable[[torch.Tensor], torch.Tensor], samples: list[int]) -> torch.Tensor:
     """The mean loss of these samples."""
     inputs = torch.tensor([[n % 7, n % 11, n % 13, 1.0] for n in samples])
@@ -225,8 +232,8 @@ def train_case(name: str, case: Case, config: RankConfig, out: Path) -> None:
     leave(session)
 
 
-def run(out: Path) -> None:
-    """Train all cases."""
+def run(out: Path, group: str) -> None:
+    """Train all cases of a group."""
     configs = {
         name: RankConfig(
             world_size=case.ranks,
@@ -235,5 +242,6 @@ def run(out: Path) -> None:
             batch_world_size=REPLICAS * case.ranks,
         )
         for name, case in CASES.items()
+        if name in CASES_OF[group]
     }
-    replica_forks.run(out, train, configs)
+    replica_forks.run(out, train, configs, group)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
-from tests.train.replica_matrix import CASES, REPLICAS, STEPS, Case, loss_of, run, samples_of
+from tests.train.replica_matrix import CASES, CASES_OF, REPLICAS, STEPS, Case, loss_of, run, samples_of
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the end of every case."""
-    out = tmp_path_factory.mktemp("matrix")
-    run(out)
-    return out
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Trains all cases of a group, once; the folder with their ends."""
+
+    @cache
+    def train(group: str) -> Path:
+        out = tmp_path_factory.mktemp("matrix")
+        run(out, group)
+        return out
+
+    return train
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest, ends: Callable[[str], Path]) -> Path:
+    """The folder with the end of every case of the group that the parameter names."""
+    return ends(request.param)
 
 
 def trained_alone(case: Case, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -33,7 +46,9 @@ def trained_alone(case: Case, weights: dict[str, torch.Tensor]) -> dict[str, tor
     return {name: each.detach() for name, each in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("ended", "name"), [(group, name) for group, names in CASES_OF.items() for name in names], indirect=["ended"]
+)
 def test_replicas_end_bit_equal_and_as_one_process_would(ended: Path, name: str) -> None:
     case = CASES[name]
     failed = [each.read_text() for each in ended.glob(f"{name}.*.failed")]

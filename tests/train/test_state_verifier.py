@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.train.diverging_job import CASES, STEPS, run
+from tests.train.diverging_job import CASES, CASES_OF, STEPS, run
 
 pytestmark = pytest.mark.slow
 
@@ -27,13 +29,33 @@ RESTORED = [
 
 
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the end of every case."""
-    out = tmp_path_factory.mktemp("diverging")
-    run(out)
-    failed = [each.read_text() for each in out.glob("*.failed")]
-    assert not failed, failed[0]
-    return out
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Trains all cases of a group, once; the folder with their ends."""
+
+    @cache
+    def train(group: str) -> Path:
+        out = tmp_path_factory.mktemp("diverging")
+        run(out, group)
+        failed = [each.read_text() for each in out.glob("*.failed")]
+        assert not failed, failed[0]
+        return out
+
+    return train
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest, ends: Callable[[str], Path]) -> Path:
+    """The folder with the end of every case of the group that the parameter names."""
+    return ends(request.param)
+
+
+def on_each_group(*names: str) -> pytest.MarkDecorator:
+    """Of these cases, those of each group."""
+    given = [(group, name) for group, cases in CASES_OF.items() for name in names if name in cases]
+    return pytest.mark.parametrize(("ended", "name"), given, indirect=["ended"])
+
+
+on_gloo = pytest.mark.parametrize("ended", ["gloo"], indirect=True)
 
 
 def told(ended: Path, name: str) -> list[dict[str, Any]]:
@@ -55,7 +77,7 @@ def assert_equal(ended: Path, *names: str, of_rank: int = 0) -> None:
         assert all(torch.equal(*pair) for pair in zip(end, ends[0], strict=True))
 
 
-@pytest.mark.parametrize("name", ["clean", "clean pair", "clean shards", "clean ddp"])
+@on_each_group("clean", "clean pair", "clean shards", "clean ddp")
 def test_equal_replicas_are_compared_and_nothing_is_found(ended: Path, name: str) -> None:
     for each in told(ended, name):
         assert each == {"steps": [*range(1, STEPS + 1)], "digests": STEPS_COMPARED, "code": ""}
@@ -63,7 +85,7 @@ def test_equal_replicas_are_compared_and_nothing_is_found(ended: Path, name: str
     assert_equal(ended, name)
 
 
-@pytest.mark.parametrize("name", RESTORED)
+@on_each_group(*RESTORED)
 def test_replica_that_differs_is_named_and_receives_the_state_of_the_majority(ended: Path, name: str) -> None:
     case = CASES[name]
     for each in told(ended, name):
@@ -76,30 +98,33 @@ def test_replica_that_differs_is_named_and_receives_the_state_of_the_majority(en
         assert_equal(ended, name, of_rank=rank)
 
 
-@pytest.mark.parametrize("name", ["no majority", "shards of two replicas"])
+@on_each_group("no majority", "shards of two replicas")
 def test_replicas_without_a_majority_end(ended: Path, name: str) -> None:
     for each in told(ended, name):
         assert each == {"steps": [*range(1, 9)], "digests": 3, "code": "replicas-diverged"}
 
 
+@on_gloo
 def test_ranks_that_differ_alike_in_all_replicas_end(ended: Path) -> None:
     for each in told(ended, "the same rank of all replicas"):
         assert each == {"steps": [*range(1, 9)], "digests": 3, "code": "ranks-diverged"}
 
 
+@on_gloo
 def test_run_without_a_majority_resumes_from_the_last_agreement_as_if_nothing_had_happened(ended: Path) -> None:
     assert [each["steps"] for each in told(ended, "no majority, resumed")] == [[*range(5, STEPS + 1)]] * 2
     assert (ended / "pair" / "step-00000008.diverged").exists()
     assert_equal(ended, "clean pair", "no majority, resumed")
 
 
+@on_gloo
 def test_checkpoints_that_an_outlier_saved_are_set_aside(ended: Path) -> None:
     kept = {each.name for each in (ended / "first").glob("step-*")}
     assert "step-00000008.diverged" in kept
     assert {each for each in kept if "diverged" not in each} == {"step-00000012", "step-00000014"}
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "diloco"])
+@on_each_group("local_sgd", "diloco")
 def test_replicas_that_step_alone_are_compared_when_they_synchronise(ended: Path, name: str) -> None:
     for each in told(ended, name):
         assert (each["digests"], each["code"]) == (4, "")
