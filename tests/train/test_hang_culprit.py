@@ -39,7 +39,10 @@ KINDS = {
 async def dump_when_all_wait(
     ranks: Ranks, recorders: FlightRecorders, *, free: int | None, stopped: int | None
 ) -> dict[int, RankCollectives]:
-    """What the ranks' recorders show once one is stopped and all but one wait in a collective."""
+    """What the ranks' recorders show once one is stopped and all but one wait in a collective.
+
+    The Gloo group that carries the data of the NCCL-like one has no name, and may be dumped a moment later than that.
+    """
     async with asyncio.timeout(DEADLINE_S):
         while True:
             await asyncio.sleep(0)
@@ -48,9 +51,10 @@ async def dump_when_all_wait(
             asked = [rank for rank, pid in ranks.pids.items() if state_letter(pid) not in ("T", "Z", "")]
             answers = await asyncio.gather(*map(recorders.dump, asked))
             shown = dict(zip(asked, answers, strict=True))
-            waiting = {rank for rank in asked if any(each.pending > COLLECTIVES for each in shown[rank].collectives)}
+            pending = {rank: [each.pending for each in shown[rank].collectives if each.group] for rank in asked}
+            waiting = {rank for rank in asked if any(each > COLLECTIVES for each in pending[rank])}
             # Gloo records that a collective has completed a moment after its caller goes on.
-            unfinished = {rank for rank in asked if any(each.pending for each in shown[rank].collectives)}
+            unfinished = {rank for rank in asked if any(pending[rank])}
             if waiting == unfinished == set(asked) - {free}:
                 return shown
 
