@@ -13,6 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
+import torch._dynamo  # the registration of a backend would import it in every rank
 import torch.distributed as dist
 from tests.programs import nccl_like
 
@@ -104,7 +105,8 @@ def _run(
 ) -> None:
     os.environ |= environ
     torch.set_num_threads(1)
-    nccl_like.register()
+    if backend == "nccl_like":
+        nccl_like.register()
     dist.init_process_group(backend, store=dist.FileStore(f"{out}/store", WORLD), rank=rank, world_size=WORLD)
     evaluation = dist.new_group()
     serve_dumps(Path(environ["HOLDFAST_RANK_SOCKET"]), environ[DUMP_PREFIX], rank)
