@@ -70,6 +70,8 @@ class Job:
     """Whether each replica saves on its local disk first."""
     nccl_like: bool = False
     """Whether replicas, and the ranks of each, communicate by a group that fails like NCCL."""
+    unsendable: bool = False
+    """Whether the survivors' state cannot be pickled once they have made a step: those that return fail."""
     lighthouse: str = ""
 
     @property
@@ -210,6 +212,9 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
     if "giving" in fault:
         lend = live_recovery.export_state
         live_recovery.export_state = lambda given: die() if session.step + 1 >= fault["giving"] else lend(given)
+    if job.unsendable:
+        lend = live_recovery.export_state
+        live_recovery.export_state = lambda given: lend(given) | ({"hook": lambda: None} if session.step else {})
     (job.out / f"{replica}.{life}.there").touch()
     together = [each for each in range(job.count) if life == 0 or job.faults_of(each) == job.faults_of(replica)]
     wait_for(job.out, [f"{each}.{life}.there" for each in together])
@@ -270,6 +275,8 @@ def run(job: Job) -> None:
     ours, theirs = forks.Pipe()
     lighthouse = forks.Process(target=lighthouse_of, args=(theirs,), daemon=True)
     lighthouse.start()
+    theirs.close()  # so that a Lighthouse that ends before it is there is an EOFError
+    assert ours.poll(DEADLINE_S), "no Lighthouse"
     job = Job(**{**vars(job), "lighthouse": ours.recv()})
     replicas: dict[tuple[int, int], list[BaseProcess]] = {}
     agents = Agents() if job.nccl_like else None
@@ -293,7 +300,8 @@ def run(job: Job) -> None:
             for (replica, life), ranks in replicas.items():
                 for rank, each in enumerate(ranks):
                     told = job.out / f"{replica}.{life}.{rank}.err"
-                    assert (replica, life) in lost or codes[each] in {None, 0}, told.read_text()
+                    fails = (replica, life) in lost or (job.unsendable and life > 0)
+                    assert fails or codes[each] in {None, 0}, told.read_text()
             for replica, life in (key for key in lost if (key[0], key[1] + 1) not in replicas):
                 for each in replicas[replica, life]:
                     each.kill()

@@ -7,11 +7,13 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from urllib.parse import urlsplit
 
 import pytest
 from torch.distributed import TCPStore
 
-from holdfast.train.ft.abortable_pg import AbortableGloo, StateTransport, make_store
+from holdfast.train.ft.abortable_pg import AbortableGloo, make_store
+from holdfast.train.ft.state_transport import StateTransport
 
 DEADLINE_S = 30.0
 TIMEOUT = timedelta(minutes=10)
@@ -53,7 +55,7 @@ def test_group_that_is_left_is_held_by_nobody_so_that_its_connections_close() ->
 @pytest.mark.parametrize("what", ["state", "store"])
 def test_others_are_listened_to_at_one_address(what: str) -> None:
     store, transport = make_store("127.0.0.1"), StateTransport("127.0.0.1", TIMEOUT)
-    port = store.port if what == "store" else int(transport.address().split(":")[2].partition("/")[0])
+    port = store.port if what == "store" else urlsplit(transport.metadata()).port
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.2", port))
@@ -63,6 +65,7 @@ def test_others_are_listened_to_at_one_address(what: str) -> None:
 def test_store_and_state_are_had_at_an_address_of_either_family(address: str) -> None:
     store, transport = make_store(address), StateTransport(address, TIMEOUT)
     TCPStore(address, store.port).set("step", "5")
+    donor = transport.metadata()
     transport.send_checkpoint([1], 5, {"weight": 3}, TIMEOUT)
     assert store.get("step") == b"5"
-    assert StateTransport(address, TIMEOUT).recv_checkpoint(0, transport.metadata(), 5, TIMEOUT) == {"weight": 3}
+    assert StateTransport(address, TIMEOUT).recv_checkpoint(0, donor, 5, TIMEOUT) == {"weight": 3}

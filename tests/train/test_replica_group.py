@@ -8,8 +8,9 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from threading import Timer
+from concurrent.futures import Future
+from itertools import pairwise
+from threading import Thread, Timer
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -19,12 +20,14 @@ from tests.programs import nccl_like
 from tests.programs.nccl_like import NcclLike
 from torchft.coordination import LighthouseServer
 
+from holdfast.errors import HoldfastError
 from holdfast.findings import Finding
 from holdfast.protocol.rank_messages import Activity
 from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
 from holdfast.train.ft import abortable_pg
 from holdfast.train.ft.device_sync import read_host
-from holdfast.train.ft.replica_group import ReplicaGroup, State
+from holdfast.train.ft.replica_group import FIRST_PAUSE_S, ReplicaGroup, State
+from holdfast.train.ft.state_transport import StateTransport
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
 
@@ -32,6 +35,7 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 
+DEADLINE_S = 60.0
 RELEASED_S = 5.0
 """Long enough on a busy machine, and far from the ten minutes of a group's own timeout."""
 
@@ -104,18 +108,36 @@ def both(request, monkeypatch) -> Generator[Callable[[Callable[[Replica], T]], l
     lighthouse = LighthouseServer(
         bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
     )
-    with ThreadPoolExecutor(2) as pool:
-        replicas = [*pool.map(Replica, (0, 1), [lighthouse.address()] * 2, [nccl] * 2)]
+    here = lighthouse.address()
+    replicas: list[Replica] = []
 
-        def both(do: Callable[[Replica], T]) -> list[T]:
-            return [*pool.map(do, replicas)]
+    def both(do: Callable[[Replica], T]) -> list[T]:
+        return [future.result(DEADLINE_S) for future in [_started(do, each) for each in replicas]]
 
+    try:
+        made = [_started(Replica, number, here, nccl) for number in (0, 1)]
+        replicas += [each.result(DEADLINE_S) for each in made]
         assert both(lambda each: each.group.join_quorum(1)) == [True, True]
         assert both(Replica.step) == [True, True]
         yield both
+    finally:
         for each in replicas:
             each.group.manager.shutdown()
-    lighthouse.shutdown()
+        lighthouse.shutdown()
+
+
+def _started(do: Callable[..., T], *given: object) -> Future[T]:
+    """A call in a daemon thread: at its end an executor would wait for one whose replica never comes."""
+    future = Future[T]()
+
+    def run() -> None:
+        try:
+            future.set_result(do(*given))
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
 
 
 on_gloo = pytest.mark.parametrize("both", ["gloo"], indirect=True)
@@ -266,3 +288,57 @@ def test_frames_in_which_a_rank_waits_carry_the_mark_that_the_controller_searche
     *for_replicas, for_device = seen
     assert [each.endswith(FOR_REPLICAS) for each in for_replicas] == [True, True]
     assert for_device.endswith(FOR_DEVICE)
+
+
+class _Unreadable:
+    def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        return int, ("no number",)
+
+
+@pytest.mark.parametrize(
+    ("part", "code"),
+    [(lambda: None, "replica-state-unsendable"), (_Unreadable(), "replica-state-unreadable")],
+)
+def test_one_that_cannot_receive_the_state_fails_and_the_other_takes_the_step_alone(both, part, code: str) -> None:
+    def join(each: Replica) -> str:
+        if each.state == 0:
+            each.state = part
+            return str(each.group.join_quorum(3))
+        with pytest.raises(HoldfastError) as raised:
+            each.group.join_quorum(2)
+        return raised.value.findings[0].code
+
+    def survive(each: Replica) -> bool:
+        if each.state == 1:
+            each.group.manager.shutdown(wait=False)  # its heartbeats end
+            return True
+        each.group.start_allreduce(torch.ones(1))
+        each.events.tell(lost=1)
+        return not each.group.wait_all() and not each.group.should_commit()
+
+    assert both(join) == ["True", code]
+    assert both(survive) == [True, True]
+    assert both(lambda each: each.state == 1 or (each.group.join_quorum(3) and each.step())) == [True, True]
+
+
+def test_one_that_loses_donor_after_donor_tries_again_with_pauses(both, monkeypatch) -> None:
+    tried: list[float] = []
+    receive = StateTransport.recv_checkpoint
+
+    def lose(transport: StateTransport, *given: object, **named: object) -> object:
+        tried.append(time.monotonic())
+        if len(tried) < 5:
+            raise ConnectionError("its donor is lost")
+        return receive(transport, *given, **named)
+
+    def join(each: Replica) -> bool:
+        while not (joined := each.group.join_quorum(3 - each.state) and each.step()):
+            assert each.state == 0
+        return joined
+
+    monkeypatch.setattr(StateTransport, "recv_checkpoint", lose)
+    assert both(join) == [True, True]
+    assert both(lambda each: each.state) == [0, 0]
+    pauses = [later - earlier for earlier, later in pairwise(tried)]
+    assert pauses[1] > FIRST_PAUSE_S
+    assert pauses[2] > 2 * FIRST_PAUSE_S

@@ -163,3 +163,16 @@ def test_replicas_of_several_ranks_that_share_the_model_out_do_likewise(tmp_path
     assert_exact(job)
     assert (4, False) in steps_of(tmp_path, 0, 0)
     assert steps_of(tmp_path, 1, 1)[0][0] > 4
+
+
+def test_a_replica_that_cannot_be_sent_the_state_fails_once_and_the_others_continue(tmp_path: Path) -> None:
+    job = Job(out=tmp_path, steps=7, count=3, faults=("1:2:computing",), unsendable=True)
+    run(job)
+    error = (tmp_path / "1.1.0.err").read_text()
+    assert "the replica that has the state cannot send it to this rank" in error
+    assert error.count("got exception in recovery") == 1
+    ends = [torch.load(tmp_path / f"{survivor}.0.end") for survivor in (0, 2)]
+    assert all(torch.equal(one, other) for one, other in zip(ends[0][0], ends[1][0], strict=True))
+    for survivor in (0, 2):
+        assert "Traceback" not in (tmp_path / f"{survivor}.0.0.err").read_text()
+        assert [step for step, counts in steps_of(tmp_path, survivor, 0) if counts] == [*range(1, 8)]

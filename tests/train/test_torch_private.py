@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Iterable
 from datetime import timedelta
@@ -100,6 +101,21 @@ def test_index_of_a_checkpoint_and_values_that_are_no_tensors(tmp_path: Path) ->
     except (CheckpointException, UnpicklingError) as error:
         check(False, f"{name}: {error}", feature)
     check(torch.equal(found["weight"], made["weight"]) and found["group"] == {"lr": 0.5}, name, feature)
+
+
+def test_state_in_a_stream() -> None:
+    name, feature = "torch.distributed._serialization", "transfer of state to a replica"
+    state = {"full": torch.arange(3), "empty": torch.empty(0, 2), "name": "", "steps": (1, None)}
+    stream = io.BytesIO()
+    torch_private.save_to_stream(state, stream)
+    stream.seek(0)
+    loaded = torch_private.load_from_stream(stream)
+    check(loaded["name"] == "" and loaded["steps"] == (1, None), name, feature)
+    check(torch.equal(loaded["full"], state["full"]), name, feature)
+    check(loaded["empty"].shape == (0, 2), name, feature)
+    check(stream.read() == b"", name, feature)
+    moved = torch_private.on_cpu({"of": [(state["full"], "text")]})
+    check(moved["of"][0][0] is state["full"] and moved["of"][0][1] == "text", "torch.utils._pytree", feature)
 
 
 def test_wrapper_is_taken_apart_and_made_again() -> None:

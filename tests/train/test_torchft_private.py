@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from datetime import timedelta
 from importlib.metadata import version
 
 import pytest
 import torch
 from tests.train.private_names import missing, require, takes
-from torchft.checkpointing import HTTPTransport
 from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.manager import Manager
 from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper, create_store_client
@@ -38,6 +36,7 @@ def attributes(of: type) -> set[str]:
         ("_connect_timeout", "recovery from a donor that has died"),
         ("_quorum_id", "the check of whether all ranks have connected"),
         ("_quorum_future", "waiting for a quorum"),
+        ("_healing", "the check of whether all ranks have received a state"),
     ],
 )
 def test_manager_has_the_attribute(name: str, feature: str) -> None:
@@ -50,6 +49,8 @@ def test_manager_waits_and_reduces_in_methods_that_are_replaced() -> None:
     source = inspect.getsource(Manager.start_quorum)
     check("self.wait_quorum()" in source, "Manager.start_quorum", "waiting for a quorum")
     check("self._executor.submit(" in source, "Manager.start_quorum", "exits of a process that waits for a quorum")
+    waited, reset = source.find("self.wait_quorum()"), source.rfind("self._healing = False")
+    check(waited < reset, "Manager.start_quorum", "the check of whether all ranks have received a state")
 
 
 def test_commit_client_is_asked_by_position() -> None:
@@ -70,15 +71,6 @@ def test_group_can_be_replaced() -> None:
     check(wrapper.parent == "one", "ProcessGroupWrapper._pg", "loss of a replica")
     check(torchft_private.current_group(wrapper) == "one", "ProcessGroupWrapper._pg", "loss of a replica")
     check("errored" in inspect.signature(ProcessGroupWrapper.abort).parameters, "abort", "loss of a replica")
-
-
-def test_state_server_is_replaced() -> None:
-    name = "HTTPTransport._server, _serve"
-    check(not missing(HTTPTransport, "_serve"), name, "transfer of state to a replica")
-    transport = HTTPTransport(timedelta(seconds=1), 0)
-    check(not missing(transport, "_server"), name, "transfer of state to a replica")
-    check(hasattr(transport._server, "RequestHandlerClass"), name, "transfer of state to a replica")
-    transport.shutdown()
 
 
 def test_periodic_synchronisation() -> None:

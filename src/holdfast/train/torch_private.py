@@ -16,11 +16,13 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch.cuda import nccl
+from torch.distributed._serialization import _streaming_load, _streaming_save
 from torch.distributed.tensor import DTensor
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map_only
 from torch.utils.data._utils import worker
 
 # Profiles
@@ -70,6 +72,21 @@ def sharded(local: torch.Tensor, like: DTensor) -> DTensor:
 def offset_in_file(tensor: torch.Tensor) -> int | None:
     """Where the bytes of a tensor begin that was loaded to "meta"; None from torch 2.10, which does not record it."""
     return cast("Any", tensor.untyped_storage())._checkpoint_offset
+
+
+def on_cpu(state: Any) -> Any:
+    """The state with its tensors on the CPU; those that are there are not copied."""
+    return tree_map_only(torch.Tensor, torch.Tensor.cpu, state)
+
+
+def save_to_stream(state: Any, stream: Any) -> None:
+    """Write a state to an object that has `write`, and hold no second copy of it."""
+    _streaming_save(state, stream)
+
+
+def load_from_stream(stream: Any) -> Any:
+    """Load what `save_to_stream` wrote from an object that has `read` and `readline`; unpickles anything."""
+    return _streaming_load(stream, weights_only=False)
 
 
 def index_types() -> list[Any]:

@@ -421,6 +421,20 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing if one was lost. Else open the ports between the job's nodes, including the ranks' own ports.",
     ),
     (
+        "replica-state-unsendable",
+        "A replica that was behind could not receive the training state: the rank that has it cannot pickle it.",
+        "The evidence: the error, and the address of the rank that has the state.",
+        "Keep functions, locks and open files out of the state_dict of the model and the optimizer. The other "
+        "replicas continue meanwhile.",
+    ),
+    (
+        "replica-state-unreadable",
+        "A replica that was behind received the training state and could not load it.",
+        "The evidence; the versions of Python, torch and the program's packages on its node and on the others.",
+        "Install the same versions on all nodes, and keep objects that only one process can unpickle out of the "
+        "state_dict of the model and the optimizer. The other replicas continue meanwhile.",
+    ),
+    (
         "step-not-committed",
         "The loop body did not call session.commit exactly once.",
         "The script's loop.",

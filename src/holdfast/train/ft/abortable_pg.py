@@ -1,6 +1,7 @@
-"""Abortable process groups and state transport between replicas, based on TorchFT's.
+"""Abortable process groups between replicas, based on TorchFT's.
 
-Unlike TorchFT's, they never make a replica wait for one that is gone. Who takes part, and when: replica_group.py.
+Unlike TorchFT's, they never make a replica wait for one that is gone. Who takes part, and when: replica_group.py; their
+state: state_transport.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch.distributed import AllreduceOptions, ReduceOp
 from torchft.process_group import ProcessGroupWrapper, create_store_client
 
-from holdfast.train.ft.torchft_private import StateServerTransport, current_group, family_of, replace_group
+from holdfast.train.ft.torchft_private import current_group, replace_group
 from holdfast.train.torch_private import gloo_group, nccl_group, nccl_shrunk
 
 LOSS_KNOWN_S = 0.2
@@ -37,7 +38,7 @@ ABORTED_POLL_S = 0.005
 """Interval between checks for the end of aborted operations."""
 
 
-class _AbortableCall:
+class AbortableCall:
     """A blocking call in a thread that can be abandoned: neither Gloo nor HTTP can be interrupted."""
 
     def __init__(self) -> None:
@@ -94,7 +95,7 @@ class AbortableGroup(ProcessGroupWrapper):
         self.members: frozenset[int] = frozenset()
         self.connecting_since = 0.0
         """Monotonic seconds at which the replicas began to connect."""
-        self.connecting = _AbortableCall()
+        self.connecting = AbortableCall()
         self.error: Exception | None = None
         """Why the connection was closed."""
         self._lock = Lock()
@@ -331,20 +332,13 @@ class _DeviceOperation:
         return self._work.wait()
 
 
-class StateTransport(StateServerTransport):
-    """Serves a rank's state to a lagging rank, at an address of this machine that the other can reach."""
-
-    def __init__(self, address: str, timeout: timedelta) -> None:
-        super().__init__(address, timeout)
-        self.receiving = _AbortableCall()
-
-    def recv_checkpoint(self, *given: Any, **named: Any) -> Any:
-        take: Callable[..., Any] = super().recv_checkpoint
-        return self.receiving.run(partial(take, *given, **named))
-
-
 def make_store(address: str) -> dist.TCPStore:
     """A TCPStore that listens at one address of this machine; by default it would listen at all."""
-    with socket.create_server((address, 0), family=family_of(address)) as ear:
+    with socket.create_server((address, 0), family=address_family(address)) as ear:
         port = ear.getsockname()[1]
         return dist.TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=ear.detach())
+
+
+def address_family(address: str) -> socket.AddressFamily:
+    """Whether an IP address is IPv4 or IPv6."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

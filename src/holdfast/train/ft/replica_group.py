@@ -2,8 +2,8 @@
 
 The manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
 committed, and lets a lagging replica receive state from the others' memory. What the state is, and when: see
-replica_strategy.py. Deviations from TorchFT 0.2.0 are explained where they occur; abortable_pg.py and
-torchft_private.py use TorchFT as well.
+replica_strategy.py. Deviations from TorchFT 0.2.0 are explained where they occur; abortable_pg.py,
+state_transport.py and torchft_private.py use TorchFT as well.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from typing import Any
 import torch
 from torchft.manager import Manager
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.protocol.rank_messages import Activity
 from holdfast.protocol.wait_frames import FOR_REPLICAS, marked
 from holdfast.train.ft import device_sync
-from holdfast.train.ft.abortable_pg import AbortableGloo, AbortableNccl, StateTransport, make_store
+from holdfast.train.ft.abortable_pg import AbortableGloo, AbortableNccl, make_store
 from holdfast.train.ft.loss_watcher import LossWatcher
-from holdfast.train.ft.torchft_private import adjust_manager, quorum_future, quorum_id
+from holdfast.train.ft.state_transport import StateTransferError, StateTransport
+from holdfast.train.ft.torchft_private import adjust_manager, is_behind, quorum_future, quorum_id
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
@@ -54,6 +55,9 @@ DEVICE_POLL_S = 50e-6, 1e-3
 """Shortest and longest interval between two polls of an operation on a device; it grows with the wait."""
 DEVICE_POLL_SHARE = 0.05
 """Part of a wait for a device that may pass between two polls."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Pauses before the second and later retries of a quorum that a replica could not join; each doubles the last. The
+first retry is immediate: usually a lost peer was the reason, and the next quorum is without it."""
 STATE_TIMEOUT_S = 5.0
 """Seconds that a state transfer may still take after a loss in the quorum: its donor may never send it."""
 
@@ -78,6 +82,7 @@ class ReplicaGroup:
         """Called by all ranks of a replica; `export_state` and `import_state` transfer state between replicas."""
         self._ranks = ranks
         self._events = events
+        self._replica = config.replica
         host = config.master_addr or socket.gethostname()
         here = _address_towards(host)
         # A separate store: a replica of one rank may have none, and all replicas may share torchrun's.
@@ -188,7 +193,7 @@ class ReplicaGroup:
             self._transport.receiving.abort(ConnectionError("a replica was lost, and its state has not come"))
 
     def _join_until_met(self, step: int) -> None:
-        reported = ""
+        reported, pause_s = "", 0.0
         while not self._join_once(step):
             why = str(self._manager.errored() or "another rank of this replica could not")
             if why != reported:
@@ -196,14 +201,20 @@ class ReplicaGroup:
                 reported = why
             self._group.close(ConnectionError(why))
             self._manager.should_commit()
+            self._pause(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s + FIRST_PAUSE_S)
+
+    def _pause(self, for_s: float) -> None:
+        until = time.monotonic() + for_s
+        self.wait_for_replicas(lambda: time.monotonic() >= until, self._drain_wakes)
 
     def _join_once(self, step: int) -> bool:
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
         self._received = None
         self._manager.start_quorum()
         met, self._quorum_id = self._quorum_id, quorum_id(self._manager)
-        # Without a change, no rank alone can have failed to connect or to receive its state.
-        if met != self._quorum_id and not self._ranks.all(self._healthy):
+        # Otherwise no rank alone can have failed: none has connected or received a state.
+        if (met != self._quorum_id or self._manager.behind) and not self._ranks.all(self._healthy):
             return False
         if self._received is not None:
             self._import_state(self._received)
@@ -219,13 +230,15 @@ class ReplicaGroup:
             self._export_error = error
             raise
 
-    def raise_export_error(self) -> None:
-        """Raise the error with which this rank's own state export has failed.
+    def raise_state_error(self) -> None:
+        """Raise the error with which this rank's state export, or its receipt of a state, has failed.
 
-        It is the program's and would come again. TorchFT mistakes it for a lost peer: the replicas would try forever.
+        It would come again. TorchFT mistakes it for a lost peer: the replicas would try forever.
         """
         if self._export_error is not None:
             raise self._export_error
+        if self._transport.error is not None:
+            raise _not_received(self._transport.error, f"rank {self._ranks.rank} of replica {self._replica}")
 
     def should_commit(self) -> bool:
         """Whether the current step may be committed: the same on all ranks of this replica; each calls it once."""
@@ -351,6 +364,8 @@ class _ReplicaManager(Manager):
     """A manager that reports when it has to wait for other replicas."""
 
     replica_group: ReplicaGroup
+    behind = False
+    """Whether this replica was behind the others when the last quorum formed."""
 
     def wait_quorum(self) -> None:  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         """Wait for others, for the event that one of them is lost, or for a stop request."""
@@ -359,7 +374,8 @@ class _ReplicaManager(Manager):
             quorum.add_done_callback(self.replica_group.wake)
         self.replica_group.wait_for_replicas(quorum.done, self.replica_group.abort_if_lost)
         super().wait_quorum()
-        self.replica_group.raise_export_error()
+        self.behind = is_behind(self)
+        self.replica_group.raise_state_error()
 
     def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         self, tensor: torch.Tensor, *_: Any, **__: Any
@@ -398,6 +414,29 @@ def _not_joined(why: str) -> Finding:
         evidence=(why,),
         remedy="Nothing, if one was lost just now. Else see whether each node reaches the others at any port.",
         owner=Owner.CLUSTER,
+    )
+
+
+def _not_received(error: StateTransferError, where: str) -> HoldfastError:
+    evidence = (str(error), f"donor: {error.donor}")
+    if error.sent:
+        return failure(
+            "replica-state-unreadable",
+            "this rank received the state of another replica and cannot load it",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where=where,
+            evidence=evidence,
+            remedy="install the same versions of Python, torch and the program's packages on all nodes, and let the "
+            "state_dict of the model and the optimizer hold only what can be unpickled in any process",
+        )
+    return failure(
+        "replica-state-unsendable",
+        "the replica that has the state cannot send it to this rank",
+        exit_code=ExitCode.USAGE,
+        where=where,
+        evidence=evidence,
+        remedy="keep what cannot be pickled, such as functions, locks and open files, out of the state_dict of the "
+        "model and the optimizer",
     )
 
 

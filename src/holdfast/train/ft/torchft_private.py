@@ -5,20 +5,16 @@ tests/train/test_torchft_private.py checks each part, and says what an upgrade o
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from http.server import ThreadingHTTPServer
 from queue import SimpleQueue
-from socketserver import BaseRequestHandler, TCPServer
 from threading import Thread
 from typing import Any, cast
 
 from torch import nn
 from torch.optim import Optimizer
-from torchft.checkpointing import HTTPTransport
 from torchft.local_sgd import DiLoCo, LocalSGD
 from torchft.manager import Manager
 
@@ -42,6 +38,11 @@ def quorum_id(manager: Manager) -> int:
 def quorum_future(manager: Manager) -> Future[None]:
     """Done when the requested quorum is there, and this replica is connected and has its state."""
     return cast("Future[None]", cast("Any", manager)._quorum_future)
+
+
+def is_behind(manager: Manager) -> bool:
+    """Whether this replica is behind the others of the last quorum, and so has to receive their state."""
+    return cast("Any", manager)._healing
 
 
 class _LocalCommitClient:
@@ -93,53 +94,6 @@ def replace_group(wrapper: Any, group: Any) -> Any:
 def current_group(wrapper: Any) -> Any:
     """Torch's group inside one of TorchFT's; None if there is none."""
     return wrapper._pg
-
-
-# Transfer of state
-
-
-class StateServerTransport(HTTPTransport[Any]):
-    """Serves a rank's state at one address of this machine; TorchFT's server listens at all of them."""
-
-    def __init__(self, address: str, timeout: timedelta) -> None:
-        super().__init__(timeout=timeout, num_chunks=0)
-        theirs = cast("Any", self)._server
-        # Python's server would log a line per transfer into the rank's log.
-        theirs.RequestHandlerClass.log_message = _silent
-        self._server = _StateServer(address, theirs.RequestHandlerClass)
-        theirs.server_close()
-        Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def _serve(self) -> None:
-        """Disables TorchFT's own server."""
-
-    def address(self) -> str:
-        """An IP address: TorchFT uses the machine's name, which other Kubernetes pods cannot resolve."""
-        host, port = self._server.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/checkpoint/"
-
-
-class _StateServer(ThreadingHTTPServer):
-    """Serves at one address, IPv4 or IPv6."""
-
-    request_queue_size = 1024
-
-    def __init__(self, address: str, handler: type[BaseRequestHandler]) -> None:
-        self.address_family = family_of(address)
-        super().__init__((address, 0), handler)
-
-    def server_bind(self) -> None:
-        """Binds as TCPServer does: HTTPServer looks up this machine's name in DNS, and may block."""
-        TCPServer.server_bind(self)
-
-
-def family_of(address: str) -> socket.AddressFamily:
-    """Whether an IP address is IPv4 or IPv6."""
-    return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _silent(*_: object) -> None:
-    pass
 
 
 # Periodic synchronisation

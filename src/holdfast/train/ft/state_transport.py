@@ -1,0 +1,258 @@
+"""Transfers a rank's state over HTTP to the rank of a replica that is behind; TorchFT's manager calls it.
+
+TorchFT's own transport cannot tell an error of the state from a lost peer, and its receivers try again for ever.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from datetime import timedelta
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from threading import Condition, Thread
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from torchft.checkpointing.transport import CheckpointTransport
+
+from holdfast.train import torch_private
+from holdfast.train.ft.abortable_pg import AbortableCall, address_family
+from holdfast.train.session.agent_client import log_line
+
+
+class StateTransferError(Exception):
+    """A donor cannot serialize its state, or this rank cannot load it: the next try would end alike."""
+
+    def __init__(self, donor: str, cause: str, *, sent: bool) -> None:
+        super().__init__(cause)
+        self.donor = donor
+        """Address of the rank that has the state."""
+        self.sent = sent
+        """Whether the donor has sent its state."""
+
+
+class _NotServedError(Exception):
+    """The requested state is not to be had here, or not any more."""
+
+
+class _Offer(NamedTuple):
+    """The state that a rank serves."""
+
+    step: int
+    state: Any
+    problem: str = ""
+    """Why there is no state."""
+
+
+class StateTransport(CheckpointTransport[Any]):
+    """Serves a rank's state to a lagging rank, at an address of this machine that the other can reach."""
+
+    def __init__(self, address: str, timeout: timedelta) -> None:
+        self.receiving = AbortableCall()
+        self.error: StateTransferError | None = None
+        """Why this rank can receive no state, now or later."""
+        self.timeout_s = timeout.total_seconds()
+        self._changed = Condition()
+        self._offer: _Offer | None = None
+        self._quorum = 0
+        """Number of the quorum for which a state is or will be offered; requests for an earlier one are refused."""
+        self._transfers = 0
+        self._server = _StateServer(address, self)
+        Thread(target=self._server.serve_forever, name="state server", daemon=True).start()
+
+    def metadata(self) -> str:
+        """Where the state of the next quorum will be; TorchFT asks once per quorum."""
+        with self._changed:
+            self._withdraw()
+            quorum = self._quorum
+        # An IP address: other Kubernetes pods cannot resolve the machine's name.
+        host, port = self._server.server_address[:2]
+        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/{quorum}"
+
+    def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
+        """Offer a state; a rank whose state cannot be copied to the CPU continues, and those behind fail."""
+        try:
+            offer = _Offer(step, torch_private.on_cpu(state_dict))
+        except Exception as error:
+            offer = _Offer(step, None, _described(error))
+        with self._changed:
+            self._offer = offer
+            self._changed.notify_all()
+
+    def disallow_checkpoint(self) -> None:
+        """Withdraw the state, which will change, and wait until nobody reads it."""
+        with self._changed:
+            self._withdraw()
+            if not self._changed.wait_for(lambda: not self._transfers, self.timeout_s):
+                raise TimeoutError(f"a replica has not received this rank's state within {self.timeout_s:g} s")
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        """Receive a state; raises OSError or HTTPException if the donor is lost or has left the quorum."""
+        return self.receiving.run(lambda: self._receive(metadata, step, timeout.total_seconds()))
+
+    def shutdown(self, wait: bool = True) -> None:
+        """Stop serving, and refuse those that wait for a state."""
+        with self._changed:
+            self._withdraw()
+        if wait:
+            self._server.shutdown()
+
+    def _receive(self, donor: str, step: int, timeout_s: float) -> Any:
+        address = urlsplit(donor)
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+        try:
+            connection.request("GET", f"{address.path}/{step}")
+            response = connection.getresponse()
+            if response.status != HTTPStatus.OK:
+                answer = response.read().decode(errors="replace")
+                if response.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+                    raise StateTransferError(donor, answer, sent=False)
+                raise ConnectionError(answer)
+            return _load(_Incoming(response), donor)
+        except StateTransferError as error:
+            self.error = error
+            raise
+        finally:
+            connection.close()
+
+    @contextmanager
+    def serving(self, quorum: int, step: int) -> Generator[_Offer]:
+        """The offered state, which does not change meanwhile; raises _NotServedError."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._offer is not None or self._quorum != quorum, self.timeout_s)
+            if self._quorum != quorum:
+                raise _NotServedError("the donor has left this quorum")
+            if (offer := self._offer) is None or offer.step != step:
+                raise _NotServedError(f"the donor has no state of step {step}")
+            self._transfers += 1
+        try:
+            yield offer
+        finally:
+            with self._changed:
+                self._transfers -= 1
+                self._changed.notify_all()
+
+    def _withdraw(self) -> None:
+        self._quorum += 1
+        self._offer = None
+        self._changed.notify_all()
+
+
+def _load(incoming: _Incoming, donor: str) -> Any:
+    try:
+        return torch_private.load_from_stream(incoming)
+    except Exception as error:
+        if incoming.lost is not None:
+            raise incoming.lost from None
+        raise StateTransferError(donor, _described(error), sent=True) from error
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class _Incoming:
+    """A state on its way: data that ends early is a lost donor, and no state that cannot be loaded."""
+
+    def __init__(self, response: HTTPResponse) -> None:
+        self._response = response
+        self.lost: Exception | None = None
+        """The error with which the donor was lost."""
+
+    def read(self, size: int) -> bytearray:
+        data = bytearray(size)  # torch makes tensors of it without a copy; bytes would be read-only
+        view, filled = memoryview(data), 0
+        try:
+            while filled < size:
+                if not (count := self._response.readinto(view[filled:])):
+                    raise ConnectionError("the donor was lost while it sent its state")
+                filled += count
+        except (OSError, HTTPException) as error:
+            self.lost = error
+            raise
+        return data
+
+    def readline(self) -> bytes:
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            line += self.read(1)
+        return bytes(line)
+
+
+class _Outgoing:
+    """A response that begins with the first bytes of the state: until then it can still be an error."""
+
+    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
+        self._handler = handler
+        self.begun = False
+
+    def write(self, data: bytes) -> int:
+        if not self.begun:
+            self.begun = True
+            self._handler.send_response(HTTPStatus.OK)
+            self._handler.end_headers()
+        return self._handler.wfile.write(data)
+
+
+class _StateServer(ThreadingHTTPServer):
+    """Serves at one address, IPv4 or IPv6."""
+
+    request_queue_size = 1024
+
+    def __init__(self, address: str, transport: StateTransport) -> None:
+        self.address_family = address_family(address)
+        self.transport = transport
+        super().__init__((address, 0), _Handler)
+
+    def server_bind(self) -> None:
+        """Binds as TCPServer does: HTTPServer looks up this machine's name in DNS, and may block."""
+        TCPServer.server_bind(self)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignores a receiver that is lost; any other error is a line of the rank's log."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            log_line(f"this rank's state was not sent to a replica that is behind: {error!r}")
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers `GET /QUORUM/STEP`."""
+
+    server: _StateServer  # pyright: ignore[reportIncompatibleVariableOverride] - nobody else makes one
+
+    def setup(self) -> None:
+        self.request.settimeout(self.server.transport.timeout_s)
+        super().setup()
+
+    def do_GET(self) -> None:
+        _, quorum, step = self.path.split("/")
+        try:
+            with self.server.transport.serving(int(quorum), int(step)) as offer:
+                self._send(offer)
+        except _NotServedError as error:
+            self._refuse(HTTPStatus.CONFLICT, str(error))
+
+    def _send(self, offer: _Offer) -> None:
+        outgoing, problem = _Outgoing(self), offer.problem
+        if not problem:
+            try:
+                torch_private.save_to_stream(offer.state, outgoing)
+            except Exception as error:
+                if outgoing.begun:
+                    raise
+                problem = _described(error)
+        if problem:
+            log_line(f"this rank's state cannot be sent to a replica that is behind: {problem}")
+            self._refuse(HTTPStatus.INTERNAL_SERVER_ERROR, problem)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(why.encode())
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: a line per transfer in the rank's log helps nobody."""
