@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.programs import nccl_like
-from tests.train.replica_job import forks
+from tests.train.replica_job import answer, forks
 from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
 
@@ -94,7 +94,7 @@ def run(out: Path, train: Train, configs: dict[str, RankConfig], group: str) -> 
     replicas = {name: each.replica_count for name, each in configs.items()}
     quorum = forks.Process(target=_lighthouses, args=(theirs, replicas), daemon=True)
     quorum.start()
-    lighthouses = ours.recv()
+    lighthouses = answer(ours, theirs)
     places = [
         (replica, rank)
         for replica in range(max(each.replica_count for each in configs.values()))

@@ -24,6 +24,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch._dynamo  # an optimizer would import it in every rank
@@ -270,14 +271,19 @@ def lighthouse_of(telling: Connection) -> None:
     telling.poll(None)  # until the requester is gone
 
 
+def answer(ours: Connection, theirs: Connection) -> Any:
+    """What a forked process sends first; EOFError if it ends before."""
+    theirs.close()  # it is open in that process
+    assert ours.poll(DEADLINE_S), "no answer"
+    return ours.recv()
+
+
 def run(job: Job) -> None:
     """The whole job; a killed replica is restarted, as holdfast does it."""
     ours, theirs = forks.Pipe()
     lighthouse = forks.Process(target=lighthouse_of, args=(theirs,), daemon=True)
     lighthouse.start()
-    theirs.close()  # so that a Lighthouse that ends before it is there is an EOFError
-    assert ours.poll(DEADLINE_S), "no Lighthouse"
-    job = Job(**{**vars(job), "lighthouse": ours.recv()})
+    job = Job(**{**vars(job), "lighthouse": answer(ours, theirs)})
     replicas: dict[tuple[int, int], list[BaseProcess]] = {}
     agents = Agents() if job.nccl_like else None
 
