@@ -41,6 +41,27 @@ def test_replica_that_catches_up_has_the_buffers_of_the_moment_they_were_lent():
     assert same(was, buffers(behind))
 
 
+class Counting(torch.nn.Linear):
+    """A layer with state that is no tensor."""
+
+    count = 0
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+def test_replica_that_catches_up_has_the_extra_state_of_modules():
+    models = Counting(2, 2), Counting(2, 2)
+    donor, behind = (TrainState(model=each, optimizer=torch.optim.SGD(each.parameters())) for each in models)
+    donor.model.count = 3
+    live_recovery.import_state(behind, live_recovery.export_state(donor))
+    assert behind.model.count == 3
+    assert same([*donor.model.parameters()], [*behind.model.parameters()])
+
+
 def test_step_that_does_not_count_leaves_the_buffers_as_they_were():
     loop = training()
     kept = _BufferSnapshot(loop.model)

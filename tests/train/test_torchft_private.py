@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.train.private_names import missing, require, takes
 from torchft.local_sgd import DiLoCo, LocalSGD
-from torchft.manager import Manager
+from torchft.manager import ExceptionWithTraceback, Manager
 from torchft.process_group import ProcessGroupGloo, ProcessGroupWrapper, create_store_client
 
 from holdfast.train.ft import torchft_private
@@ -45,6 +45,9 @@ def test_manager_has_the_attribute(name: str, feature: str) -> None:
 
 def test_manager_waits_and_reduces_in_methods_that_are_replaced() -> None:
     check(not missing(Manager, "wait_quorum", "allreduce", "errored", "report_error"), "Manager", "loss of a replica")
+    check(
+        ExceptionWithTraceback(OSError("lost")).original_exception.args == ("lost",), "ExceptionWithTraceback", "errors"
+    )
     check(takes(Manager.allreduce, "self", "tensor"), "Manager.allreduce", "LocalSGD and DiLoCo")
     source = inspect.getsource(Manager.start_quorum)
     check("self.wait_quorum()" in source, "Manager.start_quorum", "waiting for a quorum")

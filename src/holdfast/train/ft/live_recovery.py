@@ -21,10 +21,7 @@ def export_state(train_state: TrainState) -> dict[str, Any]:
     """
     state = train_state.tensors()
     owned = {_local(parameter).data_ptr() for parameter in train_state.model.parameters()}
-    model = {
-        name: _local(tensor) if _local(tensor).data_ptr() in owned else _local(tensor).clone()
-        for name, tensor in state["model"].items()
-    }
+    model = {name: _unchanging(_local(value), owned) for name, value in state["model"].items()}
     return _local_tree(state) | {"model": model}
 
 
@@ -37,6 +34,11 @@ def import_state(train_state: TrainState, state: dict[str, Any]) -> None:
 def _local(value: Any) -> Any:
     """This rank's shard of a tensor; other values unchanged."""
     return value.to_local().detach() if isinstance(value, DTensor) else value
+
+
+def _unchanging(value: Any, owned: set[int]) -> Any:
+    """The value, copied if it is a tensor in other memory than the parameters; a module's extra state may be none."""
+    return value.clone() if isinstance(value, torch.Tensor) and value.data_ptr() not in owned else value
 
 
 def _local_tree(tree: Any) -> Any:

@@ -195,7 +195,8 @@ class ReplicaGroup:
     def _join_until_met(self, step: int) -> None:
         reported, pause_s = "", 0.0
         while not self._join_once(step):
-            why = str(self._manager.errored() or "another rank of this replica could not")
+            error = self._manager.errored()
+            why = str(error.original_exception) if error else "another rank of this replica could not"
             if why != reported:
                 self._events.report_finding(_not_joined(why))
                 reported = why
