@@ -10,6 +10,7 @@ from datetime import timedelta
 from urllib.parse import urlsplit
 
 import pytest
+import torch
 from torch.distributed import TCPStore
 
 from holdfast.train.ft.abortable_pg import AbortableGloo, make_store
@@ -50,6 +51,30 @@ def test_group_that_is_left_is_held_by_nobody_so_that_its_connections_close() ->
     deadline = time.monotonic() + DEADLINE_S
     while held() is not None:
         assert time.monotonic() < deadline
+
+
+class ClosedMeanwhile(AbortableGloo):
+    """Another thread closes it just before an operation begins."""
+
+    def _start(self, group, tensor, wake):
+        self.close(ConnectionError("lost: replica 1"))
+        self._closing.join()
+        return super()._start(group, tensor, wake)
+
+
+def test_operation_that_begins_as_its_group_is_closed_is_not_waited_for() -> None:
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    groups = [ClosedMeanwhile(timedelta(seconds=20)) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        for each in [
+            pool.submit(group.configure, f"localhost:{store.port}/quorum", "0", rank, 2, 1, 0, 1, [0, 1])
+            for rank, group in enumerate(groups)
+        ]:
+            each.result(DEADLINE_S)
+    began = time.monotonic()
+    with pytest.raises(ConnectionError, match="lost: replica 1"):
+        groups[0].start_allreduce(torch.ones(1), lambda _: None)
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("what", ["state", "store"])

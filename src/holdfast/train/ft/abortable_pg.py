@@ -155,12 +155,23 @@ class AbortableGroup(ProcessGroupWrapper):
 
     def start_allreduce(self, tensor: torch.Tensor, wake: Callable[[object], None]) -> None:
         """Start an in-place all-reduce that sums a tensor; raises RuntimeError or ConnectionError."""
-        if (group := current_group(self)) is None:
+        with self._lock:
+            holder = [current_group(self)]
+        if holder[0] is None:
             raise ConnectionError(str(self.error or "not connected"))
-        operation = self._start(group, tensor, wake)
-        if not self._operations:
-            self._waiting_since = time.monotonic()
-        self._operations.append(operation)
+        # Without the lock: where the device hangs, NCCL blocks until another thread aborts.
+        operation = self._start(holder[0], tensor, wake)
+        with self._lock:
+            if current_group(self) is holder[0]:
+                holder.clear()
+                if not self._operations:
+                    self._waiting_since = time.monotonic()
+                self._operations.append(operation)
+                return
+        # Closed meanwhile: an operation that began after the abort may wait for the group's timeout, and so would this
+        # thread if it dropped the last reference.
+        Thread(target=_close_group, args=(holder, _abort, (operation,)), name="close replicas", daemon=True).start()
+        raise ConnectionError(str(self.error))
 
     def is_waiting(self) -> bool:
         """Whether an operation is not done yet; raises RuntimeError or ConnectionError if one failed."""
