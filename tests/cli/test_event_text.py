@@ -75,7 +75,7 @@ def test_sentence_names_the_replica_after_the_first() -> None:
     ]
     assert [describe(event) for event in lines] == [
         "rank 0 of replica 1 on node1 ended by signal 9",
-        "rank 0 of replica 1 on node1 has passed no step for 5.0 s, after step 3",
+        "rank 0 of replica 1 on node1 has completed no step for 5.0 s, after step 3",
         "no rank of attempt 2 of replica 1 is left on node1",
     ]
 

@@ -174,7 +174,7 @@ def _exited(who: str, event: events.RankExited | events.RanksExited, error: str 
 def _rank_hung(event: events.RankHung) -> str:
     where = f" in {event.top_frame}" if event.top_frame else ""
     after = f", after step {event.last_step}" if event.last_step >= 0 else ""
-    return f"{_rank(event)} has passed no step for {duration(event.waited_s)}{where}{after}"
+    return f"{_rank(event)} has completed no step for {duration(event.waited_s)}{where}{after}"
 
 
 _DONE: dict[str, str] = {
@@ -276,7 +276,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     ),
     events.NodesStopped: lambda event: f"no rank of {_attempt(event)} is left on nodes {format_ranges(event.nodes)}",
     events.RanksExited: lambda event: _exited(_ranks(event), event),
-    events.RanksHung: lambda event: f"{_ranks(event)} have passed no step either",
+    events.RanksHung: lambda event: f"{_ranks(event)} have completed no step either",
     events.CheckpointCommitted: lambda event: (
         f"checkpoint of step {event.step}{replica_suffix(event.replica)} complete: {event.path}"
     ),

@@ -245,12 +245,10 @@ _KINDS: dict[FailureKind, _KindText] = {
     FailureKind.KILLED: _KindText("{who} was ended by {signal}", Owner.CLUSTER, _signal_exit_code),
     FailureKind.OUT_OF_MEMORY: _KindText("{who} was ended for lack of memory", Owner.USER, _signal_exit_code),
     FailureKind.LAUNCHER_ORPHANED_RANKS: _KindText(
-        "the launcher of {who} ended with code 0 and left ranks at work", Owner.CLUSTER, _always(1)
+        "the launcher of {who} ended with code 0 and left ranks running", Owner.CLUSTER, _always(1)
     ),
-    FailureKind.PORT_IN_USE: _KindText(
-        "{who} found the port taken at which its attempt was to meet", Owner.CLUSTER, _own
-    ),
-    FailureKind.HUNG: _KindText("{who} passed no step within its deadline", Owner.USER, _always(ExitCode.HUNG)),
+    FailureKind.PORT_IN_USE: _KindText("{who} found its rendezvous port in use", Owner.CLUSTER, _own),
+    FailureKind.HUNG: _KindText("{who} completed no step within its timeout", Owner.USER, _always(ExitCode.HUNG)),
     FailureKind.NODE_LOST: _KindText("{who} was lost", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NODE_PREEMPTED: _KindText("{who} is taken away", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NEVER_JOINED: _KindText("{who} has not joined", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
@@ -334,7 +332,7 @@ _KINDS: dict[FailureKind, _KindText] = {
         "{who} ended because a file system is read-only", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
     ),
     FailureKind.SPAWN_RESOURCES_EXHAUSTED: _KindText(
-        "{who} could not be started: its node has no files, processes or memory to give",
+        "{who} could not be started: its node has no file descriptors, processes or memory left",
         Owner.CLUSTER,
         _always(ExitCode.CANNOT_RUN_HERE),
     ),
@@ -342,7 +340,7 @@ _KINDS: dict[FailureKind, _KindText] = {
         "attempt {failure.attempt} ended, and the log does not say why", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
     ),
 }
-_NEVER_ARRIVED = "{who} did not come where rank {failure.waiting_rank} waited for it until its time was up"
+_NEVER_ARRIVED = "{who} did not arrive before rank {failure.waiting_rank} timed out waiting for it"
 """For a rank that hung while another gave up waiting."""
 
 _OF_ANY_RANK = (
@@ -431,7 +429,7 @@ class Verdict:
     wait_s: float = 0.0
     """Seconds to wait before the next attempt."""
     replace_node: bool = False
-    """Whether to replace the node although it is there."""
+    """Whether `_recover` replaces the node although it is there; `lose_nodes` has already replaced a lost one."""
     avoid_machine: bool = False
     """Whether its machine is not to be used again."""
     cordon: bool = False

@@ -64,7 +64,7 @@ def format_exit(event: events.RankExited | events.RanksExited) -> str:
         case ExitReason.OUT_OF_MEMORY:
             return "ended for lack of memory"
         case ExitReason.PORT_TAKEN:
-            return "found its rendezvous port taken"
+            return "found its rendezvous port in use"
         case ExitReason.ORPHANED_RANKS:
             return "left orphaned ranks"
         case ExitReason.CODE_DELIVERY_FAILED:

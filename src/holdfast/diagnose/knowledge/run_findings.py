@@ -37,7 +37,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "rank-hung",
-        "A rank passed no step within recovery.step_timeout_s.",
+        "A rank completed no step within recovery.step_timeout_s.",
         f"{_DIAGNOSE} The stacks show where each rank waits: find the rank that waits elsewhere.",
         "Fix what that rank waits for: data, a lock, a collective that the others do not enter.",
     ),

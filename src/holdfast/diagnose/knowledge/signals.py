@@ -145,7 +145,7 @@ STATUSES: tuple[ExitStatus, ...] = (
     ),
     ExitStatus(
         124,
-        "`timeout` ended it because its time was up.",
+        "`timeout` ended it because its time limit was reached.",
         "The job's command, or what starts it: `timeout SECONDS ...`.",
         "Set a longer timeout, or none.",
         "coreutils, timeout(1)",
