@@ -56,7 +56,7 @@ def test_floors_that_contributors_read_are_those_of_the_contract() -> None:
 
 
 def test_train_is_forbidden_to_every_other_name() -> None:
-    assert tops(contract("Nobody imports train")["source_modules"]) == NAMES - {TRAIN}
+    assert tops(contract("Nothing imports train")["source_modules"]) == NAMES - {TRAIN}
 
 
 def test_train_is_kept_from_everything_it_may_not_import() -> None:
