@@ -52,7 +52,7 @@ def test_every_code_in_the_source_is_explained() -> None:
     codes = {*written_codes()}
     assert len(codes) > 200
     unexplained = sorted(code for code in codes if not explained(code))
-    assert unexplained == [], "a new code gets its row in diagnose/knowledge: running.py or describing.py"
+    assert unexplained == [], "a new code gets its row in a *_findings.py of diagnose/knowledge"
 
 
 @pytest.mark.parametrize(

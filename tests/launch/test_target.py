@@ -14,6 +14,7 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Severity
 from holdfast.job.loader import LoadedJob
 from holdfast.job.run_spec import RunSpec
+from holdfast.job.targets import TargetSpec
 from holdfast.launch.target import TARGET_KINDS, open_target, prestart_module, target_of
 from holdfast.run_dir import RunDir
 
@@ -119,6 +120,10 @@ def test_controllers_part_gives_each_node_its_resources(kind: str, tmp_path: Pat
     hooks = open_target(kind).controller_hooks()
     assert len(hooks.node_resources(load().job, {})) == 2
     assert hooks.controller_host(RunDir(tmp_path / "run-abc"), "10.0.0.1")
+
+
+def test_target_files_documentation_names_every_kind(kind: str) -> None:
+    assert f"`{kind}`" in str(TargetSpec.model_fields["kind"].description)
 
 
 @pytest.mark.parametrize(

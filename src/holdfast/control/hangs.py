@@ -1,7 +1,8 @@
-"""Handles ranks that complete no step: finds the culprit in one replica or among several.
+"""Handles ranks that complete no step: collects their reports, and of several replicas finds the culprit.
 
 In a hang all ranks wait, and only the culprit's flight recorder and stack differ. A single replica restarts whole, so
-it only waits until all ranks have reported. Of several replicas only the culprit is stopped, immediately if its report
+it is stopped when all ranks have reported or their time is over; `first_failure` in root_cause.py then names the
+culprit. Of several replicas only the culprit is stopped, immediately if its report
 is conclusive: a rank is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks have reported
 and the flight recorders name one, or all wait, none of them for another replica. The replicas that wait for it continue
 when it is gone.

@@ -33,7 +33,10 @@ from holdfast.protocol.orders import StopRanks
 
 
 def controller_started(ctx: Context, event: events.ControllerStarted) -> None:
-    """Every agent counts as disconnected, with a new deadline to reconnect; missing nodes are requested again."""
+    """Every agent counts as disconnected, with a new deadline to reconnect; missing nodes are requested again.
+
+    `RESUME` then has each replica repeat its order to stop, or restart its wait for hang reports or nodes.
+    """
     if ctx.state.shutting_down:
         ctx.emit(FinishRun())
         return

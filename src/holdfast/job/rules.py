@@ -1,6 +1,7 @@
 """Rules between the fields of a valid job, one function per rule.
 
-Target capabilities are checked in launch/local/local_preflight.py, field types in validation_messages.py.
+Target capabilities are checked in launch/local/local_preflight.py and launch/kubernetes/preflight/job_checks.py, field
+types in validation_messages.py.
 """
 
 from __future__ import annotations
