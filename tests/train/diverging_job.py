@@ -91,7 +91,7 @@ CASES: dict[str, Case] = {
 
 CASES_OF = {
     "gloo": [*CASES],
-    "nccl-like": ["weight", "no majority", "local_sgd", "diloco", "clean ddp", "shard"],
+    "nccl-like": ["weight", "no majority", "local_sgd", "diloco", "diloco, restored", "clean ddp", "shard"],
 }
 """The cases of each group that replicas, and their ranks, communicate by; those of NCCL are one of each kind."""
 

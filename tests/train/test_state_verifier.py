@@ -131,7 +131,7 @@ def test_replicas_that_step_alone_are_compared_when_they_synchronise(ended: Path
     assert not findings(ended, name)
 
 
-@pytest.mark.parametrize("name", ["local_sgd, restored", "diloco, restored"])
+@on_each_group("local_sgd, restored", "diloco, restored")
 def test_replica_that_differs_after_a_synchronisation_receives_the_state_of_the_majority(
     ended: Path, name: str
 ) -> None:
