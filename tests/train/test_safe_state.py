@@ -8,6 +8,7 @@ import pickle
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,33 @@ SAFE = {
     "a generator of numpy's": numpy.random.default_rng(1).bit_generator.state,
 }
 UNSAFE = {"an own type": Own(1), "a function": len, "a frozen set": frozenset({1}), "a path": Path("a")}
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class AsGetattr:
+    """An attribute as Python 3.11.2 pickles members of enumerations."""
+
+    def __init__(self, kind: type, name: str) -> None:
+        self.pair = kind, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.pair
+
+
+def test_members_of_enumerations_are_loaded_as_each_python_pickles_them() -> None:
+    for written in (Colour.RED, AsGetattr(Colour, "RED")):
+        file = io.BytesIO(pickle.dumps(written))
+        assert safe_state.RestrictedUnpickler(file, safe_state.globals_of([Colour])).load() is Colour.RED
+
+
+@pytest.mark.parametrize("kind", [Own, Colour])
+def test_no_other_attribute_is_loaded(kind: type) -> None:
+    file = io.BytesIO(pickle.dumps(AsGetattr(kind, "__init__")))
+    with pytest.raises((pickle.UnpicklingError, KeyError)):
+        safe_state.RestrictedUnpickler(file, safe_state.globals_of([Own, Colour])).load()
 
 
 @pytest.mark.parametrize("value", SAFE.values(), ids=SAFE)

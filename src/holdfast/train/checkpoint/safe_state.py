@@ -10,6 +10,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum, EnumType
 from functools import cache
 from pathlib import Path
 from typing import IO, Any, cast
@@ -64,16 +65,23 @@ def to_bytes(value: object) -> bytes:
 
 
 class RestrictedUnpickler(pickle.Unpickler):
-    """Unpickles only plain values and the given types."""
+    """Unpickles only plain values, the given types, and members of those that are enumerations."""
 
     def __init__(self, file: IO[bytes], allowed: Mapping[Global, object]) -> None:
         super().__init__(file)
-        self._allowed = allowed
+        self._allowed: dict[Global, object] = {**allowed, ("builtins", "getattr"): _member}
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (found := self._allowed.get((module_name, global_name))) is None:
             raise pickle.UnpicklingError(f"{module_name}.{global_name} is not allowed here")
         return found
+
+
+def _member(kind: object, name: str) -> Enum:
+    """A member of an enumeration: some versions of Python, such as 3.11.2, pickle members as calls of `getattr`."""
+    if not isinstance(kind, EnumType):
+        raise pickle.UnpicklingError(f"an attribute of {kind!r} is not allowed here")
+    return cast("type[Enum]", kind)[name]
 
 
 def globals_of(types: Iterable[Any]) -> dict[Global, object]:
