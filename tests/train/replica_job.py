@@ -146,7 +146,8 @@ class Agents:
                     while True:
                         connected.append(listener.accept()[0])
             for each in connected:
-                each.sendall(encode(ReplicaDown(replica=replica, attempt=life)) + b"\n")
+                with suppress(ConnectionError):  # of a rank that has died too
+                    each.sendall(encode(ReplicaDown(replica=replica, attempt=life)) + b"\n")
 
     def close(self) -> None:
         shutil.rmtree(self._folder)
@@ -217,7 +218,8 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
         lend = live_recovery.export_state
         live_recovery.export_state = lambda given: lend(given) | ({"hook": lambda: None} if session.step else {})
     (job.out / f"{replica}.{life}.there").touch()
-    together = [each for each in range(job.count) if life == 0 or job.faults_of(each) == job.faults_of(replica)]
+    all_begin = life == 0 or not job.survivors
+    together = [each for each in range(job.count) if all_begin or job.faults_of(each) == job.faults_of(replica)]
     wait_for(job.out, [f"{each}.{life}.there" for each in together])
     with (job.out / f"{replica}.{life}.{rank}.jsonl").open("w", buffering=1) as told:
         for step in session.steps(job.steps):

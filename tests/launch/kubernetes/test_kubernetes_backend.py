@@ -174,7 +174,7 @@ def test_replacement_avoids_the_machine_of_a_failed_device(play, lab: Lab) -> No
         assert machines == {"pretended"}
         assert await here.backend.avoid_machine(at(0, 0), "pretended", cordon=False) is None
         await here.backend.replace_node(at(0, 1), "its GPU failed")
-        while (seen := await here.next()).state is not BackendNodeState.UNAVAILABLE or "device" not in seen.reason:
+        while (seen := await here.next()).state is not BackendNodeState.UNAVAILABLE or "avoids" not in seen.reason:
             pass
         assert seen.reason == "its pod was placed on pretended, which this run avoids"
         lab.kubectl("apply", "-f", "-", input=MACHINE.replace("pretended", "pretended-spare"))
