@@ -48,11 +48,14 @@ LAB_TESTS = (
 """Where tests use the lab: one worker runs them all, so that there is one lab."""
 
 MODULE_FIXTURES = (
+    "tests/launch/test_netns.py",
     "tests/launch/test_netns_rootless.py",
     "tests/runs/test_unmodified_programs.py",
+    "tests/train/test_replica_matrix.py",
+    "tests/train/test_state_verifier.py",
     "tests/train/test_tiered_storage.py",
 )
-"""Files with an expensive fixture for all their tests: one worker runs each file."""
+"""Files with a fixture for all their tests: one worker runs each file."""
 
 TRANSFORMERS_TESTS = (
     "tests/train/data/test_text.py",
@@ -207,7 +210,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(SLOW_DEADLINE_S))
         if "lab" in getattr(item, "fixturenames", ()) and _group(item.nodeid) != "lab":
             raise pytest.UsageError(f"{item.path} uses the lab: add it to LAB_TESTS in tests/conftest.py")
+        path = item.nodeid.partition("::")[0]
+        if path not in (*MODULE_FIXTURES, EXAMPLES) and _has_module_fixture(item, path):
+            raise pytest.UsageError(f"each worker would make {path}'s fixture: add it to MODULE_FIXTURES")
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+def _has_module_fixture(item: pytest.Item, path: str) -> bool:
+    """Whether a test uses a fixture that its file makes once for all of its tests."""
+    info = getattr(item, "_fixtureinfo", None)
+    given = info.name2fixturedefs.values() if info else ()
+    return any(each.baseid == path and each.scope in ("module", "session") for defs in given for each in defs)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

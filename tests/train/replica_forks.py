@@ -19,7 +19,7 @@ from torchft.coordination import LighthouseServer
 
 from holdfast.train.session.rank_config import RankConfig
 
-DEADLINE_S = 100.0
+DEADLINE_S = 200.0
 
 Train = Callable[[str, RankConfig, Path], None]
 """Trains the case of this name as one rank."""
