@@ -51,11 +51,12 @@ MODULE_FIXTURES = (
     "tests/launch/test_netns.py",
     "tests/launch/test_netns_rootless.py",
     "tests/runs/test_unmodified_programs.py",
+    "tests/train/test_hang_culprit.py",
     "tests/train/test_replica_matrix.py",
     "tests/train/test_state_verifier.py",
     "tests/train/test_tiered_storage.py",
 )
-"""Files with a fixture for all their tests: one worker runs each file."""
+"""Files with a fixture, or a process with torch, for all their tests: one worker runs each file."""
 
 TRANSFORMERS_TESTS = (
     "tests/train/data/test_text.py",

@@ -130,7 +130,8 @@ def _step(fault: Fault | None = None) -> None:
         case Fault.OWN_CODE:
             threading.Event().wait()
         case Fault.OTHER_COLLECTIVE:
-            dist.broadcast(loss, dist.get_rank(), async_op=enqueues)
+            # From another rank: what it sent by Gloo could release one of the others, which would then differ too.
+            dist.broadcast(loss, (dist.get_rank() + 1) % WORLD, async_op=enqueues)
         case Fault.SKIPPED:
             pass
         case _:
