@@ -87,9 +87,14 @@ def test_checkpoints_of_two_tiers_go_to_the_node_first(
 def test_ranks_that_the_batch_is_made_for_are_told(
     recovery: dict[str, Any], nodes: tuple[int, ...], replicas: int, size: str
 ) -> None:
-    job = {"command": "true", "nodes": 2, "ranks_per_node": 2, "recovery": recovery}
+    env = environment_of_ranks(replicas=replicas, nodes=nodes, ranks_per_node=2, recovery=recovery)
+    assert env["HOLDFAST_BATCH_WORLD_SIZE"] == size
+
+
+def environment_of_ranks(*, replicas: int, nodes: tuple[int, ...] = (0,), **job: Any) -> dict[str, str]:
+    """The environment of the ranks of the first of some replicas, in a job for two nodes."""
     fields = {
-        "job": job,
+        "job": {"command": "true", "nodes": 2, **job},
         "base": "/base",
         "created_at": 0.0,
         "fabric": "tcp",
@@ -106,30 +111,6 @@ def test_ranks_that_the_batch_is_made_for_are_told(
         endpoints=(),
         shared_secret="k",
     )
-    env = attempt_env(RunSpec.model_validate(fields), FOLDER, attempt)
-    assert env["HOLDFAST_BATCH_WORLD_SIZE"] == size
-
-
-def replica_env(**job: Any) -> dict[str, str]:
-    """The environment of a rank of one of two replicas."""
-    fields = {
-        "job": {"command": "true", "nodes": 2, **job},
-        "base": "/base",
-        "created_at": 0.0,
-        "fabric": "tcp",
-        "fabric_env": {},
-        "checkpoint_root": None,
-    }
-    attempt = Attempt(
-        replica=0,
-        replica_count=2,
-        attempt=0,
-        nodes=(0,),
-        master_addr="a",
-        master_port="1",
-        endpoints=(),
-        shared_secret="k",
-    )
     return attempt_env(RunSpec.model_validate(fields), FOLDER, attempt)
 
 
@@ -139,7 +120,7 @@ def replica_env(**job: Any) -> dict[str, str]:
 def test_torch_ends_a_rank_later_than_the_session_gives_a_replica_up(
     step_timeout_s: Any, peer: str, heartbeat: str
 ) -> None:
-    env = replica_env(recovery={"replicas": 2, "step_timeout_s": step_timeout_s})
+    env = environment_of_ranks(replicas=2, recovery={"replicas": 2, "step_timeout_s": step_timeout_s})
     assert env["HOLDFAST_PEER_TIMEOUT_S"] == peer
     assert env["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == heartbeat
     assert (env["TORCH_NCCL_BLOCKING_WAIT"], env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("0", "3")
@@ -147,7 +128,7 @@ def test_torch_ends_a_rank_later_than_the_session_gives_a_replica_up(
 
 def test_torchs_watchdogs_are_as_the_job_sets_them() -> None:
     wish = {"TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": "30", "TORCH_NCCL_ENABLE_MONITORING": "0"}
-    env = replica_env(recovery={"replicas": 2}, env=wish)
+    env = environment_of_ranks(replicas=2, recovery={"replicas": 2}, env=wish)
     assert {name: env[name] for name in wish} == wish
 
 

@@ -140,6 +140,16 @@ def _started(do: Callable[..., T], *given: object) -> Future[T]:
     return future
 
 
+def lose_the_second(each: Replica) -> bool:
+    """The second replica is lost in a step, which the first one discards."""
+    if each.state == 1:
+        each.group.manager.shutdown(wait=False)  # its heartbeats end
+        return True
+    each.group.start_allreduce(torch.ones(1))
+    each.events.tell(lost=1)
+    return not each.group.wait_all() and not each.group.should_commit()
+
+
 on_gloo = pytest.mark.parametrize("both", ["gloo"], indirect=True)
 """Only replicas on Gloo have a barrier before a step, and only there does an error of one end the others' wait."""
 
@@ -171,18 +181,10 @@ def test_loss_releases_a_replica_that_waits_for_its_device(both) -> None:
 
 
 def test_step_that_loses_a_replica_is_discarded_and_the_next_is_taken_without_it(both) -> None:
-    def survive(each: Replica) -> bool:
-        if each.state == 1:
-            each.group.manager.shutdown(wait=False)  # its heartbeats end
-            return True
-        each.group.start_allreduce(torch.ones(1))
-        each.events.tell(lost=1)
-        return not each.group.wait_all() and not each.group.should_commit()
-
     def go_on(each: Replica) -> bool:
         return each.state == 1 or (each.group.join_quorum(2) and each.group.count == 1 and each.step())
 
-    assert both(survive) == [True, True]
+    assert both(lose_the_second) == [True, True]
     assert both(go_on) == [True, True]
 
 
@@ -308,16 +310,8 @@ def test_one_that_cannot_receive_the_state_fails_and_the_other_takes_the_step_al
             each.group.join_quorum(2)
         return raised.value.findings[0].code
 
-    def survive(each: Replica) -> bool:
-        if each.state == 1:
-            each.group.manager.shutdown(wait=False)  # its heartbeats end
-            return True
-        each.group.start_allreduce(torch.ones(1))
-        each.events.tell(lost=1)
-        return not each.group.wait_all() and not each.group.should_commit()
-
     assert both(join) == ["True", code]
-    assert both(survive) == [True, True]
+    assert both(lose_the_second) == [True, True]
     assert both(lambda each: each.state == 1 or (each.group.join_quorum(3) and each.step())) == [True, True]
 
 

@@ -10,7 +10,7 @@ from types import FunctionType
 from typing import ParamSpec, TypeVar
 
 FOR_REPLICAS = "@waits-for-replicas"
-"""In such a frame a rank waits for other replicas, and not for the ranks of its own."""
+"""In such a frame a rank waits for other replicas, and not for ranks of this one."""
 FOR_DEVICE = "@waits-for-device"
 """In such a frame a rank waits for its device, where an operation may wait for other ranks."""
 

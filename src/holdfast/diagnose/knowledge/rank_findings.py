@@ -1,6 +1,6 @@
 """Explains the findings that a rank raises: its Session, checkpoints, data, replicas and metrics.
 
-One row per code: its cause, how to confirm it, what to do.
+One row per code: its cause, how to confirm it, what to do. A long file, because it is one table.
 """
 
 from __future__ import annotations

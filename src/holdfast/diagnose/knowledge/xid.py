@@ -1,6 +1,7 @@
 """Explains the NVIDIA driver's Xid and SXid numbers: what is at fault, and what to do with the GPU.
 
-It covers those that end or slow a training run. The driver writes them to the kernel log.
+It covers those that end or slow a training run. The driver writes them to the kernel log. A long file, because it is
+one table.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Rules for GPUs, their links and their driver: Xid, lost devices, Fabric Manager, IMEX, CUDA errors."""
+"""Rules for GPUs, their links and their driver: Xid, lost devices, Fabric Manager, IMEX, CUDA errors.
+
+A long file, because it is one table.
+"""
 
 from __future__ import annotations
 

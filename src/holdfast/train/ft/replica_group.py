@@ -3,7 +3,8 @@
 The manager finds who takes part in a step (a quorum), asks all ranks of this replica whether the step may be
 committed, and lets a lagging replica receive state from the others' memory. What the state is, and when: see
 replica_strategy.py. Deviations from TorchFT 0.2.0 are explained where they occur; abortable_pg.py,
-state_transport.py and torchft_private.py use TorchFT as well.
+state_transport.py and torchft_private.py use TorchFT as well. The file is long because joining a quorum, the step and
+the waits share one state.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Transfers a rank's state over HTTP to the rank of a replica that is behind; TorchFT's manager calls it.
 
-TorchFT's own transport cannot tell an error of the state from a lost peer, and its receivers try again for ever.
+TorchFT's own transport cannot tell an error of the state from a lost peer, and its receivers try again forever.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StateTransport(CheckpointTransport[Any]):
             self._changed.notify_all()
 
     def disallow_checkpoint(self) -> None:
-        """Withdraw the state, which will change, and wait until nobody reads it."""
+        """Withdraw the state, which will change, and wait for the transfers of it in progress."""
         with self._changed:
             self._withdraw()
             if not self._changed.wait_for(lambda: not self._transfers, self.timeout_s):
@@ -222,7 +222,7 @@ class _StateServer(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """Answers `GET /QUORUM/STEP`."""
 
-    server: _StateServer  # pyright: ignore[reportIncompatibleVariableOverride] - nobody else makes one
+    server: _StateServer  # pyright: ignore[reportIncompatibleVariableOverride] - only this server makes one
 
     def setup(self) -> None:
         self.request.settimeout(self.server.transport.timeout_s)
@@ -255,4 +255,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(why.encode())
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nothing: a line per transfer in the rank's log helps nobody."""
+        """Nothing: a line per transfer in the rank's log would not help."""

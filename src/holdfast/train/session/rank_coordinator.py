@@ -1,7 +1,8 @@
 """Reports a rank's steps to the agent and makes all ranks act alike on requests.
 
 Serves both `Session` loops and loops that a framework owns. Taking checkpoints: session.py or the framework;
-consensus between ranks: control_group.py; the wire: agent_client.py.
+consensus between ranks: control_group.py; the wire: agent_client.py. The file is long because reports and requests
+share the agreement of a step.
 """
 
 from __future__ import annotations
