@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -20,8 +18,7 @@ from tests.runs.forked_starts import ForkedStarts
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, AttemptStarted, FaultAction, FaultTarget, RunFinished, StepCommitted
-from holdfast.events.log import read_events
+from holdfast.events import AnyEvent, FaultAction, FaultTarget, RunFinished, StepCommitted
 from holdfast.host.processes import all_pids, by_env, kill_all
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
@@ -200,23 +197,10 @@ def processes_of(folder: RunDir) -> list[int]:
 
 
 def leftovers_of(folder: RunDir) -> list[str]:
-    """What a run leaves besides its directory: processes, ports, sockets, secrets."""
+    """What a run leaves besides its directory: processes, and with them their ports, sockets, secrets."""
     processes = processes_of(folder)
-    ports = [f"port {port}" for port in _ports(folder) if _listens(port)]
     private = [path for path in (folder.secrets, folder.control_socket) if path.exists()]
-    return [*(f"process {pid}: {_argv(pid)!r}" for pid in processes), *ports, *map(str, private)]
-
-
-def _ports(folder: RunDir) -> set[int]:
-    """Every port that the run used."""
-    events = read_events(folder.events)
-    started = {event.master_port for event in events if isinstance(event, AttemptStarted)}
-    return {json.loads(folder.controller_record.read_text())["port"], *started}
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as client:
-        return client.connect_ex(("127.0.0.1", port)) == 0
+    return [*(f"process {pid}: {_argv(pid)!r}" for pid in processes), *map(str, private)]
 
 
 def _argv(pid: int) -> bytes:

@@ -65,16 +65,23 @@ def finish_identical(runs: Runs, watched: WatchedRun, replicas: int) -> None:
 
 
 def assert_counted_once(runs: Runs, replicas: int) -> None:
-    """No attempt repeated a step, and no sample was in more than one step."""
-    shares: defaultdict[int, list[int]] = defaultdict(list)
+    """No attempt repeated a step, no sample was in it twice, and no replica continued from another version of it.
+
+    A step has two versions if a replica commits it and dies before any other knows: the others repeat the step.
+    """
+    shares: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+    """Samples of each version of each step; a version is a digest of the weights."""
+    continued: set[tuple[int, str]] = set()
     of_step = SHARE // replicas * replicas
     for note in runs.base.glob("*.commits"):
-        before = 0
-        for step, _, _, samples in (line.split(" ") for line in note.read_text().splitlines()):
-            assert int(step) > before, f"{note.name}: step {step} follows step {before}"
-            before = int(step)
-            shares[before] += map(int, filter(None, samples.split(",")))
-    for step, samples in shares.items():
+        commits = [line.split(" ") for line in note.read_text().splitlines()]
+        steps = [int(step) for step, *_ in commits]
+        assert steps == sorted(set(steps)), f"{note.name} repeats a step"
+        for step, _, digest, samples in commits:
+            shares[int(step), digest] += map(int, filter(None, samples.split(",")))
+        continued |= {(int(step), digest) for step, _, digest, _ in commits[:-1]}
+    assert len(continued) == len({step for step, _ in continued}), "replicas continued from two versions of a step"
+    for (step, _), samples in shares.items():
         assert len(samples) == len(set(samples)), f"step {step} has a sample twice: {samples}"
         assert set(samples) <= set(range(of_step * (step - 1), of_step * step)), f"step {step} has another's: {samples}"
 

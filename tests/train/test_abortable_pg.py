@@ -79,7 +79,7 @@ def test_operation_that_begins_as_its_group_is_closed_is_not_waited_for() -> Non
 
 @pytest.mark.parametrize("what", ["state", "store"])
 def test_others_are_listened_to_at_one_address(what: str) -> None:
-    store, transport = make_store("127.0.0.1"), StateTransport("127.0.0.1", TIMEOUT)
+    store, transport = make_store("127.0.0.1"), StateTransport("127.0.0.1", TIMEOUT, lambda: 1)
     port = store.port if what == "store" else urlsplit(transport.metadata()).port
     socket.create_connection(("127.0.0.1", port)).close()
     with pytest.raises(ConnectionRefusedError):
@@ -88,9 +88,9 @@ def test_others_are_listened_to_at_one_address(what: str) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_store_and_state_are_had_at_an_address_of_either_family(address: str) -> None:
-    store, transport = make_store(address), StateTransport(address, TIMEOUT)
+    store, transport = make_store(address), StateTransport(address, TIMEOUT, lambda: 1)
     TCPStore(address, store.port).set("step", "5")
     donor = transport.metadata()
     transport.send_checkpoint([1], 5, {"weight": 3}, TIMEOUT)
     assert store.get("step") == b"5"
-    assert StateTransport(address, TIMEOUT).recv_checkpoint(0, donor, 5, TIMEOUT) == {"weight": 3}
+    assert StateTransport(address, TIMEOUT, lambda: 1).recv_checkpoint(0, donor, 5, TIMEOUT) == {"weight": 3}

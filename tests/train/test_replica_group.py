@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from itertools import pairwise
-from threading import Thread, Timer
+from threading import Event, Thread, Timer
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -140,6 +140,12 @@ def _started(do: Callable[..., T], *given: object) -> Future[T]:
     return future
 
 
+def fail(each: Replica) -> bool:
+    """Discard a step, so that the next quorum connects anew."""
+    each.group.manager.report_error(RuntimeError("lost: replica 7"))
+    return each.step()
+
+
 def lose_the_second(each: Replica) -> bool:
     """The second replica is lost in a step, which the first one discards."""
     if each.state == 1:
@@ -232,10 +238,6 @@ def test_one_that_is_to_leave_does_not_wait_for_the_others_word(both) -> None:
 def test_one_that_dies_while_the_others_connect_is_not_waited_for_where_no_agent_tells(both, monkeypatch) -> None:
     monkeypatch.setattr(abortable_pg, "CONNECT_S", 1.0)
 
-    def fail(each: Replica) -> bool:  # so that the next quorum connects anew
-        each.group.manager.report_error(RuntimeError("lost: replica 7"))
-        return each.step()
-
     def join(each: Replica) -> bool:
         if each.state == 0:
             return each.group.join_quorum(2) and each.group.count == 1
@@ -313,6 +315,32 @@ def test_one_that_cannot_receive_the_state_fails_and_the_other_takes_the_step_al
     assert both(join) == ["True", code]
     assert both(lose_the_second) == [True, True]
     assert both(lambda each: each.state == 1 or (each.group.join_quorum(3) and each.step())) == [True, True]
+
+
+def test_one_that_asks_for_a_state_whose_donor_has_left_the_quorum_joins_the_next(both, monkeypatch) -> None:
+    """Each would wait for the other: the donor for a quorum, and the one behind for the state in the quorum left."""
+    asked_again = Event()
+
+    def join(each: Replica) -> bool:
+        if each.state == 0:
+            assert each.group.join_quorum(3)
+            each.group.leave(ConnectionError("it was told of an earlier loss late"))
+            ask = each.group.manager._client._quorum
+            each.group.manager._client._quorum = lambda **given: asked_again.set() or ask(**given)
+            return each.group.join_quorum(3)
+        connect = each.group._group.connect
+
+        def connect_late(*given: object, **named: object) -> None:
+            connect(*given, **named)
+            assert asked_again.wait(DEADLINE_S)
+
+        monkeypatch.setattr(each.group._group, "connect", connect_late)
+        return each.group.join_quorum(2)
+
+    assert both(fail) == [False, False]
+    assert both(join) == [True, True]
+    assert both(lambda each: each.state) == [0, 0]
+    assert both(Replica.step) == [True, True]
 
 
 @on_gloo  # on NCCL the donor waits for one that is not lost until its timeout

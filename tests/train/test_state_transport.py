@@ -18,7 +18,7 @@ from holdfast.train.ft.state_transport import StateTransferError, StateTransport
 
 TIMEOUT = timedelta(minutes=10)
 DEADLINE_S = 30.0
-STEP = 5
+QUORUM, STEP = 3, 5
 
 
 class Pickled:
@@ -43,8 +43,8 @@ def pool() -> Generator[ThreadPoolExecutor]:
         yield pool
 
 
-def transport() -> StateTransport:
-    return StateTransport("127.0.0.1", TIMEOUT)
+def transport(quorum: int = QUORUM) -> StateTransport:
+    return StateTransport("127.0.0.1", TIMEOUT, lambda: quorum)
 
 
 def sent(state: object) -> tuple[object, StateTransport]:
@@ -111,9 +111,7 @@ def test_donor_lost_while_it_sends_is_no_error_of_its_state(pool: ThreadPoolExec
     assert receiver.error is None
 
 
-@pytest.mark.parametrize(
-    "leave", [StateTransport.metadata, StateTransport.disallow_checkpoint, StateTransport.shutdown]
-)
+@pytest.mark.parametrize("leave", [StateTransport.leave, StateTransport.shutdown])
 def test_donor_that_leaves_the_quorum_releases_a_receiver_that_waits(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, leave: Callable[[StateTransport], object]
 ) -> None:
@@ -123,10 +121,39 @@ def test_donor_that_leaves_the_quorum_releases_a_receiver_that_waits(
     receiving = pool.submit(receiver.recv_checkpoint, 0, donor.metadata(), STEP, TIMEOUT)
     assert waits.wait(DEADLINE_S)
     leave(donor)
-    donor.send_checkpoint([1], STEP, {}, TIMEOUT)  # of its next quorum
     with pytest.raises(ConnectionError, match="left this quorum"):
         receiving.result(DEADLINE_S)
     assert receiver.error is None
+
+
+def test_donor_refuses_a_receiver_that_comes_after_it_has_left_the_quorum() -> None:
+    donor, receiver = transport(), transport()
+    donor.disallow_checkpoint()
+    donor.leave()
+    with pytest.raises(ConnectionError, match="left this quorum"):
+        receiver.recv_checkpoint(0, donor.metadata(), STEP, TIMEOUT)
+
+
+def test_receiver_waits_for_a_donor_that_has_not_met_its_quorum_yet(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    donor_quorum = QUORUM
+    donor, receiver = StateTransport("127.0.0.1", TIMEOUT, lambda: donor_quorum), transport(QUORUM + 1)
+    donor.leave()
+    waits, wait_for = Event(), donor._changed.wait_for
+    monkeypatch.setattr(donor._changed, "wait_for", lambda *given: waits.set() or wait_for(*given))
+    receiving = pool.submit(receiver.recv_checkpoint, 0, donor.metadata(), STEP, TIMEOUT)
+    assert waits.wait(DEADLINE_S)
+    donor_quorum += 1
+    donor.send_checkpoint([1], STEP, {"weight": 1}, TIMEOUT)
+    assert receiving.result(DEADLINE_S) == {"weight": 1}
+
+
+def test_receiver_of_an_earlier_quorum_is_refused() -> None:
+    donor, receiver = transport(QUORUM + 1), transport()
+    donor.send_checkpoint([1], STEP, {}, TIMEOUT)
+    with pytest.raises(ConnectionError, match="no state of step 5"):
+        receiver.recv_checkpoint(0, donor.metadata(), STEP, TIMEOUT)
 
 
 def test_receiver_at_another_step_is_refused() -> None:

@@ -93,7 +93,7 @@ class ReplicaGroup:
         if nccl:
             os.environ.setdefault(NCCL_BLOCKING_WAIT, "0")  # the launcher has set it
         self._group = AbortableNccl(timeout, shrinks=config.nccl_shrinks) if nccl else AbortableGloo(timeout)
-        self._transport = StateTransport(here, timeout)
+        self._transport = StateTransport(here, timeout, lambda: quorum_id(self._manager))
         self._export_state = export_state
         self._export_error: Exception | None = None
         try:
@@ -203,6 +203,7 @@ class ReplicaGroup:
                 reported = why
             self._group.close(ConnectionError(why))
             self._manager.should_commit()
+            self._transport.leave()
             self._pause(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s + FIRST_PAUSE_S)
 
@@ -248,6 +249,7 @@ class ReplicaGroup:
         self._committed = self._manager.should_commit()
         if not self._committed:
             self._group.close(ConnectionError("a step was discarded"))  # notifies the replicas that committed
+            self._transport.leave()
         return self._committed
 
     def exchange(self, own: Sequence[int], device: torch.device) -> list[list[int]] | None:

@@ -6,7 +6,7 @@ TorchFT's own transport cannot tell an error of the state from a lost peer, and 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
 from http import HTTPStatus
@@ -42,6 +42,7 @@ class _NotServedError(Exception):
 class _Offer(NamedTuple):
     """The state that a rank serves."""
 
+    quorum: int
     step: int
     state: Any
     problem: str = ""
@@ -51,34 +52,33 @@ class _Offer(NamedTuple):
 class StateTransport(CheckpointTransport[Any]):
     """Serves a rank's state to a lagging rank, at an address of this machine that the other can reach."""
 
-    def __init__(self, address: str, timeout: timedelta) -> None:
+    def __init__(self, address: str, timeout: timedelta, quorum_id: Callable[[], int]) -> None:
+        """`quorum_id` returns the id of the last quorum that this rank has joined."""
         self.receiving = AbortableCall()
         self.error: StateTransferError | None = None
         """Why this rank can receive no state, now or later."""
         self.timeout_s = timeout.total_seconds()
         self._changed = Condition()
+        self._quorum_id = quorum_id
         self._offer: _Offer | None = None
-        self._quorum = 0
-        """Number of the quorum for which a state is or will be offered; requests for an earlier one are refused."""
+        self._left = -1
+        """The last quorum that this rank has left because a step failed: it will offer no state there."""
         self._transfers = 0
         self._server = _StateServer(address, self)
         Thread(target=self._server.serve_forever, name="state server", daemon=True).start()
 
     def metadata(self) -> str:
-        """Where the state of the next quorum will be; TorchFT asks once per quorum."""
-        with self._changed:
-            self._withdraw()
-            quorum = self._quorum
+        """This rank's address: the same for every quorum, since a rank may already be asked for its next one's."""
         # An IP address: other Kubernetes pods cannot resolve the machine's name.
         host, port = self._server.server_address[:2]
-        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}/{quorum}"
+        return f"http://{f'[{host}]' if ':' in str(host) else host}:{port}"
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
         """Offer a state; a rank whose state cannot be copied to the CPU continues, and those behind fail."""
         try:
-            offer = _Offer(step, torch_private.on_cpu(state_dict))
+            offer = _Offer(self._quorum_id(), step, torch_private.on_cpu(state_dict))
         except Exception as error:
-            offer = _Offer(step, None, _described(error))
+            offer = _Offer(self._quorum_id(), step, None, _described(error))
         with self._changed:
             self._offer = offer
             self._changed.notify_all()
@@ -86,9 +86,15 @@ class StateTransport(CheckpointTransport[Any]):
     def disallow_checkpoint(self) -> None:
         """Withdraw the state, which will change, and wait for the transfers of it in progress."""
         with self._changed:
-            self._withdraw()
+            self._offer = None
             if not self._changed.wait_for(lambda: not self._transfers, self.timeout_s):
                 raise TimeoutError(f"a replica has not received this rank's state within {self.timeout_s:g} s")
+
+    def leave(self) -> None:
+        """Refuse, from now on, those that wait for a state of the last quorum: this rank has left it."""
+        with self._changed:
+            self._left, self._offer = self._quorum_id(), None
+            self._changed.notify_all()
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Receive a state; raises OSError or HTTPException if the donor is lost or has left the quorum."""
@@ -96,8 +102,7 @@ class StateTransport(CheckpointTransport[Any]):
 
     def shutdown(self, wait: bool = True) -> None:
         """Stop serving, and refuse those that wait for a state."""
-        with self._changed:
-            self._withdraw()
+        self.leave()
         if wait:
             self._server.shutdown()
 
@@ -105,7 +110,7 @@ class StateTransport(CheckpointTransport[Any]):
         address = urlsplit(donor)
         connection = HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
         try:
-            connection.request("GET", f"{address.path}/{step}")
+            connection.request("GET", f"/{self._quorum_id()}/{step}")
             response = connection.getresponse()
             if response.status != HTTPStatus.OK:
                 answer = response.read().decode(errors="replace")
@@ -123,10 +128,11 @@ class StateTransport(CheckpointTransport[Any]):
     def serving(self, quorum: int, step: int) -> Generator[_Offer]:
         """The offered state, which does not change meanwhile; raises _NotServedError."""
         with self._changed:
-            self._changed.wait_for(lambda: self._offer is not None or self._quorum != quorum, self.timeout_s)
-            if self._quorum != quorum:
+            # The donor may not have met this quorum yet.
+            self._changed.wait_for(lambda: self._left >= quorum or self._offered_in(quorum), self.timeout_s)
+            if self._left >= quorum:
                 raise _NotServedError("the donor has left this quorum")
-            if (offer := self._offer) is None or offer.step != step:
+            if (offer := self._offer) is None or (offer.quorum, offer.step) != (quorum, step):
                 raise _NotServedError(f"the donor has no state of step {step}")
             self._transfers += 1
         try:
@@ -136,10 +142,8 @@ class StateTransport(CheckpointTransport[Any]):
                 self._transfers -= 1
                 self._changed.notify_all()
 
-    def _withdraw(self) -> None:
-        self._quorum += 1
-        self._offer = None
-        self._changed.notify_all()
+    def _offered_in(self, quorum: int) -> bool:
+        return self._offer is not None and self._offer.quorum >= quorum
 
 
 def _load(incoming: _Incoming, donor: str) -> Any:
