@@ -54,6 +54,9 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.PROGRAM_NOT_FOUND: "The run ended because the job's program, or its working directory, does not exist.",
     ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",
 }
+"""What each says. `holdfast explain N` shows it with EXIT_CODES of diagnose/knowledge/signals.py, and the page of exit
+codes lists it. A failed run's code is chosen in `_KINDS` of control/policy.py, 126 and 127 in agent/rank_process.py.
+"""
 
 
 class HoldfastError(Exception):

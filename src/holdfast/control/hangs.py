@@ -6,6 +6,11 @@ culprit. Of several replicas only the culprit is stopped, immediately if its rep
 is conclusive: a rank is stopped by a signal, or is anywhere but in a wait for its peers, or all its ranks have reported
 and the flight recorders name one, or all wait, none of them for another replica. The replicas that wait for it continue
 when it is gone.
+
+A report begins in agent/rank_reports.py, where a step or another activity renews the deadline of
+job/step_timeouts.py, and in agent/hang_detector.py, which finds it passed. `Timer.FIRST_STEP` asks for reports too, and
+a rank that exits because it waited too long is suspected by rank_handlers.py. After the stop lifecycle.py asks
+root_cause.py and policy.py.
 """
 
 from __future__ import annotations

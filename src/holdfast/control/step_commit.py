@@ -2,6 +2,10 @@
 
 The evidence is a progress message from every node, or a complete checkpoint. The controller feeds it, thins what it
 gives (step_sampling.py: later steps share a line), and writes the rest to the log (`Controller._commit`).
+
+A step comes here from train/session/rank_coordinator.py and agent_client.py, over the rank's socket, to
+agent/rank_reports.py, step_aggregator.py and controller_connection.py, over the agent's WebSocket, to
+`Controller.agent_messages` and `_on_progress`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """The job model: every field a user can set, with its unit, default and meaning.
 
-The same models are the Python API. The file is long because it is the single list of job fields. loader.py reads job
-files; targets.py says where a job runs.
+The same models are the Python API. The file is long because it is the single list of job fields: the loader, the
+schema and the reference page read these models. rules.py checks between fields, local_preflight.py and job_checks.py
+(launch/) what a target can do. A value reaches ranks by launch/rank_env.py, agents by `StartRanks`
+(protocol/orders.py), which controller_main.py fills in. loader.py reads job files; targets.py says where a job runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Messages between a rank and its agent over the rank's Unix socket: newline-delimited JSON, one object per line.
 
 These are not log events: the agent turns them into progress and events. Both sides ignore unknown message types and
-fields.
+fields. To add a message to the agent: a struct and a member of `RankToAgent` here, `AgentClient.send` where it arises
+(mostly train/session/rank_coordinator.py), and a `case` in `RankReports.on_message` (agent/rank_reports.py).
 """
 
 from __future__ import annotations

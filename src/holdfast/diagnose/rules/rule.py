@@ -1,4 +1,9 @@
-"""The schema of a rule: one row with the lines that it matches and what they mean."""
+"""The schema of a rule: one row with the lines that it matches and what they mean.
+
+To add one, append a `Rule` to the `RULES` of its subject's file: scanner.py finds its lines, `holdfast diagnose` weighs
+them, and `holdfast explain` derives its text, so it needs no row in knowledge/. A CAUSE has classes, a remedy unless it
+is UNSURE, and `needs` unless it is CERTAIN.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Explains why a run is pending, from its objects, as one finding with evidence.
 
 Pure. It checks messages in the order of the start (namespace, admission, queue, scheduling, image); the first one that
-a rule matches is the reason. collect_pending.py reads the objects.
+a rule matches is the reason. collect_pending.py reads the objects. A new reason is a row of PENDING_RULES, its
+explanation in diagnose/knowledge/cluster_findings.py, and a case in tests/launch/kubernetes/test_pending_rules.py.
 """
 
 from __future__ import annotations
