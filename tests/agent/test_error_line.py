@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,70 @@ def test_error_line_is_found_with_its_number(tmp_path: Path, line: str) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text(f"step 1\n  File x, line 2\n{line}\nbye\n")
     assert last_error_line(log) == (line, f"{log}:3")
+
+
+HEARTBEAT = (
+    "[F513 12:46:14.495035780 ProcessGroupNCCL.cpp:1614] [PG ID 0 PG GUID 0(default_pg) Rank 1] [PG ID 0 PG GUID "
+    "0(default_pg) Rank 1] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL "
+    "watchdog hang."
+)
+FAULT_HANDLER = "Fatal Python error: Aborted\n\nCurrent thread 0x00007fbdbbc4bb80 (most recent call first):\n  File x\n"
+
+
+@pytest.mark.parametrize("mark", ["", "[rank1]:"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "terminate called after throwing an instance of 'int'",
+        "python3: /opt/ttmlir-toolchain/include/llvm/ADT/ArrayRef.h:253: const T &llvm::ArrayRef<long>::operator[]"
+        '(size_t) const [T = long]: Assertion `Index < Length && "Invalid index!"\' failed.',
+        "double free or corruption (out)",
+        "corrupted size vs. prev_size while consolidating",
+        "free(): double free detected in tcache 2",
+        "munmap_chunk(): invalid pointer",
+        "malloc_consolidate(): invalid chunk size",
+        "*** stack smashing detected ***: terminated",
+        "F1022 19:11:21.141865 516 516 reference_count.cc:154] Check failed: object_id_refs_.count(object_id) == 0",
+        "F20260910 23:10:00.123456 1234 torch_tpu.cc:42] Check failed: tensor.is_valid()",
+        HEARTBEAT,
+        "[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 "
+        "seconds without making progress in monitoring enqueued collectives.",
+    ],
+)
+def test_why_a_program_aborts_itself_is_the_error_and_not_the_fault_handlers_line(
+    tmp_path: Path, line: str, mark: str
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"step 1\n{mark}{line}\n{FAULT_HANDLER}")
+    assert last_error_line(log) == (line, f"{log}:2")
+
+
+def test_assertion_of_a_real_program_is_the_error(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    program = "import ctypes; ctypes.CDLL(None).__assert_fail(b'n > 0', b'x.cpp', 12, b'int main(int)')"
+    with log.open("wb") as output:
+        ended = subprocess.run([sys.executable, "-X", "faulthandler", "-c", program], stderr=output, check=False)
+    assert ended.returncode == -signal.SIGABRT
+    assert b"\nFatal Python error: Aborted\n" in log.read_bytes()
+    assert last_error_line(log)[0].endswith(": x.cpp:12: int main(int): Assertion `n > 0' failed.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "F1 score: 0.9",
+        "[F] x.cpp:1] no",
+        "free() is called in data.cc:12: why",
+        "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [0,0,0], thread: [0,0,0] "
+        "Assertion `srcIndex < srcSelectDimSize` failed.",
+    ],
+)
+def test_line_that_only_looks_like_an_abort_is_none(tmp_path: Path, line: str) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"{line}\n")
+    assert last_error_line(log) == ("", "")
+    log.write_text(f"ValueError: caught long ago\n{FAULT_HANDLER}")
+    assert last_error_line(log)[0] == "Fatal Python error: Aborted"
 
 
 def test_own_error_that_ends_a_rank_includes_the_remedy(tmp_path: Path) -> None:
@@ -137,3 +204,18 @@ def test_error_of_a_rank_wins_over_torchruns_own(tmp_path: Path) -> None:
     assert last_error_line(log) == ("ValueError: bad shape", f"{log}:1")
     log.write_text(f"Traceback (most recent call last):\n  File x\n{own}\n=====\n")
     assert last_error_line(log) == (own.rstrip(), f"{log}:3")
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        f"[rank1]:{HEARTBEAT}",
+        "F0929 17:42:48.594200 1044529 client.h:77] Terminating process because the JAX distributed service detected "
+        "fatal errors. This most likely indicates that another task died; see the other task logs for more details.",
+    ],
+    ids=["torch", "JAX"],
+)
+def test_error_of_a_rank_wins_over_the_line_with_which_its_framework_ends_it_later(tmp_path: Path, later: str) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"ValueError: bad shape\n{later}\n{FAULT_HANDLER}")
+    assert last_error_line(log) == ("ValueError: bad shape", f"{log}:1")

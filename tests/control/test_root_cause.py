@@ -14,6 +14,7 @@ from holdfast.control.root_cause import (
     waits_inside_replica,
 )
 from holdfast.control.state import ReplicaState
+from holdfast.diagnose.peer_symptoms import GAVE_UP as GAVE_UP_LINES
 from holdfast.events import CollectiveCall, ExitReason, GroupCollectives, RankExited, RankHung
 from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
 
@@ -169,6 +170,12 @@ def test_rank_that_others_gave_up_waiting_for_is_the_cause_where_it_was_seen_els
     )
     assert (failure.kind, failure.rank, failure.waiting_rank) == (FailureKind.HUNG, 1, 0)
     assert f"rank 0 gave up waiting: {GAVE_UP}" in failure.evidence
+
+
+@pytest.mark.parametrize("error", GAVE_UP_LINES.values())
+def test_rank_whose_wait_timed_out_is_not_the_root_cause_of_the_hang(error: str) -> None:
+    end = exited(0, 11.0, how=ExitReason.SIGNAL, code=6, error=error)
+    assert root_cause(rank_failures=(end,), hangs=(hung(1, **ASLEEP),)).rank == 1
 
 
 @pytest.mark.parametrize(

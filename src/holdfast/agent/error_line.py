@@ -20,8 +20,6 @@ MAX_ERROR_CHARS = 500
 # ValueError: bad shape
 # torch.distributed.DistNetworkError: The client socket has timed out ...
 # [rank1]: RuntimeError: [..] Connection closed by peer [127.0.0.1]:4242
-# terminate called after throwing an instance of 'std::runtime_error'
-#   what():  bad shape
 # python: can't open file '/x/train.py': [Errno 2] No such file or directory
 #
 # Traceback (most recent call last):
@@ -31,14 +29,31 @@ MAX_ERROR_CHARS = 500
 # holdfast: error [optimizer-changed]: the checkpoint of step 20 is of another optimizer, or of other groups ...
 #   evidence: optimizer: was AdamW, is SGD
 # (an error that ends a rank; holdfast prints other findings on one line)
+#
+# What a program says before it aborts itself:
+# terminate called after throwing an instance of 'std::runtime_error'
+#   what():  bad shape
+# python3: /opt/ttmlir-toolchain/include/llvm/ADT/ArrayRef.h:253: const T &llvm::ArrayRef<long>::operator[](size_t) ...
+#   ... const [T = long]: Assertion `Index < Length && "Invalid index!"' failed.  (one line)
+# double free or corruption (out)
+# free(): double free detected in tcache 2
+# *** stack smashing detected ***: terminated
+# F1022 19:11:21.141865 516 516 reference_count.cc:154] Check failed: object_id_refs_.count(object_id) == 0 Tried ...
+# [rank1]:[F513 12:46:14.495035780 ProcessGroupNCCL.cpp:1614] [PG ID 0 PG GUID 0(default_pg) Rank 1] ...
+# [rank0]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 ...
 _ERROR = re.compile(
     rb"^(?:\[rank\d+\]:\s*)?"
     rb"(?:Traceback \(most recent call last\):\r?\n"
     rb"(?:(?:\[rank\d+\]: )?[ \t].*\n)*(?:\[rank\d+\]: )?(?P<raised>[^\s\[].*)"
     rb"|(?P<line>(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout|Iteration)\b.*)"
-    rb"|(?:terminate called .*(?:\r?\n *what\(\): .*)?)|(?:Fatal Python error: .*)"
+    rb"|(?:Fatal Python error: .*)"
     rb"|(?:\S*python[\w.]*: can't open file .*)"
-    rb"|(?:holdfast: error \[[a-z\d-]+\]: .*(?:\n  (?:where|evidence|what to do|owner): .*)+)))$",
+    rb"|(?:holdfast: error \[[a-z\d-]+\]: .*(?:\n  (?:where|evidence|what to do|owner): .*)+))"
+    rb"|(?P<abort>(?:terminate called .*(?:\r?\n *what\(\): .*)?)"
+    rb"|(?:(?:\S+: )?[^\s:]+:\d+: .*Assertion [`'].*' failed\.)"
+    rb"|(?:double free or corruption|corrupted (?:size vs\. prev_size|double-linked list)"
+    rb"|(?:free|\w*alloc|malloc_\w+|\w+_chunk|tcache_\w+)\(\): |\*\*\* [\w ]+ detected \*\*\*).*"
+    rb"|(?:F\d{4,8} [\d:.]+(?: +\d+)+ |\[F(?:\d{3,4} [\d:.]+)? )\S+:\d+\] .*))$",
     re.MULTILINE,
 )
 
@@ -47,8 +62,17 @@ _EVIDENCE = re.compile(r"\n  evidence: .*")
 """The log keeps the evidence; here it could leave no space for the remedy."""
 
 # torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-_CHILD_FAILED = re.compile(rb"^torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:")
-"""torchrun raises this after a rank has failed; the rank's own error stands before it."""
+# [rank1]:[F513 12:46:14.4 ProcessGroupNCCL.cpp:1614] [..] Terminating the process after attempting to dump debug ...
+# F0929 17:42:48.594200 1044529 client.h:77] Terminating process because the JAX distributed service detected ...
+_CONSEQUENCE = re.compile(
+    rb"torch\.distributed\.elastic\.multiprocessing\.errors\.ChildFailedError:"
+    rb"|\[?F.*\] Terminating (?:the process after attempting to dump|process because the JAX distributed service)"
+)
+"""torchrun, torch's heartbeat monitor or JAX write this after a rank has failed; its own error stands before it."""
+
+# Fatal Python error: Aborted
+_ABORTED = b"Fatal Python error: Aborted"
+"""Python's faulthandler writes this for SIGABRT, after the program has said why it aborts."""
 
 
 def last_error_line(log: Path) -> tuple[str, str]:
@@ -78,12 +102,13 @@ def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | Non
     whole = text.find(b"\n") + 1 if begin else 0
     if begin and not whole:
         return None  # all of it is one line
-    matches = list(_ERROR.finditer(text, whole))
-    if not matches:
+    found = [(match.lastgroup or "", match) for match in _ERROR.finditer(text, whole)]
+    if not found:
         return None
-    ranks_own = [match for match in matches if not _CHILD_FAILED.match(match["raised"] or match["line"])]
-    last = (ranks_own or matches)[-1]
-    group = "raised" if last["raised"] is not None else "line"
+    if len(found) > 1 and found[-1][1]["line"] == _ABORTED and found[-2][0] == "abort":
+        found.pop()
+    ranks_own = [(group, match) for group, match in found if not _CONSEQUENCE.match(match[group])]
+    group, last = (ranks_own or found)[-1]
     return begin + last.start(group), last[group]
 
 

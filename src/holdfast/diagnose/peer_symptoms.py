@@ -17,6 +17,10 @@ OF_A_PEER: Mapping[str, str] = {
     r"Timed out after \d+ seconds waiting for clients": "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.",
     r"(?:torch\.distributed|gloo|nccl|c10d|TCPStore|SocketImpl|XlaRuntimeError|JaxRuntimeError)\b.*"
     r"(?:reset by peer|broken pipe|connection refused|timed out)": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:5] Read error: Connection reset by peer",
+    # torch's heartbeat monitor; older releases write the second
+    r"attempting to dump debug info, due to": "[F513 12:46:14.495035780 ProcessGroupNCCL.cpp:1614] [PG ID 0 PG GUID 0(default_pg) Rank 1] [PG ID 0 PG GUID 0(default_pg) Rank 1] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+    r"watchdog got stuck for": "[F ProcessGroupNCCL.cpp:1169] [PG 5 Rank 0] [PG 5 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress in monitoring enqueued collectives. This typically indicates a NCCL/CUDA API hang blocking the watchdog",
+    r"JAX distributed service detected fatal errors": "F0929 17:42:48.594200 1044529 client.h:77] Terminating process because the JAX distributed service detected fatal errors. This most likely indicates that another task died; see the other task logs for more details.",
     # The store of torch before 2.1; Python's own error would be BrokenPipeError: [Errno 32] Broken pipe
     r"(?:RuntimeError: |what\(\): +)(?:Connection reset by peer|Broken pipe|Connection refused|Connection timed out)": "RuntimeError: Broken pipe",
 }
@@ -33,6 +37,8 @@ OF_A_NETWORK: Mapping[str, str] = {
 GAVE_UP: Mapping[str, str] = {
     r"Timed out waiting \d+ms for (?:recv|send)": "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv",
     r"collective operation timeout": "torch.distributed.DistBackendError: [Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=19, ...",
+    r"due to ProcessGroupNCCL watchdog hang": "[F513 12:46:14.495035780 ProcessGroupNCCL.cpp:1614] [PG ID 0 PG GUID 0(default_pg) Rank 1] [PG ID 0 PG GUID 0(default_pg) Rank 1] Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+    r"due to collective timeout": "[F725 02:47:41.268394894 ProcessGroupNCCL.cpp:1653] [PG ID 0 PG GUID 0(default_pg) Rank 0] [PG ID 0 PG GUID 0(default_pg) Rank 0] Terminating the process after attempting to dump debug info, due to collective timeout or exception.",
     r"wait timeout after \d+ms": "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
     r"Timed out after \d+ seconds waiting for clients": "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/2 clients joined.",
 }
