@@ -99,8 +99,25 @@ def test_error_that_settings_may_cause_replaces_no_node_before_the_first_step_an
     assert replaces(decide(tries[0], (), RECOVERY)) == (Action.RESTART, False, False)
     assert replaces(decide(tries[1], tuple(tries[:1]), RECOVERY)) == (Action.RESTART, False, False)
     assert decide(tries[2], tuple(tries[:2]), RECOVERY).action is Action.STOP
-    contained = failed(DeviceFault.CONTAINED, step=0)
-    assert decide(contained, (contained,), RECOVERY).action is Action.REPLACE_NODE
+
+
+@pytest.mark.parametrize("fault", [DeviceFault.UNCLEAR, DeviceFault.NCCL_SYSTEM])
+def test_such_an_error_of_a_program_without_a_session_counts_once_it_has_run_for_30_s(fault: DeviceFault) -> None:
+    late = failed(fault, step=0, has_session=False, uptime_s=3600.0)
+    assert "A second fault of node1" in decide(late, (), RECOVERY).finding.remedy
+    assert decide(late, (replace(late, at=90_000.0),), RECOVERY).action is Action.REPLACE_NODE
+    for early in (replace(late, uptime_s=29.0), replace(late, has_session=True)):
+        assert "A second fault" not in decide(early, (), RECOVERY).finding.remedy
+        assert decide(late, (replace(early, at=90_000.0),), RECOVERY).action is Action.RESTART
+
+
+@pytest.mark.parametrize("fault", [DeviceFault.CONTAINED, DeviceFault.NIC_LINK_DOWN])
+def test_fault_that_no_setting_explains_counts_before_the_first_step_too(fault: DeviceFault) -> None:
+    first = failed(fault, step=0)
+    assert "A second fault of node1" in decide(first, (), RECOVERY).finding.remedy
+    for step in (0, 50):
+        second = failed(fault, step=step)
+        assert decide(second, (replace(first, at=90_000.0),), RECOVERY).action is Action.REPLACE_NODE
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,15 @@ def test_same_failure_three_times_without_a_step_is_a_crash_loop() -> None:
     assert "3 times in a row" in verdict.finding.what
 
 
+def test_crash_loop_on_several_machines_under_one_node_number_suspects_no_node() -> None:
+    now, *before = (replace(CRASH, kind=FailureKind.HUNG, machine=machine) for machine in ("m3", "m1", "m2"))
+    verdict = decide(now, tuple(before), Recovery(max_restarts=100))
+    assert verdict.action is Action.STOP
+    assert "suspect node" not in verdict.finding.remedy
+    same = tuple(replace(one, machine="m1") for one in (now, *before))
+    assert "suspect node1" in decide(same[0], same[1:], Recovery(max_restarts=100)).finding.remedy
+
+
 def test_crash_loop_is_seen_through_ports_and_pids_that_differ() -> None:
     before = tuple(replace(CRASH, error=f"OSError: port {port} at 0x7f{port}a") for port in (4000, 4001))
     now = replace(CRASH, error="OSError: port 4002 at 0x7f4002a")

@@ -577,7 +577,7 @@ def _on_whom(last: tuple[Failure, ...]) -> str:
 def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
     if last[-1].node is None:
         return "Check the disk of the run's folder: a line of the log is missing. `holdfast events` shows the rest."
-    if all(_KINDS[one.kind].blame for one in last) and len({one.machine for one in last}) == len(last):
+    if all(_KINDS[one.kind].blame for one in last) and len({_machine(one) for one in last}) == len(last):
         return "Each was on another machine: look at what they share, such as image, driver, power or switch."
     if stepless:
         lived = ", ".join(f"{one.uptime_s:.0f} s" for one in last)
@@ -588,7 +588,7 @@ def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
     remedy = "It does not depend on chance: look at the step after the last checkpoint and at that rank's log."
     if len({one.rank for one in last}) > 1:
         return f"{remedy} No single rank or node causes it."
-    if len({one.node for one in last}) > 1:
+    if len({_machine(one) for one in last}) > 1:
         return remedy
     return f"{remedy} If the other ranks do the same and never fail, suspect node{last[-1].node}."
 
@@ -627,14 +627,9 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
 def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A node is replaced at the first fault of its hardware, and at the second fault that may be of its hardware."""
     kind = _KINDS[failure.kind]
-    if failure.step == 0 and failure.kind in _LIKELY_SETTINGS_AT_FIRST:
-        return None
-    before = [
-        one
-        for one in earlier
-        if _KINDS[one.kind].blame and one.at > failure.at - recovery.suspect_window_s and _on_one_machine(one, failure)
-    ]
-    if kind.blame is NodeBlame.NONE or (kind.blame is NodeBlame.SUSPECTED and not before):
+    since = failure.at - recovery.suspect_window_s
+    before = [one for one in earlier if one.at > since and _has_device_fault(one) and _on_one_machine(one, failure)]
+    if not _has_device_fault(failure) or (kind.blame is NodeBlame.SUSPECTED and not before):
         return None
     because = ""
     if before:
@@ -694,10 +689,8 @@ def _may_be_of_machine(failure: Failure) -> bool:
         return False
     if failure.kind is FailureKind.NODE_LOST:
         return True
-    if failure.kind in _LIKELY_SETTINGS_AT_FIRST and failure.step == 0:
-        return False
     if failure.kind not in _OF_MACHINE_OR_PROGRAM:
-        return _KINDS[failure.kind].blame is not NodeBlame.NONE
+        return _has_device_fault(failure)
     if failure.is_before_first_step or failure.is_peer_symptom or failure.is_network_error:
         return False
     if failure.kind is FailureKind.HUNG:
@@ -706,13 +699,23 @@ def _may_be_of_machine(failure: Failure) -> bool:
     return failure.code in _MACHINE_SIGNALS and (silent or failure.code == signal.SIGKILL)
 
 
+def _has_device_fault(failure: Failure) -> bool:
+    """Whether a device of its node may have failed, and no setting explains it."""
+    is_setting = failure.kind in _LIKELY_SETTINGS_AT_FIRST and failure.is_before_first_step
+    return _KINDS[failure.kind].blame is not NodeBlame.NONE and not is_setting
+
+
 def _ending(failure: Failure) -> tuple[FailureKind, int]:
     """How an attempt ended, equal for failures that one cause in the program would explain."""
     return failure.kind, failure.code
 
 
+def _machine(failure: Failure) -> str | int | None:
+    return failure.machine or failure.node
+
+
 def _on_one_machine(one: Failure, other: Failure) -> bool:
-    return (one.machine or one.node) == (other.machine or other.node)
+    return _machine(one) == _machine(other)
 
 
 def _flapping(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -749,7 +752,7 @@ def _restart(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
         remedy = "Nothing: all ranks restart from the last checkpoint."
     else:
         remedy = "Nothing: all ranks restart."
-    if _KINDS[failure.kind].blame is NodeBlame.SUSPECTED and failure.step:
+    if _has_device_fault(failure):
         remedy = f"{remedy} A second fault of node{failure.node} within recovery.suspect_window_s replaces it."
     return Verdict(action=Action.RESTART, finding=_finding(failure, "", remedy), recomputed_s=repeats_s)
 

@@ -52,7 +52,7 @@ def fault_injected(ctx: Context, event: events.FaultInjected) -> None:
 
 
 def _mark_drilled(ctx: Context, event: events.FaultInjected) -> None:
-    """The node's next failure shows nothing of the node, unless the drill imitates a failed device."""
+    """Until the attempt ends, no failure counts against the node, unless the drill imitates a failed device."""
     if event.node < 0 or event.target.partition(" ")[0] in _DEVICES:
         return
     if (replica := ctx.state.nodes[event.node].replica) is not None:
