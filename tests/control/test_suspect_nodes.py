@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 from tests.control.test_device_faults import decided, replacements
-from tests.control.test_machine import Run, gone, joined, killed, stopped
+from tests.control.test_machine import Run, gone, joined, killed, leaving, stopped
 from tests.control.test_root_cause import INSIDE, OUTSIDE, hung, root_cause
 from tests.control.test_standby_promotion import promotions, ready
 
@@ -118,6 +118,30 @@ def test_rank_that_also_fails_on_the_next_machine_makes_no_second_machine_suspec
         failure = replace(SEGFAULT, at=SEGFAULT.at + number * HOUR_S, machine=machine, step=50 + number)
         assert is_suspect(failure, *known) is (number == 1)
         known.append(failure)
+
+
+def test_failure_of_another_replica_acquits_a_machine_and_accuses_none() -> None:
+    several = Recovery(max_restarts=100, replicas=2)
+    other = before(SEGFAULT, node=0, machine="m1", replica=1)
+    assert not is_suspect(SEGFAULT, before(SEGFAULT), other, recovery=several)
+    assert is_suspect(SEGFAULT, before(SEGFAULT), replace(other, code=signal.SIGBUS), recovery=several)
+    assert not is_suspect(SEGFAULT, before(SEGFAULT, replica=1), recovery=several)
+
+
+def test_earlier_failures_of_another_replica_spend_no_restart_and_make_no_crash_loop() -> None:
+    several = Recovery(max_restarts=3, replicas=2)
+    others = tuple(replace(CRASHED, at=CRASHED.at - number, replica=1) for number in range(9))
+    assert decide(CRASHED, others, several).action is Action.RESTART
+
+
+@pytest.mark.parametrize("first", [SEGFAULT, HUNG, LOST], ids=["signal", "hang", "lost agent"])
+def test_lost_agent_makes_a_node_suspect_as_the_second_failure_too(first: Failure) -> None:
+    verdict = decide(LOST, (before(first),), RECOVERY)
+    assert (verdict.action, verdict.is_suspicion, verdict.replace_node) == (Action.REPLACE_NODE, True, True)
+    assert verdict.finding.evidence[-1].startswith("3600 s before: ")
+    for other in (before(first, machine="m8"), before(first, excused=True)):
+        assert not is_suspect(LOST, other)
+    assert not is_suspect(replace(LOST, evicted=True), before(first))
 
 
 def test_replica_that_fails_soon_again_is_not_suspected_but_flaps() -> None:
@@ -238,6 +262,45 @@ def test_loss_of_one_node_counts_against_its_machine_and_that_of_several_does_no
         run.do(joined(node, generation=1, incarnation=f"j{node}", at=102.0))
     kill(run, lost[0], attempt=1, at=300.0)
     assert run.state.nodes[lost[0]].generation == (2 if len(lost) == 1 else 1)
+
+
+def test_segfaults_of_several_replicas_move_with_the_program() -> None:
+    run = Run(nodes=2, replicas=2, max_restarts=10).running()
+    for at, replica, attempt in ((100.0, 0, 0), (200.0, 1, 0), (400.0, 0, 1)):
+        run.do(msgspec.structs.replace(killed(replica, replica=replica, rank=0, attempt=attempt, at=at), code=11))
+        run.do(stopped(replica, replica=replica, attempt=attempt))
+    assert run.state.nodes[0].generation == 0
+
+
+def test_agent_that_restarts_in_place_counts_against_its_machine() -> None:
+    run = Run(nodes=2, max_restarts=10).running()
+    run.do(joined(1, at=100.0, incarnation="b"), stopped(0))
+    assert run.state.nodes[1].generation == 0
+    run.do(joined(1, at=300.0, incarnation="c"))
+    (request,) = replacements(run.do(stopped(0, attempt=1)))
+    assert request.node_id == NodeId(node=1, generation=1)  # type: ignore[union-attr]
+
+
+def test_node_that_ends_after_its_preemption_notice_counts_against_no_machine() -> None:
+    run = Run(nodes=2, max_restarts=10).running()
+    run.do(leaving(1, at=99.0), gone(1, at=100.0), stopped(0))
+    run.do(NodeCreated(at=101.0, node=1, generation=1, machine="node1.0"))
+    run.do(joined(1, generation=1, incarnation="b", at=102.0))
+    kill(run, 1, attempt=1, at=300.0)
+    assert run.state.nodes[1].generation == 1
+
+
+def test_node_that_was_lost_and_is_back_before_its_replica_is_judged_is_not_replaced_again() -> None:
+    run = Run(nodes=2, max_restarts=10)
+    run.do(*(NodeCreated(at=0.5, node=node, generation=0, machine=f"m{node}") for node in range(2)))
+    run.running()
+    kill(run, 1, attempt=0, at=100.0)
+    requests = run.do(killed(1, attempt=1, at=300.0), gone(1, at=301.0))
+    run.do(NodeCreated(at=302.0, node=1, generation=1, machine="m2"))
+    run.do(joined(1, generation=1, incarnation="b", at=303.0))
+    requests += run.do(stopped(0, attempt=1))
+    assert len(replacements(requests)) == 1
+    assert run.state.nodes[1].generation == 1
 
 
 def test_rank_and_machine_of_a_failure_survive_in_the_evidence_of_the_next() -> None:

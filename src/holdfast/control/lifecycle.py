@@ -186,11 +186,12 @@ def judge_attempt(ctx: Context, index: int) -> None:
 
 def _on_machine(ctx: Context, replica: ReplicaState, failure: Failure, node: int) -> Failure:
     """The failure with the machine on which it happened, and whether something else than that machine explains it."""
-    lost = [loss for loss in replica.node_failures if loss.node == node and loss.machine]
+    lost = [loss for loss in replica.node_failures if loss.node == node]
+    announced = any(loss.kind is FailureKind.NODE_PREEMPTED for loss in lost)
     return replace(
         failure,
         machine=lost[0].machine if lost else ctx.state.nodes[node].machine_id,
-        excused=node in replica.drilled or len(replica.node_failures) > len(lost),
+        excused=node in replica.drilled or announced or len(replica.node_failures) > len(lost),
     )
 
 
@@ -202,7 +203,8 @@ def _all_succeeded(job: Job, replica: ReplicaState) -> bool:
 def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     """Do what the policy decides: restart, perhaps later or on another node, or end the run."""
     index = replica.replica
-    verdict = decide(failure, replica.failures, ctx.job.recovery, _spare(ctx, replica))
+    earlier = tuple(one for each in ctx.state.replicas for one in each.failures)
+    verdict = decide(failure, earlier, ctx.job.recovery, _spare(ctx, replica))
     left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index
     if verdict.action is Action.REPLACE_NODE and left_slot:
         verdict = replace(verdict, action=Action.PROMOTE)
@@ -215,17 +217,17 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     if verdict.wait_s:
         ctx.set_timer(Timer.BACK_OFF, index, ctx.at + verdict.wait_s)
     if verdict.replace_node and failure.node is not None and not left_slot:
-        _replace_node(ctx, index, failure.node, verdict)
+        _replace_node(ctx, replica, failure.node, verdict)
     ctx.raise_(FollowUp.ADVANCE, index=index)
 
 
-def _replace_node(ctx: Context, index: int, node: int, verdict: Verdict) -> None:
+def _replace_node(ctx: Context, replica: ReplicaState, node: int, verdict: Verdict) -> None:
     """Give a replica another node in place of one that is there."""
-    if ctx.state.nodes[node].is_missing:
+    if node in replica.lost_slots:
         return  # it was lost meanwhile, and requested again
     if verdict.avoid_machine:
         avoid_machine(ctx, node, cordon=verdict.cordon)
-    ctx.set_timer(Timer.MIN_NODES, index, ctx.at + ctx.job.nodes.min_nodes_wait_s)
+    ctx.set_timer(Timer.MIN_NODES, replica.replica, ctx.at + ctx.job.nodes.min_nodes_wait_s)
     empty_slot(ctx, node, verdict.finding.what, maybe_alive=False)
     promote_standbys(ctx)
     refill_slot(ctx, node)

@@ -482,12 +482,13 @@ def scale_up_due(scale_ups: tuple[float, ...], at: float, restart_window_s: floa
 
 
 def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery, spare: Spare = Spare.NONE) -> Verdict:
-    """Decide what follows a failure, given earlier ones (oldest first) and the job's recovery settings.
+    """Decide what follows a failure, given earlier ones of all replicas (oldest first) and the recovery settings.
 
     `spare` is what would take the place of its node.
     """
+    of_replica = tuple(one for one in earlier if one.replica == failure.replica)
     for rule in _RULES:
-        verdict = rule(failure, earlier, recovery)
+        verdict = rule(failure, earlier if rule in _ACROSS_REPLICAS else of_replica, recovery)
         if verdict is not None:
             return _with_spare(verdict, spare)
     raise AssertionError("the last rule always applies")
@@ -651,7 +652,8 @@ def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Rec
 def _suspect_node(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A node is replaced at the second failure that its machine may have caused, if no other machine had one alike.
 
-    One of several replicas that fails soon after it started flaps, which is the next rule's.
+    Failures of other replicas count only if they acquit it. One of several replicas that fails soon after it started
+    flaps, which is another rule's.
     """
     if recovery.replicas > 1 and failure.uptime_s < FLAP_S:
         return None
@@ -660,7 +662,8 @@ def _suspect_node(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
     own = [
         one
         for one in recent
-        if _on_one_machine(one, failure)
+        if one.replica == failure.replica
+        and _on_one_machine(one, failure)
         and _may_be_of_machine(one)
         and (one.kind not in _OF_MACHINE_OR_PROGRAM or _ending(one) not in elsewhere)
     ]
@@ -776,12 +779,14 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _crash_loop,
     _never_joins,
     _budget_spent,
-    _replace,
     _device_failed,
     _suspect_node,
+    _replace,
     _flapping,
     _restart,
 )
+_ACROSS_REPLICAS = (_suspect_node,)
+"""Rules that are given the failures of all replicas; a replica's own decide for the others."""
 
 
 def _stop(failure: Failure, why: str, remedy: str) -> Verdict:
