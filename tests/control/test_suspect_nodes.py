@@ -15,6 +15,7 @@ from tests.control.test_standby_promotion import promotions, ready
 from holdfast.control.commands import AvoidMachine
 from holdfast.control.policy import Action, Failure, FailureKind, Spare, decide
 from holdfast.events import CollectiveCall, FaultInjected, GroupCollectives, NodeCreated
+from holdfast.findings import Owner
 from holdfast.job.backend import NodeId
 from holdfast.job.spec import Recovery
 
@@ -63,8 +64,11 @@ def test_node_is_replaced_at_the_second_failure_that_its_machine_may_have_caused
     assert not is_suspect(failure)
     for first in (before(failure, step=failure.step), before(SEGFAULT), before(HUNG), before(LOST)):
         verdict = decide(failure, (first,), RECOVERY)
-        assert (verdict.action, verdict.replace_node, verdict.cordon) == (Action.REPLACE_NODE, True, False)
-        assert "failure 2 of this node within recovery.suspect_window_s, 86400 s" in verdict.finding.what
+        assert (verdict.action, verdict.replace_node) == (Action.REPLACE_NODE, True)
+        assert verdict.finding.what.endswith(
+            "failure 2 of this node within recovery.suspect_window_s, 86400 s, and none like it elsewhere"
+        )
+        assert verdict.finding.owner is Owner.CLUSTER
         assert verdict.finding.evidence[-1].startswith("3600 s before: ")
 
 
@@ -175,11 +179,22 @@ def test_device_fault_and_a_signal_on_one_machine_count_together() -> None:
     assert not is_suspect(contained, before(CRASHED))
 
 
+def test_finding_of_a_device_fault_after_a_signal_has_the_repair_and_denies_no_failure_elsewhere() -> None:
+    contained = replace(SEGFAULT, kind=FailureKind.GPU_MEMORY_ERROR_CONTAINED, code=1)
+    finding = decide(contained, (before(SEGFAULT), before(contained, node=0, machine="m1")), RECOVERY).finding
+    assert finding.what.endswith("failure 2 of this node within recovery.suspect_window_s, 86400 s")
+    assert "On node1's machine: reset the GPU at the next pause so that the row is remapped. " in finding.remedy
+    lost = decide(LOST, (before(SEGFAULT), before(LOST, node=0, machine="m1")), RECOVERY).finding
+    assert "elsewhere" not in lost.what
+    assert "Test node1's machine. " in lost.remedy
+
+
 @pytest.mark.parametrize("spare", Spare)
-def test_machine_of_a_suspect_node_is_avoided_only_where_a_standby_takes_its_place(spare: Spare) -> None:
+def test_machine_of_a_suspect_node_may_be_used_again(spare: Spare) -> None:
     verdict = decide(SEGFAULT, (before(SEGFAULT),), RECOVERY, spare)
     has_standby = spare is Spare.STANDBY
-    assert verdict.avoid_machine is has_standby
+    assert not verdict.avoid_machine
+    assert ("the checkpoints in its pod are lost" in verdict.finding.remedy) is not has_standby
     assert verdict.action is (Action.PROMOTE if has_standby else Action.REPLACE_NODE)
     says = str(Spare.STANDBY) if has_standby else "No standby is ready, so its target starts the node again"
     assert verdict.finding.remedy.startswith(says)
@@ -225,7 +240,7 @@ def test_node_whose_rank_is_killed_twice_is_started_again() -> None:
     assert "starts the node again" in decided(run).finding.remedy
 
 
-def test_ready_standby_takes_the_place_of_a_suspect_node_whose_machine_is_avoided_but_not_cordoned() -> None:
+def test_ready_standby_takes_the_place_of_a_suspect_node_whose_machine_is_not_avoided() -> None:
     run = Run(nodes=2, standby=1, max_restarts=10)
     run.do(NodeCreated(at=0.5, node=1, generation=0, machine="m7"))
     run.running()
@@ -234,9 +249,20 @@ def test_ready_standby_takes_the_place_of_a_suspect_node_whose_machine_is_avoide
     run.do(killed(1, attempt=1, at=300.0), stopped(0, attempt=1))
     commands = run.do(stopped(1, attempt=1))
     assert promotions(run) == [(2, 1)]
-    assert [one for one in commands if isinstance(one, AvoidMachine)] == [
-        AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7", cordon=False)
-    ]
+    assert not [one for one in commands if isinstance(one, AvoidMachine)]
+
+
+def test_finding_says_that_a_standby_took_the_place_of_a_suspect_node_that_was_lost_meanwhile() -> None:
+    run = Run(nodes=2, standby=1, max_restarts=10)
+    run.do(*(NodeCreated(at=0.5, node=node, generation=0, machine=f"m{node}") for node in range(3)))
+    run.running()
+    run.do(ready(2))
+    kill(run, 1, attempt=0, at=100.0)
+    run.do(killed(1, attempt=1, at=300.0), gone(1, at=301.0))
+    assert promotions(run) == [(2, 1)]
+    run.do(stopped(0, attempt=1))
+    assert decided(run).action == Action.PROMOTE
+    assert decided(run).finding.remedy.startswith(Spare.STANDBY)
 
 
 @pytest.mark.parametrize(("target", "suspect"), [("rank 1", False), ("node", False), ("nic 1", True)])

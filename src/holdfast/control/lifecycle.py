@@ -204,8 +204,8 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     """Do what the policy decides: restart, perhaps later or on another node, or end the run."""
     index = replica.replica
     earlier = tuple(one for each in ctx.state.replicas for one in each.failures)
-    verdict = decide(failure, earlier, ctx.job.recovery, _spare(ctx, replica))
-    left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index
+    left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index  # a standby has it
+    verdict = decide(failure, earlier, ctx.job.recovery, Spare.STANDBY if left_slot else _spare(ctx, replica))
     if verdict.action is Action.REPLACE_NODE and left_slot:
         verdict = replace(verdict, action=Action.PROMOTE)
     _record_recovery(ctx, replica, verdict, failure)
@@ -226,7 +226,7 @@ def _replace_node(ctx: Context, replica: ReplicaState, node: int, verdict: Verdi
     if node in replica.lost_slots:
         return  # it was lost meanwhile, and requested again
     if verdict.avoid_machine:
-        avoid_machine(ctx, node, cordon=verdict.cordon)
+        avoid_machine(ctx, node)
     ctx.set_timer(Timer.MIN_NODES, replica.replica, ctx.at + ctx.job.nodes.min_nodes_wait_s)
     empty_slot(ctx, node, verdict.finding.what, maybe_alive=False)
     promote_standbys(ctx)

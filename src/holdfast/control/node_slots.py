@@ -32,11 +32,11 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
     ctx.set_timer(Timer.RECONNECT, index, None)
 
 
-def avoid_machine(ctx: Context, index: int, *, cordon: bool) -> None:
-    """Create no further node on the machine of a failed node; `cordon`: other jobs are to avoid it too."""
+def avoid_machine(ctx: Context, index: int) -> None:
+    """Create no further node on the machine of a failed node, which other jobs are to avoid too."""
     node = ctx.state.nodes[index]
     ctx.change(avoided=(*ctx.state.avoided, (node.node_id, node.machine)))
-    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, cordon=cordon))
+    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, cordon=True))
 
 
 def avoid_again(ctx: Context) -> None:

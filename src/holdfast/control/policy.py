@@ -43,7 +43,6 @@ STOP_GRACE_S = 20.0
 HANG_VERDICT_S = 8.0
 """Seconds the other ranks have to report after the first reported a hang; longer than py-spy takes for a node."""
 
-
 JOIN_TRIES = 3
 """Times in a row that a node is created again because it does not join."""
 
@@ -380,7 +379,8 @@ _STARTS_OVER = (
 )
 
 _STARTED_AGAIN = (
-    "No standby is ready, so its target starts the node again, on the same machine unless it chooses another one."
+    "No standby is ready, so its target starts the node again, on the same machine unless it chooses another one. On "
+    "Kubernetes without a volume or a URL, the checkpoints in its pod are lost."
 )
 
 _ADMITTED_AGAIN = (
@@ -431,9 +431,7 @@ class Verdict:
     replace_node: bool = False
     """Whether `_recover` replaces the node although it is there; `lose_nodes` has already replaced a lost one."""
     avoid_machine: bool = False
-    """Whether its machine is not to be used again."""
-    cordon: bool = False
-    """Whether other jobs are not to use its machine either, where the run may have them do so."""
+    """Whether its machine is not to be used again, nor by other jobs where the run may have them avoid it."""
     is_suspicion: bool = False
     """Whether the node is replaced because its machine may be the cause."""
     recomputed_s: float = 0.0
@@ -495,10 +493,7 @@ def decide(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery, s
 
 
 def _with_spare(verdict: Verdict, spare: Spare) -> Verdict:
-    """The verdict on a node that is there, with what takes its place.
-
-    Nothing waits for another machine on a mere suspicion: the machine is avoided only if a standby takes its place.
-    """
+    """The verdict on a node, with what takes its place; a machine that is only suspected may be used again."""
     if not (verdict.avoid_machine or verdict.is_suspicion):
         return verdict
     has_standby = spare is Spare.STANDBY
@@ -506,7 +501,6 @@ def _with_spare(verdict: Verdict, spare: Spare) -> Verdict:
     return replace(
         verdict,
         action=Action.PROMOTE if has_standby else verdict.action,
-        avoid_machine=verdict.avoid_machine or has_standby,
         finding=msgspec.structs.replace(verdict.finding, remedy=f"{instead} {verdict.finding.remedy}"),
     )
 
@@ -632,11 +626,8 @@ def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Rec
     before = [one for one in earlier if one.at > since and _has_device_fault(one) and _on_one_machine(one, failure)]
     if not _has_device_fault(failure) or (kind.blame is NodeBlame.SUSPECTED and not before):
         return None
-    because = ""
-    if before:
-        because = (
-            f"fault {len(before) + 1} of this node within recovery.suspect_window_s, {recovery.suspect_window_s:g} s"
-        )
+    window = f"of this node within recovery.suspect_window_s, {recovery.suspect_window_s:g} s"
+    because = f"fault {len(before) + 1} {window}" if before else ""
     repeats_s = _repeats_s(failure, earlier, recovery)
     remedy = f"Before node{failure.node}'s machine is used again: {kind.repair}."
     return Verdict(
@@ -644,7 +635,6 @@ def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Rec
         finding=_finding(failure, because, f"{remedy} {_STARTS_OVER}" if repeats_s else remedy),
         replace_node=True,
         avoid_machine=True,
-        cordon=True,
         recomputed_s=repeats_s,
     )
 
@@ -669,17 +659,19 @@ def _suspect_node(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
     ]
     if len(own) < 2 or own[-1] is not failure:
         return None
-    window_s = recovery.suspect_window_s
+    unlike = "" if _ending(failure) in elsewhere else ", and none like it elsewhere"
     because = (
-        f"failure {len(own)} of this node within recovery.suspect_window_s, {window_s:g} s, and none like it elsewhere"
+        f"failure {len(own)} of this node within recovery.suspect_window_s, {recovery.suspect_window_s:g} s{unlike}"
     )
-    remedy = f"Test node{failure.node}'s machine. If the rank fails on another one too, the program is the cause."
+    repair, machine = _KINDS[failure.kind].repair, f"node{failure.node}'s machine"
+    remedy = f"On {machine}: {repair}." if repair else f"Test {machine}."
+    remedy = f"{remedy} If the same happens on another one, the program is the cause."
     repeats_s = _repeats_s(failure, earlier, recovery)
     finding = _finding(failure, because, f"{remedy} {_STARTS_OVER}" if repeats_s else remedy)
     before = tuple(f"{failure.at - one.at:.0f} s before: {_describe(one)}" for one in own[-4:-1])
     return Verdict(
         action=Action.REPLACE_NODE,
-        finding=msgspec.structs.replace(finding, evidence=(*finding.evidence, *before)),
+        finding=msgspec.structs.replace(finding, evidence=(*finding.evidence, *before), owner=Owner.CLUSTER),
         replace_node=True,
         is_suspicion=True,
         recomputed_s=repeats_s,
