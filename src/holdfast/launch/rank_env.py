@@ -140,10 +140,10 @@ _TORCHFT_DEFAULTS = {
 
 
 def _nccl_env(job: Job) -> dict[str, str]:
-    """How torch watches the NCCL groups among the ranks of one replica.
+    """How torch watches the NCCL groups of a rank.
 
-    Of these, only the first concerns the group of the replicas, which has no watchdog: torch's would end the survivors
-    of a loss. docs/fault-tolerance.md has the order in which all of them act.
+    The group of the replicas has no watchdog, because torch's would end the survivors of a loss: only BLOCKING_WAIT and
+    NONBLOCKING_TIMEOUT concern it. docs/fault-tolerance.md says which of them acts when.
     """
     peer_timeout_s = _peer_timeout_s(job)
     return {
