@@ -7,7 +7,7 @@ with. One rank also saves the weights that training began with, so that a test c
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -126,6 +126,8 @@ class Case:
     """Samples of a micro-batch of the session's `micro_batches`."""
     accumulate: Callable[..., AbstractContextManager[None]] | None = None
     """How the program's own loop over micro-batches keeps gradients from being reduced; None: it has no such loop."""
+    interrupted: bool = False
+    """Whether a backward pass of one replica raises an error, and the program repeats it in the same step."""
 
 
 branching = partial(Net, branches=True)
@@ -133,6 +135,7 @@ recomputing = partial(Net, recompute=False)
 
 CASES: dict[str, Case] = {
     "plain": Case(ranks=1),
+    "plain, interrupted": Case(ranks=1, interrupted=True),
     "plain compiled": Case(wrap=compiled, ranks=1),
     "ddp": Case(wrap=ddp()),
     "compile(ddp)": Case(wrap=lambda model: compiled(ddp()(model))),
@@ -204,6 +207,23 @@ def micro_batches(case: Case, session: Session, wrapper: Model) -> Any:
             yield [sample], micro.loss_scale / len(micro.samples), case.accumulate(wrapper, last=last)
 
 
+class OutOfMemory(Exception):
+    """Stands for the device's."""
+
+
+def interrupt(loss: torch.Tensor, model: Net) -> None:
+    """Begin a backward pass, which raises an error before its last gradient, and drop its gradients."""
+
+    def raise_error(_: torch.Tensor) -> None:
+        raise OutOfMemory
+
+    hook = model.first.weight.register_hook(raise_error)
+    with suppress(OutOfMemory):
+        loss.backward()
+    hook.remove()
+    model.zero_grad()
+
+
 def train(name: str, config: RankConfig, out: Path) -> None:
     torch._dynamo.reset()
     with torch._dynamo.config.patch(CASES[name].dynamo):
@@ -217,9 +237,13 @@ def train_case(name: str, case: Case, config: RankConfig, out: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     session = Session(model=wrapper if case.gives_wrapper else model, optimizer=optimizer, config=config)
     began: dict[str, torch.Tensor] = {}
+    interrupts = case.interrupted and config.replica == 0
     for _ in session.steps(STEPS):
         began = began or {key: whole(each) for key, each in model.named_parameters()}
         for samples, scale, sync in micro_batches(case, session, wrapper):
+            if interrupts and session.step == 1:
+                interrupts = False
+                interrupt(loss_of(wrapper, samples) * scale, model)
             with sync:
                 (loss_of(wrapper, samples) * scale).backward()
         optimizer.step()

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.errors import HoldfastError
 from holdfast.train.checkpoint.train_state import TrainState
+from holdfast.train.ft import gradient_reducer
 from holdfast.train.ft.gradient_reducer import GradientReducer
 from holdfast.train.ft.replica_strategy import ReplicaStrategy, _GatedOptimizer
 from holdfast.train.ft.wrappers import UNSUPPORTED, GradientSync, refuse_unsupported
@@ -25,12 +26,18 @@ class Link:
     """The way to one other replica, whose gradients are all the same."""
 
     count = 2
+    failed = False
+    """Whether the current step has failed."""
 
     def start_allreduce(self, tensor: torch.Tensor) -> None:
-        tensor += OTHERS / 2
+        if not self.failed:
+            tensor += OTHERS / 2
 
     def wait_all(self) -> bool:
-        return True
+        return not self.failed
+
+    def fail(self, _: Exception) -> None:
+        self.failed = True
 
 
 @pytest.fixture
@@ -71,6 +78,53 @@ def test_mean_of_ddp_with_a_static_graph_on_one_rank_is_left_alone_in_its_first_
             sync.set(enabled=reducer.armed)
             backward(wrapper)
         assert inner.weight.grad.tolist() == [[(2 + OTHERS) / 2, (6 + OTHERS) / 2]]
+
+
+class Layers(torch.nn.Module):
+    """Two layers; if it `raises`, a backward pass does so before it has the first one's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (torch.nn.Linear(2, 2, bias=False) for _ in range(2))
+        self.raises = False
+        self.first.weight.register_hook(self._raise)
+
+    def _raise(self, _: torch.Tensor) -> None:
+        if self.raises:
+            raise torch.OutOfMemoryError
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(inputs))
+
+
+@pytest.mark.parametrize("first_bytes", [1, gradient_reducer.FIRST_BYTES])
+@pytest.mark.parametrize("again", [False, True])
+def test_backward_pass_that_raises_fails_its_step_and_none_that_follows(
+    monkeypatch: pytest.MonkeyPatch, first_bytes: int, again: bool
+) -> None:
+    monkeypatch.setattr(gradient_reducer, "FIRST_BYTES", first_bytes)  # 1: a bucket is sent before the error
+    layers, link = Layers(), Link()
+    reducer = GradientReducer(layers, link, ddp_reduces=False)
+    layers.raises = True
+    with pytest.raises(torch.OutOfMemoryError):
+        backward(layers)
+    assert not link.failed
+    if again:
+        layers.raises = False
+        backward(layers)
+        # A second gradient of a bucket on its way: the other replica must not take the step with a mixture.
+        assert link.failed is (first_bytes == 1)
+    reducer.fail_if_interrupted()
+    assert link.failed
+    layers.raises, link.failed = False, False  # the next step
+    reducer.fail_if_interrupted()
+    for each in layers.parameters():
+        each.grad = None
+    backward(layers)
+    reducer.fail_if_interrupted()
+    assert not link.failed
+    alone = torch.ones(2)[:, None] * layers.first(torch.tensor([1.0, 3.0])).detach()
+    assert torch.equal(layers.second.weight.grad, (alone + OTHERS) / 2)
 
 
 def test_ddp_that_the_session_is_not_given_is_refused_before_the_optimizer_steps(group: None):

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.train.ft import device_sync
+from holdfast.train.session.agent_client import log_line
 from holdfast.train.torch_private import after_backward, local_part, sharded, version_of
 
 if TYPE_CHECKING:  # TorchFT takes time to import
@@ -62,12 +63,25 @@ class GradientReducer:
         """A gradient is ready; called by autograd, and by FSDP2 after it has reduced it."""
         if not self.armed or self._link.count == 1:
             return
+        bucket = self._bucket_of[parameter]
+        if bucket.sent:
+            self.fail_if_interrupted()
         if not self._finish_queued:
             self._finish_queued = True
             after_backward(self._finish_late if self._defer_all else self._finish)
         if not self._defer_all:
-            self._bucket_of[parameter].add(parameter, self._link.count)
+            bucket.add(parameter, self._link.count)
             self._launch_buckets(whole=True)
+
+    def fail_if_interrupted(self) -> None:
+        """Fail the step if a backward pass of it raised an error, which the program may have caught.
+
+        Torch has dropped the callback for its end, and a part of its gradients may be on their way.
+        """
+        if self._finish_queued:
+            log_line("a backward pass raised an error while replicas exchanged gradients: the step is discarded")
+            self._link.fail(RuntimeError("a backward pass raised an error"))
+            self._reset()
 
     def _launch_buckets(self, *, whole: bool) -> None:
         """Send the next buckets; incomplete ones only after the last gradient."""
@@ -83,14 +97,18 @@ class GradientReducer:
     def _finish(self) -> None:
         self._launch_buckets(whole=False)
         arrived = self._link.wait_all()
+        if not arrived:
+            self._reset()
+            return
         self._launched, self._finish_queued = 0, False
-        if arrived:
-            self._unpack()
-        else:
-            for bucket in self._buckets:
-                bucket.reset()
-        if arrived and not self._verified:
+        self._unpack()
+        if not self._verified:
             after_backward(self._verify)
+
+    def _reset(self) -> None:
+        self._launched, self._finish_queued = 0, False
+        for bucket in self._buckets:
+            bucket.reset()
 
     def _unpack(self) -> None:
         """Store the means, after a single read of what was sent behind the gradients of all buckets."""
@@ -116,6 +134,8 @@ class _Bucket:
     """Gradients sent together, followed by the count of replicas that have each, and the stop request."""
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.sent = False
+        """Whether an all-reduce of it has begun in this backward pass."""
         self._parameters = parameters
         self._added: set[torch.Tensor] = set()
         self._averaged: list[nn.Parameter] = []
@@ -148,6 +168,7 @@ class _Bucket:
 
     def pack(self, count: int, *, request_stop: bool) -> torch.Tensor:
         """The tensor to send. Gradients that this backward pass did not compute may remain from the previous one."""
+        self.sent = True
         self._stop_flags.fill_(request_stop)
         if self.complete:
             self._present.fill_(1)
@@ -162,11 +183,13 @@ class _Bucket:
 
     def reset(self) -> None:
         """Allocate new memory after a failed all-reduce: the aborted operation may still write to the old."""
+        self.sent = False
         self._added.clear()
         self._allocate()
 
     def unpack(self, present: Sequence[float]) -> None:
         """Store the received mean as the gradients; gradients that no replica has (`present` is 0) stay None."""
+        self.sent = False
         self._added.clear()
         self._averaged = [each for each, count in zip(self._parameters, present, strict=True) if count > 0]
         for parameter in self._averaged:

@@ -172,7 +172,7 @@ class ReplicaGroup:
         if self._ranks.all(together):
             return True
         if self._healthy:
-            self._fail(ConnectionError("not all replicas are there"))
+            self.fail(ConnectionError("not all replicas are there"))
         return self.should_commit()
 
     def join_quorum(self, step: int) -> bool:
@@ -265,8 +265,13 @@ class ReplicaGroup:
     def leave(self, error: Exception) -> None:
         """Leave the current quorum before its step; all ranks call it."""
         if self._healthy:
-            self._fail(error)
+            self.fail(error)
         self.should_commit()
+
+    def fail(self, error: Exception) -> None:
+        """Fail the current step, and close the connection, so that the other replicas notice."""
+        self._manager.report_error(error)
+        self._group.close(error)
 
     def start_allreduce(self, tensor: torch.Tensor) -> None:
         """Start an in-place all-reduce that sums a tensor over the replicas; does nothing after the step has failed."""
@@ -275,7 +280,7 @@ class ReplicaGroup:
         try:
             self._group.start_allreduce(tensor, self.wake)
         except (RuntimeError, ConnectionError) as error:
-            self._fail(error)
+            self.fail(error)
 
     def wait_all(self) -> bool:
         """Wait for all started operations; False if the step has failed: then this replica takes no part in it.
@@ -293,7 +298,7 @@ class ReplicaGroup:
         try:
             return not self._healthy or not self._group.is_waiting()
         except (RuntimeError, ConnectionError) as error:
-            self._fail(error)
+            self.fail(error)
             return True
 
     @marked(FOR_REPLICAS)
@@ -358,10 +363,6 @@ class ReplicaGroup:
     @property
     def _healthy(self) -> bool:
         return self._manager.errored() is None
-
-    def _fail(self, error: Exception) -> None:
-        self._manager.report_error(error)
-        self._group.close(error)
 
 
 class _ReplicaManager(Manager):

@@ -199,9 +199,7 @@ class SyncReplicas(MultiReplica):
         super().__init__(config, train_state, coordinator, resume, trust)
         self._ranks = coordinator.ranks
         self._reducer = GradientReducer(train_state.model, self._replica_group, ddp_reduces=self._has_inner_group)
-        self._optimizer_gate = _GatedOptimizer(
-            train_state.optimizer, self._replica_group.should_commit, train_state.post_step_state
-        )
+        self._optimizer_gate = _GatedOptimizer(train_state.optimizer, self._should_commit, train_state.post_step_state)
         for each in train_state.state.values():
             if isinstance(each, GradScaler):
                 self._optimizer_gate.decide_before_step_of(each)
@@ -229,8 +227,13 @@ class SyncReplicas(MultiReplica):
         self._reducer.request_stop = True
 
     def before_backward(self, *, last: bool) -> None:
+        self._reducer.fail_if_interrupted()
         self._reducer.armed = last
         super().before_backward(last=last)
+
+    def _should_commit(self) -> bool:
+        self._reducer.fail_if_interrupted()
+        return self._replica_group.should_commit()
 
     def end_step(self, after: TrainingProgress) -> TrainingProgress | None:
         if (beside := self._optimizer_gate.close_step()) is None:
