@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 import socket
+import time
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from http.client import HTTPException
 from threading import Event
+from urllib.parse import urlsplit
 
 import pytest
 import torch
 
 from holdfast.train import torch_private
+from holdfast.train.ft import state_transport
 from holdfast.train.ft.state_transport import StateTransferError, StateTransport
 
-TIMEOUT = timedelta(minutes=10)
 DEADLINE_S = 30.0
+TIMEOUT = timedelta(minutes=10)
 QUORUM, STEP = 3, 5
 
 
@@ -43,8 +46,8 @@ def pool() -> Generator[ThreadPoolExecutor]:
         yield pool
 
 
-def transport(quorum: int = QUORUM) -> StateTransport:
-    return StateTransport("127.0.0.1", TIMEOUT, lambda: quorum)
+def transport(quorum: int = QUORUM, timeout: timedelta = TIMEOUT) -> StateTransport:
+    return StateTransport("127.0.0.1", timeout, lambda: quorum)
 
 
 def sent(state: object) -> tuple[object, StateTransport]:
@@ -182,3 +185,48 @@ def test_state_is_not_withdrawn_while_it_is_read(pool: ThreadPoolExecutor) -> No
     release.set()
     withdrawing.result(DEADLINE_S)
     assert "held" in receiving.result(DEADLINE_S)
+
+
+def test_transfer_to_a_receiver_that_hangs_is_cut_and_the_donor_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose machine has lost power, which does not close its connections."""
+    monkeypatch.setattr(state_transport, "STATE_TIMEOUT_S", 0.1)
+    state = {"weight": torch.empty(1 << 26, dtype=torch.uint8)}  # more than the kernel's buffers take
+    donor = transport(timeout=timedelta(seconds=DEADLINE_S))
+    donor.send_checkpoint([1], STEP, state, TIMEOUT)
+    address = urlsplit(donor.metadata())
+    with socket.create_connection((address.hostname, address.port), DEADLINE_S) as hanging:
+        hanging.sendall(f"GET /{QUORUM}/{STEP} HTTP/1.0\r\n\r\n".encode())
+        received = len(hanging.recv(100))
+        began = time.monotonic()
+        donor.disallow_checkpoint()
+        assert time.monotonic() - began < DEADLINE_S / 2
+        state["weight"].fill_(1)  # what the step changes does not arrive
+        while data := hanging.recv(1 << 20):
+            received += len(data)
+    assert received < state["weight"].nbytes
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_receiver_that_gives_up_ends_its_connection(pool: ThreadPoolExecutor, begun: bool) -> None:
+    receiver = transport()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        donor = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        receiving = pool.submit(receiver.recv_checkpoint, 0, donor, STEP, TIMEOUT)
+        with listening.accept()[0] as connection:
+            connection.settimeout(DEADLINE_S)
+            connection.recv(1000)
+            if begun:
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nbeginning")
+            receiver.receiving.abort(ConnectionError("lost: replica 7"))
+            with pytest.raises(ConnectionError, match="lost: replica 7"):
+                receiving.result(DEADLINE_S)
+            assert connection.recv(1) == b""
+    assert receiver.error is None
+
+
+def test_receiver_that_gives_up_while_it_connects_requests_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        connection = state_transport._DonorConnection(f"http://127.0.0.1:{listening.getsockname()[1]}", DEADLINE_S)
+        connection.cut()
+        with pytest.raises(OSError, match="Broken pipe"):
+            connection.request("GET", f"/{QUORUM}/{STEP}")

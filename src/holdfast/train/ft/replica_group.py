@@ -29,7 +29,7 @@ from holdfast.protocol.wait_frames import FOR_REPLICAS, marked
 from holdfast.train.ft import device_sync
 from holdfast.train.ft.abortable_pg import AbortableGloo, AbortableNccl, make_store
 from holdfast.train.ft.loss_watcher import LossWatcher
-from holdfast.train.ft.state_transport import StateTransferError, StateTransport
+from holdfast.train.ft.state_transport import STATE_TIMEOUT_S, StateTransferError, StateTransport
 from holdfast.train.ft.torchft_private import adjust_manager, is_behind, quorum_future, quorum_id
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
@@ -59,8 +59,6 @@ DEVICE_POLL_SHARE = 0.05
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 """Pauses before the second and later retries of a quorum that a replica could not join; each doubles the last. The
 first retry is immediate: usually a lost peer was the reason, and the next quorum is without it."""
-STATE_TIMEOUT_S = 5.0
-"""Seconds that a state transfer may still take after a loss in the quorum: its donor may never send it."""
 
 
 class _StopRequested(Exception):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SHUT_RDWR, socket
 from socketserver import TCPServer
 from threading import Condition, Thread
 from typing import Any, NamedTuple
@@ -22,6 +23,10 @@ from torchft.checkpointing.transport import CheckpointTransport
 from holdfast.train import torch_private
 from holdfast.train.ft.abortable_pg import AbortableCall, address_family
 from holdfast.train.session.agent_client import log_line
+
+STATE_TIMEOUT_S = 5.0
+"""Seconds that a state transfer may still take after a loss in the quorum, or after the donor's step: its other end may
+be lost, and whoever still receives takes no part in that step."""
 
 
 class StateTransferError(Exception):
@@ -63,7 +68,8 @@ class StateTransport(CheckpointTransport[Any]):
         self._offer: _Offer | None = None
         self._left = -1
         """The last quorum that this rank has left because a step failed: it will offer no state there."""
-        self._transfers = 0
+        self._transfers = set[socket]()
+        """Connections by which the offered state is being sent."""
         self._server = _StateServer(address, self)
         Thread(target=self._server.serve_forever, name="state server", daemon=True).start()
 
@@ -84,11 +90,12 @@ class StateTransport(CheckpointTransport[Any]):
             self._changed.notify_all()
 
     def disallow_checkpoint(self) -> None:
-        """Withdraw the state, which will change, and wait for the transfers of it in progress."""
+        """Withdraw the state, which will change; its transfers in progress are cut unless they end within 5 s."""
         with self._changed:
             self._offer = None
-            if not self._changed.wait_for(lambda: not self._transfers, self.timeout_s):
-                raise TimeoutError(f"a replica has not received this rank's state within {self.timeout_s:g} s")
+            self._changed.wait_for(lambda: not self._transfers, STATE_TIMEOUT_S)
+            while self._transfers:
+                _cut(self._transfers.pop())
 
     def leave(self) -> None:
         """Refuse, from now on, those that wait for a state of the last quorum: this rank has left it."""
@@ -98,7 +105,11 @@ class StateTransport(CheckpointTransport[Any]):
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
         """Receive a state; raises OSError or HTTPException if the donor is lost or has left the quorum."""
-        return self.receiving.run(lambda: self._receive(metadata, step, timeout.total_seconds()))
+        connection = _DonorConnection(metadata, timeout.total_seconds())
+        try:
+            return self.receiving.run(lambda: self._receive(connection, metadata, step))
+        finally:
+            connection.cut()  # otherwise a thread that was abandoned would continue to receive
 
     def shutdown(self, wait: bool = True) -> None:
         """Stop serving, and refuse those that wait for a state."""
@@ -106,9 +117,7 @@ class StateTransport(CheckpointTransport[Any]):
         if wait:
             self._server.shutdown()
 
-    def _receive(self, donor: str, step: int, timeout_s: float) -> Any:
-        address = urlsplit(donor)
-        connection = HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
+    def _receive(self, connection: _DonorConnection, donor: str, step: int) -> Any:
         try:
             connection.request("GET", f"/{self._quorum_id()}/{step}")
             response = connection.getresponse()
@@ -125,8 +134,8 @@ class StateTransport(CheckpointTransport[Any]):
             connection.close()
 
     @contextmanager
-    def serving(self, quorum: int, step: int) -> Generator[_Offer]:
-        """The offered state, which does not change meanwhile; raises _NotServedError."""
+    def serving(self, quorum: int, step: int, connection: socket) -> Generator[_Offer]:
+        """The offered state, which does not change until `connection` is cut; raises _NotServedError."""
         with self._changed:
             # The donor may not have met this quorum yet.
             self._changed.wait_for(lambda: self._left >= quorum or self._offered_in(quorum), self.timeout_s)
@@ -134,12 +143,12 @@ class StateTransport(CheckpointTransport[Any]):
                 raise _NotServedError("the donor has left this quorum")
             if (offer := self._offer) is None or (offer.quorum, offer.step) != (quorum, step):
                 raise _NotServedError(f"the donor has no state of step {step}")
-            self._transfers += 1
+            self._transfers.add(connection)
         try:
             yield offer
         finally:
             with self._changed:
-                self._transfers -= 1
+                self._transfers.discard(connection)
                 self._changed.notify_all()
 
     def _offered_in(self, quorum: int) -> bool:
@@ -157,6 +166,34 @@ def _load(incoming: _Incoming, donor: str) -> Any:
 
 def _described(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _cut(connection: socket) -> None:
+    """End a connection that another thread may use; `close` would leave that thread in its call."""
+    with suppress(OSError):  # it is closed already
+        connection.shutdown(SHUT_RDWR)
+
+
+class _DonorConnection(HTTPConnection):
+    """A connection to a donor, which another thread can cut, also before it is made."""
+
+    def __init__(self, donor: str, timeout_s: float) -> None:
+        address = urlsplit(donor)
+        super().__init__(address.hostname or "", address.port, timeout=timeout_s)
+        self._made: socket | None = None
+        """The socket, which a response takes from `sock`."""
+        self._is_cut = False
+
+    def connect(self) -> None:
+        super().connect()
+        self._made = self.sock
+        if self._is_cut:
+            _cut(self.sock)
+
+    def cut(self) -> None:
+        self._is_cut = True
+        if self._made is not None:
+            _cut(self._made)
 
 
 class _Incoming:
@@ -235,7 +272,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         _, quorum, step = self.path.split("/")
         try:
-            with self.server.transport.serving(int(quorum), int(step)) as offer:
+            with self.server.transport.serving(int(quorum), int(step), self.connection) as offer:
                 self._send(offer)
         except _NotServedError as error:
             self._refuse(HTTPStatus.CONFLICT, str(error))
