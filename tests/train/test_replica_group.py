@@ -216,6 +216,20 @@ def test_one_that_stands_elsewhere_is_not_stepped_with(both) -> None:
 
 
 @on_gloo
+def test_one_that_discards_a_synchronisation_of_torchft_notifies_the_others(both) -> None:
+    """LocalSGD and DiLoCo ask TorchFT's manager, and not the group, whether to commit."""
+
+    def synchronize(each: Replica) -> bool:
+        if each.state == 1:
+            each.group.manager.report_error(RuntimeError("lost: replica 7"))
+            return each.group.manager.should_commit()
+        each.group.start_allreduce(torch.ones(1))
+        return each.group.wait_all()
+
+    assert both(synchronize) == [False, False]
+
+
+@on_gloo
 def test_one_that_is_lost_is_not_waited_for(both) -> None:
     def stand(each: Replica) -> bool | None:
         if each.state == 1:

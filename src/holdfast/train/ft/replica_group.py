@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torchft.manager import Manager
@@ -199,9 +199,8 @@ class ReplicaGroup:
             if why != reported:
                 self._events.report_finding(_not_joined(why))
                 reported = why
-            self._group.close(ConnectionError(why))
+            self._group.close(ConnectionError(why))  # before the manager waits for the device
             self._manager.should_commit()
-            self._transport.leave()
             self._pause(pause_s)
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s + FIRST_PAUSE_S)
 
@@ -245,10 +244,12 @@ class ReplicaGroup:
         """Whether the current step may be committed: the same on all ranks of this replica; each calls it once."""
         self.wait_all()
         self._committed = self._manager.should_commit()
-        if not self._committed:
-            self._group.close(ConnectionError("a step was discarded"))  # notifies the replicas that committed
-            self._transport.leave()
         return self._committed
+
+    def leave_quorum(self) -> None:
+        """Leave the quorum of a discarded step: close the connection, which notifies the replicas that committed."""
+        self._group.close(ConnectionError("a step was discarded"))
+        self._transport.leave()
 
     def exchange(self, own: Sequence[int], device: torch.device) -> list[list[int]] | None:
         """The integers of each replica of this step; None if one is lost: this one has left too. All ranks call it."""
@@ -364,7 +365,7 @@ class ReplicaGroup:
 
 
 class _ReplicaManager(Manager):
-    """A manager that reports when it has to wait for other replicas."""
+    """A manager that reports when it has to wait for other replicas, and leaves the quorum of a discarded step."""
 
     replica_group: ReplicaGroup
     behind = False
@@ -379,6 +380,15 @@ class _ReplicaManager(Manager):
         super().wait_quorum()
         self.behind = is_behind(self)
         self.replica_group.raise_state_error()
+
+    def should_commit(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
+        self, timeout: timedelta | None = None
+    ) -> bool:
+        """Also called by LocalSGD and DiLoCo."""
+        committed = cast("bool", super().should_commit(timeout))
+        if not committed:
+            self.replica_group.leave_quorum()
+        return committed
 
     def allreduce(  # pyright: ignore[reportIncompatibleVariableOverride] - theirs is decorated
         self, tensor: torch.Tensor, *_: Any, **__: Any
