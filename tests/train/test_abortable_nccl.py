@@ -80,6 +80,14 @@ def test_operation_that_an_abort_ends_is_no_result(replicas) -> None:
         replicas[0].start_allreduce(torch.ones(2), never)
 
 
+def test_next_quorum_waits_for_the_thread_that_aborts_and_for_no_later_one(replicas) -> None:
+    replicas[0].start_allreduce(torch.ones(2), never)
+    replicas[0].lose(1)
+    aborting = replicas[0]._closing
+    replicas[0].close(ConnectionError("a step was discarded"))
+    assert replicas[0]._closing is aborting
+
+
 def test_operation_that_completed_before_the_loss_counts(replicas) -> None:
     for each in replicas:
         each.start_allreduce(torch.ones(2), never)

@@ -77,6 +77,21 @@ def test_operation_that_begins_as_its_group_is_closed_is_not_waited_for() -> Non
     assert time.monotonic() - began < 10
 
 
+class HeldByAbort:
+    """An operation of which nothing can be learned: an abort holds the mutex of its communicator."""
+
+    def done(self) -> bool:
+        raise AssertionError("it would wait for the end of the abort")
+
+
+def test_operation_of_a_closed_group_is_not_asked_whether_it_is_done() -> None:
+    group = AbortableGloo(TIMEOUT)
+    group._operations.append(HeldByAbort())
+    group.close(ConnectionError("lost: replica 1"))
+    with pytest.raises(ConnectionError, match="lost: replica 1"):
+        group.is_waiting()
+
+
 @pytest.mark.parametrize("what", ["state", "store"])
 def test_others_are_listened_to_at_one_address(what: str) -> None:
     store, transport = make_store("127.0.0.1"), StateTransport("127.0.0.1", TIMEOUT, lambda: 1)

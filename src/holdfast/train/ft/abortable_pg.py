@@ -175,9 +175,10 @@ class AbortableGroup(ProcessGroupWrapper):
 
     def is_waiting(self) -> bool:
         """Whether an operation is not done yet; raises RuntimeError or ConnectionError if one failed."""
-        while self._operations and self._operations[0].done():
-            # In this order: an operation of a connection that is being aborted becomes done as well, with any result.
-            if self.error is not None:
+        # The error first: `done` waits for the abort or the shrink of an NCCL communicator, which holds its mutex.
+        while self._operations and self.error is None and self._operations[0].done():
+            # And after: an operation of a connection that is being aborted becomes done as well, with any result.
+            if self.error is not None:  # another thread sets it
                 break
             self._operations.popleft().wait()
         if not self._operations:
@@ -214,7 +215,7 @@ class AbortableGroup(ProcessGroupWrapper):
         self.error = self.error or error
         self._waiting_since = math.inf
         holder = [replace_group(self, None)]
-        if holder[0] is not None or self._operations:
+        if holder[0] is not None:
             # In a thread: closing waits for transfers to or from a peer that may hang.
             given = holder, self._release(lost), tuple(self._operations)
             self._closing = Thread(target=_close_group, args=given, name="close replicas", daemon=True)
