@@ -127,6 +127,35 @@ def test_replica_that_is_lost_while_the_others_connect_to_it_is_not_connected_to
         joining.result(DEADLINE_S)
 
 
+def test_replica_that_is_lost_while_the_others_connect_is_shrunk_away_by_its_rank_in_this_quorum(
+    monkeypatch, pool
+) -> None:
+    """The previous quorum had another replica at that rank."""
+    group, lost = AbortableNccl(TIMEOUT, shrinks=True), 2
+    excluded: Future[list[int]] = Future()
+
+    def connected(*_: object) -> NcclLike:
+        group.lose(lost)
+        return NcclLike(dist.HashStore(), 0, 1)
+
+    def shrunk(_: object, ranks: list[int], *__: object) -> NcclLike:
+        excluded.set_result(ranks)
+        return NcclLike(dist.HashStore(), 0, 1)
+
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    place = f"localhost:{store.port}"
+    store.set("first/shrunk/1", "0")  # as the other replica does
+    store.set("second/shrunk/1", "0")
+    monkeypatch.setattr(abortable_pg, "nccl_group", lambda *_: NcclLike(dist.HashStore(), 0, 1))
+    pool.submit(group.configure, f"{place}/first", "0", 0, 2, 1, 0, 1, [0, 1]).result(DEADLINE_S)
+    monkeypatch.setattr(abortable_pg, "nccl_group", connected)
+    monkeypatch.setattr(abortable_pg, "nccl_shrunk", shrunk)
+    joining = pool.submit(group.configure, f"{place}/second", "0", 0, 2, 1, 0, 1, [0, lost])
+    with pytest.raises(ConnectionError, match="lost: replica 2"):
+        joining.result(DEADLINE_S)
+    assert excluded.result(DEADLINE_S) == [1]
+
+
 @pytest.mark.parametrize("alike", [True, False])
 def test_survivors_shrink_their_group_if_all_of_them_have_and_make_a_new_one_if_not(
     monkeypatch, pool, alike: bool

@@ -93,6 +93,8 @@ class AbortableGroup(ProcessGroupWrapper):
         super().__init__(timeout=timeout)
         self.timeout = timeout
         self.members: frozenset[int] = frozenset()
+        self._replicas: tuple[int, ...] = ()
+        """The replica of each rank of the group: `members`, in order."""
         self.connecting_since = 0.0
         """Monotonic seconds at which the replicas began to connect."""
         self.connecting = AbortableCall()
@@ -110,10 +112,11 @@ class AbortableGroup(ProcessGroupWrapper):
     def configure(self, *given: Any, **named: Any) -> None:
         """Connect the replicas of a new quorum; called by TorchFT, in a thread."""
         ranks_of_each, ranks = given[6:8]
-        members = frozenset(rank // ranks_of_each for rank in ranks)
+        replicas = tuple(rank // ranks_of_each for rank in ranks)
         with self._lock:
             self._close()
-            self.members, self.connecting_since = members, time.monotonic()
+            self._replicas, self.members = replicas, frozenset(replicas)
+            self.connecting_since = time.monotonic()
             self.error, self._operations = None, deque[_Operation]()
         self.connect(*given, **named)
 
@@ -281,8 +284,6 @@ class AbortableNccl(AbortableGroup):
         super().__init__(timeout)
         self._shrinks = shrinks
         self._device = torch.device("cuda", 0)
-        self._replicas: tuple[int, ...] = ()
-        """The replica of each rank of the group."""
         self._shrunk: tuple[frozenset[int], Any] | None = None
         """A group that was shrunk, and its replicas."""
 
@@ -291,15 +292,10 @@ class AbortableNccl(AbortableGroup):
             self._device = torch.device("cuda", torch.cuda.current_device())  # of this thread
         super().configure(*given, **named)
 
-    def connect(self, *given: Any, **named: Any) -> None:
-        super().connect(*given, **named)
-        ranks_of_each, ranks = given[6:8]
-        self._replicas = tuple(rank // ranks_of_each for rank in ranks)
-
     def _release(self, lost: Iterable[int]) -> Callable[[Any], None]:
         gone = frozenset(lost)
         excluded = [rank for rank, replica in enumerate(self._replicas) if replica in gone]
-        remaining = frozenset(self._replicas) - gone
+        remaining = self.members - gone
         return partial(self._shrink, remaining, excluded) if self._shrinks and excluded and remaining else _abort
 
     def _shrink(self, remaining: frozenset[int], excluded: list[int], group: Any) -> None:
