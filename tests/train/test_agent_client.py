@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ from holdfast.findings import Finding
 from holdfast.protocol.clipping import MAX_EVIDENCE_LINES, MAX_WHAT
 from holdfast.protocol.rank_messages import CheckpointAndExitNow, FindingReported, Hello, RankStep, TakeCheckpointNow
 from holdfast.train.session.agent_client import BACKLOG_BYTES, AgentClient
+
+DEADLINE_S = 30.0
 
 
 def test_messages_sent_to_an_agent_arrive_in_order(agent):
@@ -63,6 +67,42 @@ def test_an_agent_that_never_reads_keeps_no_process_from_its_end(agent, monkeypa
         channel.send(RankStep(step=1, started=1.0, ended=2.0, metrics={"x" * 1000: 1.0}))
     channel.flush()
     assert len(line.link.recv(1 << 24)) > 0
+
+
+class SlowToSend(socket.socket):
+    """Its first message has to wait; the next one is on its way until it is `released`."""
+
+    def __init__(self, link: socket.socket) -> None:
+        super().__init__(fileno=link.detach())
+        self.tried, self.sending, self.released = (threading.Event() for _ in range(3))
+
+    def send(self, data, *_):
+        if not self.tried.is_set():
+            self.tried.set()
+            raise BlockingIOError
+        with memoryview(data):
+            self.sending.set()
+            assert self.released.wait(DEADLINE_S)
+            return super().send(data)
+
+
+def test_messages_may_be_sent_while_another_thread_flushes():
+    ours, theirs = socket.socketpair()
+    link = SlowToSend(ours)
+    channel = AgentClient(link)
+    channel.send(Hello(rank=0, pid=1))
+    with theirs, ThreadPoolExecutor(2) as pool:
+        flushing = pool.submit(channel.flush)
+        assert link.sending.wait(DEADLINE_S)
+        sending = pool.submit(channel.send, Hello(rank=0, pid=2))
+        try:
+            with pytest.raises(TimeoutError):
+                sending.result(0.1)
+        finally:
+            link.released.set()
+        flushing.result(DEADLINE_S)
+        sending.result(DEADLINE_S)
+        assert theirs.recv(1000).count(b"\n") == 2
 
 
 @pytest.mark.parametrize("use", [lambda c: c.requests(), lambda c: c.send(Hello(rank=0, pid=1))])

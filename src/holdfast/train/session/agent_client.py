@@ -80,12 +80,13 @@ class AgentClient:
 
     def flush(self) -> None:
         """Wait up to 2 s until the kernel has accepted every message; called before the process exits."""
-        if self._link is None:
-            return
         writable, until = select.poll(), time.monotonic() + FLUSH_TIMEOUT_S
-        writable.register(self._link, select.POLLOUT)
-        while self._outgoing and self._send_pending() and (left_s := until - time.monotonic()) > 0:
-            writable.poll(left_s * 1000)
+        with self._lock:
+            if self._link is None:
+                return
+            writable.register(self._link, select.POLLOUT)
+        while self._send_rest() and (left_s := until - time.monotonic()) > 0:
+            writable.poll(left_s * 1000)  # without the lock
 
     def report_finding(self, finding: Finding, *, fatal: bool = False) -> None:
         """Send a finding to the agent and print it in the rank's log.
@@ -110,6 +111,10 @@ class AgentClient:
             with contextlib.suppress(msgspec.DecodeError):
                 requests.append(rank_request_decoder.decode(line))
         return requests
+
+    def _send_rest(self) -> bool:
+        with self._lock:
+            return bool(self._outgoing) and self._send_pending()
 
     def _send_pending(self) -> bool:
         """Write what the kernel accepts now; returns whether data remains for a connected agent."""
