@@ -269,6 +269,15 @@ def test_one_that_dies_while_the_others_connect_is_not_waited_for_where_no_agent
     assert both(lambda each: each.state == 1 or each.step()) == [True, True]
 
 
+def test_state_is_exported_after_the_work_that_the_device_still_has(monkeypatch) -> None:
+    weight = torch.zeros(1)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: weight.fill_(1))
+    group: Any = object.__new__(ReplicaGroup)
+    group._export_state = lambda: {"weight": weight.clone()}
+    assert group._exported_state()["weight"].item() == 1
+
+
 def test_one_whose_state_cannot_be_exported_fails_with_its_own_error(both) -> None:
     def join(each: Replica) -> bool | str:
         lags = each.state == 1
