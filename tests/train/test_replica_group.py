@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import socket
 import sys
 import time
@@ -25,11 +26,13 @@ from holdfast.findings import Finding
 from holdfast.protocol.rank_messages import Activity
 from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
 from holdfast.train.ft import abortable_pg
+from holdfast.train.ft.abortable_pg import CONNECT_S
 from holdfast.train.ft.device_sync import read_host
 from holdfast.train.ft.replica_group import FIRST_PAUSE_S, ReplicaGroup, State
 from holdfast.train.ft.state_transport import StateTransport
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
+from holdfast.train.torch_private import NCCL_CONNECT_TIMEOUT
 
 pytestmark = pytest.mark.slow
 
@@ -104,6 +107,7 @@ def both(request, monkeypatch) -> Generator[Callable[[Callable[[Replica], T]], l
     """
     nccl = request.param == "nccl-like"
     if nccl:
+        monkeypatch.delenv(NCCL_CONNECT_TIMEOUT, raising=False)
         monkeypatch.setattr(abortable_pg, "nccl_group", lambda store, rank, size, *_: NcclLike(store, rank, size))
     lighthouse = LighthouseServer(
         bind="[::]:0", min_replicas=1, join_timeout_ms=10_000, quorum_tick_ms=10, heartbeat_timeout_ms=1000
@@ -165,6 +169,11 @@ def test_replicas_that_are_all_there_continue_without_asking(both) -> None:
     for step in (1, 2, 3):
         assert both(lambda each, step=step: each.group.barrier_if_unchanged(step)) == [True, True]
         assert both(Replica.step) == [True, True]
+
+
+@pytest.mark.parametrize("both", ["nccl-like"], indirect=True)
+def test_nccl_ends_a_call_that_connects_to_a_dead_replica_as_soon_as_a_quorum_may_take(both) -> None:
+    assert float(os.environ[NCCL_CONNECT_TIMEOUT]) == CONNECT_S
 
 
 @pytest.mark.parametrize("both", ["nccl-like"], indirect=True)

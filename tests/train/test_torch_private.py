@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import pytest
 import torch
@@ -263,6 +264,31 @@ def test_nccl_groups_are_made_without_a_watchdog_while_any_thread_makes_one(monk
             pass
         assert os.environ[torch_private.NCCL_BLOCKING_WAIT] == "1"
     assert os.environ[torch_private.NCCL_BLOCKING_WAIT] == "0"
+
+
+class Unconnected:
+    """A group and its backend, whose first operation raises NCCL's timeout."""
+
+    aborted = False
+
+    def _set_default_backend(self, _: object) -> None:
+        pass
+
+    def _register_backend(self, *_: object) -> None:
+        pass
+
+    def allreduce(self, _: object) -> None:
+        raise dist.DistBackendError("NCCL timeout when waiting for nonblocking call to become successful")
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_nccl_group_that_does_not_connect_is_aborted() -> None:
+    group: Any = Unconnected()
+    with pytest.raises(dist.DistBackendError, match="NCCL timeout"):
+        torch_private._connected(group, group, torch.device("cpu"), 30.0)
+    assert group.aborted
 
 
 @pytest.mark.parametrize(

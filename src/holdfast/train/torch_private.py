@@ -201,6 +201,9 @@ def nccl_problem(*, shrinks: bool) -> str:
 
 NCCL_BLOCKING_WAIT = "TORCH_NCCL_BLOCKING_WAIT"
 """Environment variable read by each NCCL group at its creation; with 1 it starts no watchdog."""
+NCCL_CONNECT_TIMEOUT = "TORCH_NCCL_NONBLOCKING_TIMEOUT"
+"""Environment variable with the whole seconds that a call may wait for a communicator that connects; torch reads it
+once per process, and waits for 30 minutes without it."""
 
 
 class _NoWatchdog:
@@ -239,12 +242,13 @@ def nccl_group(
 
     It has no watchdog thread. Torch's watchdog ends the process a minute after a peer's death, whatever the owner has
     done meanwhile, and holds the lock of the group's operations until then. Its work is complete when the kernel has
-    ended (`is_completed`), and only then may it be waited for.
+    ended (`is_completed`), and only then may it be waited for. No GPU has run it with a peer that dies meanwhile.
     """
     torch.cuda.set_device(device)  # of this thread
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
-    options.config.blocking = 0  # so that an abort ends a call that connects to a dead peer
+    # A call that connects to a dead peer then ends after NCCL_CONNECT_TIMEOUT; until then nothing can abort it.
+    options.config.blocking = 0
     with no_watchdog:
         backend = dist.ProcessGroupNCCL(store, rank, world_size, options)
     backend.eager_connect_single_device(device)
@@ -265,14 +269,17 @@ def _connected(group: dist.ProcessGroup, backend: Any, device: torch.device, con
     """The group, once its members have completed an operation: NCCL connects them in the first, and else in a step."""
     group._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
     group._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, backend)
-    work = group.allreduce([torch.zeros(1, device=device)])
     deadline = time.monotonic() + connect_s
-    while not work.is_completed():
-        if time.monotonic() > deadline:
-            backend.abort()
-            raise ConnectionError(f"NCCL has not connected all replicas within {connect_s:g} s")
-        time.sleep(NCCL_CONNECTED_POLL_S)
-    work.wait()  # raises its error
+    try:
+        work = group.allreduce([torch.zeros(1, device=device)])  # returns once NCCL has connected
+        while not work.is_completed():
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"NCCL has not connected all replicas within {connect_s:g} s")
+            time.sleep(NCCL_CONNECTED_POLL_S)
+        work.wait()  # raises its error
+    except Exception:
+        backend.abort()
+        raise
     return group
 
 

@@ -27,14 +27,14 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.protocol.rank_messages import Activity
 from holdfast.protocol.wait_frames import FOR_REPLICAS, marked
 from holdfast.train.ft import device_sync
-from holdfast.train.ft.abortable_pg import AbortableGloo, AbortableNccl, make_store
+from holdfast.train.ft.abortable_pg import CONNECT_S, AbortableGloo, AbortableNccl, make_store
 from holdfast.train.ft.loss_watcher import LossWatcher
 from holdfast.train.ft.state_transport import STATE_TIMEOUT_S, StateTransferError, StateTransport
 from holdfast.train.ft.torchft_private import adjust_manager, is_behind, quorum_future, quorum_id
 from holdfast.train.session.control_group import ControlGroup
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
-from holdfast.train.torch_private import NCCL_BLOCKING_WAIT
+from holdfast.train.torch_private import NCCL_BLOCKING_WAIT, NCCL_CONNECT_TIMEOUT
 
 State = dict[str, Any]
 """State for a lagging replica: anything that can be pickled, tensors in dicts."""
@@ -89,7 +89,9 @@ class ReplicaGroup:
         port = ranks.broadcast(self._store.port if self._store else 0)
         timeout = timedelta(seconds=config.peer_timeout_s)
         if nccl:
-            os.environ.setdefault(NCCL_BLOCKING_WAIT, "0")  # the launcher has set it
+            # The launcher has set both, unless it is another, such as torchrun.
+            os.environ.setdefault(NCCL_BLOCKING_WAIT, "0")
+            os.environ.setdefault(NCCL_CONNECT_TIMEOUT, str(math.ceil(CONNECT_S)))
         self._group = AbortableNccl(timeout, shrinks=config.nccl_shrinks) if nccl else AbortableGloo(timeout)
         self._transport = StateTransport(here, timeout, lambda: quorum_id(self._manager))
         self._export_state = export_state
