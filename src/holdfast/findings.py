@@ -54,3 +54,22 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def replica_suffix(replica: int) -> str:
     """Suffix of a rank or attempt number for all replicas but the first: each replica counts from 0."""
     return f" of replica {replica}" if replica else ""
+
+
+class CheckOutcome(StrEnum):
+    """How a check of a node ended; one that could not look has not passed."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_LOOKED_AT = "not-looked-at"
+
+
+class CheckResult(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One check of one node; it has failed if a finding is an error."""
+
+    check: str
+    """Its name, such as `gpu-health`."""
+    outcome: CheckOutcome = CheckOutcome.PASSED
+    reason: str = ""
+    """Why it could not look."""
+    findings: tuple[Finding, ...] = ()

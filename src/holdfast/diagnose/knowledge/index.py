@@ -15,6 +15,7 @@ from holdfast.diagnose.knowledge import (
     cuda,
     job_findings,
     nccl,
+    node_check_findings,
     peer_checkpoint_findings,
     rank_findings,
     run_findings,
@@ -47,6 +48,7 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
 FINDINGS: Mapping[str, list[Explanation]] = {
     "Findings before a run": _from_findings(job_findings.ROWS),
     "Findings of a cluster": _from_findings(cluster_findings.ROWS),
+    "Findings of a node": _from_findings(node_check_findings.ROWS),
     "Findings of a run": _from_findings(run_findings.ROWS),
     "Findings of a rank": _from_findings(rank_findings.ROWS),
     "Findings of an update": _from_findings(update_findings.ROWS),

@@ -1,0 +1,1 @@
+"""Checks of one node, by subject; each function yields what is wrong."""

@@ -1,0 +1,70 @@
+"""A node as checks see it: a file tree, commands, limits, and what the job needs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.protocol.node_requirements import NodeRequirements
+
+
+class NotLookedAt(Exception):
+    """A check cannot look: a file, a command or a permission is missing. It is no pass, and no failure."""
+
+
+RunCommand = Callable[[Sequence[str], float], str]
+"""Runs a program, at most so many seconds, and returns its output; raises NotLookedAt, or TimeoutError."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeView:
+    """Everything that a check reads comes from here, so that it also runs on a recorded tree."""
+
+    wanted: NodeRequirements
+    root: Path = Path("/")
+    """Where /proc, /sys, /dev and /etc are."""
+    run: RunCommand = field(default_factory=lambda: run_command)
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The agent's environment, which ranks inherit."""
+    address: str = ""
+    """Address at which the other nodes reach this one; empty if it is not known."""
+
+    def read(self, path: str) -> str:
+        """The text of a file such as `proc/meminfo`, stripped; raises NotLookedAt if it cannot be read."""
+        try:
+            return (self.root / path).read_text(errors="replace").strip()
+        except OSError as error:
+            raise NotLookedAt(f"/{path}: {error.strerror}") from error
+
+    def list(self, path: str) -> tuple[str, ...]:
+        """The sorted names in a folder; empty if there is none. Raises NotLookedAt if it may not be read."""
+        try:
+            return tuple(sorted(each.name for each in (self.root / path).iterdir()))
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as error:
+            raise NotLookedAt(f"/{path}: {error.strerror}") from error
+
+
+def run_command(argv: Sequence[str], timeout_s: float) -> str:
+    """The output of a program of this machine, whatever its exit code."""
+    if (program := shutil.which(argv[0])) is None:
+        raise NotLookedAt(f"there is no program `{argv[0]}`")
+    try:
+        done = subprocess.run(
+            [program, *argv[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError(f"`{' '.join(argv)}` has not answered within {timeout_s:g} s") from error
+    except OSError as error:
+        raise NotLookedAt(f"`{argv[0]}`: {error.strerror}") from error
+    return done.stdout

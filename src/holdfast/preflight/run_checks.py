@@ -1,0 +1,67 @@
+"""Runs the checks of a node, each apart, so that one that hangs or fails hides no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from threading import Thread
+
+from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
+from holdfast.preflight.checks import limits
+from holdfast.preflight.node_view import NodeView, NotLookedAt
+
+Check = Callable[[NodeView], Iterator[Finding]]
+"""Yields what is wrong; raises NotLookedAt if it cannot look."""
+
+QUICK: tuple[Check, ...] = (limits.shared_memory, limits.locked_memory)
+"""Checks before every start; together they take a second or two."""
+
+
+def run_checks(view: NodeView, checks: Sequence[Check], deadline_s: float) -> tuple[CheckResult, ...]:
+    """Run the checks side by side; one that has not ended within `deadline_s` has failed, since its source hangs."""
+    running = [(check, _start(check, view)) for check in checks]
+    wait([future for _, future in running], deadline_s)
+    return tuple(_result(check, future, deadline_s) for check, future in running)
+
+
+def name_of(check: Check) -> str:
+    """The name of a check for users."""
+    return check.__name__.replace("_", "-")
+
+
+def _start(check: Check, view: NodeView) -> Future[CheckResult]:
+    future = Future[CheckResult]()
+    Thread(target=lambda: future.set_result(_run(check, view)), name=name_of(check), daemon=True).start()
+    return future
+
+
+def _run(check: Check, view: NodeView) -> CheckResult:
+    try:
+        findings = tuple(check(view))
+    except NotLookedAt as error:
+        return CheckResult(check=name_of(check), outcome=CheckOutcome.NOT_LOOKED_AT, reason=str(error))
+    except TimeoutError as error:
+        findings = (_hangs(name_of(check), str(error)),)
+    except Exception as error:  # a check of ours that fails must not fail the node
+        return CheckResult(check=name_of(check), outcome=CheckOutcome.NOT_LOOKED_AT, reason=repr(error))
+    failed = any(finding.severity is Severity.ERROR for finding in findings)
+    outcome = CheckOutcome.FAILED if failed else CheckOutcome.PASSED
+    return CheckResult(check=name_of(check), outcome=outcome, findings=findings)
+
+
+def _result(check: Check, future: Future[CheckResult], deadline_s: float) -> CheckResult:
+    if future.done():
+        return future.result()
+    hangs = _hangs(name_of(check), f"it has not ended within {deadline_s:g} s")
+    return CheckResult(check=name_of(check), outcome=CheckOutcome.FAILED, findings=(hangs,))
+
+
+def _hangs(check: str, evidence: str) -> Finding:
+    return Finding(
+        code="node-check-hangs",
+        what=f"the check {check} does not end: a driver, a device or a file system of this node does not answer",
+        where=check,
+        evidence=(evidence,),
+        remedy="Run the command by hand on this node. If it hangs there too, restart the node; see `dmesg`.",
+        owner=Owner.CLUSTER,
+    )
