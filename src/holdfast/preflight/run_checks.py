@@ -7,13 +7,21 @@ from concurrent.futures import Future, wait
 from threading import Thread
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
-from holdfast.preflight.checks import limits
+from holdfast.preflight.checks import limits, rdma, roce
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
 Check = Callable[[NodeView], Iterator[Finding]]
 """Yields what is wrong; raises NotLookedAt if it cannot look."""
 
-QUICK: tuple[Check, ...] = (limits.shared_memory, limits.locked_memory)
+QUICK: tuple[Check, ...] = (
+    limits.shared_memory,
+    limits.locked_memory,
+    rdma.rdma_devices,
+    rdma.rdma_ports,
+    rdma.rdma_rate,
+    roce.rdma_gid,
+    roce.rdma_mtu,
+)
 """Checks before every start; together they take a second or two."""
 
 
