@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from threading import Thread
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
-from holdfast.preflight.checks import limits, rdma, roce
+from holdfast.preflight.checks import limits, pcie, rdma, rdma_software, roce
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
 Check = Callable[[NodeView], Iterator[Finding]]
@@ -21,6 +21,10 @@ QUICK: tuple[Check, ...] = (
     rdma.rdma_rate,
     roce.rdma_gid,
     roce.rdma_mtu,
+    rdma_software.rdma_library,
+    rdma_software.rdma_peer_memory,
+    pcie.pcie_acs,
+    pcie.iommu,
 )
 """Checks before every start; together they take a second or two."""
 

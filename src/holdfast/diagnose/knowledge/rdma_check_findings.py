@@ -95,4 +95,42 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`ip link` on the node.",
         "The same MTU on all interfaces and switches.",
     ),
+    (
+        "rdma-library-missing",
+        "NCCL loads libibverbs.so.1 when it starts. Without it there is no InfiniBand and no RoCE.",
+        "`ldconfig -p | grep ibverbs` in the container.",
+        "`apt-get install libibverbs1 ibverbs-providers` or `dnf install libibverbs` in the image.",
+    ),
+    (
+        "rdma-provider-missing",
+        "libibverbs loads a provider for each adapter, such as libmlx5-rdmav34.so, which a file in /etc/libibverbs.d "
+        "names. Without both it does not open the adapter.",
+        "`ibv_devices` in the container warns of a device without a provider.",
+        "`apt-get install ibverbs-providers`, of the same version as libibverbs.",
+    ),
+    (
+        "rdma-libfabric-missing",
+        "On EFA, NCCL needs libfabric and the aws-ofi-nccl plugin (libnccl-net*.so) where the dynamic loader looks.",
+        "`ldconfig -p | grep -E 'nccl-net|libfabric'`, and LD_LIBRARY_PATH in the container.",
+        "An image with Amazon's EFA installer; LD_LIBRARY_PATH with the folders of both in the job's `env`.",
+    ),
+    (
+        "rdma-peer-memory-missing",
+        "GPUDirect RDMA needs the module nvidia_peermem, or DMA-BUF: NVIDIA's open kernel modules and Linux 5.12.",
+        "`lsmod | grep peer` on the machine; NCCL's log has `GDRDMA` in its lines of channels if it works.",
+        "`modprobe nvidia_peermem`, or the open kernel modules.",
+    ),
+    (
+        "pcie-acs-enabled",
+        "Access control services of a PCIe switch send packets between a GPU and an adapter up to the processor, where "
+        "they are slow, or lost.",
+        "`lspci -vvv | grep ACSCtl` as root: ReqRedir and CmpltRedir must have a minus.",
+        "Disable ACS in the BIOS, or with `setpci` after every start of the machine.",
+    ),
+    (
+        "iommu-translates",
+        "The IOMMU translates every address between adapters and GPUs, which costs bandwidth or breaks GPUDirect.",
+        "`cat /proc/cmdline` has no `iommu=pt`; `cat /sys/kernel/iommu_groups/*/type` prints DMA or DMA-FQ.",
+        "`iommu=pt` on the kernel's command line, or no IOMMU in the BIOS.",
+    ),
 )
