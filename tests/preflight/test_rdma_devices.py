@@ -40,6 +40,21 @@ def test_hca_list_selects_ports(node: MakeNode, hcas: str, expected: str, named:
     assert ([port.device for port in used.ports], used.named) == ([f"mlx5_{n}" for n in expected], named)
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, ["mlx5_6"]),
+        ({"environ": {"NCCL_IB_HCA": "mlx5_2"}}, ["mlx5_2"]),
+        ({"environ": {"NCCL_IB_HCA": "mlx5_2"}, "env": {"NCCL_IB_HCA": "mlx5_1"}}, ["mlx5_1"]),
+    ],
+)
+def test_job_beats_agent_beats_system_wide_file(
+    node: MakeNode, fields: dict[str, dict[str, str]], expected: list[str]
+) -> None:
+    files = h100_files() | {"etc/nccl.conf": "NCCL_DEBUG=WARN\nNCCL_IB_HCA==mlx5_6\n"}
+    assert [port.device for port in used_ports(rdma_node(node, files, **fields)).ports] == expected
+
+
 def test_container_uses_devices_whose_files_it_has(node: MakeNode) -> None:
     view = rdma_node(node, h100_files())
     for number in range(2, 9):

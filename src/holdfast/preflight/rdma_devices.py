@@ -44,7 +44,7 @@ class Port:
     rate: str
     """`400 Gb/sec (4X NDR)`."""
     link_layer: str
-    """`InfiniBand`, `Ethernet`; `Unknown` on EFA."""
+    """`InfiniBand`, `Ethernet`; `Unknown` on EFA; empty, for InfiniBand, on simulators."""
 
     @property
     def name(self) -> str:
@@ -71,6 +71,11 @@ class Port:
         """Its rate in Gbit/s; 0 if it names none."""
         found = _RATE.match(self.rate)
         return float(found[1]) if found else 0.0
+
+    @property
+    def is_infiniband(self) -> bool:
+        """Whether a subnet manager configures it."""
+        return self.link_layer in ("InfiniBand", "")
 
     @property
     def is_roce(self) -> bool:
@@ -173,8 +178,12 @@ def uses_libfabric(view: NodeView) -> bool:
 
 
 def setting(view: NodeView, name: str) -> str:
-    """A variable as a rank will see it: the job's, else the agent's."""
-    return view.wanted.env.get(name, view.environ.get(name, "")).strip()
+    """A variable as NCCL in a rank sees it: the job's, the agent's, that of /etc/nccl.conf."""
+    found = view.wanted.env.get(name, view.environ.get(name))
+    if found is None and name.startswith("NCCL_"):
+        lines = [line.strip().partition("=") for line in optional(view, "etc/nccl.conf").splitlines()]
+        found = next((value for key, _, value in lines if key == name), None)
+    return (found or "").strip()
 
 
 def hca_list(view: NodeView) -> HcaList:

@@ -108,6 +108,31 @@ def test_port_without_subnet_manager_is_down(node: MakeNode) -> None:
     assert [finding.where for finding in rdma.rdma_ports(view)] == ["mlx5_5:1"]
 
 
+# What ibsim writes for a host (Debian's libumad2sim0 0.10) before opensm has run.
+IBSIM = {
+    "sys/class/infiniband/ibsim0/hca_type": "simulator",
+    "sys/class/infiniband/ibsim0/node_type": "1: CA",
+    "sys/class/infiniband/ibsim0/ports/1/gids/0": "0000:0000:0000:0000:0000:0000:0010:0001",
+    "sys/class/infiniband/ibsim0/ports/1/phys_state": "5: LinkUp",
+    "sys/class/infiniband/ibsim0/ports/1/pkeys/0": "0xffff",
+    "sys/class/infiniband/ibsim0/ports/1/rate": "10 Gb/sec (4X)",
+    "sys/class/infiniband/ibsim0/ports/1/state": "2: INIT",
+}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, ["rdma-port-down"]),
+        ({"state": "4: ACTIVE"}, []),
+        ({"state": "4: ACTIVE", "pkeys/0": "0x7fff"}, ["rdma-partition-limited"]),
+    ],
+)
+def test_port_of_a_simulated_fabric(node: MakeNode, files: dict[str, str], expected: list[str]) -> None:
+    changed = {f"sys/class/infiniband/ibsim0/ports/1/{name}": text for name, text in files.items()}
+    assert codes([*rdma.rdma_ports(rdma_node(node, IBSIM | changed))]) == expected
+
+
 @pytest.mark.parametrize(
     ("keys", "index", "expected"),
     [

@@ -113,7 +113,7 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
 def _outside_partition(view: NodeView, ports: Sequence[Port]) -> Iterator[Finding]:
     place = setting(view, "NCCL_IB_PKEY")
     index = int(place) if place.isdigit() else 0
-    keys = {port.name: partition_keys(view, port) for port in ports if port.link_layer == "InfiniBand"}
+    keys = {port.name: partition_keys(view, port) for port in ports if port.is_infiniband}
     limited = [name for name, of_port in keys.items() if of_port and not of_port.get(index, 0) & FULL_MEMBER]
     if limited:
         yield Finding(
