@@ -5,10 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
+from typing import TypeVar, cast
 
 from holdfast.protocol.node_requirements import NodeRequirements
+
+T = TypeVar("T")
 
 
 class NotLookedAt(Exception):
@@ -21,7 +26,10 @@ RunCommand = Callable[[Sequence[str], float], str]
 
 @dataclass(frozen=True, kw_only=True)
 class NodeView:
-    """Everything that a check reads comes from here, so that it also runs on a recorded tree."""
+    """Everything that a check reads comes from here, so that it also runs on a recorded tree.
+
+    Each run of checks has a new one: what `once` has read stays.
+    """
 
     wanted: NodeRequirements
     root: Path = Path("/")
@@ -31,6 +39,10 @@ class NodeView:
     """The agent's environment, which ranks inherit."""
     address: str = ""
     """Address at which the other nodes reach this one; empty if it is not known."""
+    _readings: dict[Callable[[NodeView], object], Future[object]] = field(
+        init=False, repr=False, compare=False, default_factory=dict
+    )
+    _lock: Lock = field(init=False, repr=False, compare=False, default_factory=Lock)
 
     def read(self, path: str) -> str:
         """The text of a file such as `proc/meminfo`, stripped; raises NotLookedAt if it cannot be read."""
@@ -47,6 +59,19 @@ class NodeView:
             return ()
         except OSError as error:
             raise NotLookedAt(f"/{path}: {error.strerror}") from error
+
+    def once(self, read: Callable[[NodeView], T]) -> T:
+        """What `read` returns or raises, such as a report of nvidia-smi: read once for all checks and their threads."""
+        with self._lock:
+            reading, first = self._readings.get(read), False
+            if reading is None:
+                reading, first = self._readings.setdefault(read, Future()), True
+        if first:
+            try:
+                reading.set_result(read(self))
+            except Exception as error:  # every check that needs this reading gets it
+                reading.set_exception(error)
+        return cast(T, reading.result())
 
 
 def run_command(argv: Sequence[str], timeout_s: float) -> str:
