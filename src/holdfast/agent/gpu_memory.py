@@ -15,14 +15,12 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 from holdfast.host.processes import descendants
+from holdfast.preflight.nvidia_smi import UNLISTED_MEMORY_MIB, is_visible
 
 log = logging.getLogger("holdfast.agent")
 
 NVIDIA_SMI_TIMEOUT_S = 20.0
 """Longest nvidia-smi may take; without persistence mode it first initialises the driver, which takes seconds."""
-
-UNLISTED_MEMORY_MIB = 1024
-"""Memory in use by no listed process that is reported; the driver itself uses less."""
 
 _GPU_QUERY = ("--query-gpu=index,uuid,memory.used,mig.mode.current", "--format=csv,noheader,nounits")
 _APP_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory", "--format=csv,noheader,nounits")
@@ -83,14 +81,7 @@ def parse_gpus(text: str) -> tuple[Gpu, ...]:
 
 def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES selects by index or by UUID prefix."""
-    if visible is None:
-        return gpus
-    names = [name.strip() for name in visible.split(",")]
-    return tuple(
-        gpu
-        for gpu in gpus
-        if str(gpu.index) in names or any(name[:4] == "GPU-" and gpu.uuid.startswith(name) for name in names)
-    )
+    return tuple(gpu for gpu in gpus if is_visible(gpu.index, gpu.uuid, visible))
 
 
 def parse_memory_use(gpus: Iterable[Gpu], apps: str, own_pids: Container[int]) -> tuple[GpuMemoryUse, ...]:
