@@ -7,7 +7,7 @@ from concurrent.futures import Future, wait
 from threading import Thread
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
-from holdfast.preflight.checks import limits, pcie, rdma, rdma_software, roce
+from holdfast.preflight.checks import gpu, gpu_driver, gpu_links, limits, pcie, rdma, rdma_software, roce
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
 Check = Callable[[NodeView], Iterator[Finding]]
@@ -25,6 +25,16 @@ QUICK: tuple[Check, ...] = (
     rdma_software.rdma_peer_memory,
     pcie.pcie_acs,
     pcie.iommu,
+    gpu_driver.gpu_driver,
+    gpu_driver.gpu_count,
+    gpu.gpu_idle,
+    gpu.gpu_ecc,
+    gpu.gpu_throttle,
+    gpu.gpu_persistence,
+    gpu.gpu_clocks,
+    gpu_links.gpu_nvlink,
+    gpu_links.gpu_fabric_manager,
+    gpu_links.gpu_pcie,
 )
 """Checks before every start; together they take a second or two."""
 
