@@ -45,6 +45,7 @@ OTHER_WORDS = {
     "nvidia-cuda-mps-server",
     "nvidia-nvswitchctl",
     "nvidia-smi",
+    "not-looked-at",
     "oke-roce",
     "rdma-shared",
     "training-operator",

@@ -7,7 +7,18 @@ from concurrent.futures import Future, wait
 from threading import Thread
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
-from holdfast.preflight.checks import gpu, gpu_driver, gpu_links, limits, pcie, rdma, rdma_software, roce
+from holdfast.preflight.checks import (
+    gpu,
+    gpu_driver,
+    gpu_links,
+    limits,
+    network,
+    pcie,
+    ports,
+    rdma,
+    rdma_software,
+    roce,
+)
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
 Check = Callable[[NodeView], Iterator[Finding]]
@@ -35,6 +46,11 @@ QUICK: tuple[Check, ...] = (
     gpu_links.gpu_nvlink,
     gpu_links.gpu_fabric_manager,
     gpu_links.gpu_pcie,
+    network.interface_exists,
+    network.host_name,
+    network.interface_speed,
+    ports.rendezvous_ports,
+    ports.sidecar,
 )
 """Checks before every start; together they take a second or two."""
 

@@ -1,0 +1,60 @@
+"""Explains the findings of a node's network, disks, software, CPUs and variables before a start."""
+
+from __future__ import annotations
+
+ROWS: tuple[tuple[str, str, str, str], ...] = (
+    (
+        "interface-missing",
+        "NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME or TP_SOCKET_IFNAME names an interface that this node does not have.",
+        "`ip -br addr` on the node, in the container: names differ between machines, and a pod sees only its own.",
+        "Name an interface that all nodes have, use a prefix such as `en`, or attach the network to the pod.",
+    ),
+    (
+        "interface-down",
+        "The interface that the job names is down or has no carrier; NCCL skips it, and Gloo cannot listen on it.",
+        "`ip -br link` shows DOWN or NO-CARRIER.",
+        "`ip link set DEVICE up`; look at the cable and the switch port; or name another interface.",
+    ),
+    (
+        "interface-without-address",
+        "The interface that the job names has no address but a link-local one, which other nodes do not reach.",
+        "`ip -br addr` on the node.",
+        "Give it an address (DHCP, IPAM of the pod's network), or name another interface.",
+    ),
+    (
+        "interface-slow",
+        "The interface that carries the gradients of GPUs over TCP runs below 10 Gbit/s, or half duplex.",
+        "`ethtool DEVICE` shows speed, duplex and what both ends offer.",
+        "Name a faster interface; replace the cable; set the switch port to the card's speed.",
+    ),
+    (
+        "host-name-unresolved",
+        "The node's own host name resolves to no address. Gloo then listens on the loopback interface.",
+        "`getent ahosts $(hostname)` prints nothing.",
+        "A line in /etc/hosts, a record in DNS, or GLOO_SOCKET_IFNAME in the job's `env`.",
+    ),
+    (
+        "host-name-loopback",
+        "The node's own host name resolves to 127.0.0.1 or 127.0.1.1, where Gloo then listens; Debian installs it so.",
+        "`getent ahosts $(hostname)`; the line in /etc/hosts.",
+        "Write the node's address in that line, or set GLOO_SOCKET_IFNAME in the job's `env`.",
+    ),
+    (
+        "host-name-elsewhere",
+        "The node's own host name resolves to an address that no interface of the node has: an old record, or NAT.",
+        "`getent ahosts $(hostname)` beside `ip -br addr`.",
+        "Correct DNS or /etc/hosts, or set GLOO_SOCKET_IFNAME in the job's `env`.",
+    ),
+    (
+        "few-free-ports",
+        "The kernel has few ephemeral ports: the range is small, reserved, or in use. Ranks fail to listen or connect.",
+        "`sysctl net.ipv4.ip_local_port_range net.ipv4.ip_local_reserved_ports`; `ss -ltn | wc -l`.",
+        "Widen net.ipv4.ip_local_port_range, reserve fewer ports, or end what listens on so many.",
+    ),
+    (
+        "mesh-proxy-in-pod",
+        "A service mesh has put a proxy into the pod. It copies every byte of TCP, and may refuse NCCL's connections.",
+        "`kubectl get pod POD -o jsonpath='{.spec.containers[*].name}'` shows istio-proxy or linkerd-proxy.",
+        'Istio: label `sidecar.istio.io/inject: "false"`; linkerd: annotation `linkerd.io/inject: disabled`.',
+    ),
+)
