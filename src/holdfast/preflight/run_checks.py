@@ -18,6 +18,7 @@ from holdfast.preflight.checks import (
     rdma,
     rdma_software,
     roce,
+    storage,
 )
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
@@ -51,6 +52,8 @@ QUICK: tuple[Check, ...] = (
     network.interface_speed,
     ports.rendezvous_ports,
     ports.sidecar,
+    storage.disk_space,
+    storage.disk_write,
 )
 """Checks before every start; together they take a second or two."""
 

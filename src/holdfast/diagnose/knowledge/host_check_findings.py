@@ -57,4 +57,16 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`kubectl get pod POD -o jsonpath='{.spec.containers[*].name}'` shows istio-proxy or linkerd-proxy.",
         'Istio: label `sidecar.istio.io/inject: "false"`; linkerd: annotation `linkerd.io/inject: disabled`.',
     ),
+    (
+        "disk-nearly-full",
+        "The file system of checkpoints or logs has little room or few inodes left.",
+        "`df -h` and `df -i` on that folder.",
+        "Free some space, keep fewer checkpoints, or use another file system.",
+    ),
+    (
+        "slow-fsync",
+        "A file of 1 MiB took more than a second to reach the disk: it is overloaded, failing, or far away.",
+        "`dd if=/dev/zero of=FOLDER/x bs=1M count=1 conv=fsync`; `iostat -x 1`.",
+        "End what else writes there, or use a faster file system; `dmesg` names a failing disk.",
+    ),
 )
