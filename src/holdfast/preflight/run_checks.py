@@ -18,6 +18,7 @@ from holdfast.preflight.checks import (
     rdma,
     rdma_software,
     roce,
+    software,
     storage,
 )
 from holdfast.preflight.node_view import NodeView, NotLookedAt
@@ -54,6 +55,8 @@ QUICK: tuple[Check, ...] = (
     ports.sidecar,
     storage.disk_space,
     storage.disk_write,
+    software.python,
+    software.accelerator_build,
 )
 """Checks before every start; together they take a second or two."""
 

@@ -69,4 +69,28 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`dd if=/dev/zero of=FOLDER/x bs=1M count=1 conv=fsync`; `iostat -x 1`.",
         "End what else writes there, or use a faster file system; `dmesg` names a failing disk.",
     ),
+    (
+        "python-missing",
+        "The interpreter of the job's command is not on this node, or may not be run there.",
+        "`ls -l` of its path on that node, in the container.",
+        "Mount the environment, put it in the image, or give the path that all nodes have.",
+    ),
+    (
+        "python-broken",
+        "The interpreter fails before it runs a program: its standard library or a shared library is missing.",
+        "Start it by hand on that node; it prints which file it lacks.",
+        "Create the environment on this node, or mount the folder of the interpreter that it links to.",
+    ),
+    (
+        "python-slow",
+        "The interpreter has not started within 5 s. Its folder is on a slow or overloaded file system.",
+        "`time PYTHON -c pass` on that node, twice: the second time is faster with a warm cache.",
+        "Put the environment in the image or on a local disk.",
+    ),
+    (
+        "torch-without-gpu",
+        "The job wants GPUs, and its torch is a build for CPUs: `torch.cuda.is_available()` is false.",
+        "`PYTHON -c 'import torch; print(torch.__version__, torch.version.cuda)'` prints None.",
+        "Install a build with CUDA or ROCm from its index; pip's cache may have brought the other one.",
+    ),
 )
