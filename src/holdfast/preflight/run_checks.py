@@ -8,6 +8,7 @@ from threading import Thread
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
 from holdfast.preflight.checks import (
+    cpu,
     gpu,
     gpu_driver,
     gpu_links,
@@ -57,6 +58,9 @@ QUICK: tuple[Check, ...] = (
     storage.disk_write,
     software.python,
     software.accelerator_build,
+    cpu.cpu_count,
+    cpu.numa,
+    cpu.clock_sync,
 )
 """Checks before every start; together they take a second or two."""
 

@@ -93,4 +93,22 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`PYTHON -c 'import torch; print(torch.__version__, torch.version.cuda)'` prints None.",
         "Install a build with CUDA or ROCm from its index; pip's cache may have brought the other one.",
     ),
+    (
+        "few-cpus",
+        "The node has fewer CPUs than ranks, by affinity or by the cgroup's quota; ranks wait for one another.",
+        "`nproc`; `cat /sys/fs/cgroup/cpu.max`; `taskset -p PID`.",
+        "A larger CPU limit of the pod, container or Slurm job, or fewer ranks.",
+    ),
+    (
+        "one-numa-node",
+        "The ranks may use CPUs of one NUMA node only; GPUs and adapters of the others are reached across sockets.",
+        "`taskset -p PID` beside `nvidia-smi topo -m`, column NUMA Affinity.",
+        "Start the agent without binding, or give pods GPUs and CPUs of one NUMA node each.",
+    ),
+    (
+        "clock-not-synchronised",
+        "No time server keeps the node's clock. Times in logs mislead, and certificates and tokens may be refused.",
+        "`timedatectl` prints `System clock synchronized: no`; `chronyc tracking`.",
+        "Start chrony or systemd-timesyncd; chrony tells the kernel with `rtcsync` in its configuration.",
+    ),
 )
