@@ -9,6 +9,7 @@ from threading import Thread
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
 from holdfast.preflight.checks import (
     cpu,
+    environment,
     gpu,
     gpu_driver,
     gpu_links,
@@ -61,6 +62,7 @@ QUICK: tuple[Check, ...] = (
     cpu.cpu_count,
     cpu.numa,
     cpu.clock_sync,
+    environment.fighting_variables,
 )
 """Checks before every start; together they take a second or two."""
 

@@ -111,4 +111,10 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`timedatectl` prints `System clock synchronized: no`; `chronyc tracking`.",
         "Start chrony or systemd-timesyncd; chrony tells the kernel with `rtcsync` in its configuration.",
     ),
+    (
+        "fighting-variable",
+        "A variable that the ranks get forbids NCCL the job's fabric, or makes it or torch slow.",
+        "`env | grep -E 'NCCL|GLOO|FI_|CUDA'` in the shell or image that starts the agent; the job's `env`.",
+        "Unset it where the finding says, or set what the finding says instead.",
+    ),
 )
