@@ -117,4 +117,11 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`env | grep -E 'NCCL|GLOO|FI_|CUDA'` in the shell or image that starts the agent; the job's `env`.",
         "Unset it where the finding says, or set what the finding says instead.",
     ),
+    (
+        "node-differs",
+        "A node has other software, hardware or settings than most nodes of the run. Ranks fail at the first "
+        "collective, hang, or wait for the slowest.",
+        "The finding lists the values with their nodes.",
+        "The same image and kind of machine for all nodes, or run without this one.",
+    ),
 )
