@@ -23,6 +23,8 @@ NO_CODES = {"events", "protocol", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
     "exit-reason",
+    "not-looked-at",
+    "node-checked",
     "log-unreplicated",
     "restore-scratch",
     "dist-packages",
@@ -45,7 +47,6 @@ OTHER_WORDS = {
     "nvidia-cuda-mps-server",
     "nvidia-nvswitchctl",
     "nvidia-smi",
-    "not-looked-at",
     "oke-roce",
     "rdma-shared",
     "training-operator",

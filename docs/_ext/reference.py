@@ -38,6 +38,7 @@ from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
 from holdfast.metrics import devices, flops, metric_catalog
+from holdfast.preflight.run_checks import QUICK, name_of
 from holdfast.security.api_limits import LIMITS, ApiLimits
 
 if TYPE_CHECKING:
@@ -326,6 +327,17 @@ def drills_table() -> str:
     return _page([_table(("fault", "what happens", "`--for`", "requires"), rows)])
 
 
+def node_checks_table() -> str:
+    """The checks of a node before a start; docs/preflight.md includes the table."""
+    rows = ((f"`{name_of(check)}`", _first_paragraph(check)) for check in QUICK)
+    return _page([_table(("check", "what it looks at"), rows)])
+
+
+def _first_paragraph(check: Callable[..., object]) -> str:
+    """The first paragraph of a docstring, on one line."""
+    return " ".join((inspect.getdoc(check) or "").partition("\n\n")[0].split())
+
+
 def device_faults_table() -> str:
     """What shows each fault of a device, and what follows it; docs/device-faults.md includes the table."""
     follows = {
@@ -607,6 +619,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "limits": limits_page,
     "drills": drills_table,
     "device-faults": device_faults_table,
+    "node-checks": node_checks_table,
     "metrics": metrics_table,
     "devices": devices_table,
     "models": models_list,

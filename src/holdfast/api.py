@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
 
@@ -33,6 +33,7 @@ from holdfast.events import (
     FaultAction,
     FaultRequested,
     FaultTarget,
+    NodeChecked,
     ProfileRequested,
     RunFinished,
     StepCommitted,
@@ -44,7 +45,7 @@ from holdfast.job.fault_catalog import check_fault as check_drill
 from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_text
 from holdfast.job.rules import check_job
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.spec import Job
+from holdfast.job.spec import CheckLevel, Job, Launch, Nodes, Recovery
 from holdfast.job.targets import find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
@@ -57,6 +58,9 @@ from holdfast.report.run_status import RunStatus
 from holdfast.report.run_summary import RunSummary, summarise
 from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir, runs_root
+
+CHECK_RUN = "check"
+"""Name of a run that only checks its nodes."""
 
 LEAVE_S = 5.0
 """Maximum seconds that `follow` waits, after a run's last event, for its processes to exit."""
@@ -104,6 +108,32 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
     """
     wanted = _submission(loaded or load(None, command=("true",), overrides=("image=any",)), target, base)
     return open_target(wanted.spec.kind).check_site(wanted, for_any_job=loaded is None)
+
+
+def check_nodes(
+    loaded: LoadedJob | None, target: str, *, base: Path, nodes: int | None = None
+) -> Mapping[int, NodeChecked | None]:
+    """Check nodes of a target: start a run there that does nothing else, and return each node's last report.
+
+    None stands for a node that did not report. Raises HoldfastError if the run cannot start.
+    """
+    given = loaded.job if loaded else load_job(None, command=("true",), overrides=("image=any",))
+    job = given.model_copy(
+        update={
+            "name": CHECK_RUN,
+            "command": ("true",),
+            "launch": Launch.PER_RANK,
+            "nodes": given.nodes if nodes is None else Nodes(min=nodes, max=nodes),
+            "recovery": Recovery(max_restarts=0, prewarm=False),
+            "checks": given.checks.model_copy(update={"before_start": CheckLevel.QUICK}),
+        }
+    )
+    run = start(job, target, base=base)
+    reports = dict[int, NodeChecked | None].fromkeys(range(job.nodes.max))
+    for event in follow(run):
+        if isinstance(event, NodeChecked):
+            reports[event.node] = event
+    return reports
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:

@@ -44,12 +44,13 @@ from holdfast.launch.code.archive import archive_path
 from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.controller_faults import ControllerFaults
 from holdfast.launch.local.run_network import run_network_for
+from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir
 from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
 from holdfast.protocol import routes
-from holdfast.protocol.orders import StartRanks, progress_interval_s
+from holdfast.protocol.orders import CheckNode, StartRanks, progress_interval_s
 from holdfast.run_dir import RunDir
 from holdfast.security.admission import AdmissionServer
 from holdfast.security.api_limits import LIMITS
@@ -293,6 +294,7 @@ async def serve(
         backend=backend,
         start_orders=_start_order_factory(accepted, folder, keys, hooks.node_resources(job, os.environ), lighthouse),
         inject_fault=drills,
+        check_order=CheckNode(wanted=node_requirements(accepted, folder), deadline_s=job.checks.deadline_s),
         on_rendezvous=lighthouse.publish_liveness if lighthouse else None,
         log_replicator=None
         if accepted.durable_controller_disk

@@ -29,6 +29,7 @@ from hypothesis.stateful import (
 )
 
 from holdfast.control.commands import (
+    CheckNode,
     Command,
     FinishRun,
     PrepareNode,
@@ -39,7 +40,7 @@ from holdfast.control.commands import (
     SubmitNodes,
 )
 from holdfast.control.machine import Machine
-from holdfast.control.state import ReplicaPhase, ReplicaState, State
+from holdfast.control.state import CheckPhase, ReplicaPhase, ReplicaState, State
 from holdfast.events import (
     AgentConnected,
     AgentDisconnected,
@@ -51,6 +52,7 @@ from holdfast.events import (
     ControllerStarted,
     DeviceFault,
     ExitReason,
+    NodeChecked,
     NodeCreated,
     NodeTerminated,
     NodeUnavailable,
@@ -69,8 +71,9 @@ from holdfast.events import (
     WorldSizeChanged,
 )
 from holdfast.events.log import decode_line, encode_line
+from holdfast.findings import CheckResult, Finding
 from holdfast.job.backend import NodeId
-from holdfast.job.spec import Job, Nodes, Recovery
+from holdfast.job.spec import CheckLevel, Checks, Job, Nodes, Recovery
 from holdfast.protocol.orders import CheckpointAndExit, StopRanks
 
 STOPPED_EARLY = 75
@@ -118,6 +121,10 @@ class Agent:
     """That of the ranks it was last told to start."""
     unfit: bool = False
     """It never gets ready as a standby."""
+    sick: bool = False
+    """It fails its checks."""
+    checked: bool = False
+    """It has passed its checks."""
     known: int = -1
     """Highest attempt started or stopped."""
     team: Team | None = None
@@ -138,13 +145,16 @@ class Agent:
         self.outbox[self.seq] = msgspec.structs.replace(event, source=self.source, seq=self.seq)
 
 
+ToAgent = StartAttempt | StopRanks | CheckpointAndExit | PrepareNode | CheckNode
+
+
 @dataclass(eq=False)
 class Wire:
     """One connection. What was sent on it may arrive late, even after the next connection was made."""
 
     agent: Agent
     up: deque[AgentEvent] = field(default_factory=deque)
-    down: deque[StartAttempt | StopRanks | CheckpointAndExit | PrepareNode | int] = field(default_factory=deque)
+    down: deque[ToAgent | int] = field(default_factory=deque)
     """Orders; a number acknowledges."""
     sent: int = 0
     open: bool = True
@@ -153,11 +163,14 @@ class Wire:
 class World:
     """Nodes, agents, ranks, a backend and a controller around one machine."""
 
-    def __init__(self, *, nodes: int, least: int, replicas: int, ranks_per_node: int, standby: int) -> None:
+    def __init__(
+        self, *, nodes: int, least: int, replicas: int, ranks_per_node: int, standby: int, checks: CheckLevel
+    ) -> None:
         job = Job(
             command=("train",),
             nodes=Nodes(min=least, max=nodes, min_nodes_wait_s=WAIT_S),
             ranks_per_node=ranks_per_node,
+            checks=Checks(before_start=checks),
             recovery=Recovery(
                 max_restarts=MAX_RESTARTS,
                 restart_window_s=WINDOW_S,
@@ -171,6 +184,8 @@ class World:
         self.now = 1000.0
         self.ports = 5000
         self.births = 0
+        self.sick_births = 0
+        """Of the next nodes that are made, those that will fail their checks."""
         self.state = State()
         self.shadow = State()
         self.log: list[AnyEvent] = []
@@ -236,7 +251,7 @@ class World:
                 assert nodes
                 for node in nodes:
                     self.tell(node, order)
-            case PrepareNode():
+            case PrepareNode() | CheckNode():
                 self.tell(command.node, command)
             case FinishRun():
                 assert self.state.ending
@@ -245,7 +260,7 @@ class World:
             case _:
                 pass
 
-    def tell(self, node: int, order: StartAttempt | StopRanks | CheckpointAndExit | PrepareNode) -> None:
+    def tell(self, node: int, order: ToAgent) -> None:
         if node in self.links and self.links[node].open:
             self.links[node].down.append(order)
 
@@ -380,7 +395,9 @@ class World:
     def make_agent(self, node: int, generation: int) -> None:
         self.births += 1
         incarnation = f"i{self.births}"
-        self.agents.append(Agent(node=node, generation=generation, incarnation=incarnation, port=self.fresh_port()))
+        agent = Agent(node=node, generation=generation, incarnation=incarnation, port=self.fresh_port())
+        agent.sick, self.sick_births = self.sick_births > 0, max(0, self.sick_births - 1)
+        self.agents.append(agent)
 
     def fresh_port(self) -> int:
         self.ports += 1
@@ -446,6 +463,11 @@ class World:
             case PrepareNode():
                 if not agent.unfit:
                     agent.say(StandbyReady(at=self.now, node=agent.node, generation=agent.generation))
+            case CheckNode():
+                agent.checked = not agent.sick
+                broken = CheckResult(check="gpu", findings=(Finding(code="broken", what="a GPU is broken"),))
+                results = (broken,) if agent.sick else ()
+                agent.say(NodeChecked(at=self.now, node=agent.node, generation=agent.generation, results=results))
             case StopRanks():
                 if agent.team and agent.team.attempt <= order.attempt:
                     agent.team.stopping = True
@@ -462,6 +484,9 @@ class World:
         assert start not in self.started, "ranks of one attempt are started twice on a node"
         self.started.add(start)
         assert not agent.unfit, "a standby that never got ready has a place"
+        checks = self.machine.job.checks.before_start
+        assert checks is CheckLevel.OFF or self.state.nodes[agent.node].check is CheckPhase.PASSED
+        assert not agent.sick or checks is CheckLevel.OFF, "a node that fails its checks gets ranks"
         agent.known, agent.replica = order.attempt, order.replica
         first = self.members[order.replica, order.attempt].index(agent.node) * self.ranks_per_node
         agent.team = Team(order.attempt, [Rank(first + local) for local in range(self.ranks_per_node)])
@@ -671,6 +696,7 @@ class Play(RuleBasedStateMachine):
     """Faults and ordinary progress, interleaved as hypothesis likes."""
 
     nodes, least, replicas, ranks_per_node, standby = 2, 2, 1, 2, 0
+    checks = CheckLevel.OFF
     pick = st.integers(0, 7)
 
     def __init__(self) -> None:
@@ -681,6 +707,7 @@ class Play(RuleBasedStateMachine):
             replicas=self.replicas,
             ranks_per_node=self.ranks_per_node,
             standby=self.standby,
+            checks=self.checks,
         )
 
     def living(self) -> list[Agent]:
@@ -815,6 +842,11 @@ class Play(RuleBasedStateMachine):
         if waiting:
             waiting[index % len(waiting)].unfit = True
 
+    @precondition(lambda self: self.checks is not CheckLevel.OFF)
+    @rule(count=st.integers(1, 2))
+    def next_nodes_are_sick(self, count: int) -> None:
+        self.world.sick_births = count
+
     @precondition(lambda self: self.teams())
     @rule(index=pick)
     def agent_loses_patience(self, index: int) -> None:
@@ -942,10 +974,22 @@ class StandbyOfReplicas(Play):
     nodes, least, replicas, ranks_per_node, standby = 2, 2, 2, 1, 1
 
 
+class CheckedNodes(Play):
+    checks = CheckLevel.QUICK
+
+
+class CheckedElastic(Elastic):
+    checks = CheckLevel.QUICK
+
+
 _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 
 
-PLAYS = {Play: 200, TwoReplicas: 200, OneNode: 200, Elastic: 200, Standby: 25, StandbyOfReplicas: 25}
+PLAYS = {
+    **dict.fromkeys((Play, TwoReplicas, OneNode, Elastic), 200),
+    **dict.fromkeys((Standby, StandbyOfReplicas), 25),
+    **dict.fromkeys((CheckedNodes, CheckedElastic), 50),
+}
 """The fixed worlds of each; those with standbys are large."""
 MANY = 100
 

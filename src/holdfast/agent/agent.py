@@ -26,6 +26,7 @@ from holdfast.agent.fault_injection import FaultInjector, InjectionContext
 from holdfast.agent.log_replica import LogReplica
 from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.memory_pressure import watch_memory
+from holdfast.agent.node_check import NodeCheck
 from holdfast.agent.prewarm import PrewarmPool
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
@@ -118,6 +119,13 @@ class Agent:
         self._log_retention = LogRetention(self._report_finding)
         self._echo = Echo(STDOUT) if settings.echo else None
         self._prewarm_pool = PrewarmPool(settings.folder, self._report_finding, self._on_prewarmed)
+        self._node_check = NodeCheck(
+            node=settings.node,
+            generation=settings.generation,
+            address=settings.address,
+            clock=self._clock,
+            send=self._send,
+        )
         self._state_memory = StateMemory()
         self._store_host = TcpStoreHost()
         self._sources: defaultdict[int, Sources] = defaultdict(Sources)
@@ -270,6 +278,8 @@ class Agent:
             case orders.PrepareStandby(start=start):
                 if self._standby_task is None or self._standby_task.done():
                     self._standby_task = asyncio.ensure_future(self._prepare_standby(start))
+            case orders.CheckNode():
+                self._node_check.request(order)
             case orders.StopRanks():
                 self._stop_ranks(order)
             case orders.InjectFault():

@@ -155,12 +155,14 @@ def _row(label: str, text: str) -> Text:
 
 
 def diagnose_failed_run(run: RunDir, output: Output) -> Diagnosis | None:
-    """Diagnose a failed run; prints a note and returns None if the diagnosis itself fails."""
+    """Diagnose a failed run; None if it never had ranks. Prints a note and returns None if the diagnosis fails."""
     from holdfast import api
     from holdfast.cli.error_report import report_error
+    from holdfast.events import AttemptStarted
 
     try:
-        return api.diagnose_run(run)
+        had_ranks = any(isinstance(event, AttemptStarted) for event in api.events(run))
+        return api.diagnose_run(run) if had_ranks else None
     except Exception as error:  # a failed diagnosis must not change the exit code, which is the job's
         report_error(error, ("-o", output))
         return None

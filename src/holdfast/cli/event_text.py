@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import events
 from holdfast.events import AnyEvent, CheckpointCommitted, FaultAction, FaultTarget, StepCommitted
-from holdfast.findings import replica_suffix
+from holdfast.findings import CheckOutcome, replica_suffix
 from holdfast.metrics.metric_text import BREAKDOWN, UTILISATION, format_metrics, format_number
 from holdfast.report.formatting import count, duration, format_numbers, format_ranges, sanitize, short_digest
 from holdfast.report.run_summary import format_maybe_recomputed
@@ -221,6 +221,15 @@ def _update_ended(event: events.UpdateEnded) -> str:
     return f"the update {which} was {event.outcome} after step {event.step}{because}"
 
 
+def _node_checked(event: events.NodeChecked) -> str:
+    if event.problem:
+        failed = (result.check for result in event.results if result.outcome is CheckOutcome.FAILED)
+        return f"node{event.node} failed its checks: {', '.join(failed)}"
+    unseen = sum(result.outcome is CheckOutcome.NOT_LOOKED_AT for result in event.results)
+    left_out = f"; {count(unseen, 'check')} could not look" if unseen else ""
+    return f"node{event.node} passed its checks in {duration(event.took_s)}{left_out}"
+
+
 def _code_fetched(event: events.CodeFetched) -> str:
     code = f"code {short_digest(event.digest)}"
     return f"node{event.node} " + (
@@ -243,6 +252,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.StandbyPromoted: lambda event: (
         f"node{event.node}, a standby, takes the place of node{event.replaces}{replica_suffix(event.replica)}"
     ),
+    events.NodeChecked: _node_checked,
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",
     # The finding's text is in the decision, one line above.
     events.ShutdownDecided: lambda event: (

@@ -43,6 +43,13 @@ class PrepareNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CheckNode:
+    """Have a node check itself before it gets ranks; the controller fills in what the job needs."""
+
+    node: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class SubmitNodes:
     """Have the target create these nodes."""
 
@@ -106,6 +113,7 @@ Command = (
     Send
     | StartAttempt
     | PrepareNode
+    | CheckNode
     | SubmitNodes
     | ReplaceNode
     | AvoidMachine

@@ -34,6 +34,7 @@ from holdfast.control.agent_connections import (
 )
 from holdfast.control.commands import (
     AvoidMachine,
+    CheckNode,
     Command,
     Cordon,
     FinishRun,
@@ -58,6 +59,7 @@ from holdfast.events.log_writer import AnotherWriter, EventWriter
 from holdfast.findings import Finding, Severity
 from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
 from holdfast.os_errors import resource_error_of, waiting_finding
+from holdfast.protocol.orders import CheckNode as CheckNodeOrder
 from holdfast.protocol.orders import PrepareStandby, Progress, Shutdown, StartRanks
 
 log = logging.getLogger("holdfast.controller")
@@ -99,6 +101,7 @@ class Controller:
         backend: Backend,
         start_orders: Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]],
         inject_fault: Callable[[events.FaultRequested], Awaitable[None]],
+        check_order: CheckNodeOrder | None = None,
         on_rendezvous: Callable[[Mapping[int, str]], None] | None = None,
         log_replicator: LogReplicator | None = None,
         incarnation: str,
@@ -109,6 +112,7 @@ class Controller:
         self._backend = backend
         self._start_orders = start_orders
         self._inject_outside = inject_fault
+        self._check_order = check_order
         self._on_rendezvous = on_rendezvous
         self._log_replicator = log_replicator
         self._incarnation = incarnation
@@ -421,6 +425,9 @@ class Controller:
                 current = partial(self._is_current_attempt, replica, attempt)
                 subject = f"attempt {attempt} cannot be started yet"
                 self._send_or_retry(subject, partial(self._send_start, command), current)
+            case CheckNode(node=node):
+                if (order := self._check_order) is not None:
+                    self._agents.send((node,), lambda _: order)
             case PrepareNode(node=node):
                 self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
             case SubmitNodes(node_ids=node_ids):

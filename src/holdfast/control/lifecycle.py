@@ -15,6 +15,7 @@ from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NO_NODES, NO_RANKS
 from holdfast.control.node_slots import avoid_machine, empty_slot, promote_standbys, refill_slot
 from holdfast.control.policy import (
+    CHECK_TRIES,
     STOP_GRACE_S,
     Action,
     Failure,
@@ -226,7 +227,7 @@ def _replace_node(ctx: Context, replica: ReplicaState, node: int, verdict: Verdi
     if node in replica.lost_slots:
         return  # it was lost meanwhile, and requested again
     if verdict.avoid_machine:
-        avoid_machine(ctx, node)
+        avoid_machine(ctx, node, cordon=True)
     ctx.set_timer(Timer.MIN_NODES, replica.replica, ctx.at + ctx.job.nodes.min_nodes_wait_s)
     empty_slot(ctx, node, verdict.finding.what, maybe_alive=False)
     promote_standbys(ctx)
@@ -273,6 +274,10 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         drilled=NO_NODES,
         **changes,
     )
+    for node in ctx.state.nodes_of(index):
+        if node.failed_checks >= CHECK_TRIES:  # its slot was left empty
+            ctx.change_node(node.node, failed_checks=0)
+            ctx.raise_(FollowUp.REFILL, index=node.node)
 
 
 def _record_recovery(ctx: Context, replica: ReplicaState, verdict: Verdict, failure: Failure) -> None:

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from holdfast import events
-from holdfast.control import elastic, hangs, lifecycle, node_handlers, node_slots, rank_handlers, requests, rollout
+from holdfast.control import (
+    elastic,
+    hangs,
+    lifecycle,
+    node_checks,
+    node_handlers,
+    node_slots,
+    rank_handlers,
+    requests,
+    rollout,
+)
 from holdfast.control.commands import Commands
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NodeSet
@@ -65,6 +75,8 @@ NODE_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
         _NOT_AT_WORK + _STANDBY: node_handlers.node_leaving,
     },
     events.StandbyReady: {_STANDBY: node_handlers.standby_ready},
+    events.NodeChecked: {_ANY + _STANDBY: node_checks.node_checked},
+    Timer.CHECK: {_ANY + _STANDBY: node_checks.check_timed_out},
     Timer.RECONNECT: {_ANY + _STANDBY: node_handlers.reconnect_timed_out},
     Timer.STANDBY_JOIN: {_STANDBY: node_handlers.standby_join_timed_out},
     FollowUp.REFILL: {_ANY + _STANDBY: node_slots.refill_slot},

@@ -19,12 +19,13 @@ from holdfast.control.node_slots import (
     nodes_changed,
     promote_standbys,
     record_requested,
+    request_check,
 )
 from holdfast.control.notices import missed_announcements
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, never_joined_finding
 from holdfast.control.requests import cordon_again, send_pending_faults
 from holdfast.control.rollout import fetch_on_join
-from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
+from holdfast.control.state import CheckPhase, NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.spec import Job
 from holdfast.protocol.orders import StopRanks
@@ -160,9 +161,11 @@ def _register(ctx: Context, event: events.AgentConnected) -> NodeState | None:
         incarnation=event.incarnation,
         address=event.address,
         port=event.port,
+        check=known.check if known.incarnation == event.incarnation else CheckPhase.NONE,
         has_processes=known.has_processes and not restarted,
     )
     ctx.set_timer(Timer.RECONNECT, event.node, None)
+    request_check(ctx, event.node)
     if not restarted:
         return node
     send_pending_faults(ctx, event.node)

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.control.commands import AvoidMachine, ReplaceNode
+from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode
 from holdfast.control.context import Context, FollowUp
-from holdfast.control.state import NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
+from holdfast.control.policy import CHECK_TRIES
+from holdfast.control.state import CheckPhase, NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.events import NodeRequested, StandbyPromoted
+from holdfast.job.spec import CheckLevel
+
+CHECK_MARGIN_S = 5.0
+"""Seconds from the deadline of a node's checks to that of its report."""
 
 
 def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> None:
@@ -26,17 +31,20 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
         evicted=False,
         machine="",
         incarnation="",
+        check=CheckPhase.NONE,
+        facts={},
         generation=ctx.state.nodes[index].generation + 1,
     )
     arm_join_timeout(ctx, node)
-    ctx.set_timer(Timer.RECONNECT, index, None)
+    for timer in (Timer.RECONNECT, Timer.CHECK):
+        ctx.set_timer(timer, index, None)
 
 
-def avoid_machine(ctx: Context, index: int) -> None:
-    """Create no further node on the machine of a failed node, which other jobs are to avoid too."""
+def avoid_machine(ctx: Context, index: int, *, cordon: bool) -> None:
+    """Create no further node on the machine of a failed node; `cordon`: other jobs are to avoid it too."""
     node = ctx.state.nodes[index]
     ctx.change(avoided=(*ctx.state.avoided, (node.node_id, node.machine)))
-    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, cordon=True))
+    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, cordon=cordon))
 
 
 def avoid_again(ctx: Context) -> None:
@@ -60,11 +68,25 @@ def record_requested(ctx: Context, node: NodeState, reason: str = "") -> None:
 
 
 def refill_slot(ctx: Context, index: int) -> None:
-    """Request a node for an empty slot, unless the run ends."""
+    """Request a node for an empty slot, unless the run ends or every node that came failed its checks."""
     node = ctx.state.nodes[index]
-    if not ctx.state.ending:
+    if ctx.state.ending:
+        return
+    if node.failed_checks >= CHECK_TRIES:
+        ctx.change_node(index, phase=NodePhase.UNAVAILABLE)
+    else:
         record_requested(ctx, node, node.reason)
         ctx.emit(ReplaceNode(node_id=node.node_id, reason=node.reason))
+
+
+def request_check(ctx: Context, index: int) -> None:
+    """Have a node that has joined check itself before it gets ranks, if the job wants it and it has not passed."""
+    checks, node = ctx.job.checks, ctx.state.nodes[index]
+    if checks.before_start is CheckLevel.OFF or node.check is CheckPhase.PASSED or node.has_processes:
+        return
+    ctx.change_node(index, check=CheckPhase.PENDING)
+    ctx.set_timer(Timer.CHECK, index, ctx.at + checks.deadline_s + CHECK_MARGIN_S)
+    ctx.emit(CheckNode(node=index))
 
 
 def nodes_changed(ctx: Context, replica: int | None) -> None:

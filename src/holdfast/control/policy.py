@@ -46,6 +46,9 @@ HANG_VERDICT_S = 8.0
 JOIN_TRIES = 3
 """Times in a row that a node is created again because it does not join."""
 
+CHECK_TRIES = 2
+"""Nodes in a row that may fail their checks in one slot: the second is often on another machine."""
+
 EXIT_GRACE_S = 5.0
 """Seconds that ranks which must exit have after their checkpoint, before SIGTERM."""
 
@@ -107,6 +110,7 @@ class FailureKind(StrEnum):
     NODE_LOST = "node-lost"
     NODE_PREEMPTED = "node-preempted"
     NEVER_JOINED = "node-never-joined"
+    CHECK_FAILED = "node-check-failed"
     GPU_FAILED = DeviceFault.GPU.value
     GPU_MEMORY_FAILED = DeviceFault.MEMORY.value
     NVLINK_FAILED = DeviceFault.NVLINK.value
@@ -251,6 +255,7 @@ _KINDS: dict[FailureKind, _KindText] = {
     FailureKind.NODE_LOST: _KindText("{who} was lost", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NODE_PREEMPTED: _KindText("{who} is taken away", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NEVER_JOINED: _KindText("{who} has not joined", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
+    FailureKind.CHECK_FAILED: _KindText("{who} failed its checks", Owner.CLUSTER, _always(ExitCode.CANNOT_RUN_HERE)),
     FailureKind.GPU_FAILED: _KindText(
         "{who} lost its GPU",
         Owner.CLUSTER,
@@ -364,14 +369,24 @@ _BEFORE_THE_PROGRAM = (
     FailureKind.SPAWN_RESOURCES_EXHAUSTED,
     FailureKind.PORT_IN_USE,
     FailureKind.NEVER_JOINED,
+    FailureKind.CHECK_FAILED,
 )
 """Failures before the program has done any work."""
 
-_OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED)
+_OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED, FailureKind.CHECK_FAILED)
 
 _WHERE_TO_LOOK = (
     "Its agent's own log says why, if the target keeps one: nodes/node{node}.*/agent.log in the run's folder."
 )
+
+_NODE_TRIES = {
+    FailureKind.NEVER_JOINED: (JOIN_TRIES, _WHERE_TO_LOOK),
+    FailureKind.CHECK_FAILED: (
+        CHECK_TRIES,
+        "Fix what the check found, or start without checks: `--set checks=off`.",
+    ),
+}
+"""How often a node may fail before it has ranks, and what to do then."""
 
 _STARTS_OVER = (
     "Unless the program loads its own checkpoint, it repeats all it did: it reports no steps, so holdfast has no "
@@ -588,14 +603,13 @@ def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
     return f"{remedy} If the other ranks do the same and never fail, suspect node{last[-1].node}."
 
 
-def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A node that did not join after repeated tries will not join the next time."""
-    if failure.kind is not FailureKind.NEVER_JOINED:
-        return None
+def _never_usable(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A node that did not join, or failed its checks, after repeated tries will do so the next time."""
+    limit, remedy = _NODE_TRIES.get(failure.kind, (0, ""))
     tries = [one for one in (*earlier, failure) if (one.kind, one.node) == (failure.kind, failure.node)]
-    if len([one for one in tries if one.attempt == failure.attempt]) < JOIN_TRIES:
+    if not limit or len([one for one in tries if one.attempt == failure.attempt]) < limit:
         return None
-    return _stop(failure, f"it was made {JOIN_TRIES} times", _WHERE_TO_LOOK.format(node=failure.node))
+    return _stop(failure, f"it was made {limit} times", remedy.format(node=failure.node))
 
 
 def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -769,7 +783,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _not_started,
     _error_before_first_step,
     _crash_loop,
-    _never_joins,
+    _never_usable,
     _budget_spent,
     _device_failed,
     _suspect_node,
@@ -796,6 +810,16 @@ def never_joined_finding(node: int, reason: str) -> Finding:
         evidence=(reason,),
         remedy=_WHERE_TO_LOOK.format(node=node),
         owner=Owner.CLUSTER,
+    )
+
+
+def check_failed_finding(node: int, problem: Finding) -> Finding:
+    """The finding of a node's check, which costs the node its place."""
+    return msgspec.structs.replace(
+        problem,
+        severity=Severity.WARNING,
+        what=f"node{node} gets no ranks: {problem.what}",
+        where=f"{problem.where} on node{node}" if problem.where else f"node{node}",
     )
 
 

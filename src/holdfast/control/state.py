@@ -29,6 +29,8 @@ class Timer(StrEnum):
     """Deadline for a replica's created nodes to join."""
     STANDBY_JOIN = "standby-join"
     """Deadline for a created standby to join."""
+    CHECK = "check"
+    """Deadline for a node to report its checks."""
     MIN_NODES = "min-nodes"
     """Time after which a replica starts without its missing nodes."""
     BACK_OFF = "back-off"
@@ -64,6 +66,16 @@ class NodePhase(StrEnum):
     """Its agent is connected."""
     DISCONNECTED = "disconnected"
     """Its agent's connection closed; it has until its deadline to reconnect."""
+
+
+class CheckPhase(StrEnum):
+    """State of a node's checks before ranks start on it."""
+
+    NONE = "none"
+    """Not requested: the job wants none, or the node has not joined."""
+    PENDING = "pending"
+    """Requested; the node gets no ranks."""
+    PASSED = "passed"
 
 
 class ReplicaPhase(StrEnum):
@@ -117,6 +129,11 @@ class NodeState(_Frozen):
     port: int = 0
     machine: str = ""
     """The target's name of its machine, if it has one."""
+    check: CheckPhase = CheckPhase.NONE
+    facts: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What its checks found that has to be the same on all nodes."""
+    failed_checks: int = 0
+    """Nodes in this slot that failed their checks, since the last one that passed."""
     has_processes: bool = False
     """Whether processes of its replica's current attempt may exist on it."""
 
@@ -138,11 +155,12 @@ class NodeState(_Frozen):
     def is_expected(self) -> bool:
         """Whether it is worth waiting for: it will soon join or be missing for good."""
         on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.CREATED) and not self.join_timed_out
-        return on_its_way or self.phase is NodePhase.DISCONNECTED
+        return on_its_way or self.phase is NodePhase.DISCONNECTED or self.check is CheckPhase.PENDING
 
     @property
     def is_ready(self) -> bool:
-        return self.phase is NodePhase.JOINED and not self.has_processes
+        joined = self.phase is NodePhase.JOINED and not self.has_processes
+        return joined and self.check is not CheckPhase.PENDING
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from holdfast.events.agent_events import (
     DeviceFault,
     ExitReason,
     FaultInjected,
+    NodeChecked,
     NodePreemptionNotice,
     RankExited,
     RankHung,
@@ -73,6 +74,7 @@ AgentEvent = (
     | StacksDumped
     | CodeFetched
     | StandbyReady
+    | NodeChecked
     | RankExited
     | RanksStopped
     | RankHung

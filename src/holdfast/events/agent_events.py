@@ -10,7 +10,7 @@ import msgspec
 from holdfast.clock import ClockSample
 from holdfast.events.base import Event
 from holdfast.events.collectives import GroupCollectives
-from holdfast.findings import Finding
+from holdfast.findings import CheckResult, Finding, Severity
 
 
 class ExitReason(StrEnum):
@@ -166,6 +166,25 @@ class StandbyReady(Event, frozen=True, kw_only=True):
 
     node: int
     generation: int
+
+
+class NodeChecked(Event, frozen=True, kw_only=True):
+    """A node has ended its checks before a start; `results` leaves out those that found nothing.
+
+    `facts` are what has to be the same on all nodes, such as versions.
+    """
+
+    node: int
+    generation: int
+    results: tuple[CheckResult, ...] = ()
+    facts: dict[str, str] = {}
+    took_s: float = 0.0
+
+    @property
+    def problem(self) -> Finding | None:
+        """The first error; None if the node may run ranks."""
+        found = (finding for result in self.results for finding in result.findings)
+        return next((finding for finding in found if finding.severity is Severity.ERROR), None)
 
 
 class RankExited(Event, frozen=True, kw_only=True):

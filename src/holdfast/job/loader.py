@@ -42,7 +42,6 @@ RESERVED_FIELDS: Mapping[str, str] = {
     "placement": "which nodes may stand next to each other",
     "mounts": "folders given to every node",
     "priority": "which job goes first",
-    "checks": "which checks run before the start",
     "fabric.on_fallback": "what to do when the fabric is not the requested one",
     "recovery.quarantine": "keeping bad nodes out",
 }

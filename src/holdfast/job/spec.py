@@ -224,6 +224,7 @@ SHORTHANDS: Mapping[str, Callable[[object], object]] = {
     "nodes": _nodes_object,
     "fabric": _object_with("name"),
     "checkpoint": _object_with("path"),
+    "checks": _object_with("before_start"),
 }
 """Fields where a scalar is short for an object: `fabric: infiniband` is `fabric: {name: infiniband}`."""
 
@@ -337,6 +338,24 @@ class Checkpoint(Model):
                 "bad-checkpoint-interval", "has both `every` and `every_s`, which say the same in two ways"
             )
         return self
+
+
+class CheckLevel(StrEnum):
+    """How thoroughly nodes are checked before ranks start on them."""
+
+    OFF = "off"
+    """Not at all."""
+    QUICK = "quick"
+    """GPUs, network, storage, limits and versions, as the node reports them: seconds at most."""
+
+
+class Checks(Model):
+    """Checks of nodes; a node that fails gets no ranks."""
+
+    before_start: CheckLevel = CheckLevel.OFF
+    """`quick` or `off`: whether a node is checked before it gets ranks, at first and after a replacement."""
+    deadline_s: Seconds = 30.0
+    """Seconds in which a node must have ended its checks; one that has not has failed."""
 
 
 class Logs(Model):
@@ -501,6 +520,8 @@ class Job(Model):
     """Where and how often checkpoints are saved."""
     recovery: Recovery = Recovery()
     """Failure detection, restarts, replicas and standby nodes."""
+    checks: Annotated[Checks, _shorthand("checks", CheckLevel | Checks)] = Checks()
+    """Whether nodes are checked before ranks start on them; a cluster's `template: production` makes it `quick`."""
     logs: Logs = Logs()
     """How much rank output is kept."""
     queue: NonEmpty | None = None

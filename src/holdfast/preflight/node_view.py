@@ -15,6 +15,9 @@ from holdfast.protocol.node_requirements import NodeRequirements
 
 T = TypeVar("T")
 
+READING_TIMEOUT_S = 10.0
+"""Longest that a check waits for what another one reads; a program that a driver blocks cannot even be killed."""
+
 
 class NotLookedAt(Exception):
     """A check cannot look: a file, a command or a permission is missing. It is no pass, and no failure."""
@@ -71,7 +74,12 @@ class NodeView:
                 reading.set_result(read(self))
             except Exception as error:  # every check that needs this reading gets it
                 reading.set_exception(error)
-        return cast(T, reading.result())
+        try:
+            return cast(T, reading.result(READING_TIMEOUT_S))
+        except TimeoutError as error:
+            if reading.done():
+                raise
+            raise TimeoutError(f"another check has read the same for more than {READING_TIMEOUT_S:g} s") from error
 
 
 def run_command(argv: Sequence[str], timeout_s: float) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from threading import Thread
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
@@ -23,6 +24,7 @@ from holdfast.preflight.checks import (
     software,
     storage,
 )
+from holdfast.preflight.gpu_facts import gpu_facts
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
 Check = Callable[[NodeView], Iterator[Finding]]
@@ -66,12 +68,32 @@ QUICK: tuple[Check, ...] = (
 )
 """Checks before every start; together they take a second or two."""
 
+Facts = Callable[[NodeView], Mapping[str, str]]
+"""What has to be the same on all nodes: a label for users, and its value; without what cannot be read."""
+
+FACTS: tuple[Facts, ...] = (
+    software.software_facts,
+    gpu_facts,
+    rdma.rdma_facts,
+    network.network_facts,
+    cpu.cpu_facts,
+)
+
 
 def run_checks(view: NodeView, checks: Sequence[Check], deadline_s: float) -> tuple[CheckResult, ...]:
     """Run the checks side by side; one that has not ended within `deadline_s` has failed, since its source hangs."""
     running = [(check, _start(check, view)) for check in checks]
     wait([future for _, future in running], deadline_s)
     return tuple(_result(check, future, deadline_s) for check, future in running)
+
+
+def node_facts(view: NodeView) -> dict[str, str]:
+    """What has to be the same on all nodes."""
+    found: dict[str, str] = {}
+    for facts in FACTS:
+        with suppress(NotLookedAt, TimeoutError):
+            found |= facts(view)
+    return found
 
 
 def name_of(check: Check) -> str:

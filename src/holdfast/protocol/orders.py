@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.events import AgentEvent, encoding
 from holdfast.events.requests import FaultAction, FaultTarget
+from holdfast.protocol.node_requirements import NodeRequirements
 from holdfast.protocol.validation import ValidatingDecoder
 
 PROTOCOL = 3
@@ -83,6 +84,13 @@ class PrepareStandby(Order, frozen=True, kw_only=True, tag="prepare-standby"):
 
     start: StartRanks
     """The start of any node of a replica; which node it will replace is not known."""
+
+
+class CheckNode(Order, frozen=True, kw_only=True, tag="check-node"):
+    """Check this node and report it (`NodeChecked`), or report the result of the checks that have ended."""
+
+    wanted: NodeRequirements
+    deadline_s: float
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
@@ -188,6 +196,7 @@ class Acknowledge(Order, frozen=True, kw_only=True, tag="ack"):
 AnyOrder = (
     StartRanks
     | PrepareStandby
+    | CheckNode
     | StopRanks
     | InjectFault
     | TakeCheckpoint

@@ -13,6 +13,8 @@ import yaml
 from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
 from holdfast.findings import Finding, Severity
+from holdfast.job.spec import CheckLevel
+from holdfast.launch.kubernetes.kubernetes_target import with_default_checks
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.volume_mounts import visible_dirs
 from holdfast.launch.kubernetes.object_names import VOLUME_ROOT
@@ -53,6 +55,7 @@ def test_every_golden_case_may_be_rendered(name: str) -> None:
         ({}, {"workload": "mpijob", "agent": False}, "needs-agent", "launch"),
         ({}, {"agent": False}, "needs-agent", "launch"),
         ({"recovery": {"replicas": 2}}, {"agent": False}, "needs-agent", "recovery.replicas"),
+        ({"checks": "quick", "launch": "per-node"}, {"agent": False}, "needs-agent", "checks"),
         (
             {"launch": "accelerate", "command": "accelerate launch train.py"},
             {"agent": False},
@@ -147,6 +150,22 @@ def test_root_may_lock_memory() -> None:
 
 def test_production_that_has_it_all_is_rendered() -> None:
     assert found({}, PRODUCTION) == {}
+
+
+@pytest.mark.parametrize(
+    ("job", "place", "level"),
+    [
+        ({}, PRODUCTION, CheckLevel.QUICK),
+        ({}, {}, CheckLevel.OFF),
+        ({"checks": "off"}, PRODUCTION, CheckLevel.OFF),
+        ({}, PRODUCTION | {"agent": False}, CheckLevel.OFF),
+    ],
+)
+def test_nodes_are_checked_in_production_unless_the_job_says_otherwise(
+    job: Mapping[str, Any], place: Mapping[str, Any], level: CheckLevel
+) -> None:
+    case = render_context(Case(job=job, target=place))
+    assert with_default_checks(case.job, case.target).checks.before_start is level
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,19 @@ Max locked memory         {soft}              65536                bytes
 
 
 @pytest.mark.parametrize(
-    ("soft", "network", "expected"),
+    ("soft", "network", "capabilities", "expected"),
     [
-        ("unlimited", "IB", []),
-        ("65536", "IB", ["locked-memory-limited"]),
-        ("65536", "Socket", []),
+        ("unlimited", "IB", 0, []),
+        ("65536", "IB", 0, ["locked-memory-limited"]),
+        ("65536", "IB", 1 << 14, []),  # IPC_LOCK
+        ("65536", "Socket", 0, []),
     ],
 )
-def test_limit_of_locked_memory_matters_to_rdma(node: MakeNode, soft: str, network: str, expected: list[str]) -> None:
-    view = node({"proc/self/limits": LIMITS.format(soft=soft)}, network=network)
+def test_limit_of_locked_memory_matters_to_rdma(
+    node: MakeNode, soft: str, network: str, capabilities: int, expected: list[str]
+) -> None:
+    status = f"Name:\tholdfast\nCapEff:\t{capabilities:016x}\n"
+    view = node({"proc/self/limits": LIMITS.format(soft=soft), "proc/self/status": status}, network=network)
     assert codes([*limits.locked_memory(view)]) == expected
 
 

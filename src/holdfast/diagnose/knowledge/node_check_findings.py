@@ -10,6 +10,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Restart the node, or run without it.",
     ),
     (
+        "node-check-failed",
+        "A node failed a check before ranks started on it, and so did the one that took its place.",
+        "The finding of the check, one line above; `holdfast check --nodes N` runs the checks again.",
+        "Repair what the check found, use other machines, or start without checks: `--set checks=off`.",
+    ),
+    (
         "shared-memory-small",
         "/dev/shm is too small for the ranks of a node: NCCL and the workers of torch's DataLoader keep data there.",
         "`df -h /dev/shm` on the node, or in the container.",

@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from holdfast.errors import ExitCode, HoldfastError, require_extra
 from holdfast.fabric.catalog import resolve
 from holdfast.job.run_spec import CodeArchive, RunSpec
-from holdfast.job.targets import located_in_target
+from holdfast.job.spec import CheckLevel, Checks, Job
+from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
 from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import missing_secrets, read_secrets
@@ -158,7 +159,7 @@ def _context(
     from holdfast.launch.kubernetes.manifests.render_context import RenderContext, workload_kind
     from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
 
-    job, spec = wanted.job, wanted.spec
+    job, spec = with_default_checks(wanted.job, wanted.spec), wanted.spec
     fabric = resolve(job.fabric.name, spec.fabric)
     accepted = RunSpec(
         job=job,
@@ -174,6 +175,13 @@ def _context(
         target=wanted.target,
     )
     return RenderContext(accepted=accepted, target=spec, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
+
+
+def with_default_checks(job: Job, spec: TargetSpec) -> Job:
+    """The job, whose nodes are checked in production unless it says otherwise."""
+    if spec.template is not ManifestTemplate.PRODUCTION or not spec.agent or "checks" in job.model_fields_set:
+        return job
+    return job.model_copy(update={"checks": Checks(before_start=CheckLevel.QUICK)})
 
 
 TARGET: Target = KubernetesTarget()

@@ -10,6 +10,7 @@ from holdfast.preflight.node_view import NodeView, NotLookedAt
 
 SHM_PER_PROCESS = 256 << 20
 """Bytes of /dev/shm per rank: NCCL's buffers take some 33 MB per pair of GPUs of a node, loader workers the rest."""
+CAP_IPC_LOCK = 14
 UNLIMITED_LOCK = 1 << 30
 """A limit of locked memory below this is too small for RDMA: NCCL registers its buffers, and GPUDirect its pages."""
 
@@ -34,13 +35,21 @@ def shared_memory(view: NodeView) -> Iterator[Finding]:
         )
 
 
+def _may_lock(view: NodeView) -> bool:
+    """Whether the limit does not apply: the process has the capability IPC_LOCK."""
+    effective = next(line for line in view.read("proc/self/status").splitlines() if line.startswith("CapEff:"))
+    return bool(int(effective.split()[1], 16) >> CAP_IPC_LOCK & 1)
+
+
 def locked_memory(view: NodeView) -> Iterator[Finding]:
     """RDMA registers memory, which the kernel limits by RLIMIT_MEMLOCK for processes without IPC_LOCK."""
     limits = view.read("proc/self/limits")
     soft = next((line.split()[3] for line in limits.splitlines() if line.startswith("Max locked memory")), None)
     if soft is None:
         raise NotLookedAt("/proc/self/limits has no line `Max locked memory`")
-    if view.wanted.network != "Socket" and soft != "unlimited" and int(soft) < UNLIMITED_LOCK:
+    if view.wanted.network == "Socket" or _may_lock(view):
+        return
+    if soft != "unlimited" and int(soft) < UNLIMITED_LOCK:
         yield Finding(
             code="locked-memory-limited",
             what=f"processes may lock {int(soft) >> 10:,} KiB of memory, and {view.wanted.network} registers gigabytes",

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from holdfast.findings import Finding, Severity
-from holdfast.job.spec import OBJECT_NAME_PATTERN, Job, Launch
+from holdfast.job.spec import OBJECT_NAME_PATTERN, CheckLevel, Job, Launch
 from holdfast.job.targets import ManifestTemplate, Workload
 from holdfast.job.yaml_source import printable
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -144,6 +144,9 @@ def rank_starter(ctx: RenderContext) -> Iterator[Finding]:
     elif job.recovery.replicas > 1:
         what = f"{job.recovery.replicas} replicas are kept apart by holdfast's agents, and the target has none"
         yield _error("needs-agent", "recovery.replicas", what, "Remove `agent: false` from the target.")
+    elif job.checks.before_start is not CheckLevel.OFF:
+        what = "nodes are checked by holdfast's agents, and the target has none"
+        yield _error("needs-agent", "checks", what, "Write `checks: off`, or remove `agent: false` from the target.")
     elif job.launch is Launch.PER_RANK and job.local_world_size > 1:
         what = f"{job.local_world_size} ranks on each node are started by holdfast's agent, and the target has none"
         remedy = "Write `launch: per-node` and begin the command with torchrun, or remove `agent: false`."

@@ -1,0 +1,48 @@
+"""Runs the checks of this node when the controller asks for them, and reports what they found."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+
+from holdfast.clock import Clock
+from holdfast.events import NodeChecked
+from holdfast.findings import CheckOutcome
+from holdfast.preflight.node_view import NodeView
+from holdfast.preflight.run_checks import QUICK, node_facts, run_checks
+from holdfast.protocol.orders import CheckNode
+
+
+class NodeCheck:
+    """Checks this node once; later requests get the same report."""
+
+    def __init__(
+        self, *, node: int, generation: int, address: str, clock: Clock, send: Callable[[NodeChecked], object]
+    ) -> None:
+        self._node, self._generation, self._address = node, generation, address
+        self._clock = clock
+        self._send = send
+        self._task: asyncio.Task[NodeChecked] | None = None
+
+    def request(self, order: CheckNode) -> None:
+        """Send the report, now or when the checks have ended."""
+        if self._task is None:
+            self._task = asyncio.ensure_future(asyncio.to_thread(self._check, order))
+            self._task.add_done_callback(lambda done: self._send(done.result()))
+        elif self._task.done():
+            self._send(self._task.result())
+
+    def _check(self, order: CheckNode) -> NodeChecked:
+        began = time.monotonic()
+        view = NodeView(wanted=order.wanted, environ=os.environ, address=self._address)
+        results = run_checks(view, QUICK, order.deadline_s)
+        return NodeChecked(
+            at=self._clock(),
+            node=self._node,
+            generation=self._generation,
+            results=tuple(each for each in results if each.findings or each.outcome is not CheckOutcome.PASSED),
+            facts=node_facts(view),
+            took_s=time.monotonic() - began,
+        )

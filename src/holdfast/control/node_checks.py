@@ -1,0 +1,63 @@
+"""Handles the checks of nodes before ranks start on them: a node that fails is replaced, and gets no ranks."""
+
+from __future__ import annotations
+
+from holdfast import events
+from holdfast.control.context import Context
+from holdfast.control.node_handlers import lose_nodes
+from holdfast.control.node_slots import avoid_machine, nodes_changed
+from holdfast.control.policy import FailureKind, check_failed_finding
+from holdfast.control.state import CheckPhase, Timer
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.preflight.compare import compare
+
+
+def node_checked(ctx: Context, event: events.NodeChecked) -> None:
+    """The node gets ranks unless it failed; once all have passed, those that differ from the others fail."""
+    if ctx.state.nodes[event.node].check is not CheckPhase.PENDING:
+        return
+    ctx.set_timer(Timer.CHECK, event.node, None)
+    if problem := event.problem:
+        _fail(ctx, event.node, problem)
+        return
+    node = ctx.change_node(event.node, check=CheckPhase.PASSED, failed_checks=0, facts=event.facts)
+    _compare_nodes(ctx)
+    nodes_changed(ctx, node.replica)
+
+
+def check_timed_out(ctx: Context, index: int) -> None:
+    """The node has not reported its checks: something on it hangs."""
+    if ctx.state.nodes[index].check is CheckPhase.PENDING:
+        _fail(ctx, index, _no_report(ctx.job.checks.deadline_s))
+
+
+def _compare_nodes(ctx: Context) -> None:
+    """Once no check is pending: nodes without ranks fail if they must not differ from the others, and do."""
+    if any(node.check is CheckPhase.PENDING for node in ctx.state.nodes):
+        return
+    found = compare({node.node: node.facts for node in ctx.state.nodes if node.check is CheckPhase.PASSED})
+    reported = set[str]()
+    for node, findings in found.items():
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors and not ctx.state.nodes[node].has_processes:
+            _fail(ctx, node, errors[0])
+        for finding in findings:
+            if finding not in errors and finding.where not in reported:  # once for all nodes: the evidence names them
+                reported.add(finding.where)
+                ctx.report(finding)
+
+
+def _fail(ctx: Context, index: int, problem: Finding) -> None:
+    ctx.report(check_failed_finding(index, problem))
+    avoid_machine(ctx, index, cordon=False)
+    node = ctx.change_node(index, failed_checks=ctx.state.nodes[index].failed_checks + 1)
+    lose_nodes(ctx, (node,), problem.what, kind=FailureKind.CHECK_FAILED)
+
+
+def _no_report(deadline_s: float) -> Finding:
+    return Finding(
+        code="node-check-hangs",
+        what=f"its checks have not ended within {deadline_s:g} s: a driver, a device or a file system does not answer",
+        remedy="Look at `dmesg` on this node; restart it if a device hangs.",
+        owner=Owner.CLUSTER,
+    )

@@ -1,0 +1,98 @@
+"""A node gets ranks only after its checks; one that fails is replaced, and not for ever."""
+
+from __future__ import annotations
+
+from tests.control.test_machine import Run, gone, joined, made
+
+from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartAttempt
+from holdfast.control.machine import Machine
+from holdfast.control.state import ReplicaPhase
+from holdfast.events import FindingRaised, NodeChecked, ShutdownDecided, TimerExpired
+from holdfast.findings import CheckResult, Finding
+from holdfast.job.backend import NodeId
+from holdfast.job.spec import CheckLevel, Checks, Job
+
+BROKEN = CheckResult(
+    check="gpu-ecc", findings=(Finding(code="gpu-ecc-errors", what="GPU 3 has errors", where="GPU 3"),)
+)
+DEADLINE_S = 30.0
+
+
+def checked_run(**more: int) -> Run:
+    run = Run(**more)
+    checks = Checks(before_start=CheckLevel.QUICK, deadline_s=DEADLINE_S)
+    run.job = Job.model_validate(run.job.model_dump() | {"checks": checks})
+    run.machine = Machine(run.job)
+    return run
+
+
+def checked(node: int, *results: CheckResult, generation: int = 0, at: float = 2.0, **facts: str) -> NodeChecked:
+    return NodeChecked(at=at, node=node, generation=generation, results=results, facts=facts)
+
+
+def reported(run: Run) -> list[Finding]:
+    return [event.finding for event in run.decisions if isinstance(event, FindingRaised)]
+
+
+def test_ranks_start_once_every_node_has_passed() -> None:
+    run = checked_run()
+    assert run.do(joined(0)) == [CheckNode(node=0)]
+    assert run.do(checked(0)) == []
+    assert run.do(joined(1)) == [CheckNode(node=1)]
+    assert [type(command) for command in run.do(checked(1))] == [StartAttempt]
+
+
+def test_node_that_fails_is_replaced_and_its_machine_avoided() -> None:
+    run = checked_run()
+    run.do(made(0), made(1), joined(0), joined(1), checked(0))
+    commands = run.do(checked(1, BROKEN))
+    assert commands == [
+        AvoidMachine(node_id=NodeId(node=1, generation=0), machine=""),
+        ReplaceNode(node_id=NodeId(node=1, generation=1), reason="GPU 3 has errors"),
+    ]
+    (found, *_) = reported(run)
+    assert (found.code, found.where) == ("gpu-ecc-errors", "GPU 3 on node1")
+    assert found.what == "node1 gets no ranks: GPU 3 has errors"
+    assert run.phase() is ReplicaPhase.GATHERING
+    run.do(gone(1), made(1, generation=1), joined(1, generation=1))
+    assert [type(command) for command in run.do(checked(1, generation=1))] == [StartAttempt]
+
+
+def test_run_ends_when_the_next_node_fails_too() -> None:
+    run = checked_run()
+    run.do(joined(0), joined(1), checked(0), checked(1, BROKEN), gone(1), joined(1, generation=1))
+    run.do(checked(1, BROKEN, generation=1))
+    (end,) = (event for event in run.decisions if isinstance(event, ShutdownDecided))
+    assert end.finding is not None
+    assert end.finding.code == "node-check-failed"
+    assert "it was made 2 times" in end.finding.what
+    assert end.finding.evidence == ("GPU 3 has errors",)
+    assert "--set checks=off" in end.finding.remedy
+
+
+def test_node_that_does_not_report_its_checks_has_failed() -> None:
+    run = checked_run(nodes=1)
+    run.do(joined(0))
+    run.do(TimerExpired(at=1.0 + DEADLINE_S + 5.0, timer="check:0"))
+    assert [finding.code for finding in reported(run)][:1] == ["node-check-hangs"]
+    assert run.do(checked(0)) == []  # too late
+
+
+def test_nodes_that_differ_from_the_others_fail() -> None:
+    run = checked_run(nodes=3)
+    run.do(*(joined(node) for node in range(3)), checked(0, torch="2.15.0"), checked(1, torch="2.15.0"))
+    run.do(checked(2, torch="2.14.1"))
+    assert [finding.code for finding in reported(run)][:1] == ["node-differs"]
+    assert [node.generation for node in run.state.nodes] == [0, 0, 1]
+
+
+def test_agent_that_reconnects_before_its_report_is_asked_again() -> None:
+    run = checked_run(nodes=1)
+    assert run.do(joined(0)) == [CheckNode(node=0)]
+    assert run.do(joined(0, at=3.0)) == [CheckNode(node=0)]
+    assert [type(command) for command in run.do(checked(0))] == [StartAttempt]
+    assert run.do(joined(0, at=9.0, attempt=0)) == []
+
+
+def test_nodes_are_not_checked_unless_the_job_wants_it() -> None:
+    assert [type(command) for command in Run(nodes=1).do(joined(0))] == [StartAttempt]
