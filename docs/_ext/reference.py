@@ -38,7 +38,7 @@ from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
 from holdfast.metrics import devices, flops, metric_catalog
-from holdfast.preflight.run_checks import QUICK, name_of
+from holdfast.preflight.run_checks import GPU_CHECKS, GPU_RDMA_CHECKS, HOST_CHECKS, RDMA_CHECKS, name_of
 from holdfast.security.api_limits import LIMITS, ApiLimits
 
 if TYPE_CHECKING:
@@ -329,8 +329,11 @@ def drills_table() -> str:
 
 def node_checks_table() -> str:
     """The checks of a node before a start; docs/preflight.md includes the table."""
-    rows = ((f"`{name_of(check)}`", _first_paragraph(check)) for check in QUICK)
-    return _page([_table(("check", "what it looks at"), rows)])
+    groups = {"every node": HOST_CHECKS, "GPUs": GPU_CHECKS, "RDMA": RDMA_CHECKS, "GPUs and RDMA": GPU_RDMA_CHECKS}
+    rows = (
+        (f"`{name_of(check)}`", need, _first_paragraph(check)) for need, checks in groups.items() for check in checks
+    )
+    return _page([_table(("check", "for", "what it looks at"), rows)])
 
 
 def _first_paragraph(check: Callable[..., object]) -> str:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from holdfast import code_update, controller_client, run_diagnosis
 from holdfast.controller_client import (
@@ -42,6 +42,7 @@ from holdfast.events.log import EventReader, read_events
 from holdfast.fabric.catalog import NAMES
 from holdfast.findings import Finding
 from holdfast.job.fault_catalog import check_fault as check_drill
+from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_text
 from holdfast.job.rules import check_job
 from holdfast.job.run_spec import RunSpec
@@ -49,6 +50,7 @@ from holdfast.job.spec import CheckLevel, Job, Launch, Nodes, Recovery
 from holdfast.job.targets import find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
+from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
 from holdfast.metrics.metric_catalog import has_requested
@@ -64,6 +66,15 @@ CHECK_RUN = "check"
 
 LEAVE_S = 5.0
 """Maximum seconds that `follow` waits, after a run's last event, for its processes to exit."""
+
+
+class NodeReports(NamedTuple):
+    """What the checks of some nodes found."""
+
+    checks: tuple[str, ...]
+    """Names of the checks, in order."""
+    nodes: Mapping[int, NodeChecked | None]
+    """The last report of each node; None for one that did not report."""
 
 
 # Describe
@@ -110,21 +121,16 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
     return open_target(wanted.spec.kind).check_site(wanted, for_any_job=loaded is None)
 
 
-def check_nodes(
-    loaded: LoadedJob | None, target: str, *, base: Path, nodes: int | None = None
-) -> Mapping[int, NodeChecked | None]:
-    """Check nodes of a target: start a run there that does nothing else, and return each node's last report.
-
-    None stands for a node that did not report. Raises HoldfastError if the run cannot start.
-    """
+def check_nodes(loaded: LoadedJob | None, target: str, *, base: Path, nodes: int | None = None) -> NodeReports:
+    """Check nodes of a target, by a run there that does nothing else; raises HoldfastError if it cannot start."""
     given = loaded.job if loaded else load_job(None, command=("true",), overrides=("image=any",))
     job = given.model_copy(
         update={
             "name": CHECK_RUN,
-            "command": ("true",),
+            "command": (given.command[0], "-c", "") if runs_python(given) else ("true",),
             "launch": Launch.PER_RANK,
             "nodes": given.nodes if nodes is None else Nodes(min=nodes, max=nodes),
-            "recovery": Recovery(max_restarts=0, prewarm=False),
+            "recovery": Recovery(prewarm=False),
             "checks": given.checks.model_copy(update={"before_start": CheckLevel.QUICK}),
         }
     )
@@ -133,7 +139,10 @@ def check_nodes(
     for event in follow(run):
         if isinstance(event, NodeChecked):
             reports[event.node] = event
-    return reports
+    from holdfast.preflight.run_checks import name_of, quick_checks  # imported on use: many small files
+
+    checks = quick_checks(node_requirements(RunSpec.read(run.job), run))
+    return NodeReports(checks=tuple(map(name_of, checks)), nodes=reports)
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:

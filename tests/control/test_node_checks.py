@@ -70,6 +70,24 @@ def test_run_ends_when_the_next_node_fails_too() -> None:
     assert "--set checks=off" in end.finding.remedy
 
 
+def test_run_that_a_node_ends_waits_for_the_reports_of_the_others() -> None:
+    run = checked_run()
+    run.do(joined(0), checked(0, BROKEN), gone(0), joined(0, generation=1), checked(0, BROKEN, generation=1))
+    assert run.state.ending is None
+    run.do(joined(1), checked(1, BROKEN), gone(1))
+    assert run.state.ending is None
+    run.do(joined(1, generation=1), checked(1, generation=1))
+    assert run.state.ending is not None
+
+
+def test_run_that_a_node_ends_does_not_wait_for_another_that_never_comes() -> None:
+    run = checked_run()
+    run.do(joined(0), checked(0, BROKEN), gone(0), joined(0, generation=1), checked(0, BROKEN, generation=1))
+    assert run.state.ending is None
+    run.do(TimerExpired(at=2.0 + DEADLINE_S, timer="check:0"))
+    assert run.state.ending is not None
+
+
 def test_node_that_does_not_report_its_checks_has_failed() -> None:
     run = checked_run(nodes=1)
     run.do(joined(0))

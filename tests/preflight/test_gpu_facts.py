@@ -12,7 +12,7 @@ from tests.preflight.gpu_nodes import NVLINK, SMI, board, links
 from holdfast.findings import CheckOutcome
 from holdfast.preflight.gpu_facts import gpu_facts
 from holdfast.preflight.node_view import NodeView
-from holdfast.preflight.run_checks import QUICK, run_checks
+from holdfast.preflight.run_checks import GPU_CHECKS, run_checks
 from holdfast.protocol.node_requirements import NodeRequirements
 
 
@@ -50,7 +50,7 @@ def test_all_checks_and_facts_share_one_call_of_each_query(tmp_path: Path, monke
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     view = NodeView(wanted=NodeRequirements(gpus=8, processes=8))
-    results = {result.check: result for result in run_checks(view, QUICK, 30.0) if result.check.startswith("gpu")}
+    results = {result.check: result for result in run_checks(view, GPU_CHECKS, 30.0) if result.check.startswith("gpu")}
     assert gpu_facts(view)["active NVLinks of a GPU"] == "18"
     assert len(results) == 10
     assert {result.outcome for result in results.values()} == {CheckOutcome.PASSED}

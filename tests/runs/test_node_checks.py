@@ -29,7 +29,7 @@ def test_run_on_nodes_without_the_fabric_of_its_job_gets_no_ranks(runs: Runs) ->
     assert (end.outcome, end.exit_code) == (Outcome.FAILED, ExitCode.CANNOT_RUN_HERE)
     assert not watched.all(AttemptStarted)
     found = [event.finding for event in watched.all(FindingRaised)]
-    assert "rdma-devices-missing" in {finding.code for finding in found}
+    assert "rdma-no-device" in {finding.code for finding in found}
 
 
 def test_check_of_nodes_prints_each_check_of_each_node(

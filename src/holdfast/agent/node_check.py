@@ -11,7 +11,7 @@ from holdfast.clock import Clock
 from holdfast.events import NodeChecked
 from holdfast.findings import CheckOutcome
 from holdfast.preflight.node_view import NodeView
-from holdfast.preflight.run_checks import QUICK, node_facts, run_checks
+from holdfast.preflight.run_checks import node_facts, quick_checks, run_checks
 from holdfast.protocol.orders import CheckNode
 
 
@@ -37,7 +37,7 @@ class NodeCheck:
     def _check(self, order: CheckNode) -> NodeChecked:
         began = time.monotonic()
         view = NodeView(wanted=order.wanted, environ=os.environ, address=self._address)
-        results = run_checks(view, QUICK, order.deadline_s)
+        results = run_checks(view, quick_checks(order.wanted), order.deadline_s)
         return NodeChecked(
             at=self._clock(),
             node=self._node,

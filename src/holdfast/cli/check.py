@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import replace
 
 from holdfast.cli.common_options import (
     DEFAULT_FILE,
@@ -22,15 +23,18 @@ from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
+    from holdfast.api import NodeReports
     from holdfast.events import NodeChecked
-    from holdfast.findings import Finding
+    from holdfast.findings import CheckResult, Finding
 
 NodesOption = Annotated[
     int | None,
     typer.Option("--nodes", "-N", min=1, help="Also check this many nodes, by a run that does nothing else."),
 ]
-_MARKS = {"passed": "pass", "failed": "[bold red]FAIL[/]", "not-looked-at": "[dim]not looked at[/]"}
+_OUTCOMES = {"passed": ("pass", ""), "failed": ("FAIL", "bold red"), "not-looked-at": ("not looked at", "dim")}
+"""The word of each outcome, and its style."""
 
 
 def check(
@@ -55,16 +59,15 @@ def check(
     loaded, base = job_from_args(file, (), overrides) if wanted else (None, Path())
     findings = api.check_target(loaded, on, base=base)
     lacking = any(finding.severity is Severity.ERROR for finding in findings)
-    reports: Mapping[int, NodeChecked | None] = {}
-    if nodes and not lacking:
-        reports = api.check_nodes(loaded, on, base=base, nodes=nodes)
-    lacking = lacking or any(report is None or report.problem for report in reports.values())
+    reports = api.check_nodes(loaded, on, base=base, nodes=nodes) if nodes and not lacking else None
+    of_nodes: Mapping[int, NodeChecked | None] = reports.nodes if reports else {}
+    lacking = lacking or any(report is None or report.problem for report in of_nodes.values())
     if output is Output.JSON:
-        print_json({"target": on, "can_run": not lacking, "findings": findings, "nodes": reports})
+        print_json({"target": on, "can_run": not lacking, "findings": findings, "nodes": of_nodes})
     else:
         if reports:
             print_rich(_table(reports))
-        if shown := (*findings, *_of_nodes(reports)):
+        if shown := (*findings, *_of_nodes(of_nodes)):
             print_rich(render_findings(shown))
         print_text(f"{on}: {'cannot run' if lacking else 'can run'} {loaded.job.name if loaded else 'a job'}")
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if lacking else ExitCode.OK)
@@ -72,8 +75,6 @@ def check(
 
 def _of_nodes(reports: Mapping[int, NodeChecked | None]) -> tuple[Finding, ...]:
     """The findings of all nodes; those that several nodes have alike name them all."""
-    import msgspec
-
     from holdfast.events import to_ranges
     from holdfast.report.formatting import format_ranges
 
@@ -83,37 +84,37 @@ def _of_nodes(reports: Mapping[int, NodeChecked | None]) -> tuple[Finding, ...]:
             for finding in result.findings:
                 nodes[finding].append(node)
     return tuple(
-        msgspec.structs.replace(finding, where=f"{finding.where} on node {format_ranges(to_ranges(on))}".strip())
+        replace(finding, where=f"{finding.where} on node {format_ranges(to_ranges(on))}".strip())
         for finding, on in nodes.items()
     )
 
 
-def _table(reports: Mapping[int, NodeChecked | None]) -> Table:
+def _table(reports: NodeReports) -> Table:
     """Checks by node; nodes with the same outcomes share a column."""
     from rich.table import Table
 
     from holdfast.events import to_ranges
     from holdfast.findings import CheckResult
-    from holdfast.preflight.run_checks import QUICK, name_of
     from holdfast.report.formatting import format_ranges
 
-    columns = defaultdict[tuple[tuple[str, str], ...], list[int]](list)
-    names = [name_of(check) for check in QUICK]
-    for node, report in reports.items():
+    columns = defaultdict[tuple[CheckResult, ...] | None, list[int]](list)
+    for node, report in reports.nodes.items():
         found = {result.check: result for result in report.results} if report else {}
-        rows = [found.get(name, CheckResult(check=name)) for name in names]
-        columns[tuple((row.outcome.value, row.reason) for row in rows) if report else ()].append(node)
+        column = tuple(replace(found.get(name, CheckResult(check=name)), findings=()) for name in reports.checks)
+        columns[column if report else None].append(node)
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("check")
     for nodes in columns.values():
         table.add_column(f"node {format_ranges(to_ranges(nodes))}")
-    for number, name in enumerate(names):
-        cells = (_cell(*outcomes[number]) if outcomes else "[bold red]no report[/]" for outcomes in columns)
-        table.add_row(name, *cells)
+    for number, name in enumerate(reports.checks):
+        table.add_row(name, *(_cell(column[number] if column else None) for column in columns))
     return table
 
 
-def _cell(outcome: str, reason: str) -> str:
-    from rich.markup import escape
+def _cell(result: CheckResult | None) -> Text:
+    from rich.text import Text
 
-    return f"{_MARKS[outcome]}[dim]: {escape(reason)}[/]" if reason else _MARKS[outcome]
+    if result is None:
+        return Text("no report", style="bold red")
+    words, style = _OUTCOMES[result.outcome]
+    return Text(f"{words}: {result.reason}" if result.reason else words, style=style)

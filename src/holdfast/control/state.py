@@ -76,6 +76,8 @@ class CheckPhase(StrEnum):
     PENDING = "pending"
     """Requested; the node gets no ranks."""
     PASSED = "passed"
+    FAILED = "failed"
+    """It leaves when the others have reported."""
 
 
 class ReplicaPhase(StrEnum):
@@ -160,7 +162,7 @@ class NodeState(_Frozen):
     @property
     def is_ready(self) -> bool:
         joined = self.phase is NodePhase.JOINED and not self.has_processes
-        return joined and self.check is not CheckPhase.PENDING
+        return joined and self.check not in (CheckPhase.PENDING, CheckPhase.FAILED)
 
 
 @dataclass(frozen=True, kw_only=True)

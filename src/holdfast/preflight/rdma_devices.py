@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ipaddress import IPv6Address
 
 from holdfast.preflight.node_view import NodeView, NotLookedAt
+from holdfast.protocol.node_requirements import NodeRequirements
 
 DEVICES = "sys/class/infiniband"
 VERBS_NETWORK = "IB"
@@ -162,19 +163,19 @@ class UsedPorts:
     """Whether NCCL_IB_HCA names each; else they are the fastest kind, and one more or less is no proof of a fault."""
 
 
-def needs_rdma(view: NodeView) -> bool:
+def needs_rdma(wanted: NodeRequirements) -> bool:
     """Whether the job's network is an RDMA one."""
-    return uses_verbs(view) or uses_libfabric(view)
+    return uses_verbs(wanted) or uses_libfabric(wanted)
 
 
-def uses_verbs(view: NodeView) -> bool:
+def uses_verbs(wanted: NodeRequirements) -> bool:
     """Whether NCCL itself, or NVIDIA's plugin, opens InfiniBand or RoCE devices."""
-    return view.wanted.network.startswith(VERBS_NETWORK)
+    return wanted.network.startswith(VERBS_NETWORK)
 
 
-def uses_libfabric(view: NodeView) -> bool:
+def uses_libfabric(wanted: NodeRequirements) -> bool:
     """Whether the network is EFA through libfabric."""
-    return view.wanted.network in LIBFABRIC_NETWORKS
+    return wanted.network in LIBFABRIC_NETWORKS
 
 
 def setting(view: NodeView, name: str) -> str:
@@ -188,7 +189,7 @@ def setting(view: NodeView, name: str) -> str:
 
 def hca_list(view: NodeView) -> HcaList:
     """What NCCL_IB_HCA asks for; libfabric does not read it."""
-    return HcaList.parse(setting(view, "NCCL_IB_HCA")) if uses_verbs(view) else HcaList()
+    return HcaList.parse(setting(view, "NCCL_IB_HCA")) if uses_verbs(view.wanted) else HcaList()
 
 
 def find_ports(view: NodeView) -> tuple[Port, ...]:
@@ -197,7 +198,7 @@ def find_ports(view: NodeView) -> tuple[Port, ...]:
     if not names and not view.list("sys/class"):
         raise NotLookedAt("/sys/class: sysfs is not mounted")
     ports = [port for name in names for port in _ports(view, name)]
-    return tuple(port for port in ports if (port.driver == EFA_DRIVER) == uses_libfabric(view))
+    return tuple(port for port in ports if (port.driver == EFA_DRIVER) == uses_libfabric(view.wanted))
 
 
 def used_ports(view: NodeView) -> UsedPorts:

@@ -26,22 +26,27 @@ from holdfast.preflight.checks import (
 )
 from holdfast.preflight.gpu_facts import gpu_facts
 from holdfast.preflight.node_view import NodeView, NotLookedAt
+from holdfast.preflight.rdma_devices import needs_rdma
+from holdfast.protocol.node_requirements import NodeRequirements
 
 Check = Callable[[NodeView], Iterator[Finding]]
 """Yields what is wrong; raises NotLookedAt if it cannot look."""
 
-QUICK: tuple[Check, ...] = (
+HOST_CHECKS: tuple[Check, ...] = (
     limits.shared_memory,
-    limits.locked_memory,
-    rdma.rdma_devices,
-    rdma.rdma_ports,
-    rdma.rdma_rate,
-    roce.rdma_gid,
-    roce.rdma_mtu,
-    rdma_software.rdma_library,
-    rdma_software.rdma_peer_memory,
-    pcie.pcie_acs,
-    pcie.iommu,
+    network.interface_exists,
+    network.host_name,
+    network.interface_speed,
+    ports.rendezvous_ports,
+    ports.sidecar,
+    storage.disk_space,
+    storage.disk_write,
+    software.python,
+    cpu.cpu_count,
+    cpu.clock_sync,
+    environment.fighting_variables,
+)
+GPU_CHECKS: tuple[Check, ...] = (
     gpu_driver.gpu_driver,
     gpu_driver.gpu_count,
     gpu.gpu_idle,
@@ -52,21 +57,31 @@ QUICK: tuple[Check, ...] = (
     gpu_links.gpu_nvlink,
     gpu_links.gpu_fabric_manager,
     gpu_links.gpu_pcie,
-    network.interface_exists,
-    network.host_name,
-    network.interface_speed,
-    ports.rendezvous_ports,
-    ports.sidecar,
-    storage.disk_space,
-    storage.disk_write,
-    software.python,
     software.accelerator_build,
-    cpu.cpu_count,
     cpu.numa,
-    cpu.clock_sync,
-    environment.fighting_variables,
 )
-"""Checks before every start; together they take a second or two."""
+RDMA_CHECKS: tuple[Check, ...] = (
+    limits.locked_memory,
+    rdma.rdma_devices,
+    rdma.rdma_ports,
+    rdma.rdma_rate,
+    roce.rdma_gid,
+    roce.rdma_mtu,
+    rdma_software.rdma_library,
+)
+GPU_RDMA_CHECKS: tuple[Check, ...] = (rdma_software.rdma_peer_memory, pcie.pcie_acs, pcie.iommu)
+
+
+def quick_checks(wanted: NodeRequirements) -> tuple[Check, ...]:
+    """The checks before a start on whose subject the job depends; together they take a second or two."""
+    gpus, rdma_network = wanted.gpus > 0, needs_rdma(wanted)
+    return (
+        *HOST_CHECKS,
+        *(GPU_CHECKS if gpus else ()),
+        *(RDMA_CHECKS if rdma_network else ()),
+        *(GPU_RDMA_CHECKS if gpus and rdma_network else ()),
+    )
+
 
 Facts = Callable[[NodeView], Mapping[str, str]]
 """What has to be the same on all nodes: a label for users, and its value; without what cannot be read."""

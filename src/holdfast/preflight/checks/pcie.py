@@ -38,7 +38,7 @@ _PASSTHROUGH = ("iommu=pt", "iommu.passthrough=1", "intel_iommu=off", "amd_iommu
 
 def pcie_acs(view: NodeView) -> Iterator[Finding]:
     """No PCIe switch above a GPU or an adapter sends packets between them through the processor."""
-    if not view.wanted.gpus or not needs_rdma(view):
+    if not view.wanted.gpus or not needs_rdma(view.wanted):
         return
     adapters = {port.device: view.root / DEVICES / port.device / "device" for port in used_ports(view).ports}
     gpus = {name: view.root / PCI_DEVICES / name for name in view.list(PCI_DEVICES) if _is_gpu(view, name)}
@@ -66,7 +66,7 @@ def pcie_acs(view: NodeView) -> Iterator[Finding]:
 
 def iommu(view: NodeView) -> Iterator[Finding]:
     """On a machine, the IOMMU translates no addresses between adapters and GPUs."""
-    if not view.wanted.gpus or not needs_rdma(view) or not view.list("sys/class/iommu") or _is_virtual(view):
+    if not view.wanted.gpus or not needs_rdma(view.wanted) or not view.list("sys/class/iommu") or _is_virtual(view):
         return
     command_line = view.read("proc/cmdline")
     types = {

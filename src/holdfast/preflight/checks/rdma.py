@@ -27,7 +27,7 @@ from holdfast.preflight.rdma_devices import (
 
 def rdma_devices(view: NodeView) -> Iterator[Finding]:
     """The node has the devices, NCCL_IB_HCA names existing ones, and the container has their files."""
-    if not needs_rdma(view):
+    if not needs_rdma(view.wanted):
         return
     ports = find_ports(view)
     if not ports:
@@ -89,7 +89,7 @@ def _without_file(view: NodeView, ports: Sequence[Port]) -> Iterator[Finding]:
 
 def rdma_ports(view: NodeView) -> Iterator[Finding]:
     """The ports that the job uses are ACTIVE and LinkUp, and full members of their partition."""
-    if not needs_rdma(view):
+    if not needs_rdma(view.wanted):
         return
     used = used_ports(view)
     down = [port for port in used.ports if not port.active]
@@ -106,7 +106,7 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
             "with LinkUp: the subnet manager has not configured the port. Ethernet: `ip link set ... up`.",
             owner=Owner.CLUSTER,
         )
-    if uses_verbs(view):
+    if uses_verbs(view.wanted):
         yield from _outside_partition(view, used.ports)
 
 
@@ -134,7 +134,7 @@ def _outside_partition(view: NodeView, ports: Sequence[Port]) -> Iterator[Findin
 
 def rdma_rate(view: NodeView) -> Iterator[Finding]:
     """No port is slower than the others of its kind: collectives run at the rate of the slowest."""
-    if not needs_rdma(view):
+    if not needs_rdma(view.wanted):
         return
     used = used_ports(view)
     active = [port for port in used.ports if port.active and port.rate_gbps]
@@ -158,7 +158,7 @@ def rdma_rate(view: NodeView) -> Iterator[Finding]:
 
 def rdma_facts(view: NodeView) -> Mapping[str, str]:
     """What must be equal on all nodes of a run; an index of a GID only if the job sets it."""
-    if not needs_rdma(view):
+    if not needs_rdma(view.wanted):
         return {}
     try:
         ports = used_ports(view).ports

@@ -67,11 +67,11 @@ _OPEN_DRIVER = "Open Kernel Module"  # NVRM version: NVIDIA UNIX Open Kernel Mod
 
 def rdma_library(view: NodeView) -> Iterator[Finding]:
     """The libraries through which NCCL opens the devices are where the dynamic loader looks."""
-    if not needs_rdma(view):
+    if not needs_rdma(view.wanted):
         return
     drivers = dict.fromkeys(port.driver for port in used_ports(view).ports)
     folders = _loader_folders(view)
-    if uses_libfabric(view):
+    if uses_libfabric(view.wanted):
         yield from _without_libfabric(view, folders)
     elif not _find(view, folders, ("libibverbs.so", "libibverbs.so.1")):
         yield Finding(
@@ -136,7 +136,7 @@ def _without_libfabric(view: NodeView, folders: tuple[str, ...]) -> Iterator[Fin
 
 def rdma_peer_memory(view: NodeView) -> Iterator[Finding]:
     """The adapter can read and write the GPU's memory: a peer memory module, or DMA-BUF."""
-    if not needs_rdma(view) or not view.wanted.gpus:
+    if not needs_rdma(view.wanted) or not view.wanted.gpus:
         return
     modules = {line.split(" ", 1)[0] for line in view.read("proc/modules").splitlines()}
     if modules & set(PEER_MODULES) or _has_efa_peer_memory(view):

@@ -81,7 +81,7 @@ _PROBLEMS = (
 
 def rdma_gid(view: NodeView) -> Iterator[Finding]:
     """RoCE: the GID that NCCL uses exists, is of version 2, reaches other subnets, and belongs to this namespace."""
-    if not uses_verbs(view):
+    if not uses_verbs(view.wanted):
         return
     found: dict[Port, tuple[Gid, ...]] = {}
     for port in used_ports(view).ports:
@@ -135,7 +135,7 @@ def _problem(view: NodeView, found: Sequence[Gid]) -> str:
 
 def rdma_mtu(view: NodeView) -> Iterator[Finding]:
     """RoCE: the interfaces carry full packets, and all the same."""
-    if not uses_verbs(view):
+    if not uses_verbs(view.wanted):
         return
     ports = [port for port in used_ports(view).ports if port.is_roce and port.active]
     mtus = roce_mtus(view, ports)
