@@ -230,6 +230,13 @@ def _node_checked(event: events.NodeChecked) -> str:
     return f"node{event.node} passed its checks in {duration(event.took_s)}{left_out}"
 
 
+def _fabric_observed(event: events.FabricObserved) -> str:
+    from holdfast.diagnose.nccl_transport import judge
+
+    line = judge(event).line or f"within node{event.node}, no network needed"
+    return f"fabric of {count(event.size, 'rank')}{replica_suffix(event.replica)}, by node{event.node}: {line}"
+
+
 def _code_fetched(event: events.CodeFetched) -> str:
     code = f"code {short_digest(event.digest)}"
     return f"node{event.node} " + (
@@ -253,6 +260,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
         f"node{event.node}, a standby, takes the place of node{event.replaces}{replica_suffix(event.replica)}"
     ),
     events.NodeChecked: _node_checked,
+    events.FabricObserved: _fabric_observed,
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",
     # The finding's text is in the decision, one line above.
     events.ShutdownDecided: lambda event: (

@@ -15,6 +15,7 @@ from holdfast.events.agent_events import (
     CodeFetched,
     DeviceFault,
     ExitReason,
+    FabricObserved,
     FaultInjected,
     NodeChecked,
     NodePreemptionNotice,
@@ -75,6 +76,7 @@ AgentEvent = (
     | CodeFetched
     | StandbyReady
     | NodeChecked
+    | FabricObserved
     | RankExited
     | RanksStopped
     | RankHung

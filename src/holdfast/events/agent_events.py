@@ -10,6 +10,7 @@ import msgspec
 from holdfast.clock import ClockSample
 from holdfast.events.base import Event
 from holdfast.events.collectives import GroupCollectives
+from holdfast.events.ranges import Ranges
 from holdfast.findings import CheckResult, Finding, Severity
 
 
@@ -185,6 +186,44 @@ class NodeChecked(Event, frozen=True, kw_only=True):
         """The first error; None if the node may run ranks."""
         found = (finding for result in self.results for finding in result.findings)
         return next((finding for finding in found if finding.severity is Severity.ERROR), None)
+
+
+class FabricObserved(Event, frozen=True, kw_only=True):
+    """What carries a communicator's traffic, by what NCCL logged in this node's ranks.
+
+    An agent sends it within seconds of the communicator's creation, and again when its ranks have connected.
+    """
+
+    node: int
+    replica: int
+    attempt: int
+    promised: str
+    """The run's fabric, as the catalogue names it."""
+    communicator: str
+    """NCCL's id of it, or its ranks where this version of NCCL logs none."""
+    size: int
+    ranks: Ranges
+    """Its ranks on this node, as it numbers them."""
+    spans_nodes: bool
+    network: str = ""
+    """The network that NCCL chose on most ranks, by its own name."""
+    between: dict[str, int] = {}
+    """The transports to ranks of other nodes, such as `NET/IB/GDRDMA`, and the channel ends of each."""
+    within: dict[str, int] = {}
+    """The same among the ranks of this node."""
+    nics: int = 0
+    """Network devices that connections use."""
+    devices: tuple[str, ...] = ()
+    """RDMA devices that NCCL found, as `device:port/link layer`."""
+    channels: int = 0
+    causes: dict[str, str] = {}
+    """Why NCCL chose sockets (`no device`, `NCCL_IB_DISABLE`), each with its line."""
+    other_interfaces: tuple[str, ...] = ()
+    """Interfaces in use that the run's NCCL_SOCKET_IFNAME does not name."""
+    differing: tuple[str, ...] = ()
+    """How single ranks differ from the others of the node, in words."""
+    findings: tuple[Finding, ...] = ()
+    """What degrades the fabric on this node."""
 
 
 class RankExited(Event, frozen=True, kw_only=True):

@@ -27,8 +27,7 @@ _TCP = "TCP"
 _SOCKETS = ("NET/Socket", "NET/Socket/GDRDMA")
 ONE_NODE = "one-node"
 """The cause of a verdict where no network was needed."""
-# Reasons why NCCL chooses sockets, with remedies; the first that applies is named.
-_CAUSES: tuple[tuple[str, str], ...] = (
+CAUSES: tuple[tuple[str, str], ...] = (
     ("NCCL_IB_DISABLE", "Unset NCCL_IB_DISABLE."),
     ("NCCL_NET", "Unset NCCL_NET, or set it to the fabric's network."),
     ("no libibverbs", "Install libibverbs1 and ibverbs-providers in the image."),
@@ -39,6 +38,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ),
     ("no plugin", "With EFA or TCPX the image lacks the network plugin; with InfiniBand see `ibv_devinfo`."),
 )
+"""Reasons why NCCL chooses sockets, with remedies; the first that applies is named."""
 
 
 def build_report(
@@ -255,11 +255,11 @@ class _VerdictBuilder:
             if everybody
             else f"on {', '.join(nodes[:_MAX_QUOTED])}{' …' if len(nodes) > _MAX_QUOTED else ''}"
         )
-        causes = [(name, remedy) for name, remedy in _CAUSES if any(_gives_cause(process, name) for process in on_tcp)]
+        causes = [(name, remedy) for name, remedy in CAUSES if any(gives_cause(process, name) for process in on_tcp)]
         remedy = causes[0][1] if causes else (wanted.remedy if wanted else "")
         proofs = [
             next(
-                process.evidence[name] for process in on_tcp if name in process.evidence and _gives_cause(process, name)
+                process.evidence[name] for process in on_tcp if name in process.evidence and gives_cause(process, name)
             )
             for name, _ in causes[:2]
         ]
@@ -296,7 +296,7 @@ def _on_tcp(process: NcclProcess) -> bool:
     return process.network == "Socket" or any(route in process.evidence for route in _SOCKETS)
 
 
-def _gives_cause(process: NcclProcess, name: str) -> bool:
+def gives_cause(process: NcclProcess, name: str) -> bool:
     """Whether a process shows this cause; a variable set to 0 or to nothing is none."""
     if name == "NCCL_NET":
         return process.env.get(name) == "Socket"

@@ -1,0 +1,126 @@
+"""Judges what a node has observed of a communicator against the fabric that the run was promised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from holdfast.diagnose.nccl_transport.fabric_verdict import CAUSES
+from holdfast.diagnose.nccl_transport.networks import Network, expected_network, network_of
+from holdfast.diagnose.nccl_transport.transport_report import FabricOutcome
+from holdfast.events import FabricObserved
+from holdfast.fabric.catalog import CATALOG
+from holdfast.findings import Finding, Owner, Severity
+
+_TCP = "TCP"
+_GDR = "/GDRDMA"
+_DIRECT = frozenset({"IB", "OFI"})
+"""Networks whose NICs reach GPU memory themselves, if the node lets them."""
+_PHRASES = {
+    "NCCL_IB_DISABLE": "NCCL_IB_DISABLE is set",
+    "NCCL_NET": "NCCL_NET=Socket is set",
+    "no libibverbs": "the image has no libibverbs",
+    "no device": "NCCL found no RDMA device",
+    "no plugin": "NCCL found no network plugin",
+}
+_OF_PLUGINS = ("no plugin",)
+"""Causes that come first for a network that NCCL has only by a plugin."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricJudgement:
+    """Whether a communicator has the fabric that its run was promised, in one line."""
+
+    outcome: FabricOutcome
+    line: str
+    """Such as `infiniband, 8 NICs, GPUDirect, as promised`; empty if nothing can be said."""
+    finding: Finding | None = None
+
+
+def judge(seen: FabricObserved) -> FabricJudgement:
+    """The judgement on one communicator by one node's ranks."""
+    fabric = CATALOG.get(seen.promised)
+    used = {network_of(name).name for name in _networks(seen)}
+    if fabric is None or not seen.spans_nodes or not used:
+        return FabricJudgement(outcome=FabricOutcome.UNKNOWN, line="")
+    wanted, layer = expected_network(fabric)
+    if wanted.name != _TCP and _TCP in used:
+        return _fallback(seen, wanted)
+    if wanted.name not in used and used != {"NVLink"}:
+        return _degraded(seen, f"{_many(used)} instead of {seen.promised}", wanted.remedy)
+    if seen.other_interfaces:
+        what = f"{_many(used)} over {', '.join(seen.other_interfaces)}, which NCCL_SOCKET_IFNAME does not name"
+        remedy = "Set NCCL_SOCKET_IFNAME in `fabric.env` only, and nowhere in the program or the image."
+        return _degraded(seen, what, remedy)
+    if layer and (wrong := [device for device in seen.devices if not device.endswith(f"/{layer}")]):
+        return _degraded(seen, f"{', '.join(wrong[:4])} are not {layer}", "Name those that are in NCCL_IB_HCA.")
+    if seen.findings:
+        worst = seen.findings[0]
+        return _degraded(seen, worst.what, worst.remedy, worst.evidence)
+    if seen.differing:
+        return _degraded(seen, seen.differing[0], "Compare the devices and the variables of this rank with the others.")
+    return FabricJudgement(outcome=FabricOutcome.VERIFIED, line=", ".join((*_facts(seen), "as promised")))
+
+
+def _networks(seen: FabricObserved) -> Iterator[str]:
+    """The networks in use between nodes; before any connection the one that NCCL chose."""
+    for route in seen.between:
+        kind, _, name = route.removesuffix(_GDR).partition("/")
+        if kind == "NET":
+            yield name
+    if not seen.between and seen.network:
+        yield seen.network
+
+
+def _facts(seen: FabricObserved) -> Iterator[str]:
+    yield seen.promised
+    if seen.nics:
+        yield f"{seen.nics} NIC{'s' * (seen.nics > 1)}"
+    direct = [route.endswith(_GDR) for route in seen.between if network_of(_name(route)).name in _DIRECT]
+    if any(direct):
+        yield "GPUDirect" if all(direct) else "GPUDirect in part"
+
+
+def _name(route: str) -> str:
+    return route.removesuffix(_GDR).partition("/")[2]
+
+
+def _fallback(seen: FabricObserved, wanted: Network) -> FabricJudgement:
+    order = [name for name, _ in CAUSES]
+    if wanted.name not in {"IB"}:
+        order.sort(key=lambda name: name not in _OF_PLUGINS)
+    else:
+        order = [name for name in order if name not in _OF_PLUGINS]
+    cause = next((name for name in order if name in seen.causes), "")
+    remedies = dict(CAUSES)
+    because = seen.differing[0] if seen.differing else _PHRASES.get(cause, "")
+    line = f"{_TCP} instead of {seen.promised}"
+    finding = Finding(
+        code=FabricOutcome.TCP_FALLBACK.value,
+        severity=Severity.WARNING,
+        what=f"plain TCP sockets carry the traffic between nodes instead of {seen.promised}"
+        + (f": {because}" if because else ""),
+        where=f"node{seen.node}",
+        evidence=(seen.causes[cause],) if cause else tuple(seen.between)[:2] or (f"Using network {seen.network}",),
+        remedy=remedies.get(cause, wanted.remedy),
+        owner=Owner.CLUSTER,
+    )
+    return FabricJudgement(outcome=FabricOutcome.TCP_FALLBACK, line=line, finding=finding)
+
+
+def _degraded(seen: FabricObserved, what: str, remedy: str, evidence: tuple[str, ...] = ()) -> FabricJudgement:
+    finding = Finding(
+        code=FabricOutcome.DEGRADED.value,
+        severity=Severity.WARNING,
+        what=f"the fabric is not as good as {seen.promised} promises: {what}",
+        where=f"node{seen.node}",
+        evidence=evidence or tuple(seen.between)[:4],
+        remedy=remedy,
+        owner=Owner.CLUSTER,
+    )
+    line = ", ".join((*_facts(seen), f"but {what}"))
+    return FabricJudgement(outcome=FabricOutcome.DEGRADED, line=line, finding=finding)
+
+
+def _many(names: set[str]) -> str:
+    return " and ".join(sorted(names))
