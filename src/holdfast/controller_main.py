@@ -34,6 +34,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, CodeShipped, FaultTarget, FindingRaised, RunFinished
 from holdfast.events.log import EventReader, is_intact, last_event
 from holdfast.events.log_writer import EventWriter
+from holdfast.fabric.catalog import CATALOG
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.host.process_limits import open_more_files, receive_signals
@@ -45,7 +46,7 @@ from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.controller_faults import ControllerFaults
 from holdfast.launch.local.run_network import run_network_for
 from holdfast.launch.node_requirements import node_requirements
-from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir
+from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir, wants_nccl_logs
 from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
@@ -202,6 +203,7 @@ def _start_order_factory(
 ) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
     """Returns what expands a start among some nodes into each node's start order."""
     job, private = accepted.job, RunSecrets.read(folder.secrets).secrets
+    nccl_logs = wants_nccl_logs(job, CATALOG[accepted.fabric])
 
     def among(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
@@ -231,6 +233,8 @@ def _start_order_factory(
                 exit_timeout_s=job.recovery.exit_timeout_s,
                 code_digest=running.code.digest if running.code else "",
                 log_max_bytes=job.logs.max_bytes,
+                fabric=accepted.fabric,
+                nccl_logs=nccl_logs,
             )
 
         return of_node

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 
 from holdfast.agent.echo import Echo
 from holdfast.agent.exit_watcher import ExitWatcher
+from holdfast.agent.fabric_watch import FabricWatch
 from holdfast.agent.flight_dump import FlightRecorders
 from holdfast.agent.hang_detector import HangDetector
 from holdfast.agent.log_retention import LogRetention
@@ -113,6 +115,7 @@ class WorkerGroup:
         self._send = send
         self._on_stopped = on_stopped
         self._recorders = FlightRecorders(folder, order.attempt)
+        self._fabric_watch = FabricWatch(order, node=node, folder=folder, clock=clock, send=send)
         self._hang_detector = HangDetector(
             order, node=node, folder=folder, recorders=self._recorders, clock=clock, send=send
         )
@@ -189,7 +192,8 @@ class WorkerGroup:
             slot: process.command(
                 code,
                 self._state_memory.environ(slot, peer_checkpoint=process.has_peer_checkpoint),
-                self._recorders.env_defaults(process.socket),
+                self._recorders.env_defaults(process.socket)
+                | self._fabric_watch.env_defaults(process.rank, {**os.environ, **process.launch.env}),
                 cgroup=self._orphans.cgroup,
             )
             for slot, process in slots.items()
@@ -219,6 +223,7 @@ class WorkerGroup:
         if self._cancelled.is_set():  # the order to stop arrived during the start
             self.stop(0.0)
         self._hang_detector.start()
+        self._fabric_watch.start()
         if first is not None:
             rank_0 = next(process for process in self.processes if process.rank == 0)
             self._rendezvous_check = RendezvousCheck(first, pid_of=lambda: rank_0.pid if rank_0.running else None)
@@ -462,6 +467,7 @@ class WorkerGroup:
         """Clean up once all ranks have exited: kill their orphans, then report that none is left."""
         self._hang_detector.stop()
         self._recorders.close()
+        self._fabric_watch.stop()
         self._exit_watcher.stop()
         if self._store_task is not None:
             self._store_task.cancel()

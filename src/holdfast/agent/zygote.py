@@ -54,9 +54,10 @@ ENVIRON_SLACK_BYTES = 1 << 14
 _PER_ATTEMPT = re.compile(
     r"MASTER_ADDR|MASTER_PORT|JAX_COORDINATOR_ADDRESS|JAX_COORDINATOR_BIND_ADDRESS|TORCHELASTIC_RESTART_COUNT"
     r"|HOLDFAST_(?!RUN$)\w+|TORCH_FR_DUMP_TEMP_FILE|TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+    r"|NCCL_DEBUG_FILE"
 )
 """Variables that may differ from the zygote's, because no import reads them: rendezvous addresses, where flight
-recorders dump, and holdfast's own."""
+recorders and NCCL write, and holdfast's own."""
 
 
 class ColdStart(Exception):

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.fabric.catalog import LOCAL_DEFAULT, Fabric
 from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import GlobalBatch, Job, Launch
@@ -65,6 +66,11 @@ def default_env(job: Job, resources: NodeResources) -> dict[str, str]:
         "PYTHONFAULTHANDLER": "1",
         flight_recorder_files.ENTRIES: str(FLIGHT_RECORDER_ENTRIES),
     }
+
+
+def wants_nccl_logs(job: Job, fabric: Fabric) -> bool:
+    """Whether ranks log the set-up of NCCL: they have GPUs, or a fabric that more than sockets is promised of."""
+    return job.gpus_per_node > 0 or fabric.name != LOCAL_DEFAULT
 
 
 def device_env(resources: NodeResources) -> dict[str, str]:

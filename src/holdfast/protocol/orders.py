@@ -72,6 +72,10 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     """Digest of the archive to download from the controller and unpack first; empty if no code is shipped."""
     log_max_bytes: int | None = None
     """Maximum bytes kept of each rank's output; None keeps all."""
+    fabric: str = ""
+    """The run's fabric, as the catalogue names it."""
+    nccl_logs: bool = False
+    """Whether ranks log NCCL's set-up for the agent, which then reports what carries their traffic."""
 
     @property
     def launches(self) -> tuple[RankLaunch, ...]:

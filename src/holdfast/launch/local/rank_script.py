@@ -7,14 +7,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from holdfast.fabric.catalog import CATALOG
 from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.local_backend import node_mark
 from holdfast.launch.local.resource_split import node_resources
-from holdfast.launch.rank_env import Attempt
+from holdfast.launch.rank_env import Attempt, wants_nccl_logs
 from holdfast.protocol import flight_recorder_files
+from holdfast.protocol.nccl_log_files import log_env
 from holdfast.protocol.orders import RankLaunch
 from holdfast.run_dir import RunDir, runs_root
 
@@ -32,6 +34,7 @@ def render(accepted: RunSpec) -> str:
     folder = RunDir(runs_root() / "RUN_ID")
     lines = [*_elastic_note(job), *_code_note(accepted)]
     of_nodes = node_resources(job, os.environ)
+    nccl_log = "NCCL_LOG" if wants_nccl_logs(job, CATALOG[accepted.fabric]) else ""
     for node in _nodes_to_render(len(of_nodes)):
         if node is None:
             lines.append(
@@ -45,7 +48,9 @@ def render(accepted: RunSpec) -> str:
         env, ranks = rank_launches(plan, node, share)
         for launch in ranks:
             code = Path("CODE") if accepted.code else Path()
-            lines.extend(_render_rank(node_id, launch, code, env | launch.env | mark | _agent_env(launch, env)))
+            lines.extend(
+                _render_rank(node_id, launch, code, env | launch.env | mark | _agent_env(launch, env, nccl_log))
+            )
     return "\n".join(lines)
 
 
@@ -57,13 +62,14 @@ def _nodes_to_render(nodes: int) -> Iterator[int | None]:
         yield from (*range(RENDERED_FIRST), None, nodes - 1)
 
 
-def _agent_env(launch: RankLaunch, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that the agent adds (agent/rank_process.py)."""
+def _agent_env(launch: RankLaunch, env: Mapping[str, str], nccl_log: str) -> dict[str, str]:
+    """The variables that the agent adds (agent/rank_process.py, agent/fabric_watch.py)."""
     memory = {"HOLDFAST_TRANSFER_MEMORY": "TRANSFER_MEMORY"} if launch.rank_count == 1 else {}
     if launch.rank_count == 1 and "HOLDFAST_PEER_CHECKPOINTS" in env:
         memory["HOLDFAST_PEER_MEMORY"] = "PEER_MEMORY"
     recorder = {flight_recorder_files.DUMP_PREFIX: "FLIGHT_DUMP", flight_recorder_files.NCCL_PIPE_PREFIX: "NCCL_PIPE"}
-    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **memory, **recorder}
+    setup = log_env(nccl_log, {**os.environ, **env, **launch.env}) if nccl_log else {}
+    return {"HOLDFAST_RANK_SOCKET": "RANK_SOCKET", **memory, **recorder, **setup}
 
 
 def _first_attempt(job: Job, node: int) -> Attempt:

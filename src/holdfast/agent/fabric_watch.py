@@ -1,0 +1,170 @@
+"""Reports what carries the traffic of NCCL's communicators, by the lines that this node's ranks log as they set up.
+
+The files are read again from their start when they have grown and then rested, up to a limit, by the same reader as
+`holdfast diagnose` uses. Reading takes at most a twentieth of one core, and nothing is kept in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.clock import Clock
+from holdfast.diagnose.log_chunk import LogChunk, LogSource
+from holdfast.diagnose.nccl_transport import SetupLogReader, observations
+from holdfast.events import FabricObserved
+from holdfast.protocol.nccl_log_files import INTERFACES, log_env
+from holdfast.protocol.orders import StartRanks
+
+POLL_S = 0.5
+"""Seconds between two looks at the sizes of the files."""
+MAX_GROWING_S = 2.5
+"""Seconds for which files that keep growing are not read."""
+MAX_LOAD = 0.05
+"""Share of one core that reading may take."""
+MAX_FILE_BYTES = 4 << 20
+"""Bytes read of each file; the set-up of one rank among 16,384 has about 1 MB for each communicator."""
+MAX_FILES = 64
+MAX_READER_BYTES = 64 << 20
+MAX_REPORTS = 4
+"""Reports of one communicator, whose transports are added as its ranks connect."""
+
+_Key = tuple[str, int, tuple[tuple[int, int], ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Growth:
+    """What is known of the files' sizes."""
+
+    sizes: Mapping[Path, int]
+    since: float
+    """Monotonic seconds at which they were first seen to have grown since the last read."""
+
+
+class FabricWatch:
+    """The set-up logs of one attempt's ranks on this node, in a folder of their own."""
+
+    def __init__(
+        self,
+        order: StartRanks,
+        *,
+        node: int,
+        folder: Path,
+        clock: Clock,
+        send: Callable[[FabricObserved], object],
+        poll_s: float = POLL_S,
+    ) -> None:
+        self._order, self._node, self._poll_s = order, node, poll_s
+        self._folder = folder / _folder_name(order.replica, order.attempt)
+        self._clock = clock
+        self._send = send
+        self._sent: dict[_Key, list[FabricObserved]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def env_defaults(self, rank: int, given: Iterable[str]) -> dict[str, str]:
+        """Where a rank's processes log the set-up of NCCL, unless the job or the node already says how they log."""
+        if not self._order.nccl_logs:
+            return {}
+        if not self._folder.exists():
+            self._replace_folder()
+        return log_env(f"{self._folder}/rank-{rank}.%p.log", given)
+
+    def start(self) -> None:
+        """Watch until `stop`."""
+        if self._order.nccl_logs:
+            self._task = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        """The ranks have ended; their files stay until the next attempt."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def _replace_folder(self) -> None:
+        """The files of the last attempt only are kept."""
+        for earlier in self._folder.parent.glob(_folder_name(self._order.replica, "*")):
+            shutil.rmtree(earlier, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True)
+
+    async def _run(self) -> None:
+        read: Mapping[Path, int] = {}
+        growth: _Growth | None = None
+        rest_until = 0.0
+        while True:
+            await asyncio.sleep(self._poll_s)
+            sizes, now = _sizes(self._folder), time.monotonic()
+            if sizes == read or now < rest_until:
+                continue
+            rested = growth is not None and growth.sizes == sizes
+            growth = _Growth(sizes=sizes, since=growth.since if growth else now)
+            if rested or now - growth.since >= MAX_GROWING_S:
+                began = time.monotonic()
+                found = await asyncio.to_thread(self._read, sizes)
+                rest_until = time.monotonic() + (time.monotonic() - began) / MAX_LOAD
+                read, growth = sizes, None
+                self._report(found)
+
+    def _read(self, sizes: Mapping[Path, int]) -> list[FabricObserved]:
+        reader = SetupLogReader(MAX_READER_BYTES)
+        for path in sizes:
+            for chunk in _chunks(path, node=f"node{self._node}", replica=self._order.replica):
+                reader.feed(chunk)
+        base = FabricObserved(
+            at=self._clock(),
+            node=self._node,
+            replica=self._order.replica,
+            attempt=self._order.attempt,
+            promised=self._order.fabric,
+            communicator="",
+            size=0,
+            ranks=(),
+            spans_nodes=False,
+        )
+        return [*observations(reader.result(), base, self._order.env.get(INTERFACES, ""))]
+
+    def _report(self, found: Iterable[FabricObserved]) -> None:
+        """Send what is new; a communicator is sent again when its connections have changed."""
+        for seen in found:
+            sent = self._sent.setdefault((seen.communicator, seen.size, seen.ranks), [])
+            if len(sent) < MAX_REPORTS and not (sent and _is_same(sent[-1], seen)):
+                sent.append(seen)
+                self._send(seen)
+
+
+def _folder_name(replica: int, attempt: object) -> str:
+    return f"nccl-{replica}-attempt-{attempt}"
+
+
+def _is_same(one: FabricObserved, other: FabricObserved) -> bool:
+    """Whether two reports differ in no more than the time and the number of channel ends."""
+
+    def compared(seen: FabricObserved) -> tuple[object, ...]:
+        ways = (frozenset(seen.between), frozenset(seen.within), seen.network, seen.nics)
+        return *ways, seen.differing, seen.other_interfaces, seen.findings
+
+    return compared(one) == compared(other)
+
+
+def _sizes(folder: Path) -> dict[Path, int]:
+    """The sizes of the ranks' files, as far as they are read."""
+    found: dict[Path, int] = {}
+    with contextlib.suppress(OSError):
+        for path in sorted(folder.iterdir())[:MAX_FILES]:
+            found[path] = min(path.stat().st_size, MAX_FILE_BYTES)
+    return found
+
+
+def _chunks(path: Path, *, node: str, replica: int) -> Iterable[LogChunk]:
+    """The whole lines at the start of a file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES)
+    except OSError:
+        return
+    if whole := data[: data.rfind(b"\n") + 1]:
+        yield LogChunk(source=LogSource(name=path.name, node=node, replica=replica), first_line=1, data=whole)

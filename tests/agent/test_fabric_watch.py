@@ -1,0 +1,127 @@
+"""Ranks log the set-up of NCCL to files of their own, and the agent reports each communicator as they grow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.diagnose.nccl_transport.generated_logs import JOB
+
+from holdfast.agent import fabric_watch
+from holdfast.agent.fabric_watch import FabricWatch
+from holdfast.clock import Clock
+from holdfast.diagnose.nccl_transport import judge
+from holdfast.events import FabricObserved
+from holdfast.protocol.orders import StartRanks
+
+DEADLINE_S = 20.0
+LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
+
+
+def order(attempt: int = 0, *, nccl_logs: bool = True, **env: str) -> StartRanks:
+    return StartRanks(replica=0, attempt=attempt, ranks=(), env=env, fabric="infiniband", nccl_logs=nccl_logs)
+
+
+@asynccontextmanager
+async def watched(
+    folder: Path, start: StartRanks, node: int = 0
+) -> AsyncGenerator[tuple[FabricWatch, asyncio.Queue[FabricObserved]]]:
+    sent = asyncio.Queue[FabricObserved]()
+    watch = FabricWatch(start, node=node, folder=folder, clock=Clock(), send=sent.put_nowait, poll_s=0.02)
+    watch.start()
+    try:
+        yield watch, sent
+    finally:
+        watch.stop()
+
+
+def append(watch: FabricWatch, rank: int, data: bytes) -> None:
+    """Write as NCCL does in one of the rank's processes."""
+    path = watch.env_defaults(rank, ())[FILE].replace("%p", str(os.getpid()))
+    with open(path, "ab") as file:
+        file.write(data)
+
+
+def split_log(rank: int) -> tuple[bytes, bytes]:
+    """What a rank logs up to the end of the set-up, and as it connects."""
+    data = b"".join(JOB.log(rank))
+    end = data.index(b"\n", data.index(b"Init COMPLETE")) + 1
+    return data[:end], data[end:]
+
+
+def test_communicator_is_reported_when_set_up_and_again_when_connected(tmp_path: Path) -> None:
+    async def go() -> tuple[FabricObserved, FabricObserved]:
+        async with watched(tmp_path, order(3), node=1) as (watch, sent), asyncio.timeout(DEADLINE_S):
+            for rank in range(4, 8):
+                append(watch, rank, split_log(rank)[0])
+            first = await sent.get()
+            for rank in range(4, 8):
+                append(watch, rank, split_log(rank)[1])
+            return first, await sent.get()
+
+    before, after = asyncio.run(go())
+    assert (before.node, before.attempt, before.ranks, before.size) == (1, 3, ((4, 7),), 8)
+    assert (before.network, before.between) == ("IB", {})
+    assert judge(before).line == "infiniband, as promised"
+    assert judge(after).line == "infiniband, 2 NICs, GPUDirect, as promised"
+
+
+def test_unchanged_communicator_is_reported_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric_watch, "MAX_LOAD", 1.0)
+    other = replace(JOB, replicas=2).log(0)
+
+    async def go() -> list[FabricObserved]:
+        async with watched(tmp_path, order()) as (watch, sent), asyncio.timeout(DEADLINE_S):
+            for rank in range(4):
+                append(watch, rank, b"".join(JOB.log(rank)))
+            seen = [await sent.get()]
+            append(watch, 0, b"".join(other).replace(b"commId 0x9a9c0000", b"commId 0x1"))
+            while len({each.communicator for each in seen}) < 2:
+                seen.append(await sent.get())
+            return seen
+
+    seen = asyncio.run(go())
+    assert len([each for each in seen if each.ranks == ((0, 3),)]) == 1
+
+
+def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, connections = split_log(0)
+    monkeypatch.setattr(fabric_watch, "MAX_FILE_BYTES", len(setup) + 10)
+
+    async def go() -> FabricObserved:
+        async with watched(tmp_path, order()) as (watch, sent), asyncio.timeout(DEADLINE_S):
+            append(watch, 0, setup + connections)
+            return await sent.get()
+
+    assert asyncio.run(go()).between == {}
+
+
+@pytest.mark.parametrize("name", [LEVEL, SUBSYSTEMS, FILE])
+def test_job_that_says_how_nccl_logs_keeps_its_own(tmp_path: Path, name: str) -> None:
+    watch = FabricWatch(order(), node=0, folder=tmp_path, clock=Clock(), send=print)
+    assert watch.env_defaults(0, {name: "x"}) == {}
+    assert watch.env_defaults(0, {"NCCL_NET": "IB"}).keys() == {LEVEL, SUBSYSTEMS, FILE}
+    assert "TUNING" not in watch.env_defaults(0, ())[SUBSYSTEMS]
+
+
+def test_ranks_without_gpus_log_nothing(tmp_path: Path) -> None:
+    async def go() -> dict[str, str]:
+        async with watched(tmp_path, order(nccl_logs=False)) as (watch, _):
+            return watch.env_defaults(0, ())
+
+    assert asyncio.run(go()) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_of_the_last_attempt_only_are_kept(tmp_path: Path) -> None:
+    for attempt in range(3):
+        watch = FabricWatch(order(attempt), node=0, folder=tmp_path, clock=Clock(), send=print)
+        append(watch, 0, b"line\n")
+    (left,) = tmp_path.iterdir()
+    assert left.name == "nccl-0-attempt-2"
+    assert left.stat().st_mode & 0o077 == 0
