@@ -272,6 +272,7 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         hangs=(),
         node_failures=(),
         drilled=NO_NODES,
+        fabric_findings=frozenset(),
         **changes,
     )
     for node in ctx.state.nodes_of(index):

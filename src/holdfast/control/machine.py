@@ -16,6 +16,7 @@ from typing import Any, get_args
 from holdfast import events
 from holdfast.control import (
     elastic,
+    fabric_handler,
     hangs,
     lifecycle,
     node_checks,
@@ -95,6 +96,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.RanksStopped: {_ANY: rank_handlers.ranks_stopped},
     events.NodesStopped: {_ANY: rank_handlers.nodes_stopped},
     events.StepCommitted: {_ANY: rank_handlers.step_committed},
+    events.FabricObserved: {_AT_WORK: fabric_handler.fabric_observed},
     events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
     Timer.MIN_NODES: {(_GATHERING, _STOPPING): lifecycle.min_nodes_timed_out},
     Timer.JOIN: {(_GATHERING, _RUNNING, _HANG_SUSPECTED, _STOPPING): node_handlers.join_timed_out},

@@ -237,6 +237,8 @@ class ReplicaState(_Frozen):
     """Node slots that got a fault on purpose in this attempt, other than that of a device."""
     lost_slots: NodeSet = NO_NODES
     """Node slots lost since its last attempt ran: together they are one disruption."""
+    fabric_findings: frozenset[str] = frozenset()
+    """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 

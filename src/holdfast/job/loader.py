@@ -42,7 +42,6 @@ RESERVED_FIELDS: Mapping[str, str] = {
     "placement": "which nodes may stand next to each other",
     "mounts": "folders given to every node",
     "priority": "which job goes first",
-    "fabric.on_fallback": "what to do when the fabric is not the requested one",
     "recovery.quarantine": "keeping bad nodes out",
 }
 """Reserved fields and what they will do; rejected, so that no job relies on them."""

@@ -284,6 +284,15 @@ class Resources(Model):
     """Size of /dev/shm per node, in bytes or such as `16GiB`."""
 
 
+class OnFallback(StrEnum):
+    """What happens when NCCL connects nodes by another network than the fabric's."""
+
+    WARN = "warn"
+    """The run continues, with a warning."""
+    STOP = "stop"
+    """The run ends."""
+
+
 class Fabric(Model):
     """The network for collectives; `holdfast fabric` lists the names."""
 
@@ -291,6 +300,11 @@ class Fabric(Model):
     """Name in the fabric catalogue; `auto` means the target's fabric."""
     env: dict[EnvName, ScalarText] = {}
     """Environment variables that override the catalogue's, such as NCCL_IB_HCA."""
+    on_fallback: OnFallback = OnFallback.WARN
+    """`stop` or `warn`: what happens when NCCL connects nodes by another network than the fabric's, such as TCP.
+
+    A cluster's `template: production` makes it `stop`.
+    """
 
 
 class Checkpoint(Model):

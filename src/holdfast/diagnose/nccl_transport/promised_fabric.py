@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holdfast.diagnose.nccl_transport.fabric_verdict import CAUSES
 from holdfast.diagnose.nccl_transport.networks import Network, expected_network, network_of
@@ -35,6 +35,8 @@ class FabricJudgement:
     line: str
     """Such as `infiniband, 8 NICs, GPUDirect, as promised`; empty if nothing can be said."""
     finding: Finding | None = None
+    other_network: bool = False
+    """Whether the nodes are connected by another network than the fabric's."""
 
 
 def judge(seen: FabricObserved) -> FabricJudgement:
@@ -47,11 +49,12 @@ def judge(seen: FabricObserved) -> FabricJudgement:
     if wanted.name != _TCP and _TCP in used:
         return _fallback(seen, wanted)
     if wanted.name not in used and used != {"NVLink"}:
-        return _degraded(seen, f"{_many(used)} instead of {seen.promised}", wanted.remedy)
+        found = _degraded(seen, f"{_many(used)} instead of {seen.promised}", wanted.remedy)
+        return replace(found, other_network=True)
     if seen.other_interfaces:
         what = f"{_many(used)} over {', '.join(seen.other_interfaces)}, which NCCL_SOCKET_IFNAME does not name"
         remedy = "Set NCCL_SOCKET_IFNAME in `fabric.env` only, and nowhere in the program or the image."
-        return _degraded(seen, what, remedy)
+        return replace(_degraded(seen, what, remedy), other_network=True)
     if layer and (wrong := [device for device in seen.devices if not device.endswith(f"/{layer}")]):
         return _degraded(seen, f"{', '.join(wrong[:4])} are not {layer}", "Name those that are in NCCL_IB_HCA.")
     if seen.findings:
@@ -105,7 +108,7 @@ def _fallback(seen: FabricObserved, wanted: Network) -> FabricJudgement:
         remedy=remedies.get(cause, wanted.remedy),
         owner=Owner.CLUSTER,
     )
-    return FabricJudgement(outcome=FabricOutcome.TCP_FALLBACK, line=line, finding=finding)
+    return FabricJudgement(outcome=FabricOutcome.TCP_FALLBACK, line=line, finding=finding, other_network=True)
 
 
 def _degraded(seen: FabricObserved, what: str, remedy: str, evidence: tuple[str, ...] = ()) -> FabricJudgement:
