@@ -16,7 +16,6 @@ from pathlib import Path
 
 from holdfast.clock import Clock
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
-from holdfast.diagnose.nccl_transport import SetupLogReader, observations
 from holdfast.events import FabricObserved
 from holdfast.protocol.nccl_log_files import INTERFACES, log_env
 from holdfast.protocol.orders import StartRanks
@@ -110,6 +109,8 @@ class FabricWatch:
                 self._report(found)
 
     def _read(self, sizes: Mapping[Path, int]) -> list[FabricObserved]:
+        from holdfast.diagnose.nccl_transport import SetupLogReader, observations  # 40 ms, which no start waits for
+
         reader = SetupLogReader(MAX_READER_BYTES)
         for path in sizes:
             for chunk in _chunks(path, node=f"node{self._node}", replica=self._order.replica):

@@ -83,6 +83,8 @@ class LiveView:
 def render_status(status: RunStatus, now: float, ettr: float | None = None) -> RenderableType:
     """Headline, progress, and the table of nodes and ranks; `ettr` covers the run up to `now`."""
     parts: list[RenderableType] = [_headline(status, now), *_world_sizes(status), *_progress(status, now, ettr)]
+    if fabric := status.worst_fabric:
+        parts.append(Text(f"fabric: {sanitize(fabric.line)}", style="bold yellow" if fabric.severity else "dim"))
     if status.waiting_for:
         parts.append(Text(sanitize(status.waiting_for), style="yellow"))
     if status.nodes:

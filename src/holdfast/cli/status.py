@@ -66,5 +66,5 @@ def _document(known: RunStatus) -> dict[str, object]:
         for number, replica in known.replicas.items()
     }
     nodes = {number: with_properties(node, "name") for number, node in known.nodes.items()}
-    document = with_properties(known, "is_degraded") | {"replicas": replicas, "nodes": nodes}
+    document = with_properties(known, "is_degraded", "fabric") | {"replicas": replicas, "nodes": nodes}
     return {name: value for name, value in document.items() if name not in _SUMMARISED}

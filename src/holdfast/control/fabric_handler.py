@@ -8,7 +8,6 @@ from holdfast import events
 from holdfast.control.context import Context
 from holdfast.control.lifecycle import end_run
 from holdfast.control.state import Ending
-from holdfast.diagnose.nccl_transport import judge
 from holdfast.errors import ExitCode
 from holdfast.findings import Severity
 from holdfast.job.spec import OnFallback
@@ -16,6 +15,8 @@ from holdfast.job.spec import OnFallback
 
 def fabric_observed(ctx: Context, event: events.FabricObserved) -> None:
     """Report once per attempt that the fabric is not as promised; another network ends the run, if the job says so."""
+    from holdfast.diagnose.nccl_transport import judge  # 40 ms, which runs without NCCL need not spend
+
     judgement = judge(event)
     known = ctx.state.replicas[event.replica].fabric_findings
     if judgement.finding is None or judgement.finding.code in known:

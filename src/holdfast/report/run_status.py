@@ -81,6 +81,25 @@ class StepTime(Struct, frozen=True, kw_only=True):
     tokens: float | None
 
 
+class FabricStatus(Struct, frozen=True, kw_only=True):
+    """What carries a replica's traffic between nodes in this attempt, by the node that has the worst of it."""
+
+    line: str
+    """Such as `infiniband, 8 NICs, GPUDirect, as promised`."""
+    severity: int
+    """0 if it is as promised, 1 if it is degraded, 2 for another network."""
+    node: int
+    communicator: str
+    size: int
+    """Ranks of the communicator."""
+    nics: int
+
+    @property
+    def weight(self) -> tuple[int, int, bool, int]:
+        """The worst counts, then the largest communicator, then the node that uses the fewest network devices."""
+        return self.severity, self.size, self.nics > 0, -self.nics
+
+
 class ReplicaStatus(Struct, frozen=True, kw_only=True):
     """The ranks that restart together, and their progress."""
 
@@ -103,6 +122,7 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     """The latest value of each metric in this attempt; see metrics/metric_catalog.py."""
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
+    fabric: FabricStatus | None = None
 
     @property
     def prewarmed(self) -> frozenset[int]:
@@ -200,6 +220,17 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     def now(self) -> float:
         """Unix time in seconds on the run's clock, which is unaffected by changes of the wall clock."""
         return Clock(self.clock)()
+
+    @property
+    def worst_fabric(self) -> FabricStatus | None:
+        """What carries the traffic between nodes, in the replica that has the worst of it."""
+        known = [replica.fabric for replica in self.replicas.values() if replica.fabric]
+        return max(known, key=lambda each: each.severity, default=None)
+
+    @property
+    def fabric(self) -> str:
+        """The same in words, such as `TCP instead of infiniband`; empty if not known."""
+        return self.worst_fabric.line if self.worst_fabric else ""
 
     @property
     def is_degraded(self) -> bool:

@@ -62,6 +62,8 @@ class RunSummary:
     """The code of each step, oldest first."""
     updates: tuple[UpdateEnded, ...] = ()
     """Outcomes of the requested code updates."""
+    fabric: str = ""
+    """What carried the traffic between nodes in the last attempt; empty if not known."""
 
 
 def summarise(status: RunStatus, *, logs: str, now: float) -> RunSummary:
@@ -85,6 +87,7 @@ def summarise(status: RunStatus, *, logs: str, now: float) -> RunSummary:
         code=status.code,
         code_versions=history.code_versions,
         updates=history.updates,
+        fabric=status.fabric,
     )
 
 
@@ -119,7 +122,8 @@ def _result(summary: RunSummary) -> str:
     because = f": {sanitize(summary.reason)}" if summary.reason else ""
     code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
     last = f"\n  last step: {', '.join(words)}" if (words := format_metrics(summary.metrics)) else ""
-    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}{last}"
+    fabric = f"\n  fabric: {sanitize(summary.fabric)}" if summary.fabric else ""
+    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}{last}{fabric}"
 
 
 def _locations(summary: RunSummary) -> str:

@@ -19,7 +19,15 @@ from holdfast.job import fault_attribution
 from holdfast.os_errors import resolved
 from holdfast.report.goodput import ReplicaLedger, microseconds
 from holdfast.report.rank_table import RankPhase, RankStatus, RankTable, RankUpdate
-from holdfast.report.run_status import CheckpointStatus, NodePhase, NodeStatus, ReplicaStatus, RunStatus, StepTime
+from holdfast.report.run_status import (
+    CheckpointStatus,
+    FabricStatus,
+    NodePhase,
+    NodeStatus,
+    ReplicaStatus,
+    RunStatus,
+    StepTime,
+)
 from holdfast.report.world_size_text import with_observed_batch
 from holdfast.run_dir import RunDir
 
@@ -260,6 +268,7 @@ def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStat
         ranks=RankTable(),
         metrics={},
         recent_steps=(),
+        fabric=None,
     )
     status = _with_ledger(status, event.replica, status.ledger(event.replica).attempt_started(event))
     code = event.code_digest or status.code
@@ -463,6 +472,28 @@ def _fault_injected(status: RunStatus, event: events.FaultInjected) -> RunStatus
     return replace(status, injected_faults=fault_attribution.unattributed_after(status.injected_faults, event))
 
 
+def _fabric_observed(status: RunStatus, event: events.FabricObserved) -> RunStatus:
+    """A node's later report of a communicator replaces its earlier one."""
+    from holdfast.diagnose.nccl_transport import judge  # 40 ms, which runs without NCCL need not spend
+
+    replica, judgement = _replica(status, event.replica), judge(event)
+    if event.attempt != replica.attempt or not judgement.line:
+        return status
+    seen = FabricStatus(
+        line=judgement.line,
+        severity=2 if judgement.other_network else 1 if judgement.finding else 0,
+        node=event.node,
+        communicator=event.communicator,
+        size=event.size,
+        nics=event.nics,
+    )
+    known = replica.fabric
+    again = known is not None and (known.node, known.communicator) == (seen.node, seen.communicator)
+    if known is not None and known.weight > seen.weight and not again:
+        return status
+    return _with_replica(status, replace(replica, fabric=seen))
+
+
 def _checkpoint_committed(status: RunStatus, event: events.CheckpointCommitted) -> RunStatus:
     return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
 
@@ -511,4 +542,5 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     events.RanksHung: _ranks_hung,
     events.RecoveryDecided: _recovery_decided,
     events.CheckpointCommitted: _checkpoint_committed,
+    events.FabricObserved: _fabric_observed,
 }

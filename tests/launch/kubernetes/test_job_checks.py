@@ -13,7 +13,7 @@ import yaml
 from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
 from holdfast.findings import Finding, Severity
-from holdfast.job.spec import CheckLevel
+from holdfast.job.spec import CheckLevel, OnFallback
 from holdfast.launch.kubernetes.kubernetes_target import with_default_checks
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.volume_mounts import visible_dirs
@@ -166,6 +166,23 @@ def test_nodes_are_checked_in_production_unless_the_job_says_otherwise(
 ) -> None:
     case = render_context(Case(job=job, target=place))
     assert with_default_checks(case.job, case.target).checks.before_start is level
+
+
+@pytest.mark.parametrize(
+    ("job", "place", "action"),
+    [
+        ({}, PRODUCTION, OnFallback.STOP),
+        ({}, {}, OnFallback.WARN),
+        ({"fabric": {"name": "infiniband", "on_fallback": "warn"}}, PRODUCTION, OnFallback.WARN),
+        ({"fabric": "infiniband"}, PRODUCTION, OnFallback.STOP),
+    ],
+)
+def test_other_fabric_ends_a_run_in_production_unless_the_job_says_otherwise(
+    job: Mapping[str, Any], place: Mapping[str, Any], action: OnFallback
+) -> None:
+    case = render_context(Case(job=job, target=place))
+    accepted = with_default_checks(case.job, case.target)
+    assert (accepted.fabric.on_fallback, accepted.fabric.name) == (action, case.job.fabric.name)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from holdfast.errors import ExitCode, HoldfastError, require_extra
 from holdfast.fabric.catalog import resolve
 from holdfast.job.run_spec import CodeArchive, RunSpec
-from holdfast.job.spec import CheckLevel, Checks, Job
+from holdfast.job.spec import CheckLevel, Checks, Job, OnFallback
 from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
 from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
@@ -178,10 +178,15 @@ def _context(
 
 
 def with_default_checks(job: Job, spec: TargetSpec) -> Job:
-    """The job, whose nodes are checked in production unless it says otherwise."""
-    if spec.template is not ManifestTemplate.PRODUCTION or not spec.agent or "checks" in job.model_fields_set:
+    """The job; in production its nodes are checked, and another fabric ends it, unless it says otherwise."""
+    if spec.template is not ManifestTemplate.PRODUCTION or not spec.agent:
         return job
-    return job.model_copy(update={"checks": Checks(before_start=CheckLevel.QUICK)})
+    defaults: dict[str, object] = {}
+    if "checks" not in job.model_fields_set:
+        defaults["checks"] = Checks(before_start=CheckLevel.QUICK)
+    if "on_fallback" not in job.fabric.model_fields_set:
+        defaults["fabric"] = job.fabric.model_copy(update={"on_fallback": OnFallback.STOP})
+    return job.model_copy(update=defaults)
 
 
 TARGET: Target = KubernetesTarget()

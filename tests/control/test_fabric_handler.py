@@ -1,0 +1,88 @@
+"""A run that was promised another fabric is warned once for each attempt, or ends."""
+
+from __future__ import annotations
+
+import pytest
+from tests.control.test_machine import Run
+
+from holdfast.control.commands import Command, Send
+from holdfast.control.machine import Machine
+from holdfast.control.state import ReplicaPhase
+from holdfast.errors import ExitCode
+from holdfast.events import FabricObserved, FindingRaised, ShutdownDecided
+from holdfast.findings import Finding, Severity
+from holdfast.job.spec import Fabric, Job, OnFallback
+from holdfast.protocol.orders import StopRanks
+
+
+def running(on_fallback: OnFallback, nodes: int = 2) -> Run:
+    run = Run(nodes=nodes)
+    fabric = Fabric(name="infiniband", on_fallback=on_fallback)
+    run.job = Job.model_validate(run.job.model_dump() | {"fabric": fabric})
+    run.machine = Machine(run.job)
+    return run.running()
+
+
+def observed(
+    network: str, node: int = 0, *, attempt: int = 0, findings: tuple[Finding, ...] = (), spans_nodes: bool = True
+) -> FabricObserved:
+    return FabricObserved(
+        at=9.0,
+        node=node,
+        replica=0,
+        attempt=attempt,
+        promised="infiniband",
+        communicator="0x1",
+        size=2,
+        ranks=((node, node),),
+        spans_nodes=spans_nodes,
+        network=network,
+        findings=findings,
+    )
+
+
+def reported(run: Run) -> list[str]:
+    return [event.finding.code for event in run.decisions if isinstance(event, FindingRaised)]
+
+
+def stops(commands: list[Command]) -> bool:
+    return any(isinstance(command, Send) and isinstance(command.order, StopRanks) for command in commands)
+
+
+def test_run_that_only_warns_continues_and_warns_once() -> None:
+    run = running(OnFallback.WARN)
+    assert run.do(observed("Socket")) == []
+    assert reported(run) == ["tcp-fallback"]
+    assert run.do(observed("Socket", node=1)) == []
+    assert reported(run) == []
+    assert run.phase() is ReplicaPhase.RUNNING
+
+
+def test_run_that_stops_on_fallback_ends_with_the_cause() -> None:
+    run = running(OnFallback.STOP)
+    assert stops(run.do(observed("Socket")))
+    (end,) = (event for event in run.decisions if isinstance(event, ShutdownDecided))
+    assert end.exit_code == ExitCode.CANNOT_RUN_HERE
+    assert end.finding is not None
+    assert (end.finding.code, end.finding.severity) == ("tcp-fallback", Severity.ERROR)
+    assert "fabric.on_fallback=warn" in end.finding.remedy
+    assert run.do(observed("Socket", node=1)) == []
+
+
+@pytest.mark.parametrize("on_fallback", OnFallback)
+def test_promised_fabric_needs_nothing(on_fallback: OnFallback) -> None:
+    run = running(on_fallback)
+    assert run.do(observed("IB"), observed("Socket", spans_nodes=False)) == []
+    assert run.decisions == []
+
+
+def test_fabric_that_is_only_degraded_ends_no_run() -> None:
+    run = running(OnFallback.STOP)
+    assert run.do(observed("IB", findings=(Finding(code="gdr-missing", what="without GPUDirect"),))) == []
+    assert reported(run) == ["fabric-degraded"]
+
+
+def test_report_of_an_earlier_attempt_changes_nothing() -> None:
+    run = running(OnFallback.STOP)
+    assert run.do(observed("Socket", attempt=-1)) == []
+    assert run.decisions == []
