@@ -1,0 +1,135 @@
+"""What the active probes print: JSON lines of progress, and one result per rank."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ProbeStage(StrEnum):
+    """The probes, in the order in which they run."""
+
+    ARRIVE = "arrive"
+    """Every rank reaches the store."""
+    MATMUL = "matmul"
+    MEMORY = "memory"
+    NODE_ALL_REDUCE = "node-all-reduce"
+    """Among the ranks of each node."""
+    PAIRS = "pairs"
+    """Among pairs of nodes."""
+    ALL_REDUCE = "all-reduce"
+    """Among all nodes that no probe before has named."""
+    END = "end"
+
+
+class MatmulRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A device's matrix products of one type."""
+
+    dtype: str
+    tflop_s: float
+    products: int
+    wrong: int = 0
+    """Products that are not bit-exact."""
+
+
+class DeviceRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one rank's device does alone."""
+
+    rank: int
+    node: int
+    device: str
+    """Its name, such as `NVIDIA H100 80GB HBM3 (cuda:3)`."""
+    matmul: tuple[MatmulRate, ...] = ()
+    copy_gb_s: float = 0.0
+    """Memory bandwidth of a copy: bytes read and bytes written."""
+    wrong_copies: int = 0
+
+
+class AllReduceRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An all-reduce of one size. Bandwidths as nccl-tests defines them."""
+
+    size_bytes: int
+    time_s: float
+    algorithm_gb_s: float
+    """Size over time."""
+    bus_gb_s: float
+    """Algorithm bandwidth times 2(n - 1)/n: what each rank sends, whatever the number of ranks."""
+    wrong: bool = False
+    """Whether the sum is not the exact one."""
+
+
+class PairRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One measurement between two nodes."""
+
+    nodes: tuple[int, int]
+    lane: int = 0
+    """The local rank at both ends."""
+    gb_s: float | None = None
+    """None: it failed, or there was no answer."""
+    problem: str = ""
+
+
+class Located(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What explains the slow and failed pairs."""
+
+    nodes: tuple[int, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
+    """Pairs that are slow or failed although both nodes communicate well with others; or the only pair."""
+    none_good: bool = False
+    """Whether all of several pairs are slow or failed, so that no node differs from the others."""
+
+
+class ProbeSuspect(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A node, or the link between two, that a probe names, with its evidence."""
+
+    stage: ProbeStage
+    nodes: tuple[int, ...]
+    """One node; two: the link between them; all: no node differs from the others."""
+    ranks: tuple[int, ...] = ()
+    """The ranks of the evidence, where not all of the node's."""
+    evidence: tuple[str, ...] = ()
+
+
+class ProbeLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type"):
+    """A line of output."""
+
+
+class ProbeProgress(ProbeLine, frozen=True, kw_only=True, tag="progress"):
+    """A stage begins on this rank."""
+
+    rank: int
+    stage: ProbeStage
+    elapsed_s: float
+    deadline_s: float
+    """Seconds that the stage may take."""
+    peer: int | None = None
+    """The other node of a pair."""
+
+
+class ProbeOutcome(StrEnum):
+    """How the probes ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    """There are suspects."""
+    INCOMPLETE = "incomplete"
+    """The coordinator, rank 0, or its store did not answer, so that this rank knows its own results only."""
+
+
+class ProbeResult(ProbeLine, frozen=True, kw_only=True, tag="result"):
+    """The last line. Rank 0 has the results of all ranks; the others have their own devices' only."""
+
+    rank: int
+    outcome: ProbeOutcome
+    elapsed_s: float
+    problem: str = ""
+    """Why it is incomplete."""
+    suspects: tuple[ProbeSuspect, ...] = ()
+    devices: tuple[DeviceRates, ...] = ()
+    node_all_reduce: dict[int, tuple[AllReduceRate, ...]] = {}
+    """By node."""
+    pairs: tuple[PairRate, ...] = ()
+    all_reduce: tuple[AllReduceRate, ...] = ()
+    not_run: tuple[ProbeStage, ...] = ()
+    """Stages for which no time was left, or that do not apply."""
