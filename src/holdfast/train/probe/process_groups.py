@@ -1,0 +1,126 @@
+"""Connects ranks for a probe, for a bounded time, whatever the others do.
+
+Neither Gloo nor NCCL can be interrupted while it connects: the calls run in threads, which the probe abandons.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from threading import Thread
+from typing import Any, Protocol, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch.distributed import AllreduceOptions, ReduceOp
+
+from holdfast.train.torch_private import gloo_group, nccl_group
+
+T = TypeVar("T")
+
+
+def call_within(work: Callable[[], T], timeout_s: float) -> T:
+    """Run a blocking call in a thread, and abandon it after some seconds; raises TimeoutError, or its error."""
+    awaited = Future[T]()
+
+    def resolve() -> None:
+        with suppress(InvalidStateError):
+            try:
+                awaited.set_result(work())
+            except Exception as error:
+                awaited.set_exception(error)
+
+    Thread(target=resolve, name="probe", daemon=True).start()
+    return awaited.result(max(0.0, timeout_s))
+
+
+class Channel(Protocol):
+    """Connected ranks."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        ...
+
+    def all_reduce(self, tensor: torch.Tensor, times: int = 1, *, largest: bool = False) -> None:
+        """Sum in place, or take the largest; returns when the last of them is done."""
+        ...
+
+    def abort(self) -> None:
+        """End all operations; called in any thread."""
+        ...
+
+
+class Connect(Protocol):
+    """Connects the members of a group, of which this process is number `index`; blocks until all are there."""
+
+    def __call__(self, name: str, index: int, size: int, timeout_s: float) -> Channel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where the store listens."""
+
+    host: str
+    port: int
+
+    def client(self, timeout_s: float) -> dist.TCPStore:
+        """A connection: each thread has one, because a call that waits blocks the connection's other calls."""
+        timeout = timedelta(seconds=max(1.0, timeout_s))
+        return dist.TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+class TorchChannel:
+    """A process group outside of torch's default group."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
+
+    @property
+    def size(self) -> int:
+        return self._group.size()
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def all_reduce(self, tensor: torch.Tensor, times: int = 1, *, largest: bool = False) -> None:
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp.MAX if largest else ReduceOp.SUM
+        for _ in range(times):
+            work = self._group.allreduce([tensor], options)
+            if self._device.type == "cpu":
+                work.wait()  # Gloo would run several side by side, on the same memory
+        if times and self._device.type == "cuda":
+            while not work.is_completed():  # pyright: ignore[reportPossiblyUnbound] - `times` is not 0
+                time.sleep(0)
+            work.wait()  # pyright: ignore[reportPossiblyUnbound] - as above; raises its error
+
+    def abort(self) -> None:
+        cast("Any", self._group).abort()
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectTorch:
+    """Connects by NCCL for a GPU, by Gloo for the CPU."""
+
+    store: StoreAddress
+    device: torch.device
+
+    def __call__(self, name: str, index: int, size: int, timeout_s: float) -> Channel:
+        store = dist.PrefixStore(f"probe/group/{name}", self.store.client(timeout_s))
+        timeout = timedelta(seconds=max(1.0, timeout_s))
+        if self.device.type == "cuda":
+            group = nccl_group(store, index, size, timeout, self.device, timeout_s)
+        else:
+            group = gloo_group(store, index, size, timeout)
+        return TorchChannel(group, self.device)
