@@ -44,6 +44,8 @@ class DeviceRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     copy_gb_s: float = 0.0
     """Memory bandwidth of a copy: bytes read and bytes written."""
     wrong_copies: int = 0
+    shared: bool = False
+    """Whether other processes use it too, as they do a CPU: its rates are not compared with those of others."""
 
 
 class AllReduceRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-
 from holdfast.train.probe.matmul import LARGEST, PERIOD, PERIODS, burn_in, copy_rate, operands
 
 CPU = torch.device("cpu")

@@ -21,19 +21,20 @@ BATCHES = 3
 """The fastest counts: a rank that waited for a CPU makes a batch slow, a bad link makes all slow."""
 
 
-def sweep(channel: Channel, sizes: Sequence[int], budget_s: float) -> Iterator[AllReduceRate]:
-    """The rates of growing sizes, until the next one would take more than the remaining time.
+def sweep(channel: Channel, sizes: Sequence[int], budget_s: float, most_bytes: float) -> Iterator[AllReduceRate]:
+    """The rates of growing sizes, until the next one would take more than the remaining time, or a rank's memory.
 
     All ranks of the channel take the same decisions, because the times they decide on are those of the slowest.
     """
     began = time.perf_counter()
-    channel.all_reduce(torch.zeros(2, device=channel.device))  # connects
+    most_bytes = -_largest(channel, -most_bytes)  # also connects: NCCL does that in the first operation
+    sizes = [size for size in sizes if size <= most_bytes]
     for number, size in enumerate(sizes):
         measured = _measure(channel, size, budget_s, began)
         yield measured
         following = sizes[number + 1] if number + 1 < len(sizes) else 0
         next_s = 2 * measured.time_s * following / size
-        if not following or _slowest(channel, time.perf_counter() - began) + next_s > budget_s:
+        if not following or _largest(channel, time.perf_counter() - began) + next_s > budget_s:
             return
 
 
@@ -45,7 +46,7 @@ def _measure(channel: Channel, size: int, budget_s: float, began: float) -> AllR
     repeats = max(1, min(MOST_REPEATS, int(BATCH_S / first_s)))
     fastest_s = first_s
     for _ in range(BATCHES):
-        if _slowest(channel, time.perf_counter() - began) + repeats * fastest_s > budget_s:
+        if _largest(channel, time.perf_counter() - began) + repeats * fastest_s > budget_s:
             break
         fastest_s = min(fastest_s, _timed(channel, buffer, repeats))
     return rate(size, fastest_s, channel.size, wrong=wrong)
@@ -55,14 +56,14 @@ def _timed(channel: Channel, buffer: torch.Tensor, times: int) -> float:
     """Seconds of one all-reduce, on the slowest rank."""
     began = time.perf_counter()
     channel.all_reduce(buffer, times)
-    return _slowest(channel, (time.perf_counter() - began) / times)
+    return _largest(channel, (time.perf_counter() - began) / times)
 
 
-def _slowest(channel: Channel, seconds: float) -> float:
+def _largest(channel: Channel, figure: float) -> float:
     """The largest figure of all ranks."""
-    figure = torch.tensor([seconds], dtype=torch.float64, device=channel.device)
-    channel.all_reduce(figure, largest=True)
-    return figure.item()
+    agreed = torch.tensor([figure], dtype=torch.float64, device=channel.device)
+    channel.all_reduce(agreed, largest=True)
+    return agreed.item()
 
 
 def rate(size: int, seconds: float, ranks: int, *, wrong: bool = False) -> AllReduceRate:

@@ -52,7 +52,7 @@ class Channel(Protocol):
         ...
 
     def all_reduce(self, tensor: torch.Tensor, times: int = 1, *, largest: bool = False) -> None:
-        """Sum in place, or take the largest; returns when the last of them is done."""
+        """Sum in place, or take the largest, at least once; returns when the last of them is done."""
         ...
 
     def abort(self) -> None:
@@ -78,6 +78,10 @@ class StoreAddress:
         timeout = timedelta(seconds=max(1.0, timeout_s))
         return dist.TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
 
+    def host_store(self) -> dist.TCPStore:
+        """The store itself, in this process."""
+        return dist.TCPStore(self.host, self.port, is_master=True, wait_for_workers=False)
+
 
 class TorchChannel:
     """A process group outside of torch's default group."""
@@ -96,14 +100,14 @@ class TorchChannel:
     def all_reduce(self, tensor: torch.Tensor, times: int = 1, *, largest: bool = False) -> None:
         options = AllreduceOptions()
         options.reduceOp = ReduceOp.MAX if largest else ReduceOp.SUM
-        for _ in range(times):
-            work = self._group.allreduce([tensor], options)
-            if self._device.type == "cpu":
-                work.wait()  # Gloo would run several side by side, on the same memory
-        if times and self._device.type == "cuda":
-            while not work.is_completed():  # pyright: ignore[reportPossiblyUnbound] - `times` is not 0
-                time.sleep(0)
-            work.wait()  # pyright: ignore[reportPossiblyUnbound] - as above; raises its error
+        if self._device.type == "cpu":
+            for _ in range(times):  # one by one: Gloo would run several side by side, on the same memory
+                self._group.allreduce([tensor], options).wait()
+            return
+        works = [self._group.allreduce([tensor], options) for _ in range(times)]
+        while not works[-1].is_completed():
+            time.sleep(0)
+        works[-1].wait()  # raises its error
 
     def abort(self) -> None:
         cast("Any", self._group).abort()
