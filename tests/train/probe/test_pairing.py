@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.protocol.probe_results import Located, PairRate
@@ -50,6 +50,7 @@ def test_disjoint_keeps_the_first_pairs() -> None:
     assert disjoint([(0, 1), (1, 2), (2, 3), (0, 4)]) == ((0, 1), (2, 3))
 
 
+@settings(max_examples=40)
 @given(st.integers(3, 64), st.data())
 def test_one_slow_or_silent_node_is_located(count: int, data: st.DataObject) -> None:
     bad = data.draw(st.integers(0, count - 1))
@@ -62,6 +63,7 @@ def test_one_silent_node_of_two_is_located_to_the_pair() -> None:
     assert locate([PairRate(nodes=(0, 1))], GATES) == Located(pairs=((0, 1),))
 
 
+@settings(max_examples=40)
 @given(st.integers(2, 64), st.integers(), st.integers(1, 8))
 def test_no_node_is_named_in_clean_noisy_measurements(count: int, seed: int, lanes: int) -> None:
     results = [
@@ -72,6 +74,7 @@ def test_no_node_is_named_in_clean_noisy_measurements(count: int, seed: int, lan
     assert locate(results, GATES) == Located()
 
 
+@settings(max_examples=40)
 @given(st.integers(4, 64), st.data())
 def test_one_slow_link_is_named_and_neither_of_its_nodes(count: int, data: st.DataObject) -> None:
     pairs = [pair for round_ in pair_rounds(count) for pair in round_]
@@ -80,6 +83,7 @@ def test_one_slow_link_is_named_and_neither_of_its_nodes(count: int, data: st.Da
     assert locate(results, GATES) == Located(pairs=(slow,))
 
 
+@settings(max_examples=40)
 @given(st.integers(8, 64), st.data())
 def test_two_silent_nodes_are_both_located(count: int, data: st.DataObject) -> None:
     silent = data.draw(st.sets(st.integers(0, count - 1), min_size=2, max_size=2))

@@ -87,24 +87,27 @@ class RankProbe:
         """Run all steps as rank 0, and return the result of all ranks."""
         steps = schedule.steps()
         step = next(steps)
+        arrived: set[int] = set()
         while True:
             self._publish(step)
             deadline = time.monotonic() + step.deadline_s * (1 + REPORT_GRACE)
             if self.place.node in step.nodes:
                 self._report(step, self.perform(step))
+            reports = self._collect(step, deadline)
+            arrived |= reports.keys()
             try:
-                step = steps.send(self._collect(step, deadline))
-            except StopIteration as ended:
-                result: ProbeResult = ended.value
+                step = steps.send(reports)
+            except StopIteration as stopped:
+                result: ProbeResult = stopped.value
                 break
         everyone = tuple(range(self.place.world_size // self.place.local_world_size))
         end = Step(
             number=step.number + 1, stage=ProbeStage.END, nodes=everyone, deadline_s=0.0, failed=bool(result.suspects)
         )
         self._publish(end)
-        present = [rank for rank in self.place.ranks_of(step.nodes) if rank]
-        with suppress(RuntimeError):
-            self.store.wait([f"probe/ended/{rank}" for rank in present], timedelta(seconds=FAREWELL_S))
+        with suppress(RuntimeError):  # some have died
+            ended = [f"probe/ended/{rank}" for rank in arrived if rank != self.place.rank]
+            self.store.wait(ended, timedelta(seconds=FAREWELL_S))
         return msgspec.structs.replace(result, elapsed_s=self._elapsed_s())
 
     def follow(self, arrive_s: float) -> ProbeResult:
@@ -196,7 +199,8 @@ class RankProbe:
                 channel = self.connect(f"{step.number}/{ranks[0]}-{ranks[-1]}", index, len(ranks), timeout_s)
                 opened.append(channel)
                 most_bytes = min(self.most_bytes, self._memory_bytes())
-                rates.extend(sweep(channel, sizes, deadline - time.monotonic(), most_bytes))
+                for rate in sweep(channel, sizes, deadline - time.monotonic(), most_bytes):
+                    rates.append(rate)  # each counts, even if the next one fails
 
             problem = ""
             try:
