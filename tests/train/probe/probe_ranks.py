@@ -75,16 +75,23 @@ def free_port() -> int:
 
 
 def run_ranks(
-    out: Path, faults: dict[int, str], *extra: str, master: str = "127.0.0.1", networks: Sequence[str] = ("",) * NODES
+    out: Path,
+    faults: dict[int, str],
+    *extra: str,
+    local: int = 1,
+    master: str = "127.0.0.1",
+    networks: Sequence[str] = ("",) * NODES,
 ) -> dict[int, tuple[list[ProbeProgress], ProbeResult]]:
-    """What each rank prints; ranks that are `absent` never start. `networks` are the namespaces that they enter."""
+    """What each of NODES ranks prints, `local` of which are a node; `absent` ones never start.
+
+    `networks` are the namespaces that they enter.
+    """
     arguments = ("--backend=gloo", "--burn-in-s=0.01", "--most-bytes=262144", *extra)
-    every = {"WORLD_SIZE": f"{NODES}", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": master}
+    every = {"WORLD_SIZE": f"{NODES}", "LOCAL_WORLD_SIZE": str(local), "MASTER_ADDR": master}
     every["MASTER_PORT"] = str(free_port())
+    each_env = [every | {"RANK": str(rank), "LOCAL_RANK": str(rank % local)} for rank in range(NODES)]
     ranks = {
-        rank: forks.Process(
-            target=rank_of, args=(out, every | {"RANK": str(rank)}, networks[rank], faults.get(rank, ""), arguments)
-        )
+        rank: forks.Process(target=rank_of, args=(out, each_env[rank], networks[rank], faults.get(rank, ""), arguments))
         for rank in range(NODES)
         if faults.get(rank) != "absent"
     }

@@ -38,6 +38,16 @@ def test_healthy_ranks_probe_everything(tmp_path: Path) -> None:
         assert [each.rank for each in own.devices] == ([rank] if rank else [*range(NODES)])
 
 
+def test_nodes_of_two_ranks_probe_each_lane_and_each_node(tmp_path: Path) -> None:
+    result = run_ranks(tmp_path, {}, "--share-of-median=0.01", local=2)[0][1]
+    assert (result.outcome, result.suspects, result.not_run) == (ProbeOutcome.PASSED, (), ())
+    assert [(each.nodes, each.lane) for each in result.pairs] == [((0, 1), 0), ((0, 1), 1)]
+    assert all(each.gb_s for each in result.pairs)
+    assert set(result.node_all_reduce) == {0, 1}
+    assert all(rates for rates in result.node_all_reduce.values())
+    assert result.all_reduce[0].bus_gb_s == pytest.approx(result.all_reduce[0].algorithm_gb_s * 1.5)
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_slow_or_silent_rank_is_located(tmp_path: Path, fault: str) -> None:
     printed = run_ranks(tmp_path, {2: fault}, "--deadline-s=40", "--share-of-median=0.1")

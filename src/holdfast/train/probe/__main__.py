@@ -20,7 +20,7 @@ import torch
 
 from holdfast.protocol.probe_results import ProbeLine, ProbeOutcome, ProbeResult, ProbeStage
 from holdfast.train.probe.pairing import Gates
-from holdfast.train.probe.process_groups import ConnectTorch, StoreAddress
+from holdfast.train.probe.process_groups import ConnectTorch, StoreAddress, prepare_nccl
 from holdfast.train.probe.rank_probe import RankPlace, RankProbe
 from holdfast.train.probe.stages import SHARES, Schedule
 
@@ -38,6 +38,8 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
     options = _parser().parse_args(arguments)
     place, address = _place(env), StoreAddress(env["MASTER_ADDR"], int(env["MASTER_PORT"]))
     device = _device(options.backend, place)
+    if device.type == "cuda":
+        prepare_nccl(options.deadline_s * SHARES[ProbeStage.ALL_REDUCE])
     overdue = Timer(options.deadline_s, _give_up, (place.rank, options.deadline_s))
     overdue.daemon = True
     overdue.start()

@@ -5,6 +5,8 @@ Neither Gloo nor NCCL can be interrupted while it connects: the calls run in thr
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
@@ -18,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import AllreduceOptions, ReduceOp
 
-from holdfast.train.torch_private import gloo_group, nccl_group
+from holdfast.train.torch_private import NCCL_BLOCKING_WAIT, NCCL_CONNECT_TIMEOUT, gloo_group, nccl_group
 
 T = TypeVar("T")
 
@@ -36,6 +38,12 @@ def call_within(work: Callable[[], T], timeout_s: float) -> T:
 
     Thread(target=resolve, name="probe", daemon=True).start()
     return awaited.result(max(0.0, timeout_s))
+
+
+def prepare_nccl(connect_s: float) -> None:
+    """Bound the connecting of communicators that the probe abandons; call it before there are other threads."""
+    os.environ.setdefault(NCCL_BLOCKING_WAIT, "0")  # now, because later changes must not move the environment
+    os.environ[NCCL_CONNECT_TIMEOUT] = str(math.ceil(connect_s))
 
 
 class Channel(Protocol):
