@@ -44,10 +44,10 @@ def check(
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List what a target lacks for a job; with `--nodes`, check its nodes too.
+    """List what a target lacks for a job, and what its nodes lack.
 
-    On a cluster it queries installed components, health and permissions; it creates nothing without `--nodes`. Without
-    a job file, it checks for the smallest job.
+    On a cluster it queries installed components, health and permissions. It creates nothing, but with `--nodes` a run
+    that does nothing but check its nodes. Without a job file, it checks for the smallest job.
     """
     from pathlib import Path
 
