@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -125,6 +126,23 @@ def test_backward_pass_that_raises_fails_its_step_and_none_that_follows(
     assert not link.failed
     alone = torch.ones(2)[:, None] * layers.first(torch.tensor([1.0, 3.0])).detach()
     assert torch.equal(layers.second.weight.grad, (alone + OTHERS) / 2)
+
+
+def test_program_whose_backward_passes_keep_raising_ends_with_a_finding() -> None:
+    layers, link = Layers(), Link()
+    reducer = GradientReducer(layers, link, ddp_reduces=False)
+
+    def step(*, raises: bool) -> None:
+        layers.raises, link.failed = raises, False
+        with suppress(torch.OutOfMemoryError):
+            backward(layers)
+        reducer.fail_if_interrupted()
+
+    for raises in (True, True, False, True, True):
+        step(raises=raises)
+    with pytest.raises(HoldfastError) as raised:
+        step(raises=True)
+    assert raised.value.findings[0].code == "backward-interrupted"
 
 
 def test_ddp_that_the_session_is_not_given_is_refused_before_the_optimizer_steps(group: None):

@@ -377,6 +377,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "comes at the same step, look for updates outside optimizer.step.",
     ),
     (
+        "backward-interrupted",
+        "With recovery.replicas, errors that the program caught ended backward passes, whose steps were discarded.",
+        "The rank's log has a line for each; look for what catches errors around backward().",
+        "Make the batch smaller if memory ran out; let a module of FSDP2 occur once in a forward pass.",
+    ),
+    (
         "replicas-gradients-overwritten",
         "With recovery.replicas, a wrapper around the session's model wrote gradients after they had been averaged.",
         "Compare the model passed to Session(model=...) with the one the loop calls forward on.",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # TorchFT takes time to import
 FIRST_BYTES = 1 << 20
 """Size of the first bucket: small, so that communication starts early, as in DDP."""
 BUCKET_BYTES = 25 << 20
+MAX_INTERRUPTED = 3
+"""Backward passes in a row of which the last to raise an error, which the program catches, ends the program."""
 
 
 class GradientReducer:
@@ -54,6 +56,8 @@ class GradientReducer:
         """Number of buckets sent."""
         self._finish_queued = False
         """Whether a callback for the end of this backward pass is queued."""
+        self._interrupted = 0
+        """Backward passes that raised an error, since the last whole one."""
         self._verified = False
         """Whether a backward pass has shown that no code overwrites the means."""
         for parameter in parameters:
@@ -76,12 +80,16 @@ class GradientReducer:
     def fail_if_interrupted(self) -> None:
         """Fail the step if a backward pass of it raised an error, which the program may have caught.
 
-        Torch has dropped the callback for its end, and a part of its gradients may be on their way.
+        Torch has dropped the callback for its end, and a part of its gradients may be on their way. Raises
+        HoldfastError if this comes again and again: the step would be repeated forever.
         """
         if self._finish_queued:
+            self._interrupted += 1
             log_line("a backward pass raised an error while replicas exchanged gradients: the step is discarded")
             self._link.fail(RuntimeError("a backward pass raised an error"))
             self._reset()
+            if self._interrupted == MAX_INTERRUPTED:
+                raise _interrupted_again()
 
     def _launch_buckets(self, *, whole: bool) -> None:
         """Send the next buckets; incomplete ones only after the last gradient."""
@@ -100,7 +108,7 @@ class GradientReducer:
         if not arrived:
             self._reset()
             return
-        self._launched, self._finish_queued = 0, False
+        self._launched, self._finish_queued, self._interrupted = 0, False, 0
         self._unpack()
         if not self._verified:
             after_backward(self._verify)
@@ -220,6 +228,18 @@ def _overwritten(number: int) -> HoldfastError:
         evidence=("the optimizer has not stepped: the replicas would end with different weights",),
         remedy="give Session(model=...) the outermost wrapper, such as the DistributedDataParallel, and not the module "
         "inside it; any other wrapper that reduces gradients by itself cannot be trained with recovery.replicas",
+    )
+
+
+def _interrupted_again() -> HoldfastError:
+    return failure(
+        "backward-interrupted",
+        f"{MAX_INTERRUPTED} backward passes in a row ended before all gradients were there",
+        exit_code=ExitCode.USAGE,
+        where="backward()",
+        evidence=("each step was discarded: a part of its gradients had been exchanged with the other replicas",),
+        remedy="if the program catches an out-of-memory error of backward(), make the batch smaller; a module of FSDP2 "
+        "that a forward pass uses twice cannot be trained with recovery.replicas",
     )
 
 
