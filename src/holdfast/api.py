@@ -33,6 +33,7 @@ from holdfast.events import (
     FaultAction,
     FaultRequested,
     FaultTarget,
+    FindingRaised,
     NodeChecked,
     ProfileRequested,
     RunFinished,
@@ -74,7 +75,11 @@ class NodeReports(NamedTuple):
     checks: tuple[str, ...]
     """Names of the checks, in order."""
     nodes: Mapping[int, NodeChecked | None]
-    """The last report of each node; None for one that did not report."""
+    """Of each node the report that it failed with, else its last; None for one that did not report."""
+    findings: tuple[Finding, ...]
+    """What the comparison of the nodes found, and checks that did not end."""
+    passed: bool
+    """Whether all nodes, or those that replaced them, could run the job."""
 
 
 # Describe
@@ -136,13 +141,20 @@ def check_nodes(loaded: LoadedJob | None, target: str, *, base: Path, nodes: int
     )
     run = start(job, target, base=base)
     reports = dict[int, NodeChecked | None].fromkeys(range(job.nodes.max))
+    findings: list[Finding] = []
+    passed = False
     for event in follow(run):
         if isinstance(event, NodeChecked):
-            reports[event.node] = event
+            known = reports[event.node]
+            reports[event.node] = known if known and known.problem else event
+        elif isinstance(event, FindingRaised) and event.finding.code in ("node-differs", "node-check-hangs"):
+            findings.append(event.finding)
+        elif isinstance(event, RunFinished):
+            passed = event.exit_code == ExitCode.OK
     from holdfast.preflight.run_checks import name_of, quick_checks  # imported on use: many small files
 
     checks = quick_checks(node_requirements(RunSpec.read(run.job), run))
-    return NodeReports(checks=tuple(map(name_of, checks)), nodes=reports)
+    return NodeReports(checks=tuple(map(name_of, checks)), nodes=reports, findings=tuple(findings), passed=passed)
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.control.test_machine import Run, gone, joined, made
+from tests.control.test_machine import Run, gone, joined, left, made
 
 from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartAttempt
 from holdfast.control.machine import Machine
@@ -65,7 +65,7 @@ def test_run_ends_when_the_next_node_fails_too() -> None:
     (end,) = (event for event in run.decisions if isinstance(event, ShutdownDecided))
     assert end.finding is not None
     assert end.finding.code == "node-check-failed"
-    assert "it was made 2 times" in end.finding.what
+    assert end.finding.what == "node1 failed its checks, and so did the node that it replaced"
     assert end.finding.evidence == ("GPU 3 has errors",)
     assert "--set checks=off" in end.finding.remedy
 
@@ -74,10 +74,11 @@ def test_run_that_a_node_ends_waits_for_the_reports_of_the_others() -> None:
     run = checked_run()
     run.do(joined(0), checked(0, BROKEN), gone(0), joined(0, generation=1), checked(0, BROKEN, generation=1))
     assert run.state.ending is None
-    run.do(joined(1), checked(1, BROKEN), gone(1))
+    run.do(joined(1))
     assert run.state.ending is None
-    run.do(joined(1, generation=1), checked(1, generation=1))
+    run.do(checked(1, BROKEN))
     assert run.state.ending is not None
+    assert [finding.where for finding in reported(run)] == ["GPU 3 on node1"]
 
 
 def test_run_that_a_node_ends_does_not_wait_for_another_that_never_comes() -> None:
@@ -102,6 +103,42 @@ def test_nodes_that_differ_from_the_others_fail() -> None:
     run.do(checked(2, torch="2.14.1"))
     assert [finding.code for finding in reported(run)][:1] == ["node-differs"]
     assert [node.generation for node in run.state.nodes] == [0, 0, 1]
+
+
+def test_nodes_are_not_compared_before_all_have_joined() -> None:
+    run = checked_run(nodes=3)
+    run.do(joined(0), joined(1), checked(0, torch="2.15.0"), checked(1, torch="2.14.1"))
+    assert reported(run) == []
+    run.do(joined(2), checked(2, torch="2.15.0"))
+    assert [node.generation for node in run.state.nodes] == [0, 1, 0]
+
+
+def test_elastic_run_starts_without_a_slot_whose_nodes_fail() -> None:
+    run = checked_run(nodes=2, least=1)
+    run.do(joined(0), joined(1), checked(0), checked(1, BROKEN), gone(1), joined(1, generation=1))
+    run.do(checked(1, BROKEN, generation=1))
+    assert run.state.ending is None
+    assert run.phase() is ReplicaPhase.GATHERING
+    (timer,) = (name for name in run.state.timers if name.startswith("min-nodes"))
+    run.do(TimerExpired(at=200.0, timer=timer))
+    assert run.state.replicas[0].members == (0,)
+
+
+def test_static_run_with_two_slots_whose_nodes_fail_in_turn_ends() -> None:
+    run = checked_run(nodes=3)
+    run.do(joined(0), joined(1), joined(2), checked(2))
+    run.do(checked(0, BROKEN), checked(1, BROKEN), gone(0), gone(1))
+    run.do(joined(1, generation=1), checked(1, BROKEN, generation=1))
+    run.do(joined(0, generation=1), checked(0, BROKEN, generation=1))
+    assert run.state.ending is not None
+
+
+def test_checks_have_no_deadline_while_their_agent_is_away() -> None:
+    run = checked_run(nodes=1)
+    run.do(joined(0), left(0))
+    assert "check:0" not in run.state.timers
+    assert run.do(joined(0, at=50.0)) == [CheckNode(node=0)]
+    assert "check:0" in run.state.timers
 
 
 def test_agent_that_reconnects_before_its_report_is_asked_again() -> None:

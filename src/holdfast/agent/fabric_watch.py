@@ -71,6 +71,8 @@ class FabricWatch:
             return {}
         if not self._folder.exists():
             self._replace_folder()
+        if not self._folder.is_dir():  # no room, perhaps: NCCL would log to the rank's output
+            return {}
         return log_env(f"{self._folder}/rank-{rank}.%p.log", given)
 
     def start(self) -> None:

@@ -14,6 +14,9 @@ from holdfast.preflight.node_view import NodeView
 from holdfast.preflight.run_checks import node_facts, quick_checks, run_checks
 from holdfast.protocol.orders import CheckNode
 
+FACTS_S = 1.0
+"""Seconds to read what has to be the same on all nodes, if the checks have taken all of their time."""
+
 
 class NodeCheck:
     """Checks this node once; later requests get the same report."""
@@ -43,6 +46,6 @@ class NodeCheck:
             node=self._node,
             generation=self._generation,
             results=tuple(each for each in results if each.findings or each.outcome is not CheckOutcome.PASSED),
-            facts=node_facts(view),
+            facts=node_facts(view, max(FACTS_S, order.deadline_s - (time.monotonic() - began))),
             took_s=time.monotonic() - began,
         )

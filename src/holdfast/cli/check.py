@@ -62,6 +62,8 @@ def check(
     reports = api.check_nodes(loaded, on, base=base, nodes=nodes) if nodes and not lacking else None
     of_nodes: Mapping[int, NodeChecked | None] = reports.nodes if reports else {}
     lacking = lacking or any(report is None or report.problem for report in of_nodes.values())
+    if reports:
+        lacking, findings = lacking or not reports.passed, (*findings, *reports.findings)
     if output is Output.JSON:
         print_json({"target": on, "can_run": not lacking, "findings": findings, "nodes": of_nodes})
     else:

@@ -23,6 +23,8 @@ class FollowUp(Enum):
     """Its attempt is over, and its ranks must stop."""
     SCALE_UP = "add-nodes"
     """It may have spare nodes."""
+    LOSE_FAILED = "lose-failed"
+    """A node has failed its checks."""
     REFILL = "refill"
     """One of its node slots, or a standby's, is empty."""
     RESUME = "resume"

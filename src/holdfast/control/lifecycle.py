@@ -13,7 +13,7 @@ from holdfast.control import elastic, rollout
 from holdfast.control.commands import FinishRun, StartAttempt
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NO_NODES, NO_RANKS
-from holdfast.control.node_slots import avoid_machine, empty_slot, promote_standbys, refill_slot
+from holdfast.control.node_slots import avoid_machine, empty_slot, mark_failed, promote_standbys, refill_slot
 from holdfast.control.policy import (
     CHECK_TRIES,
     STOP_GRACE_S,
@@ -28,11 +28,12 @@ from holdfast.control.policy import (
 )
 from holdfast.control.requests import send_pending_faults
 from holdfast.control.root_cause import first_failure
-from holdfast.control.state import Ending, ReplicaPhase, ReplicaState, Timer
+from holdfast.control.state import Ending, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.errors import ExitCode
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Job
 from holdfast.job.step_timeouts import StepTimeouts
+from holdfast.preflight.compare import compare
 from holdfast.protocol.orders import StopRanks
 
 # Starting
@@ -50,6 +51,8 @@ def start_attempt(ctx: Context, index: int) -> None:
     if not nodes:
         return
     members = tuple(node.node for node in nodes)
+    if _differ(ctx, nodes, again=members == previous.members):
+        return
     replica = ctx.change_replica(
         index,
         **rollout.code_of_next_attempt(ctx.state, previous, members),
@@ -67,7 +70,7 @@ def start_attempt(ctx: Context, index: int) -> None:
         ctx.set_timer(Timer.FIRST_STEP, index, ctx.at + timeouts.first_step_s(longest_s))
     if changed := elastic.world_size_change(ctx.job, ctx.state, previous, members, ctx.at):
         ctx.record(changed)
-    ctx.state = ctx.state.with_nodes(node.with_changes(has_processes=True) for node in nodes)
+    ctx.state = ctx.state.with_nodes(node.with_changes(has_processes=True, failed_checks=0) for node in nodes)
     rollout.make_update_due(ctx, replica)
     ctx.record(
         events.AttemptStarted(
@@ -84,6 +87,26 @@ def start_attempt(ctx: Context, index: int) -> None:
     ctx.emit(start_command(replica, members))
     for node in members:
         send_pending_faults(ctx, node)
+
+
+def _differ(ctx: Context, nodes: tuple[NodeState, ...], *, again: bool) -> bool:
+    """Whether checked nodes differ in what has to be the same: they fail, before any has ranks.
+
+    Other differences are reported once, unless the nodes start `again`.
+    """
+    found = compare({node.node: node.facts for node in nodes if node.facts})
+    reported, failed = set[str](), False
+    for node, findings in found.items():
+        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+        if errors:
+            failed = True
+            mark_failed(ctx, node, errors[0])
+            ctx.raise_(FollowUp.LOSE_FAILED, index=node)
+        for finding in findings:
+            if finding.severity is not Severity.ERROR and not again and finding.where not in reported:
+                reported.add(finding.where)
+                ctx.report(finding)
+    return failed
 
 
 def start_command(replica: ReplicaState, nodes: tuple[int, ...]) -> StartAttempt:

@@ -80,6 +80,7 @@ NODE_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     Timer.CHECK: {_ANY + _STANDBY: node_checks.check_timed_out},
     Timer.RECONNECT: {_ANY + _STANDBY: node_handlers.reconnect_timed_out},
     Timer.STANDBY_JOIN: {_STANDBY: node_handlers.standby_join_timed_out},
+    FollowUp.LOSE_FAILED: {_ANY + _STANDBY: node_checks.lose_failed},
     FollowUp.REFILL: {_ANY + _STANDBY: node_slots.refill_slot},
 }
 """Of events of one node, by the phase of its replica; a standby has none."""

@@ -1,54 +1,42 @@
-"""Handles the checks of nodes before ranks start on them: a node that fails is replaced, and gets no ranks."""
+"""Handles the checks of nodes before ranks start on them: a node that fails is replaced, and gets no ranks.
+
+lifecycle.py compares the nodes of an attempt just before it starts (`compare_members`, called from there).
+"""
 
 from __future__ import annotations
 
 from holdfast import events
-from holdfast.control.context import Context
+from holdfast.control import elastic
+from holdfast.control.context import Context, FollowUp
+from holdfast.control.lifecycle import end_run
 from holdfast.control.node_handlers import lose_nodes
-from holdfast.control.node_slots import avoid_machine, nodes_changed
-from holdfast.control.policy import CHECK_TRIES, FailureKind, check_failed_finding
-from holdfast.control.state import CheckPhase, Timer
-from holdfast.findings import Finding, Owner, Severity
-from holdfast.preflight.compare import compare
+from holdfast.control.node_slots import avoid_machine, mark_failed, nodes_changed
+from holdfast.control.policy import CHECK_TRIES, FailureKind, checks_failed_for_good
+from holdfast.control.state import CheckPhase, Ending, NodeState, Timer
+from holdfast.errors import ExitCode
+from holdfast.findings import Finding, Owner
 
 
 def node_checked(ctx: Context, event: events.NodeChecked) -> None:
-    """The node gets ranks unless it failed; once all have passed, those that differ from the others fail."""
+    """The node gets ranks unless it failed."""
     if ctx.state.nodes[event.node].check is not CheckPhase.PENDING:
         return
     ctx.set_timer(Timer.CHECK, event.node, None)
     if problem := event.problem:
         _fail(ctx, event.node, problem)
     else:
-        node = ctx.change_node(event.node, check=CheckPhase.PASSED, failed_checks=0, facts=event.facts)
-        _compare_nodes(ctx)
+        node = ctx.change_node(event.node, check=CheckPhase.PASSED, facts=event.facts)
         nodes_changed(ctx, node.replica)
     if not any(node.check is CheckPhase.PENDING or node.is_expected for node in ctx.state.nodes):
         for node in ctx.state.nodes:
-            _lose_failed(ctx, node.node)
+            ctx.raise_(FollowUp.LOSE_FAILED, index=node.node)
 
 
 def check_timed_out(ctx: Context, index: int) -> None:
     """The node has not reported its checks: something on it hangs. Or it has failed, and the others' time is up."""
     if ctx.state.nodes[index].check is CheckPhase.PENDING:
-        _fail(ctx, index, _no_report(ctx.job.checks.deadline_s))
-    _lose_failed(ctx, index)
-
-
-def _compare_nodes(ctx: Context) -> None:
-    """Once no check is pending: nodes without ranks fail if they must not differ from the others, and do."""
-    if any(node.check is CheckPhase.PENDING for node in ctx.state.nodes):
-        return
-    found = compare({node.node: node.facts for node in ctx.state.nodes if node.check is CheckPhase.PASSED})
-    reported = set[str]()
-    for node, findings in found.items():
-        errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-        if errors and not ctx.state.nodes[node].has_processes:
-            _fail(ctx, node, errors[0])
-        for finding in findings:
-            if finding not in errors and finding.where not in reported:  # once for all nodes: the evidence names them
-                reported.add(finding.where)
-                ctx.report(finding)
+        mark_failed(ctx, index, _no_report(ctx.job.checks.deadline_s))
+    ctx.raise_(FollowUp.LOSE_FAILED, index=index)
 
 
 def _fail(ctx: Context, index: int, problem: Finding) -> None:
@@ -56,20 +44,33 @@ def _fail(ctx: Context, index: int, problem: Finding) -> None:
 
     The user then knows of all that fail.
     """
-    ctx.report(check_failed_finding(index, problem))
-    failed = ctx.state.nodes[index].failed_checks + 1
-    ctx.change_node(index, check=CheckPhase.FAILED, failed_checks=failed, reason=problem.what)
-    if failed < CHECK_TRIES:
-        _lose_failed(ctx, index)
+    mark_failed(ctx, index, problem)
+    if ctx.state.nodes[index].failed_checks < CHECK_TRIES:
+        ctx.raise_(FollowUp.LOSE_FAILED, index=index)
     else:
         ctx.set_timer(Timer.CHECK, index, ctx.at + ctx.job.checks.deadline_s)
 
 
-def _lose_failed(ctx: Context, index: int) -> None:
+def lose_failed(ctx: Context, index: int) -> None:
+    """Replace a node that has failed its checks, or end the run if it cannot start without it."""
     node = ctx.state.nodes[index]
-    if node.check is CheckPhase.FAILED:
-        avoid_machine(ctx, index, cordon=False)
+    if node.check is not CheckPhase.FAILED:
+        return
+    avoid_machine(ctx, index, cordon=False)
+    if node.failed_checks >= CHECK_TRIES and _is_needed(ctx, node):
+        finding = checks_failed_for_good(index, node.reason)
+        ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=finding.what)
+        end_run(ctx, ending, finding)
+    else:
         lose_nodes(ctx, (node,), node.reason, kind=FailureKind.CHECK_FAILED)
+
+
+def _is_needed(ctx: Context, node: NodeState) -> bool:
+    """Whether nothing can run without a node in this slot."""
+    if node.replica is None or ctx.state.running_replicas or ctx.state.ending:
+        return False
+    others = sum(not each.is_missing for each in ctx.state.nodes_of(node.replica)) - 1
+    return others < elastic.min_nodes(ctx.job, ctx.state)
 
 
 def _no_report(deadline_s: float) -> Finding:

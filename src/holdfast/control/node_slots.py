@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode
 from holdfast.control.context import Context, FollowUp
-from holdfast.control.policy import CHECK_TRIES
+from holdfast.control.policy import CHECK_TRIES, check_failed_finding
 from holdfast.control.state import CheckPhase, NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.events import NodeRequested, StandbyPromoted
+from holdfast.findings import Finding
 from holdfast.job.spec import CheckLevel
 
 CHECK_MARGIN_S = 5.0
@@ -87,6 +88,13 @@ def request_check(ctx: Context, index: int) -> None:
     ctx.change_node(index, check=CheckPhase.PENDING)
     ctx.set_timer(Timer.CHECK, index, ctx.at + checks.deadline_s + CHECK_MARGIN_S)
     ctx.emit(CheckNode(node=index))
+
+
+def mark_failed(ctx: Context, index: int, problem: Finding) -> None:
+    """A node has failed its checks: it gets no ranks, and leaves (FollowUp.LOSE_FAILED)."""
+    ctx.report(check_failed_finding(index, problem))
+    failed = ctx.state.nodes[index].failed_checks + 1
+    ctx.change_node(index, check=CheckPhase.FAILED, failed_checks=failed, reason=problem.what)
 
 
 def nodes_changed(ctx: Context, replica: int | None) -> None:

@@ -379,15 +379,6 @@ _WHERE_TO_LOOK = (
     "Its agent's own log says why, if the target keeps one: nodes/node{node}.*/agent.log in the run's folder."
 )
 
-_NODE_TRIES = {
-    FailureKind.NEVER_JOINED: (JOIN_TRIES, _WHERE_TO_LOOK),
-    FailureKind.CHECK_FAILED: (
-        CHECK_TRIES,
-        "Fix what the check found, or start without checks: `--set checks=off`.",
-    ),
-}
-"""How often a node may fail before it has ranks, and what to do then."""
-
 _STARTS_OVER = (
     "Unless the program loads its own checkpoint, it repeats all it did: it reports no steps, so holdfast has no "
     "checkpoint of it."
@@ -603,13 +594,14 @@ def _ends_the_loop(last: tuple[Failure, ...], *, stepless: bool) -> str:
     return f"{remedy} If the other ranks do the same and never fail, suspect node{last[-1].node}."
 
 
-def _never_usable(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
-    """A node that did not join, or failed its checks, after repeated tries will do so the next time."""
-    limit, remedy = _NODE_TRIES.get(failure.kind, (0, ""))
-    tries = [one for one in (*earlier, failure) if (one.kind, one.node) == (failure.kind, failure.node)]
-    if not limit or len([one for one in tries if one.attempt == failure.attempt]) < limit:
+def _never_joins(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A node that did not join after repeated tries will not join the next time."""
+    if failure.kind is not FailureKind.NEVER_JOINED:
         return None
-    return _stop(failure, f"it was made {limit} times", remedy.format(node=failure.node))
+    tries = [one for one in (*earlier, failure) if (one.kind, one.node) == (failure.kind, failure.node)]
+    if len([one for one in tries if one.attempt == failure.attempt]) < JOIN_TRIES:
+        return None
+    return _stop(failure, f"it was made {JOIN_TRIES} times", _WHERE_TO_LOOK.format(node=failure.node))
 
 
 def _budget_spent(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
@@ -783,7 +775,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _not_started,
     _error_before_first_step,
     _crash_loop,
-    _never_usable,
+    _never_joins,
     _budget_spent,
     _device_failed,
     _suspect_node,
@@ -809,6 +801,18 @@ def never_joined_finding(node: int, reason: str) -> Finding:
         where=f"node{node}",
         evidence=(reason,),
         remedy=_WHERE_TO_LOOK.format(node=node),
+        owner=Owner.CLUSTER,
+    )
+
+
+def checks_failed_for_good(node: int, problem: str) -> Finding:
+    """The finding of a run that ends because no node that it was given in one place passes its checks."""
+    return Finding(
+        code=FailureKind.CHECK_FAILED.value,
+        what=f"node{node} failed its checks, and so did the node that it replaced",
+        where=f"node{node}",
+        evidence=(problem,),
+        remedy="Fix what the check found, or start without checks: `--set checks=off`.",
         owner=Owner.CLUSTER,
     )
 

@@ -14,7 +14,6 @@ SEVERITIES: Mapping[str, Severity] = {
     "torch": Severity.ERROR,
     "CUDA": Severity.ERROR,
     "NCCL": Severity.ERROR,
-    "NVIDIA driver": Severity.ERROR,
     "GPUs": Severity.ERROR,
 }
 """What ranks refuse or hang on if it differs; all else makes a run slow at worst."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TypeVar, cast
 
 from holdfast.protocol.node_requirements import NodeRequirements
@@ -87,17 +87,20 @@ def run_command(argv: Sequence[str], timeout_s: float) -> str:
     if (program := shutil.which(argv[0])) is None:
         raise NotLookedAt(f"there is no program `{argv[0]}`")
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             [program, *argv[1:]],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
             errors="replace",
-            timeout=timeout_s,
-            check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise TimeoutError(f"`{' '.join(argv)}` has not answered within {timeout_s:g} s") from error
     except OSError as error:
         raise NotLookedAt(f"`{argv[0]}`: {error.strerror}") from error
-    return done.stdout
+    try:
+        output, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired as error:
+        process.kill()
+        Thread(target=process.communicate, daemon=True).start()  # it ends when the driver lets it, perhaps never
+        raise TimeoutError(f"`{' '.join(argv)}` has not answered within {timeout_s:g} s") from error
+    return output

@@ -14,6 +14,8 @@ from tests.train.probe.probe_ranks import FAULTS, NODES, run_ranks
 from holdfast.protocol.probe_results import ProbeOutcome, ProbeStage
 from holdfast.train.probe import __main__ as probe
 
+pytestmark = pytest.mark.slow
+
 
 def test_healthy_ranks_probe_everything(tmp_path: Path) -> None:
     # The gate is wide open: how even the rates of four ranks on two busy cores are is no property of the probe.

@@ -16,6 +16,8 @@ from holdfast.protocol.probe_results import ProbeStage
 SLOW = "qdisc replace dev eth0 root tbf rate 20mbit burst 128kb latency 50ms"
 """2.5 MB/s of what the node sends; a link without limit makes more than 100 MB/s on two busy cores."""
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def nodes() -> Iterator[list[NetnsNode]]:
