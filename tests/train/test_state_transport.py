@@ -208,7 +208,8 @@ def test_transfer_to_a_receiver_that_hangs_is_cut_and_the_donor_continues(monkey
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_receiver_that_gives_up_ends_its_connection(pool: ThreadPoolExecutor, begun: bool) -> None:
-    receiver = transport()
+    receiver, stream = transport(), io.BytesIO()
+    torch_private.save_to_stream({"weight": torch.ones(1000)}, stream)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         donor = f"http://127.0.0.1:{listening.getsockname()[1]}"
         receiving = pool.submit(receiver.recv_checkpoint, 0, donor, STEP, TIMEOUT)
@@ -216,7 +217,7 @@ def test_receiver_that_gives_up_ends_its_connection(pool: ThreadPoolExecutor, be
             connection.settimeout(DEADLINE_S)
             connection.recv(1000)
             if begun:
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\nbeginning")
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + stream.getvalue()[:20])
             receiver.receiving.abort(ConnectionError("lost: replica 7"))
             with pytest.raises(ConnectionError, match="lost: replica 7"):
                 receiving.result(DEADLINE_S)
