@@ -5,7 +5,7 @@ gives (step_sampling.py: later steps share a line), and writes the rest to the l
 
 A step comes here from train/session/rank_coordinator.py and agent_client.py, over the rank's socket, to
 agent/rank_reports.py, step_aggregator.py and controller_connection.py, over the agent's WebSocket, to
-`Controller.agent_messages` and `_on_progress`.
+`Controller.agent_messages` and `_on_progress`. `_commit` calls `EventWriter.append` (events/log_writer.py).
 """
 
 from __future__ import annotations

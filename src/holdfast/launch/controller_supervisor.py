@@ -4,9 +4,10 @@ Each kind of target has a supervisor (local/local_supervisor.py, kubernetes/incl
 sockets that the controller listens on, so the address stays the same. Standard library only: a supervisor must start
 in milliseconds and never fail.
 
-The next controller replays the log in `Controller.__init__`, for the state only. `controller_started`
-(control/node_handlers.py) and each agent that reconnects then repeat what may be lost; agents resend messages that were
-not acknowledged.
+The next controller (control/controller.py) replays the log in `Controller.__init__`: each event changes the state, and
+the commands that would follow are dropped; `_track` rebuilds each source's last message and the written steps.
+`controller_started` (control/node_handlers.py) and each agent that reconnects then repeat what may be lost; agents
+resend messages that were not acknowledged.
 """
 
 from __future__ import annotations
