@@ -129,6 +129,6 @@ def test_unmodified_program_is_killed_once_and_finishes(results: Results, name: 
     assert killed.first_failed_rank == 1
     # On a busy machine torch's own threads may abort a process at its very end: "terminate called without an active
     # exception", without a Python frame.
-    assert all("Fatal Python error: Aborted" in event.finding.evidence for event in aborted)
+    assert all(any("terminate called" in line for line in event.finding.evidence) for event in aborted)
     assert [int(first) > 0 for first, _ in result.notes] == [PROGRAMS[name].resumes] * 2
     assert result.notes[0][1] == result.notes[1][1]
