@@ -56,7 +56,7 @@ def system_interfaces() -> tuple[Interface, ...]:
     """The interfaces of this process's network namespace, from getifaddrs.
 
     NCCL and Gloo call the same function. It needs no program in the image, and unlike /proc/net/fib_trie it says which
-    interface has an address, also where a pod's address is a /32 without a route of its own.
+    interface has an address, also where a pod's address is a /32 without its own route.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     first = ctypes.POINTER(_Ifaddrs)()

@@ -212,6 +212,14 @@ def used_ports(view: NodeView) -> UsedPorts:
     return UsedPorts(ports=_main_kind([p for p in selected if not openable or p.device in openable]), named=False)
 
 
+def judged_ports(view: NodeView) -> UsedPorts:
+    """The ports that the job uses; raises NotLookedAt if there is none."""
+    used = used_ports(view)
+    if not used.ports:
+        raise NotLookedAt("there is no RDMA port")
+    return used
+
+
 def device_files(view: NodeView) -> dict[str, str]:
     """Devices that have a file in /dev/infiniband: device to file."""
     verbs = "sys/class/infiniband_verbs"

@@ -23,7 +23,7 @@ _STA_UNSYNC = 0x40
 
 
 def cpu_count(view: NodeView) -> Iterator[Finding]:
-    """Each rank has a CPU of its own: by affinity, and by the quota of the cgroup."""
+    """Each rank has its own CPU: by affinity, and by the quota of the cgroup."""
     allowed, quota = len(_allowed_cpus(view)), quota_cpus(view)
     usable = allowed if quota is None else min(allowed, quota)
     if usable < view.wanted.processes:

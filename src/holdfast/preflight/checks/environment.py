@@ -88,7 +88,7 @@ def _few_devices(value: str, view: NodeView) -> bool:
 
 
 def _blocks_in_job(_: str, view: NodeView) -> bool:
-    """The launcher gives ranks a 0 of its own; only the job's `env` beats it."""
+    """The launcher sets 0 for its ranks; only the job's `env` overrides it."""
     return _on(view.wanted.env.get("TORCH_NCCL_BLOCKING_WAIT", ""), view)
 
 

@@ -16,6 +16,7 @@ from holdfast.preflight.rdma_devices import (
     find_ports,
     gids,
     hca_list,
+    judged_ports,
     needs_rdma,
     partition_keys,
     setting,
@@ -91,7 +92,7 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
     """The ports that the job uses are ACTIVE and LinkUp, and full members of their partition."""
     if not needs_rdma(view.wanted):
         return
-    used = used_ports(view)
+    used = judged_ports(view)
     down = [port for port in used.ports if not port.active]
     certain = used.named or len(down) == len(used.ports)
     if down and (certain or _is_minority(down, used.ports)):
@@ -136,7 +137,7 @@ def rdma_rate(view: NodeView) -> Iterator[Finding]:
     """No port is slower than the others of its kind: collectives run at the rate of the slowest."""
     if not needs_rdma(view.wanted):
         return
-    used = used_ports(view)
+    used = judged_ports(view)
     active = [port for port in used.ports if port.active and port.rate_gbps]
     for kind in dict.fromkeys(port.kind for port in active):
         siblings = [port for port in active if port.kind == kind]

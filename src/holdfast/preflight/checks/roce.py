@@ -13,10 +13,10 @@ from holdfast.preflight.rdma_devices import (
     Port,
     gids,
     interface_of,
+    judged_ports,
     optional,
     setting,
     usable_gids,
-    used_ports,
     uses_verbs,
 )
 
@@ -84,7 +84,7 @@ def rdma_gid(view: NodeView) -> Iterator[Finding]:
     if not uses_verbs(view.wanted):
         return
     found: dict[Port, tuple[Gid, ...]] = {}
-    for port in used_ports(view).ports:
+    for port in judged_ports(view).ports:
         if port.is_roce and port.active:
             if not view.list(f"{port.folder}/gids"):
                 raise NotLookedAt(f"/{port.folder}/gids: there is no table of GIDs")
@@ -137,7 +137,7 @@ def rdma_mtu(view: NodeView) -> Iterator[Finding]:
     """RoCE: the interfaces carry full packets, and all the same."""
     if not uses_verbs(view.wanted):
         return
-    ports = [port for port in used_ports(view).ports if port.is_roce and port.active]
+    ports = [port for port in judged_ports(view).ports if port.is_roce and port.active]
     mtus = roce_mtus(view, ports)
     if ports and not mtus:
         raise NotLookedAt(f"{ports[0].name}: its network interface is not in this network namespace")

@@ -85,7 +85,7 @@ def python(view: NodeView) -> Iterator[Finding]:
     if not name:
         return
     try:
-        answer = _ask(view)
+        answer = view.once(_ask)
     except TimeoutError as error:
         yield _finding("python-slow", f"{name} takes long to start", str(error), Severity.WARNING)
         return
@@ -140,7 +140,7 @@ def software_facts(view: NodeView) -> Mapping[str, str]:
 def _software(view: NodeView) -> Software:
     """What the interpreter has; raises NotLookedAt if it does not start, which is the finding of another check."""
     try:
-        found = software_of(_ask(view))
+        found = software_of(view.once(_ask))
     except (_NoProgram, TimeoutError) as error:
         raise NotLookedAt(str(error)) from error
     if not found.python:

@@ -66,7 +66,7 @@ def _uses(view: NodeView) -> Iterator[_Use]:
 def _room(use: _Use) -> Iterator[Finding]:
     refusal = probe_disk(use.folder)
     if refusal is not None and refusal.errno == errno.EROFS:
-        return  # the check of writes says so where it matters
+        return  # disk_write reports it where it matters
     if refusal is not None and use.written:
         yield os_error_finding(refusal, f"there is no room for {use.name}", use.folder)
         return

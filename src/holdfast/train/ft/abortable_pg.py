@@ -11,7 +11,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import AllreduceOptions, ReduceOp
 from torchft.process_group import ProcessGroupWrapper, create_store_client
 
+from holdfast.train.abortable_call import AbortableCall
 from holdfast.train.ft.torchft_private import current_group, replace_group
 from holdfast.train.torch_private import gloo_group, nccl_group, nccl_shrunk
 
@@ -36,36 +36,6 @@ CLOSE_S = 10.0
 """Seconds that a new NCCL group waits for the end of the previous one."""
 ABORTED_POLL_S = 0.005
 """Interval between checks for the end of aborted operations."""
-
-
-class AbortableCall:
-    """A blocking call in a thread that can be abandoned: neither Gloo nor HTTP can be interrupted."""
-
-    def __init__(self) -> None:
-        self._awaited = Future[Any]()
-
-    def run(self, work: Callable[[], Any], timeout_s: float | None = None) -> Any:
-        awaited = self._awaited = Future[Any]()
-        Thread(target=_resolve, args=(awaited, work), daemon=True).start()
-        try:
-            return awaited.result(timeout_s)
-        finally:
-            self._awaited = Future[Any]()  # a group closes when its last reference is dropped
-
-    def abort(self, error: Exception) -> None:
-        with suppress(InvalidStateError):  # there is no call to abort
-            self._awaited.set_exception(error)
-
-
-def _resolve(awaited: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except Exception as error:
-        with suppress(InvalidStateError):
-            awaited.set_exception(error)
-    else:
-        with suppress(InvalidStateError):  # an abandoned result is dropped, which closes it
-            awaited.set_result(result)
 
 
 class _Operation(Protocol):

@@ -227,7 +227,7 @@ class ReplicaGroup:
 
     def _exported_state(self) -> State:
         try:
-            device_sync.synchronize()  # TorchFT reads the state on a stream of its own, and waits only in a new quorum
+            device_sync.synchronize()  # TorchFT reads the state on its own stream, and waits only in a new quorum
             return self._export_state()
         except Exception as error:
             self._export_error = error

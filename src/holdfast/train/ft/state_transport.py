@@ -21,12 +21,13 @@ from urllib.parse import urlsplit
 from torchft.checkpointing.transport import CheckpointTransport
 
 from holdfast.train import torch_private
-from holdfast.train.ft.abortable_pg import AbortableCall, address_family
+from holdfast.train.abortable_call import AbortableCall
+from holdfast.train.ft.abortable_pg import address_family
 from holdfast.train.session.agent_client import log_line
 
 STATE_TIMEOUT_S = 5.0
 """Seconds that a state transfer may still take after a loss in the quorum, or after the donor's step: its other end may
-be lost, and whoever still receives takes no part in that step."""
+be lost, and a rank that still receives takes no part in that step."""
 
 
 class StateTransferError(Exception):

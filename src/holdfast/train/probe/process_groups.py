@@ -8,12 +8,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from threading import Thread
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
@@ -23,21 +19,6 @@ from torch.distributed import AllreduceOptions, ReduceOp
 from holdfast.train.torch_private import NCCL_BLOCKING_WAIT, NCCL_CONNECT_TIMEOUT, gloo_group, nccl_group
 
 T = TypeVar("T")
-
-
-def call_within(work: Callable[[], T], timeout_s: float) -> T:
-    """Run a blocking call in a thread, and abandon it after some seconds; raises TimeoutError, or its error."""
-    awaited = Future[T]()
-
-    def resolve() -> None:
-        with suppress(InvalidStateError):
-            try:
-                awaited.set_result(work())
-            except Exception as error:
-                awaited.set_exception(error)
-
-    Thread(target=resolve, name="probe", daemon=True).start()
-    return awaited.result(max(0.0, timeout_s))
 
 
 def prepare_nccl(connect_s: float) -> None:

@@ -22,9 +22,10 @@ from holdfast.protocol.probe_results import (
     ProbeResult,
     ProbeStage,
 )
+from holdfast.train.abortable_call import AbortableCall
 from holdfast.train.probe.all_reduce import PAIR_BYTES, SWEEP_BYTES, sweep
 from holdfast.train.probe.matmul import burn_in, copy_rate
-from holdfast.train.probe.process_groups import Channel, Connect, call_within
+from holdfast.train.probe.process_groups import Channel, Connect
 from holdfast.train.probe.stages import REPORT_GRACE, Report, Schedule, Step
 
 WORK_SHARE = 0.9
@@ -169,13 +170,13 @@ class RankProbe:
 
     def _burn_in(self, step: Step) -> Report:
         seconds = min(self.burn_in_s, step.deadline_s * MEASURE_SHARE)
-        rates = call_within(lambda: burn_in(self.device, seconds), step.deadline_s * WORK_SHARE)
+        rates = AbortableCall().run(lambda: burn_in(self.device, seconds), step.deadline_s * WORK_SHARE)
         self._device_rates = msgspec.structs.replace(self._own_device(), matmul=rates)
         return Report(device=self._device_rates)
 
     def _copy(self, step: Step) -> Report:
         seconds = min(COPY_S, self.burn_in_s, step.deadline_s * MEASURE_SHARE)
-        copy_gb_s, wrong = call_within(lambda: copy_rate(self.device, seconds), step.deadline_s * WORK_SHARE)
+        copy_gb_s, wrong = AbortableCall().run(lambda: copy_rate(self.device, seconds), step.deadline_s * WORK_SHARE)
         rates = msgspec.structs.replace(self._own_device(), copy_gb_s=copy_gb_s, wrong_copies=wrong)
         self._device_rates = rates
         return Report(device=msgspec.structs.replace(rates, matmul=()))
@@ -204,7 +205,7 @@ class RankProbe:
 
             problem = ""
             try:
-                call_within(measure, step.deadline_s * WORK_SHARE)
+                AbortableCall().run(measure, step.deadline_s * WORK_SHARE)
             except TimeoutError:
                 others = ", ".join(str(rank) for rank in ranks if rank != self.place.rank)
                 problem = f"no answer from rank {others} within {step.deadline_s * WORK_SHARE:.3g} s"
@@ -212,7 +213,7 @@ class RankProbe:
                 problem = _described(error)
             for channel in opened:
                 with suppress(Exception):
-                    call_within(channel.abort, min(CLOSE_S, step.deadline_s * REPORT_GRACE))
+                    AbortableCall().run(channel.abort, min(CLOSE_S, step.deadline_s * REPORT_GRACE))
             return Report(all_reduce=tuple(rates), problem=problem)
 
         return work

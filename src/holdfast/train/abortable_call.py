@@ -1,0 +1,39 @@
+"""Runs calls that can be abandoned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from threading import Thread
+from typing import Any
+
+
+class AbortableCall:
+    """A blocking call in a thread that can be abandoned: neither Gloo, NCCL nor HTTP can be interrupted."""
+
+    def __init__(self) -> None:
+        self._awaited = Future[Any]()
+
+    def run(self, work: Callable[[], Any], timeout_s: float | None = None) -> Any:
+        awaited = self._awaited = Future[Any]()
+        Thread(target=_resolve, args=(awaited, work), daemon=True).start()
+        try:
+            return awaited.result(timeout_s)
+        finally:
+            self._awaited = Future[Any]()  # a group closes when its last reference is dropped
+
+    def abort(self, error: Exception) -> None:
+        with suppress(InvalidStateError):  # there is no call to abort
+            self._awaited.set_exception(error)
+
+
+def _resolve(awaited: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except Exception as error:
+        with suppress(InvalidStateError):
+            awaited.set_exception(error)
+    else:
+        with suppress(InvalidStateError):  # an abandoned result is dropped, which closes it
+            awaited.set_result(result)
