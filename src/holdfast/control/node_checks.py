@@ -1,6 +1,6 @@
 """Handles the checks of nodes before ranks start on them: a node that fails is replaced, and gets no ranks.
 
-lifecycle.py compares the nodes of an attempt just before it starts (`compare_members`, called from there).
+lifecycle.py compares the nodes of an attempt just before it starts (`start_attempt`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from holdfast.control.context import Context, FollowUp
 from holdfast.control.lifecycle import end_run
 from holdfast.control.node_handlers import lose_nodes
 from holdfast.control.node_slots import avoid_machine, mark_failed, nodes_changed
-from holdfast.control.policy import CHECK_TRIES, FailureKind, checks_failed_for_good
+from holdfast.control.policy import CHECK_TRIES, FailureKind
 from holdfast.control.state import CheckPhase, Ending, NodeState, Timer
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Owner
@@ -58,7 +58,7 @@ def lose_failed(ctx: Context, index: int) -> None:
         return
     avoid_machine(ctx, index, cordon=False)
     if node.failed_checks >= CHECK_TRIES and _is_needed(ctx, node):
-        finding = checks_failed_for_good(index, node.reason)
+        finding = _failed_for_good(index, node.reason)
         ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=finding.what)
         end_run(ctx, ending, finding)
     else:
@@ -71,6 +71,17 @@ def _is_needed(ctx: Context, node: NodeState) -> bool:
         return False
     others = sum(not each.is_missing for each in ctx.state.nodes_of(node.replica)) - 1
     return others < elastic.min_nodes(ctx.job, ctx.state)
+
+
+def _failed_for_good(node: int, problem: str) -> Finding:
+    return Finding(
+        code=FailureKind.CHECK_FAILED.value,
+        what=f"node{node} failed its checks, and so did the node that it replaced",
+        where=f"node{node}",
+        evidence=(problem,),
+        remedy="Fix what the check found, or start without checks: `--set checks=off`.",
+        owner=Owner.CLUSTER,
+    )
 
 
 def _no_report(deadline_s: float) -> Finding:

@@ -1,4 +1,7 @@
-"""Handles events of nodes and their agents: they join, leave, are lost, and their slots are refilled."""
+"""Handles events of nodes and their agents: they join, leave, are lost, and their slots are refilled.
+
+A long file, because one loss may touch all of these.
+"""
 
 from __future__ import annotations
 

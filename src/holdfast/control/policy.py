@@ -805,18 +805,6 @@ def never_joined_finding(node: int, reason: str) -> Finding:
     )
 
 
-def checks_failed_for_good(node: int, problem: str) -> Finding:
-    """The finding of a run that ends because no node that it was given in one place passes its checks."""
-    return Finding(
-        code=FailureKind.CHECK_FAILED.value,
-        what=f"node{node} failed its checks, and so did the node that it replaced",
-        where=f"node{node}",
-        evidence=(problem,),
-        remedy="Fix what the check found, or start without checks: `--set checks=off`.",
-        owner=Owner.CLUSTER,
-    )
-
-
 def check_failed_finding(node: int, problem: Finding) -> Finding:
     """The finding of a node's check, which costs the node its place."""
     return msgspec.structs.replace(

@@ -102,7 +102,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "one-numa-node",
         "The ranks may use CPUs of one NUMA node only; GPUs and adapters of the others are reached across sockets.",
-        "`taskset -p PID` beside `nvidia-smi topo -m`, column NUMA Affinity.",
+        "`taskset -p PID`, compared with `nvidia-smi topo -m`, column NUMA Affinity.",
         "Start the agent without binding, or give pods GPUs and CPUs of one NUMA node each.",
     ),
     (

@@ -11,7 +11,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "node-check-failed",
-        "A node failed a check before ranks started on it, and so did the one that took its place.",
+        "A node failed a check before ranks started on it, and so did its replacement.",
         "The finding of the check, one line above; `holdfast check --nodes N` runs the checks again.",
         "Repair what the check found, use other machines, or start without checks: `--set checks=off`.",
     ),

@@ -20,7 +20,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "rdma-hca-missing",
         "NCCL_IB_HCA names a device that this node does not have: an adapter has failed, or the list is that of "
         "another machine type.",
-        "`ls /sys/class/infiniband` on two nodes; `dmesg` and `lspci` on the one that has fewer.",
+        "`ls /sys/class/infiniband` on two nodes; `dmesg` and `lspci` on the node that has fewer.",
         "Replace the node if its adapter has failed; else correct the list.",
     ),
     (

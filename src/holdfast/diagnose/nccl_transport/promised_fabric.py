@@ -66,7 +66,7 @@ def judge(seen: FabricObserved) -> FabricJudgement:
 
 
 def _networks(seen: FabricObserved) -> Iterator[str]:
-    """The networks in use between nodes; before any connection the one that NCCL chose."""
+    """The networks in use between nodes; before any connection, the network that NCCL chose."""
     for route in seen.between:
         kind, _, name = route.removesuffix(_GDR).partition("/")
         if kind == "NET":
