@@ -22,6 +22,7 @@ SOURCE = Path(holdfast.__file__).parent
 NO_CODES = {"events", "protocol", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
+    "all-reduce",
     "exit-reason",
     "not-looked-at",
     "node-checked",

@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict, Unpack
+
+import msgspec
 
 from holdfast import code_update, controller_client, run_diagnosis
 from holdfast.controller_client import (
@@ -35,12 +38,14 @@ from holdfast.events import (
     FaultTarget,
     FindingRaised,
     NodeChecked,
+    NodeProbed,
     ProfileRequested,
     RunFinished,
     StepCommitted,
 )
 from holdfast.events.log import EventReader, read_events
-from holdfast.fabric.catalog import NAMES
+from holdfast.events.probe_results import ProbeResult
+from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.findings import Finding
 from holdfast.job.fault_catalog import check_fault as check_drill
 from holdfast.job.launcher_catalog import runs_python
@@ -80,6 +85,10 @@ class NodeReports(NamedTuple):
     """What the comparison of the nodes found, and checks that did not end."""
     passed: bool
     """Whether all nodes, or those that replaced them, could run the job."""
+    probe: ProbeResult | None = None
+    """What the probes measured, with `full`; it numbers the nodes in their order."""
+    line_rate: str = ""
+    """What the catalogue expects of the fabric, in Gbit/s."""
 
 
 # Describe
@@ -126,8 +135,19 @@ def check_target(loaded: LoadedJob | None, target: str, *, base: Path) -> tuple[
     return open_target(wanted.spec.kind).check_site(wanted, for_any_job=loaded is None)
 
 
-def check_nodes(loaded: LoadedJob | None, target: str, *, base: Path, nodes: int | None = None) -> NodeReports:
+def check_nodes(
+    loaded: LoadedJob | None,
+    target: str,
+    *,
+    base: Path,
+    nodes: int | None = None,
+    level: CheckLevel = CheckLevel.QUICK,
+    on_event: Callable[[AnyEvent], object] | None = None,
+) -> NodeReports:
     """Check nodes of a target, by a run there that does nothing else; raises HoldfastError if it cannot start."""
+    from holdfast.preflight import probe_verdict  # imported on use, as below: many small files
+    from holdfast.preflight.run_checks import name_of, quick_checks
+
     given = loaded.job if loaded else load_job(None, command=("true",), overrides=("image=any",))
     job = given.model_copy(
         update={
@@ -136,25 +156,46 @@ def check_nodes(loaded: LoadedJob | None, target: str, *, base: Path, nodes: int
             "launch": Launch.PER_RANK,
             "nodes": given.nodes if nodes is None else Nodes(min=nodes, max=nodes),
             "recovery": Recovery(prewarm=False),
-            "checks": given.checks.model_copy(update={"before_start": CheckLevel.QUICK}),
+            "checks": given.checks.model_copy(update={"before_start": level}),
         }
     )
     run = start(job, target, base=base)
     reports = dict[int, NodeChecked | None].fromkeys(range(job.nodes.max))
     findings: list[Finding] = []
     passed = False
+    probes = defaultdict[int, list[NodeProbed]](list)
     for event in follow(run):
+        if on_event and event:
+            on_event(event)
         if isinstance(event, NodeChecked):
             known = reports[event.node]
             reports[event.node] = known if known and known.problem else event
-        elif isinstance(event, FindingRaised) and event.finding.code in ("node-differs", "node-check-hangs"):
+        elif isinstance(event, NodeProbed):
+            probes[event.number].append(event)
+        elif isinstance(event, FindingRaised) and (
+            event.finding.code in ("node-differs", "node-check-hangs") or event.finding.code.startswith("probe-")
+        ):
             findings.append(event.finding)
         elif isinstance(event, RunFinished):
             passed = event.exit_code == ExitCode.OK
-    from holdfast.preflight.run_checks import name_of, quick_checks  # imported on use: many small files
-
-    checks = quick_checks(node_requirements(RunSpec.read(run.job), run))
-    return NodeReports(checks=tuple(map(name_of, checks)), nodes=reports, findings=tuple(findings), passed=passed)
+    accepted = RunSpec.read(run.job)
+    checks = tuple(map(name_of, quick_checks(node_requirements(accepted, run))))
+    first = next(iter(probes.values()), None)
+    if first:
+        checks = (*checks, *probe_verdict.CHECKS)
+        outcomes = probe_verdict.probe_results(first)
+        for node, report in reports.items():
+            if report:
+                results = outcomes.get(node, probe_verdict.NOT_PROBED)
+                reports[node] = msgspec.structs.replace(report, results=(*report.results, *results))
+    return NodeReports(
+        checks=checks,
+        nodes=reports,
+        findings=tuple(findings),
+        passed=passed,
+        probe=probe_verdict.result_of(first) if first else None,
+        line_rate=CATALOG[accepted.fabric].expected_bandwidth,
+    )
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:

@@ -39,8 +39,9 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.host.process_limits import open_more_files, receive_signals
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
+from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.run_spec import RunSecrets, RunSpec, corrupt_file_error
-from holdfast.job.spec import Job
+from holdfast.job.spec import Job, Launch
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.controller_faults import ControllerFaults
@@ -51,7 +52,7 @@ from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
 from holdfast.protocol import routes
-from holdfast.protocol.orders import CheckNode, StartRanks, progress_interval_s
+from holdfast.protocol.orders import CheckNode, ProbeNode, StartRanks, progress_interval_s
 from holdfast.run_dir import RunDir
 from holdfast.security.admission import AdmissionServer
 from holdfast.security.api_limits import LIMITS
@@ -242,6 +243,29 @@ def _start_order_factory(
     return among
 
 
+def _probe_order_factory(
+    accepted: RunSpec, folder: RunDir, keys: TokenIssuer, share: tuple[NodeResources, ...]
+) -> Callable[[StartAttempt, tuple[NodeState, ...], int], Callable[[int], ProbeNode]]:
+    """Returns what expands a numbered probe among some nodes into each node's order: it has the places of ranks."""
+    job = accepted.job.model_copy(update={"launch": Launch.PER_RANK})
+    start_orders = _start_order_factory(
+        accepted.model_copy(update={"job": job, "code": None}), folder, keys, share, lighthouse=None
+    )
+
+    def among(start: StartAttempt, members: tuple[NodeState, ...], number: int) -> Callable[[int], ProbeNode]:
+        starts = start_orders(start, members)
+        return lambda node: ProbeNode(
+            replica=start.replica,
+            number=number,
+            start=starts(node),
+            nodes=start.nodes,
+            deadline_s=job.checks.probe_deadline_s,
+            python=job.command[0] if runs_python(job) else "",
+        )
+
+    return among
+
+
 async def serve(
     folder: RunDir,
     agents: socket.socket,
@@ -291,14 +315,16 @@ async def serve(
     drills = ControllerFaults(
         networks=networks, folders=folders, lighthouse_pid=lambda: lighthouse.pid if lighthouse else 0
     )
+    resources = hooks.node_resources(job, os.environ)
     controller = Controller(
         machine=machine,
         writer=writer,
         history=log_state.history,
         backend=backend,
-        start_orders=_start_order_factory(accepted, folder, keys, hooks.node_resources(job, os.environ), lighthouse),
+        start_orders=_start_order_factory(accepted, folder, keys, resources, lighthouse),
         inject_fault=drills,
-        check_order=CheckNode(wanted=node_requirements(accepted, folder), deadline_s=job.checks.deadline_s),
+        check_order=CheckNode(wanted=node_requirements(accepted, folder), deadline_s=job.checks.quick_deadline_s),
+        probe_orders=_probe_order_factory(accepted, folder, keys, resources),
         on_rendezvous=lighthouse.publish_liveness if lighthouse else None,
         log_replicator=None
         if accepted.durable_controller_disk

@@ -37,10 +37,11 @@ from holdfast.control.commands import (
     ReplaceNode,
     Send,
     StartAttempt,
+    StartProbe,
     SubmitNodes,
 )
 from holdfast.control.machine import Machine
-from holdfast.control.state import CheckPhase, ReplicaPhase, ReplicaState, State
+from holdfast.control.state import CheckPhase, ProbePhase, ReplicaPhase, ReplicaState, State
 from holdfast.events import (
     AgentConnected,
     AgentDisconnected,
@@ -54,6 +55,7 @@ from holdfast.events import (
     ExitReason,
     NodeChecked,
     NodeCreated,
+    NodeProbed,
     NodeTerminated,
     NodeUnavailable,
     Outcome,
@@ -71,10 +73,11 @@ from holdfast.events import (
     WorldSizeChanged,
 )
 from holdfast.events.log import decode_line, encode_line
+from holdfast.events.probe_results import ProbeOutcome, ProbeResult, ProbeStage, ProbeSuspect
 from holdfast.findings import CheckResult, Finding
 from holdfast.job.backend import NodeId
 from holdfast.job.spec import CheckLevel, Checks, Job, Nodes, Recovery
-from holdfast.protocol.orders import CheckpointAndExit, StopRanks
+from holdfast.protocol.orders import CheckpointAndExit, StopProbe, StopRanks
 
 STOPPED_EARLY = 75
 WINDOW_S = 1000.0
@@ -125,6 +128,13 @@ class Agent:
     """It fails its checks."""
     checked: bool = False
     """It has passed its checks."""
+    weak: bool = False
+    """It fails its probes."""
+    probe: StartProbe | None = None
+    """The last one that it was told to start."""
+    probing: bool = False
+    probed: NodeProbed | None = None
+    """Its report of that one."""
     known: int = -1
     """Highest attempt started or stopped."""
     team: Team | None = None
@@ -145,7 +155,7 @@ class Agent:
         self.outbox[self.seq] = msgspec.structs.replace(event, source=self.source, seq=self.seq)
 
 
-ToAgent = StartAttempt | StopRanks | CheckpointAndExit | PrepareNode | CheckNode
+ToAgent = StartAttempt | StopRanks | CheckpointAndExit | PrepareNode | CheckNode | StartProbe | StopProbe
 
 
 @dataclass(eq=False)
@@ -186,6 +196,7 @@ class World:
         self.births = 0
         self.sick_births = 0
         """Of the next nodes that are made, those that will fail their checks."""
+        self.weak_births = 0
         self.state = State()
         self.shadow = State()
         self.log: list[AnyEvent] = []
@@ -247,7 +258,11 @@ class World:
                 self.check_start(command)
                 for node in command.nodes:
                     self.tell(node, command)
-            case Send(order=StopRanks() | CheckpointAndExit() as order, nodes=nodes):
+            case StartProbe():
+                assert not self.alive_ranks(command.replica), "nodes are probed while ranks run on them"
+                for node in command.nodes:
+                    self.tell(node, command)
+            case Send(order=StopRanks() | CheckpointAndExit() | StopProbe() as order, nodes=nodes):
                 assert nodes
                 for node in nodes:
                     self.tell(node, order)
@@ -398,6 +413,7 @@ class World:
         incarnation = f"i{self.births}"
         agent = Agent(node=node, generation=generation, incarnation=incarnation, port=self.fresh_port())
         agent.sick, self.sick_births = self.sick_births > 0, max(0, self.sick_births - 1)
+        agent.weak, self.weak_births = self.weak_births > 0, max(0, self.weak_births - 1)
         self.agents.append(agent)
 
     def fresh_port(self) -> int:
@@ -469,6 +485,15 @@ class World:
                 broken = CheckResult(check="gpu", findings=(Finding(code="broken", what="a GPU is broken"),))
                 results = (broken,) if agent.sick else ()
                 agent.say(NodeChecked(at=self.now, node=agent.node, generation=agent.generation, results=results))
+            case StartProbe():
+                if agent.probe is None or order.number > agent.probe.number:
+                    assert agent.team is None, "a node with ranks is probed"
+                    agent.probe, agent.probing, agent.probed = order, True, None
+                elif agent.probed and order.number == agent.probe.number:
+                    agent.say(msgspec.structs.replace(agent.probed, at=self.now))
+            case StopProbe():
+                if agent.probing and agent.probe and order.number == agent.probe.number:
+                    self.end_probe(agent, stopped=True)
             case StopRanks():
                 if agent.team and agent.team.attempt <= order.attempt:
                     agent.team.stopping = True
@@ -476,6 +501,31 @@ class World:
                     agent.known, agent.replica = order.attempt, order.replica
                     agent.port = self.fresh_port()
                     self.say_stopped(agent, order.attempt)
+
+    def end_probe(self, agent: Agent, *, stopped: bool = False) -> None:
+        probe = agent.probe
+        assert probe is not None
+        agent.probing = False
+        agent.port = self.fresh_port()
+        result = None
+        if agent.node == probe.members[0] and not stopped:
+            alive = {each.node: each for each in self.agents if each.alive}
+            named = [index for index, node in enumerate(probe.members) if node not in alive or alive[node].weak]
+            suspects = tuple(ProbeSuspect(stage=ProbeStage.MATMUL, nodes=(index,)) for index in named)
+            outcome = ProbeOutcome.FAILED if suspects else ProbeOutcome.PASSED
+            result = ProbeResult(rank=0, outcome=outcome, elapsed_s=1.0, suspects=suspects)
+        agent.probed = NodeProbed(
+            at=self.now,
+            node=agent.node,
+            generation=agent.generation,
+            replica=probe.replica,
+            number=probe.number,
+            port=agent.port,
+            nodes=probe.members,
+            result=result,
+            problem="it was stopped" if stopped else "",
+        )
+        agent.say(agent.probed)
 
     def start(self, agent: Agent, order: StartAttempt) -> None:
         if order.attempt <= agent.known:
@@ -488,6 +538,10 @@ class World:
         checks = self.machine.job.checks.before_start
         assert checks is CheckLevel.OFF or self.state.nodes[agent.node].check is CheckPhase.PASSED
         assert not agent.sick or checks is CheckLevel.OFF, "a node that fails its checks gets ranks"
+        assert not agent.probing, "ranks start while their node is probed"
+        if checks is CheckLevel.FULL:
+            assert self.state.nodes[agent.node].probe is ProbePhase.PASSED
+            assert not agent.weak or agent.probe is None, "a node that fails its probes gets ranks"  # but for standbys
         agent.known, agent.replica = order.attempt, order.replica
         first = self.members[order.replica, order.attempt].index(agent.node) * self.ranks_per_node
         agent.team = Team(order.attempt, [Rank(first + local) for local in range(self.ranks_per_node)])
@@ -601,6 +655,8 @@ class World:
                 yield lambda agent=agent: self.end_stopping(agent)
             elif agent.alive and agent.team and agent.team.leaving and not agent.team.deaf:
                 yield lambda agent=agent: self.leave(agent)
+            if agent.alive and agent.probing:
+                yield lambda agent=agent: self.end_probe(agent)
             if agent.alive and not agent.cut_off and not self.connected(agent):
                 yield lambda agent=agent: self.connect(agent)
         for wire in self.wires:
@@ -848,6 +904,11 @@ class Play(RuleBasedStateMachine):
     def next_nodes_are_sick(self, count: int) -> None:
         self.world.sick_births = count
 
+    @precondition(lambda self: self.checks is CheckLevel.FULL)
+    @rule(count=st.integers(1, 3))
+    def next_nodes_are_weak(self, count: int) -> None:
+        self.world.weak_births = count
+
     @precondition(lambda self: self.teams())
     @rule(index=pick)
     def agent_loses_patience(self, index: int) -> None:
@@ -983,13 +1044,21 @@ class CheckedElastic(Elastic):
     checks = CheckLevel.QUICK
 
 
+class ProbedNodes(Play):
+    nodes, least, ranks_per_node, checks = 3, 3, 1, CheckLevel.FULL
+
+
+class ProbedElastic(Elastic):
+    checks = CheckLevel.FULL
+
+
 _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 
 
 PLAYS = {
     **dict.fromkeys((Play, TwoReplicas, OneNode, Elastic), 200),
     **dict.fromkeys((Standby, StandbyOfReplicas), 25),
-    **dict.fromkeys((CheckedNodes, CheckedElastic), 50),
+    **dict.fromkeys((CheckedNodes, CheckedElastic, ProbedNodes, ProbedElastic), 50),
 }
 """The fixed worlds of each; those with standbys are large."""
 MANY = 100

@@ -43,3 +43,18 @@ def test_check_of_nodes_prints_each_check_of_each_node(
     assert any(row.split()[:2] == ["shared-memory", "pass"] for row in rows)
     document = json.loads(CliRunner().invoke(app, ["check", "--nodes", "2", "-o", "json"]).stdout)
     assert sorted(document["nodes"]) == ["0", "1"]
+
+
+@pytest.mark.slow
+def test_full_check_of_nodes_probes_and_measures_them(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = CliRunner().invoke(app, ["check", "--nodes", "2", "--full"])
+    assert answer.exit_code == ExitCode.OK, answer.stdout
+    rows = [line.split() for line in answer.stdout.splitlines()]
+    assert [row[2:] for row in rows if row[0] == "probe,"][-1] == ["s:", "all-reduce", "over", "all", "nodes"]
+    assert ["probe-pairs", "pass"] in rows
+    assert ["probe-all-reduce", "pass"] in rows
+    assert ["probe-node-all-reduce", "not", "looked", "at:", "not", "run"] in rows  # there is one rank a node
+    assert [row[0] for row in rows if row[1:2] == ["bytes"]][:2] == ["8", "64"]

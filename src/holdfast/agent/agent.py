@@ -27,6 +27,7 @@ from holdfast.agent.log_replica import LogReplica
 from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.memory_pressure import watch_memory
 from holdfast.agent.node_check import NodeCheck
+from holdfast.agent.node_probe import NodeProbe
 from holdfast.agent.prewarm import PrewarmPool
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
@@ -123,6 +124,14 @@ class Agent:
             node=settings.node,
             generation=settings.generation,
             address=settings.address,
+            clock=self._clock,
+            send=self._send,
+        )
+        self._node_probe = NodeProbe(
+            node=settings.node,
+            generation=settings.generation,
+            folder=settings.folder,
+            rendezvous_port=self._rendezvous_port,
             clock=self._clock,
             send=self._send,
         )
@@ -280,6 +289,10 @@ class Agent:
                     self._standby_task = asyncio.ensure_future(self._prepare_standby(start))
             case orders.CheckNode():
                 self._node_check.request(order)
+            case orders.ProbeNode():
+                self._node_probe.request(order)
+            case orders.StopProbe():
+                self._node_probe.stop(order)
             case orders.StopRanks():
                 self._stop_ranks(order)
             case orders.InjectFault():

@@ -26,12 +26,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from holdfast.api import NodeReports
-    from holdfast.events import NodeChecked
+    from holdfast.events import AnyEvent, NodeChecked
+    from holdfast.events.probe_results import ProbeResult
     from holdfast.findings import CheckResult, Finding
 
 NodesOption = Annotated[
     int | None,
     typer.Option("--nodes", "-N", min=1, help="Also check this many nodes, by a run that does nothing else."),
+]
+FullOption = Annotated[
+    bool, typer.Option("--full", help="Also load GPUs and network of these nodes, and measure them: up to 3 minutes.")
 ]
 _OUTCOMES = {"passed": ("pass", ""), "failed": ("FAIL", "bold red"), "not-looked-at": ("not looked at", "dim")}
 """The word of each outcome, and its style."""
@@ -41,38 +45,55 @@ def check(
     file: FileArgument = None,
     on: TargetOption = LOCAL,
     nodes: NodesOption = None,
+    full: FullOption = False,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List what a target lacks for a job, and what its nodes lack.
 
-    On a cluster it queries installed components, health and permissions. It creates nothing, but with `--nodes` a run
-    that does nothing but check its nodes. Without a job file, it checks for the smallest job.
+    On a cluster it queries installed components, health and permissions. It creates nothing, but with `--nodes` or
+    `--full` a run that does nothing but check its nodes. Without a job file, it checks for the smallest job.
     """
     from pathlib import Path
 
     from holdfast import api
     from holdfast.cli.finding_text import render_findings
     from holdfast.findings import Severity
+    from holdfast.job.spec import CheckLevel
 
     wanted = file is not None or overrides or DEFAULT_FILE.exists()
     loaded, base = job_from_args(file, (), overrides) if wanted else (None, Path())
     findings = api.check_target(loaded, on, base=base)
     lacking = any(finding.severity is Severity.ERROR for finding in findings)
-    reports = api.check_nodes(loaded, on, base=base, nodes=nodes) if nodes and not lacking else None
+    level = CheckLevel.FULL if full else CheckLevel.QUICK
+    show = _show_progress if full and output is Output.TEXT else None
+    wants_nodes = (nodes or full) and not lacking
+    reports = api.check_nodes(loaded, on, base=base, nodes=nodes, level=level, on_event=show) if wants_nodes else None
     of_nodes: Mapping[int, NodeChecked | None] = reports.nodes if reports else {}
     lacking = lacking or any(report is None or report.problem for report in of_nodes.values())
     if reports:
         lacking, findings = lacking or not reports.passed, (*findings, *reports.findings)
     if output is Output.JSON:
-        print_json({"target": on, "can_run": not lacking, "findings": findings, "nodes": of_nodes})
+        probe = {"probe": reports.probe} if reports and reports.probe else {}
+        print_json({"target": on, "can_run": not lacking, "findings": findings, "nodes": of_nodes} | probe)
     else:
         if reports:
             print_rich(_table(reports))
+            if reports.probe and reports.probe.all_reduce:
+                print_rich(_rates(reports.probe, reports.line_rate))
         if shown := (*findings, *_of_nodes(of_nodes)):
             print_rich(render_findings(shown))
         print_text(f"{on}: {'cannot run' if lacking else 'can run'} {loaded.job.name if loaded else 'a job'}")
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if lacking else ExitCode.OK)
+
+
+def _show_progress(event: AnyEvent) -> None:
+    """A line for each stage of the probes."""
+    from holdfast.cli.event_text import describe
+    from holdfast.events import ProbeAdvanced
+
+    if isinstance(event, ProbeAdvanced):
+        print_text(describe(event))
 
 
 def _of_nodes(reports: Mapping[int, NodeChecked | None]) -> tuple[Finding, ...]:
@@ -110,6 +131,20 @@ def _table(reports: NodeReports) -> Table:
         table.add_column(f"node {format_ranges(to_ranges(nodes))}")
     for number, name in enumerate(reports.checks):
         table.add_row(name, *(_cell(column[number] if column else None) for column in columns))
+    return table
+
+
+def _rates(probe: ProbeResult, expected: str) -> Table:
+    """The all-reduce over all nodes, by size of the message."""
+    from rich.table import Table
+
+    caption = f"all-reduce over all nodes; line rate in Gbit/s: {expected}"
+    table = Table(box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
+    for heading in ("all-reduce", "time", "algorithm GB/s", "bus GB/s"):
+        table.add_column(heading, justify="left" if heading == "all-reduce" else "right")
+    for rate in probe.all_reduce:
+        figures = (f"{rate.time_s * 1e3:.3g} ms", f"{rate.algorithm_gb_s:.3g}", f"{rate.bus_gb_s:.3g}")
+        table.add_row(f"{rate.size_bytes:,} bytes", *figures)
     return table
 
 

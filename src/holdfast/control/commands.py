@@ -50,6 +50,17 @@ class CheckNode:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartProbe:
+    """Have nodes probe each other; the controller fills in each rank's launch."""
+
+    replica: int
+    number: int
+    members: tuple[int, ...]
+    nodes: tuple[int, ...]
+    """Those of the members that get the order."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SubmitNodes:
     """Have the target create these nodes."""
 
@@ -114,6 +125,7 @@ Command = (
     | StartAttempt
     | PrepareNode
     | CheckNode
+    | StartProbe
     | SubmitNodes
     | ReplaceNode
     | AvoidMachine

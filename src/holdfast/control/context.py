@@ -25,6 +25,8 @@ class FollowUp(Enum):
     """It may have spare nodes."""
     LOSE_FAILED = "lose-failed"
     """A node has failed its checks."""
+    PROBED = "probed"
+    """Perhaps no node of its probe still runs it."""
     REFILL = "refill"
     """One of its node slots, or a standby's, is empty."""
     RESUME = "resume"

@@ -44,6 +44,7 @@ from holdfast.control.commands import (
     ReplaceNode,
     Send,
     StartAttempt,
+    StartProbe,
     SubmitNodes,
     Uncordon,
 )
@@ -60,7 +61,7 @@ from holdfast.findings import Finding, Severity
 from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
 from holdfast.os_errors import resource_error_of, waiting_finding
 from holdfast.protocol.orders import CheckNode as CheckNodeOrder
-from holdfast.protocol.orders import PrepareStandby, Progress, Shutdown, StartRanks
+from holdfast.protocol.orders import PrepareStandby, ProbeNode, Progress, Shutdown, StartRanks
 
 log = logging.getLogger("holdfast.controller")
 
@@ -86,10 +87,10 @@ AGENT_SHUTDOWN_S = 3.0
 class Controller:
     """Runs one job from its log, its state machine and its backend.
 
-    `start_orders` expands a StartAttempt among these nodes into the launch of each rank; it is injected because
-    launching is outside `control`. So are `inject_fault`, which injects faults that no agent can, and
-    `on_rendezvous`, which receives each replica's rendezvous address. `log_replicator` replicates the log to nodes if
-    it may be lost with its machine.
+    `start_orders` expands a StartAttempt among these nodes into the launch of each rank, and `probe_orders` a numbered
+    probe; they are injected because launching is outside `control`. So are `inject_fault`, which injects faults that no
+    agent can, and `on_rendezvous`, which receives each replica's rendezvous address. `log_replicator` replicates the
+    log to nodes if it may be lost with its machine.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Controller:
         start_orders: Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]],
         inject_fault: Callable[[events.FaultRequested], Awaitable[None]],
         check_order: CheckNodeOrder | None = None,
+        probe_orders: Callable[[StartAttempt, tuple[NodeState, ...], int], Callable[[int], ProbeNode]] | None = None,
         on_rendezvous: Callable[[Mapping[int, str]], None] | None = None,
         log_replicator: LogReplicator | None = None,
         incarnation: str,
@@ -113,6 +115,7 @@ class Controller:
         self._start_orders = start_orders
         self._inject_outside = inject_fault
         self._check_order = check_order
+        self._probe_orders = probe_orders
         self._on_rendezvous = on_rendezvous
         self._log_replicator = log_replicator
         self._incarnation = incarnation
@@ -428,6 +431,10 @@ class Controller:
             case CheckNode(node=node):
                 if (order := self._check_order) is not None:
                     self._agents.send((node,), lambda _: order)
+            case StartProbe(replica=replica, number=number):
+                subject = f"the nodes of replica {replica} cannot be probed yet"
+                probing = partial(self._is_probing, replica, number)
+                self._send_or_retry(subject, partial(self._send_probe, command), probing)
             case PrepareNode(node=node):
                 self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
             case SubmitNodes(node_ids=node_ids):
@@ -479,6 +486,22 @@ class Controller:
         numbers = self._state.replicas[command.replica].members
         members = tuple(self._state.nodes[number] for number in numbers)
         self._agents.send(command.nodes, self._start_orders(command, members))
+
+    def _send_probe(self, command: StartProbe) -> None:
+        members = tuple(self._state.nodes[number] for number in command.members)
+        start = StartAttempt(
+            replica=command.replica,
+            attempt=0,
+            nodes=command.members,
+            master_addr=members[0].address,
+            master_port=members[0].port,
+        )
+        if self._probe_orders is not None:
+            self._agents.send(command.nodes, self._probe_orders(start, members, command.number))
+
+    def _is_probing(self, replica: int, number: int) -> bool:
+        probe = self._state.replicas[replica].probe
+        return probe is not None and probe.number == number
 
     def _send_prepare(self, node: int) -> None:
         members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])

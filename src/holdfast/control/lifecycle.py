@@ -13,7 +13,14 @@ from holdfast.control import elastic, rollout
 from holdfast.control.commands import FinishRun, StartAttempt
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NO_NODES, NO_RANKS
-from holdfast.control.node_slots import avoid_machine, empty_slot, mark_failed, promote_standbys, refill_slot
+from holdfast.control.node_slots import (
+    avoid_machine,
+    begin_probe,
+    empty_slot,
+    mark_failed,
+    promote_standbys,
+    refill_slot,
+)
 from holdfast.control.policy import (
     CHECK_TRIES,
     STOP_GRACE_S,
@@ -51,7 +58,7 @@ def start_attempt(ctx: Context, index: int) -> None:
     if not nodes:
         return
     members = tuple(node.node for node in nodes)
-    if _differ(ctx, nodes, again=members == previous.members):
+    if _differ(ctx, nodes, again=members == previous.members) or begin_probe(ctx, index, nodes):
         return
     replica = ctx.change_replica(
         index,

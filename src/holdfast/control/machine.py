@@ -77,6 +77,7 @@ NODE_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     },
     events.StandbyReady: {_STANDBY: node_handlers.standby_ready},
     events.NodeChecked: {_ANY + _STANDBY: node_checks.node_checked},
+    events.NodeProbed: {_ANY + _STANDBY: node_checks.node_probed},
     Timer.CHECK: {_ANY + _STANDBY: node_checks.check_timed_out},
     Timer.RECONNECT: {_ANY + _STANDBY: node_handlers.reconnect_timed_out},
     Timer.STANDBY_JOIN: {_STANDBY: node_handlers.standby_join_timed_out},
@@ -99,6 +100,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.StepCommitted: {_ANY: rank_handlers.step_committed},
     events.FabricObserved: {_AT_WORK: fabric_handler.fabric_observed},
     events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
+    Timer.PROBE: {_ANY: node_checks.probe_timed_out},
     Timer.MIN_NODES: {(_GATHERING, _STOPPING): lifecycle.min_nodes_timed_out},
     Timer.JOIN: {(_GATHERING, _RUNNING, _HANG_SUSPECTED, _STOPPING): node_handlers.join_timed_out},
     Timer.BACK_OFF: {(_GATHERING,): lifecycle.start_attempt},
@@ -115,6 +117,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
         (_GATHERING, _RUNNING, _HANG_SUSPECTED): lifecycle.stop_replica,
         (_STOPPING,): lifecycle.judge_attempt,
     },
+    FollowUp.PROBED: {_ANY: node_checks.judge_probe},
     FollowUp.SCALE_UP: {(_RUNNING,): elastic.scale_up},
     FollowUp.RESUME: {
         (_HANG_SUSPECTED,): hangs.await_reports_again,

@@ -12,9 +12,10 @@ from holdfast.control.lifecycle import end_run
 from holdfast.control.node_handlers import lose_nodes
 from holdfast.control.node_slots import avoid_machine, mark_failed, nodes_changed
 from holdfast.control.policy import CHECK_TRIES, FailureKind
-from holdfast.control.state import CheckPhase, Ending, NodeState, Timer
+from holdfast.control.state import CheckPhase, Ending, NodeState, Probe, ProbePhase, Timer
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Owner
+from holdfast.preflight.probe_verdict import ProbeVerdict, judge, no_report
 
 
 def node_checked(ctx: Context, event: events.NodeChecked) -> None:
@@ -35,8 +36,55 @@ def node_checked(ctx: Context, event: events.NodeChecked) -> None:
 def check_timed_out(ctx: Context, index: int) -> None:
     """The node has not reported its checks: something on it hangs. Or it has failed, and the others' time is up."""
     if ctx.state.nodes[index].check is CheckPhase.PENDING:
-        mark_failed(ctx, index, _no_report(ctx.job.checks.deadline_s))
+        mark_failed(ctx, index, _no_report(ctx.job.checks.quick_deadline_s))
     ctx.raise_(FollowUp.LOSE_FAILED, index=index)
+
+
+def node_probed(ctx: Context, event: events.NodeProbed) -> None:
+    """The probe has ended on this node; once it has on all of them, its result says which may run ranks."""
+    probe = ctx.state.replicas[event.replica].probe
+    if probe is None or event.number != probe.number or ctx.state.nodes[event.node].probe is not ProbePhase.RUNNING:
+        return
+    ctx.change_node(event.node, probe=ProbePhase.NONE, port=event.port)
+    ctx.change_replica(event.replica, probe=probe.with_changes(reports=(*probe.reports, event)))
+    ctx.raise_(FollowUp.PROBED, index=event.replica)
+
+
+def probe_timed_out(ctx: Context, index: int) -> None:
+    """Nodes that have not reported the end of their probe have failed."""
+    probe = ctx.state.replicas[index].probe
+    for node in probe.members if probe else ():
+        if ctx.state.nodes[node].probe is ProbePhase.RUNNING:
+            ctx.change_node(node, probe=ProbePhase.NONE)
+            _fail(ctx, node, no_report(ctx.job.checks.probe_deadline_s))
+    ctx.raise_(FollowUp.PROBED, index=index)
+
+
+def judge_probe(ctx: Context, index: int) -> None:
+    """Replace the nodes that the probe names; a failure of no node in particular ends the run."""
+    probe = ctx.state.replicas[index].probe
+    if probe is None or any(ctx.state.nodes[node].probe is ProbePhase.RUNNING for node in probe.members):
+        return
+    ctx.clear_timers(index, Timer.PROBE)
+    ctx.change_replica(index, probe=None)
+    lacking = probe.stopped or len(probe.reports) < len(probe.members)
+    verdict = judge(probe.reports, suspects_before=_suspects_before(ctx, probe)) if not lacking else ProbeVerdict()
+    for finding in verdict.warnings:
+        ctx.report(finding)
+    if verdict.of_all and not ctx.state.ending:
+        ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=verdict.of_all.what)
+        end_run(ctx, ending, verdict.of_all)
+        return
+    for node in verdict.passed:
+        ctx.change_node(node, probe=ProbePhase.PASSED)
+    for node, problem in verdict.failed.items():
+        _fail(ctx, node, problem)
+    nodes_changed(ctx, index)
+
+
+def _suspects_before(ctx: Context, probe: Probe) -> frozenset[int]:
+    """Members whose predecessors failed: of a link between two nodes, the other end is now to blame."""
+    return frozenset(node for node in probe.members if ctx.state.nodes[node].failed_checks)
 
 
 def _fail(ctx: Context, index: int, problem: Finding) -> None:
@@ -48,7 +96,7 @@ def _fail(ctx: Context, index: int, problem: Finding) -> None:
     if ctx.state.nodes[index].failed_checks < CHECK_TRIES:
         ctx.raise_(FollowUp.LOSE_FAILED, index=index)
     else:
-        ctx.set_timer(Timer.CHECK, index, ctx.at + ctx.job.checks.deadline_s)
+        ctx.set_timer(Timer.CHECK, index, ctx.at + ctx.job.checks.quick_deadline_s)
 
 
 def lose_failed(ctx: Context, index: int) -> None:

@@ -8,20 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode
+from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartProbe
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.policy import CHECK_TRIES, check_failed_finding
-from holdfast.control.state import CheckPhase, NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
+from holdfast.control.state import (
+    CheckPhase,
+    NodePhase,
+    NodeState,
+    Probe,
+    ProbePhase,
+    ReplicaPhase,
+    ReplicaState,
+    Timer,
+)
 from holdfast.events import NodeRequested, StandbyPromoted
 from holdfast.findings import Finding
 from holdfast.job.spec import CheckLevel
+from holdfast.protocol.orders import StopProbe
 
 CHECK_MARGIN_S = 5.0
 """Seconds from the deadline of a node's checks to that of its report."""
+PROBE_MARGIN_S = 15.0
+"""The same of a probe, whose processes first import torch."""
 
 
 def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> None:
     """Empty the slot of a lost node: its next generation is to be requested."""
+    leave_probe(ctx, index)
     node = ctx.change_node(
         index,
         phase=NodePhase.REQUESTED,
@@ -33,6 +46,7 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
         machine="",
         incarnation="",
         check=CheckPhase.NONE,
+        probe=ProbePhase.NONE,
         facts={},
         generation=ctx.state.nodes[index].generation + 1,
     )
@@ -86,8 +100,63 @@ def request_check(ctx: Context, index: int) -> None:
     if checks.before_start is CheckLevel.OFF or node.check is CheckPhase.PASSED or node.has_processes:
         return
     ctx.change_node(index, check=CheckPhase.PENDING)
-    ctx.set_timer(Timer.CHECK, index, ctx.at + checks.deadline_s + CHECK_MARGIN_S)
+    ctx.set_timer(Timer.CHECK, index, ctx.at + checks.quick_deadline_s + CHECK_MARGIN_S)
     ctx.emit(CheckNode(node=index))
+
+
+def begin_probe(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool:
+    """Have nodes that are new since the last probe probe each other, and as many others, before ranks start on them.
+
+    Returns whether a probe has begun.
+    """
+    new = [node for node in nodes if node.probe is not ProbePhase.PASSED]
+    if ctx.job.checks.before_start is not CheckLevel.FULL or not new:
+        return False
+    partners = [node for node in nodes if node.probe is ProbePhase.PASSED][: len(new)]
+    members = tuple(node for node in nodes if node in new or node in partners)
+    numbers = tuple(node.node for node in members)
+    number = ctx.state.replicas[index].probes + 1
+    ctx.change_replica(index, probes=number, probe=Probe(number=number, members=numbers))
+    ctx.state = ctx.state.with_nodes(node.with_changes(probe=ProbePhase.RUNNING) for node in members)
+    _arm_probe_timeout(ctx, index)
+    ctx.emit(StartProbe(replica=index, number=number, members=numbers, nodes=numbers))
+    return True
+
+
+def request_probe(ctx: Context, index: int) -> None:
+    """Repeat to a node that has reconnected that it takes part in a probe."""
+    node = ctx.state.nodes[index]
+    if node.probe is not ProbePhase.RUNNING or node.replica is None:
+        return
+    if probe := ctx.state.replicas[node.replica].probe:
+        _arm_probe_timeout(ctx, node.replica)
+        ctx.emit(StartProbe(replica=node.replica, number=probe.number, members=probe.members, nodes=(index,)))
+
+
+def pause_probe_timeout(ctx: Context, index: int) -> None:
+    """A node of a probe cannot report its end while it is disconnected, for which it has a deadline of its own."""
+    node = ctx.state.nodes[index]
+    if node.probe is ProbePhase.RUNNING and node.replica is not None:
+        ctx.clear_timers(node.replica, Timer.PROBE)
+
+
+def _arm_probe_timeout(ctx: Context, index: int) -> None:
+    ctx.set_timer(Timer.PROBE, index, ctx.at + ctx.job.checks.probe_deadline_s + PROBE_MARGIN_S)
+
+
+def leave_probe(ctx: Context, index: int) -> None:
+    """A node of a probe is gone: the others end theirs, and are probed again with the node that replaces it."""
+    node = ctx.state.nodes[index]
+    ctx.change_node(index, probe=ProbePhase.NONE)
+    probe = None if node.replica is None else ctx.state.replicas[node.replica].probe
+    if node.probe is not ProbePhase.RUNNING or node.replica is None or probe is None:
+        return
+    ctx.change_replica(node.replica, probe=probe.with_changes(stopped=True))
+    others = tuple(each for each in probe.members if ctx.state.nodes[each].probe is ProbePhase.RUNNING)
+    if others:
+        ctx.send(StopProbe(number=probe.number), others)
+        _arm_probe_timeout(ctx, node.replica)
+    ctx.raise_(FollowUp.PROBED, index=node.replica)
 
 
 def mark_failed(ctx: Context, index: int, problem: Finding) -> None:
@@ -132,7 +201,8 @@ def _replaceable(ctx: Context, replica: ReplicaState) -> Iterator[NodeState]:
 
 def _swap_roles(ctx: Context, standby: NodeState, missing: NodeState, index: int) -> None:
     ctx.change(ready_standbys=ctx.state.ready_standbys.with_member(standby.node, False))
-    ctx.change_node(standby.node, replica=index, node_rank=missing.node_rank)
+    # A standby is there to start at once: it has passed its own checks, and is not probed with the others.
+    ctx.change_node(standby.node, replica=index, node_rank=missing.node_rank, probe=ProbePhase.PASSED)
     arm_join_timeout(ctx, ctx.change_node(missing.node, replica=None, node_rank=standby.node_rank))
     slots = ctx.state.replicas[index].slots
     ctx.change_replica(index, slots=slots.with_member(missing.node, False).with_member(standby.node))

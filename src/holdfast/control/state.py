@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
 from holdfast.control.policy import Failure
-from holdfast.events import FaultRequested, Outcome, RankExited, RankHung
+from holdfast.events import FaultRequested, NodeProbed, Outcome, RankExited, RankHung
 from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import CodeArchive
 
@@ -31,6 +31,8 @@ class Timer(StrEnum):
     """Deadline for a created standby to join."""
     CHECK = "check"
     """Deadline for a node to report its checks."""
+    PROBE = "probe"
+    """Deadline for the nodes of a replica to end their probes."""
     MIN_NODES = "min-nodes"
     """Time after which a replica starts without its missing nodes."""
     BACK_OFF = "back-off"
@@ -78,6 +80,15 @@ class CheckPhase(StrEnum):
     PASSED = "passed"
     FAILED = "failed"
     """It leaves when the others have reported."""
+
+
+class ProbePhase(StrEnum):
+    """State of a node's probes before ranks start on it."""
+
+    NONE = "none"
+    RUNNING = "running"
+    """It gets no ranks until the probe has ended on it."""
+    PASSED = "passed"
 
 
 class ReplicaPhase(StrEnum):
@@ -134,6 +145,7 @@ class NodeState(_Frozen):
     check: CheckPhase = CheckPhase.NONE
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What its checks found that has to be the same on all nodes."""
+    probe: ProbePhase = ProbePhase.NONE
     failed_checks: int = 0
     """Nodes in this slot that failed their checks, since the last one that passed."""
     has_processes: bool = False
@@ -157,12 +169,14 @@ class NodeState(_Frozen):
     def is_expected(self) -> bool:
         """Whether it is worth waiting for: it will soon join or be missing for good."""
         on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.CREATED) and not self.join_timed_out
-        return on_its_way or self.phase is NodePhase.DISCONNECTED or self.check is CheckPhase.PENDING
+        tested = self.check is CheckPhase.PENDING or self.probe is ProbePhase.RUNNING
+        return on_its_way or self.phase is NodePhase.DISCONNECTED or tested
 
     @property
     def is_ready(self) -> bool:
         joined = self.phase is NodePhase.JOINED and not self.has_processes
-        return joined and self.check not in (CheckPhase.PENDING, CheckPhase.FAILED)
+        tested = self.check not in (CheckPhase.PENDING, CheckPhase.FAILED) and self.probe is not ProbePhase.RUNNING
+        return joined and tested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +204,18 @@ class Update(_Frozen):
     def is_fetched_by(self, nodes: Iterable[int]) -> bool:
         """Whether all of these nodes have its code."""
         return self.code is None or all(node in self.fetched_by for node in nodes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe(_Frozen):
+    """A probe of some of a replica's nodes, in the order of its ranks."""
+
+    number: int
+    members: tuple[int, ...]
+    reports: tuple[NodeProbed, ...] = ()
+    """Of the nodes on which it has ended."""
+    stopped: bool = False
+    """Whether it lacks a node, so that its result is of no use."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +263,9 @@ class ReplicaState(_Frozen):
     """Node slots that got a fault on purpose in this attempt, other than that of a device."""
     lost_slots: NodeSet = NO_NODES
     """Node slots lost since its last attempt ran: together they are one disruption."""
+    probe: Probe | None = None
+    probes: int = 0
+    """Number of probes so far."""
     fabric_findings: frozenset[str] = frozenset()
     """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
     failures: tuple[Failure, ...] = ()

@@ -19,6 +19,8 @@ from holdfast.events.agent_events import (
     FaultInjected,
     NodeChecked,
     NodePreemptionNotice,
+    NodeProbed,
+    ProbeAdvanced,
     RankExited,
     RankHung,
     RanksDrained,
@@ -76,6 +78,8 @@ AgentEvent = (
     | CodeFetched
     | StandbyReady
     | NodeChecked
+    | ProbeAdvanced
+    | NodeProbed
     | FabricObserved
     | RankExited
     | RanksStopped

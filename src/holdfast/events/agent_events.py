@@ -10,6 +10,7 @@ import msgspec
 from holdfast.clock import ClockSample
 from holdfast.events.base import Event
 from holdfast.events.collectives import GroupCollectives
+from holdfast.events.probe_results import ProbeResult, ProbeStage
 from holdfast.events.ranges import Ranges
 from holdfast.findings import CheckResult, Finding, Severity
 
@@ -186,6 +187,36 @@ class NodeChecked(Event, frozen=True, kw_only=True):
         """The first error; None if the node may run ranks."""
         found = (finding for result in self.results for finding in result.findings)
         return next((finding for finding in found if finding.severity is Severity.ERROR), None)
+
+
+class ProbeAdvanced(Event, frozen=True, kw_only=True):
+    """The probes of a replica's nodes begin their next stage; the node of rank 0 reports it."""
+
+    node: int
+    generation: int
+    replica: int
+    number: int
+    stage: ProbeStage
+    elapsed_s: float
+
+
+class NodeProbed(Event, frozen=True, kw_only=True):
+    """No process of a probe is left on a node; the node of rank 0 reports the result, if there is one."""
+
+    node: int
+    generation: int
+    replica: int
+    number: int
+    """Counts the probes of a replica, from 1."""
+    port: int
+    """A fresh port for the next rendezvous."""
+    nodes: tuple[int, ...]
+    """The nodes of the probe: the result numbers them from 0, in this order."""
+    result: ProbeResult | None = None
+    not_looked_at: str = ""
+    """Why the probe cannot run on this node, such as an interpreter without torch."""
+    problem: str = ""
+    """Why the probe ended without a result, where it should have one."""
 
 
 class FabricObserved(Event, frozen=True, kw_only=True):

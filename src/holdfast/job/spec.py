@@ -354,6 +354,10 @@ class Checkpoint(Model):
         return self
 
 
+QUICK_DEADLINE_S = 30.0
+PROBE_DEADLINE_S = 180.0
+
+
 class CheckLevel(StrEnum):
     """How thoroughly nodes are checked before ranks start on them."""
 
@@ -361,15 +365,35 @@ class CheckLevel(StrEnum):
     """Not at all."""
     QUICK = "quick"
     """GPUs, network, storage, limits and versions, as the node reports them: seconds at most."""
+    FULL = "full"
+    """Then also probes: GPUs compute, copy memory, and send to each other, within nodes and between them."""
 
 
 class Checks(Model):
     """Checks of nodes; a node that fails gets no ranks."""
 
     before_start: CheckLevel = CheckLevel.OFF
-    """`quick` or `off`: whether a node is checked before it gets ranks, at first and after a replacement."""
-    deadline_s: Seconds = 30.0
-    """Seconds in which a node must have ended its checks; one that has not has failed."""
+    """`quick`, `full` or `off`: how a node is checked before it gets ranks, at first and after a replacement.
+
+    `quick` reads what the node reports of itself. `full` also loads its GPUs and its network, with all nodes together.
+    """
+    deadline_s: Seconds | None = None
+    """Seconds in which a node must have ended its checks, 30 by default; one that has not has failed.
+
+    With `full`, seconds in which the probes must have ended, 180 by default.
+    """
+
+    @property
+    def quick_deadline_s(self) -> float:
+        """Seconds for the checks of one node."""
+        if self.deadline_s is None:
+            return QUICK_DEADLINE_S
+        return min(self.deadline_s, QUICK_DEADLINE_S) if self.before_start is CheckLevel.FULL else self.deadline_s
+
+    @property
+    def probe_deadline_s(self) -> float:
+        """Seconds for the probes of all nodes together."""
+        return PROBE_DEADLINE_S if self.deadline_s is None else self.deadline_s
 
 
 class Logs(Model):

@@ -97,6 +97,25 @@ class CheckNode(Order, frozen=True, kw_only=True, tag="check-node"):
     deadline_s: float
 
 
+class ProbeNode(Order, frozen=True, kw_only=True, tag="probe-node"):
+    """Run the probe's ranks of this node, and report their end (`NodeProbed`); a known number is reported again."""
+
+    replica: int
+    number: int
+    start: StartRanks
+    """The places and the environments of the ranks; their commands are replaced by the probe's."""
+    nodes: tuple[int, ...]
+    deadline_s: float
+    python: str
+    """The interpreter of the job's command; empty means the agent's own."""
+
+
+class StopProbe(Order, frozen=True, kw_only=True, tag="stop-probe"):
+    """End the probe of this number, which lacks a node, and report that."""
+
+    number: int
+
+
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
     """Stop every rank up to this attempt: SIGTERM, `grace_s`, SIGKILL; without a grace period, SIGKILL immediately."""
 
@@ -201,6 +220,8 @@ AnyOrder = (
     StartRanks
     | PrepareStandby
     | CheckNode
+    | ProbeNode
+    | StopProbe
     | StopRanks
     | InjectFault
     | TakeCheckpoint

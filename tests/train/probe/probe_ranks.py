@@ -14,8 +14,8 @@ import msgspec
 import torch
 from tests.train.replica_job import forks
 
+from holdfast.events.probe_results import ProbeProgress, ProbeResult
 from holdfast.launch.local.netns import namespace
-from holdfast.protocol.probe_results import ProbeProgress, ProbeResult
 from holdfast.train.probe import __main__ as probe
 from holdfast.train.probe import matmul, process_groups
 from holdfast.train.probe.process_groups import Channel, ConnectTorch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.protocol.probe_results import Located, PairRate
+from holdfast.events.probe_results import Located, PairRate
 from holdfast.train.probe.pairing import Gates, below_median, disjoint, locate, pair_rounds
 
 GATES = Gates()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.train.probe.probe_ranks import FAULTS, NODES, run_ranks
 
-from holdfast.protocol.probe_results import ProbeOutcome, ProbeStage
+from holdfast.events.probe_results import ProbeOutcome, ProbeStage
 from holdfast.train.probe import __main__ as probe
 
 pytestmark = pytest.mark.slow

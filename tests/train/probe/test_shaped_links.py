@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.train.probe.probe_ranks import NODES, run_ranks
 
+from holdfast.events.probe_results import ProbeStage
 from holdfast.launch.local import netns
 from holdfast.launch.local.netns import NetnsNetwork, NetnsNode, ip_command, namespace
-from holdfast.protocol.probe_results import ProbeStage
 
 SLOW = "qdisc replace dev eth0 root tbf rate 20mbit burst 128kb latency 50ms"
 """2.5 MB/s of what the node sends; a link without limit makes more than 100 MB/s on two busy cores."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from holdfast.protocol.probe_results import (
+from holdfast.events.probe_results import (
     AllReduceRate,
     DeviceRates,
     MatmulRate,

@@ -27,4 +27,58 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`ulimit -l` in the shell that starts the ranks must print unlimited.",
         "LimitMEMLOCK=infinity for the service that starts the agent; on Kubernetes the capability IPC_LOCK as root.",
     ),
+    (
+        "probe-arrive",
+        "A node that all quick checks passed did not reach the first node, so that nothing could be measured with it.",
+        "`nc -vz FIRST_NODE PORT` from that node; the finding names ranks and deadline.",
+        "Open all ports between the nodes of a run: firewall, network policy, security group.",
+    ),
+    (
+        "probe-matmul",
+        "A device multiplied matrices wrongly, or much slower than the others: a defect, heat, or other processes.",
+        "`dcgmi diag -r 3`; `nvidia-smi -q -d PERFORMANCE,TEMPERATURE,ECC` on the node.",
+        "Take the device out of use. A wrong product is never harmless: it corrupts training silently.",
+    ),
+    (
+        "probe-memory",
+        "A device copied its memory wrongly, or much slower than the others.",
+        "`dcgmi diag -r 3`; `nvidia-smi -q -d ECC,ROW_REMAPPER` on the node.",
+        "Reset the GPU if rows wait to be remapped; else take it out of use.",
+    ),
+    (
+        "probe-node-all-reduce",
+        "The ranks of one node reduce wrongly, slowly or not at all: NVLink, NVSwitch, PCIe or the Fabric Manager.",
+        "`nvidia-smi nvlink -s`, `nvidia-smi topo -m` and the Fabric Manager's log, on this node and another.",
+        "Restart the Fabric Manager; replace the node if links stay down.",
+    ),
+    (
+        "probe-pairs",
+        "A node, or the path between two, is slow or silent, while other pairs of nodes communicate well.",
+        "The finding has the rates of the pairs. Compare adapters, cables, switch ports and routing.",
+        "Replace the cable or the node; between two nodes only, look at the switches between them.",
+    ),
+    (
+        "probe-all-reduce",
+        "Pairs of nodes communicate, and all of them together do not: settings that differ, or a limit of connections.",
+        "`holdfast events RUN` has the errors of the ranks; compare NCCL_* variables of the nodes.",
+        "Make the settings equal; open all ports.",
+    ),
+    (
+        "probe-hangs",
+        "The processes of a probe could not be killed: the kernel waits for a device.",
+        "`dmesg` on this node; `ps -eo pid,stat,wchan,cmd` shows processes in state D.",
+        "Restart the node, or run without it.",
+    ),
+    (
+        "probe-no-result",
+        "The probe of the first node, which coordinates the others, ended without a result.",
+        "`probe-*.log` in the node's folder has its output.",
+        "Repair what the output says; `--set checks=quick` starts without probes.",
+    ),
+    (
+        "probe-not-possible",
+        "The interpreter of the job's command has no torch or no holdfast, so that nothing could be measured.",
+        "`PYTHON -c 'import torch, holdfast.train'` with the interpreter that the finding names.",
+        "Install `holdfast[train]` in the image, or use `checks: quick`.",
+    ),
 )

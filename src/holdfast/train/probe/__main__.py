@@ -1,7 +1,7 @@
 """Probes the devices of a node and the links between nodes.
 
 Start it once per rank with torchrun's variables: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT. It prints JSON lines (holdfast/protocol/probe_results.py), and exits with 0 if all probes passed, 1 if they
+MASTER_PORT. It prints JSON lines (holdfast/events/probe_results.py), and exits with 0 if all probes passed, 1 if they
 name a suspect, 3 if they are incomplete.
 """
 
@@ -18,7 +18,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from holdfast.protocol.probe_results import ProbeLine, ProbeOutcome, ProbeResult, ProbeStage
+from holdfast.events.probe_results import ProbeLine, ProbeOutcome, ProbeResult, ProbeStage
 from holdfast.train.probe.pairing import Gates
 from holdfast.train.probe.process_groups import ConnectTorch, StoreAddress, prepare_nccl
 from holdfast.train.probe.rank_probe import RankPlace, RankProbe

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from holdfast.protocol.probe_results import AllReduceRate
+from holdfast.events.probe_results import AllReduceRate
 from holdfast.train.probe.process_groups import Channel
 
 SWEEP_BYTES = tuple(8 ** (1 + each) for each in range(10))

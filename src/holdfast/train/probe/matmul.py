@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from holdfast.protocol.probe_results import MatmulRate
+from holdfast.events.probe_results import MatmulRate
 
 PERIOD = 56
 """Rows and columns after which the matrices repeat: no multiple of a kernel's tile, so that tiles differ."""

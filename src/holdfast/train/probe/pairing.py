@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from holdfast.protocol.probe_results import Located, PairRate
+from holdfast.events.probe_results import Located, PairRate
 
 Pair = tuple[int, int]
 K = TypeVar("K", bound=Hashable)

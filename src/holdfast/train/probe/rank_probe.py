@@ -12,8 +12,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from holdfast.host.memory_usage import memory_usages
-from holdfast.protocol.probe_results import (
+from holdfast.events.probe_results import (
     AllReduceRate,
     DeviceRates,
     ProbeLine,
@@ -22,6 +21,7 @@ from holdfast.protocol.probe_results import (
     ProbeResult,
     ProbeStage,
 )
+from holdfast.host.memory_usage import memory_usages
 from holdfast.train.abortable_call import AbortableCall
 from holdfast.train.probe.all_reduce import PAIR_BYTES, SWEEP_BYTES, sweep
 from holdfast.train.probe.matmul import burn_in, copy_rate

@@ -135,3 +135,17 @@ class ProbeResult(ProbeLine, frozen=True, kw_only=True, tag="result"):
     all_reduce: tuple[AllReduceRate, ...] = ()
     not_run: tuple[ProbeStage, ...] = ()
     """Stages for which no time was left, or that do not apply."""
+
+
+MAX_DEVICES = 1024
+MAX_PAIRS = 2048
+
+
+def keep_slowest(result: ProbeResult) -> ProbeResult:
+    """The result without what would make an event too large: the slowest lane of each pair, of many the slowest."""
+    slowest: dict[tuple[int, int], PairRate] = {}
+    for each in sorted(result.pairs, key=lambda each: each.gb_s or 0.0):
+        slowest.setdefault(each.nodes, each)
+    return msgspec.structs.replace(
+        result, pairs=tuple([*slowest.values()][:MAX_PAIRS]), devices=result.devices[:MAX_DEVICES]
+    )

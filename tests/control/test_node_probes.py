@@ -1,0 +1,116 @@
+"""With `checks: full`, nodes probe each other before ranks start on them."""
+
+from __future__ import annotations
+
+from tests.control.test_machine import Run, gone, joined, left, stopped
+from tests.control.test_node_checks import checked, reported
+
+from holdfast.control.commands import ReplaceNode, Send, StartAttempt, StartProbe
+from holdfast.control.machine import Machine
+from holdfast.control.state import ProbePhase
+from holdfast.errors import ExitCode
+from holdfast.events import NodeProbed, StandbyReady, TimerExpired
+from holdfast.events.probe_results import ProbeOutcome, ProbeResult, ProbeStage, ProbeSuspect
+from holdfast.job.spec import CheckLevel, Checks, Job
+from holdfast.protocol.orders import StopProbe
+
+DEADLINE_S = 60.0
+
+
+def probed_run(**more: int) -> Run:
+    run = Run(**more)
+    checks = Checks(before_start=CheckLevel.FULL, deadline_s=DEADLINE_S)
+    run.job = Job.model_validate(run.job.model_dump() | {"checks": checks})
+    run.machine = Machine(run.job)
+    return run
+
+
+def probed(
+    node: int, nodes: tuple[int, ...], *named: tuple[int, ...], number: int = 1, generation: int = 0
+) -> NodeProbed:
+    """The report of a node; the first one's has the result, which names some."""
+    suspects = tuple(ProbeSuspect(stage=ProbeStage.PAIRS, nodes=each) for each in named)
+    outcome = ProbeOutcome.FAILED if named else ProbeOutcome.PASSED
+    result = ProbeResult(rank=0, outcome=outcome, elapsed_s=1.0, suspects=suspects) if node == nodes[0] else None
+    return NodeProbed(
+        at=3.0,
+        node=node,
+        generation=generation,
+        replica=0,
+        number=number,
+        port=7000 + number,
+        nodes=nodes,
+        result=result,
+    )
+
+
+def test_ranks_start_once_the_probe_has_ended_on_every_node() -> None:
+    run = probed_run()
+    run.do(joined(0), joined(1), checked(0))
+    assert run.do(checked(1)) == [StartProbe(replica=0, number=1, members=(0, 1), nodes=(0, 1))]
+    assert run.do(probed(0, (0, 1))) == []
+    (start,) = run.do(probed(1, (0, 1)))
+    assert isinstance(start, StartAttempt)
+    assert start.master_port == 7001  # the probe has used the other one
+    assert not [key for key in run.state.timers if key.startswith("probe")]
+
+
+def test_node_that_the_probe_names_is_replaced_and_its_successor_probed_with_a_partner() -> None:
+    run = probed_run(nodes=3)
+    run.do(*map(joined, range(3)), *map(checked, range(3)))
+    run.do(probed(0, (0, 1, 2), (2,)), probed(1, (0, 1, 2)))
+    commands = run.do(probed(2, (0, 1, 2)))
+    assert [type(command) for command in commands if isinstance(command, StartAttempt | ReplaceNode)] == [ReplaceNode]
+    assert [(finding.code, finding.where) for finding in reported(run)] == [("probe-pairs", "node2")]
+    run.do(gone(2), joined(2, generation=1))
+    assert run.do(checked(2, generation=1)) == [StartProbe(replica=0, number=2, members=(0, 2), nodes=(0, 2))]
+    run.do(probed(0, (0, 2), number=2))
+    (start,) = run.do(probed(2, (0, 2), number=2, generation=1))
+    assert isinstance(start, StartAttempt)
+    assert start.nodes == (0, 1, 2)
+
+
+def test_node_lost_in_a_probe_ends_that_of_the_others() -> None:
+    run = probed_run()
+    run.do(joined(0), joined(1), checked(0), checked(1))
+    assert Send(order=StopProbe(number=1), nodes=(0,)) in run.do(gone(1))
+    run.do(probed(0, (0, 1)))
+    assert run.state.nodes[0].probe is ProbePhase.NONE  # it was measured with a node that is gone
+    run.do(joined(1, generation=1))
+    assert run.do(checked(1, generation=1)) == [StartProbe(replica=0, number=2, members=(0, 1), nodes=(0, 1))]
+
+
+def test_node_that_does_not_end_its_probe_has_failed() -> None:
+    run = probed_run()
+    run.do(joined(0), joined(1), checked(0), checked(1), probed(0, (0, 1)))
+    commands = run.do(TimerExpired(at=100.0, timer="probe:0"))
+    assert [command.node_id.node for command in commands if isinstance(command, ReplaceNode)] == [1]
+    assert [finding.code for finding in reported(run)] == ["probe-hangs"]
+    assert run.do(probed(1, (0, 1))) == []  # too late
+
+
+def test_agent_that_reconnects_is_told_its_probe_again_and_given_time() -> None:
+    run = probed_run()
+    run.do(joined(0), joined(1), checked(0), checked(1), left(0))
+    assert "probe:0" not in run.state.timers
+    assert run.do(joined(0, at=50.0)) == [StartProbe(replica=0, number=1, members=(0, 1), nodes=(0,))]
+    assert run.state.timers["probe:0"] > 50.0 + DEADLINE_S
+
+
+def test_fault_of_no_node_in_particular_ends_the_run() -> None:
+    run = probed_run(nodes=3)
+    run.do(*map(joined, range(3)), *map(checked, range(3)))
+    run.do(probed(0, (0, 1, 2), (0, 1, 2)), probed(1, (0, 1, 2)), probed(2, (0, 1, 2)))
+    assert run.state.ending is not None
+    assert run.state.ending.exit_code == ExitCode.CANNOT_RUN_HERE
+
+
+def test_promoted_standby_starts_at_once() -> None:
+    run = probed_run(standby=1)
+    run.do(*map(joined, range(3)), *map(checked, range(3)))
+    run.do(probed(0, (0, 1)), probed(1, (0, 1)), StandbyReady(at=4.0, node=2, generation=0))
+    run.do(gone(1))
+    assert run.state.nodes[2].probe is ProbePhase.PASSED
+    run.do(stopped(0))
+    assert run.state.replicas[0].members == (0, 2)
+    assert run.state.replicas[0].attempt == 1
