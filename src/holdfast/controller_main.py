@@ -258,6 +258,7 @@ def _probe_order_factory(
             replica=start.replica,
             number=number,
             start=starts(node),
+            wanted=node_requirements(accepted, folder),
             nodes=start.nodes,
             deadline_s=job.checks.probe_deadline_s,
             python=job.command[0] if runs_python(job) else "",

@@ -17,6 +17,7 @@ from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.clock import Clock
 from holdfast.events import NodeProbed, ProbeAdvanced
 from holdfast.events.probe_results import ProbeOutcome, ProbeProgress, ProbeResult, ProbeStage
+from holdfast.protocol.node_requirements import NodeRequirements
 from holdfast.protocol.orders import ProbeNode, RankLaunch, StartRanks, StopProbe
 
 RESULT = ProbeResult(rank=0, outcome=ProbeOutcome.PASSED, elapsed_s=2.0)
@@ -76,7 +77,15 @@ def order(python: str, *, ranks: int = 2, number: int = 1, deadline_s: float = 5
         RankLaunch(rank=rank, argv=("train",), env={"RANK": str(rank)}, cwd=cwd, log="") for rank in range(ranks)
     )
     start = StartRanks(replica=0, attempt=0, ranks=launches, env={"WORLD_SIZE": str(ranks)})
-    return ProbeNode(replica=0, number=number, start=start, nodes=(1, 4), deadline_s=deadline_s, python=python)
+    return ProbeNode(
+        replica=0,
+        number=number,
+        start=start,
+        wanted=NodeRequirements(),
+        nodes=(1, 4),
+        deadline_s=deadline_s,
+        python=python,
+    )
 
 
 def printing(*lines: ProbeProgress | ProbeResult) -> str:

@@ -26,6 +26,8 @@ from holdfast.events import NodeProbed, ProbeAdvanced
 from holdfast.events.probe_results import ProbeProgress, ProbeResult, keep_slowest
 from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_rank
+from holdfast.preflight.node_view import NodeView
+from holdfast.preflight.rdma_devices import line_rate_gb_s
 from holdfast.protocol.orders import ProbeNode, StopProbe
 
 log = logging.getLogger("holdfast.agent")
@@ -37,6 +39,10 @@ IMPORT_S = 10.0
 """Seconds beyond the probe's own deadline after which its processes are killed: they first import torch."""
 CPU_SHARE_OF_MEDIAN = 0.2
 """CPUs share their memory and their time with other processes: a pair is slow only below this share of the others."""
+SHARE_OF_LINE_RATE = 0.2
+"""Of the ports' rate, below which a pair is slow whatever the others are: sockets are, while a fabric that is
+oversubscribed by three is not."""
+LINE_RATE_NODES = 4
 MAX_LOG_BYTES = 4 << 20
 _MISSING = ("No module named", "No such file or directory", "not found")
 
@@ -132,9 +138,7 @@ class NodeProbe:
     def _start(self, order: ProbeNode, place: int) -> _Rank:
         launch = order.start.launches[place]
         path = self._folder / f"probe-{launch.rank}.log"
-        argv = [order.python or sys.executable, "-m", MODULE, f"--deadline-s={order.deadline_s:g}"]
-        if "CUDA_VISIBLE_DEVICES" not in launch.env and not Path("/dev/nvidiactl").exists():
-            argv.append(f"--share-of-median={CPU_SHARE_OF_MEDIAN:g}")
+        argv = (order.python or sys.executable, "-m", MODULE, *options(order, NodeView(wanted=order.wanted)))
         with open(path, "wb", opener=private_opener) as output:
             process = subprocess.Popen(
                 argv,
@@ -181,6 +185,16 @@ class NodeProbe:
                     )
                 )
         return len(lines)
+
+
+def options(order: ProbeNode, view: NodeView) -> tuple[str, ...]:
+    """The probe's deadline and gates; line rates only say something of enough nodes."""
+    deadline = f"--deadline-s={order.deadline_s:g}"
+    if not order.wanted.gpus:
+        return deadline, f"--share-of-median={CPU_SHARE_OF_MEDIAN:g}"
+    rate_gb_s = line_rate_gb_s(view) if len(order.nodes) >= LINE_RATE_NODES else None
+    least = rate_gb_s and SHARE_OF_LINE_RATE * rate_gb_s / len(order.start.ranks)
+    return deadline, *((f"--least-gb-s={least:.3g}",) if least else ())
 
 
 async def _kill(ranks: Iterable[_Rank]) -> None:

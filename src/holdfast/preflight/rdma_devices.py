@@ -220,6 +220,16 @@ def judged_ports(view: NodeView) -> UsedPorts:
     return used
 
 
+def line_rate_gb_s(view: NodeView) -> float | None:
+    """The rate of all active ports that the job uses, in GB/s and one direction; None without RDMA, or if unknown."""
+    if not needs_rdma(view.wanted):
+        return None
+    try:
+        return sum(port.rate_gbps for port in used_ports(view).ports if port.active) / 8 or None
+    except NotLookedAt:
+        return None
+
+
 def device_files(view: NodeView) -> dict[str, str]:
     """Devices that have a file in /dev/infiniband: device to file."""
     verbs = "sys/class/infiniband_verbs"

@@ -104,6 +104,7 @@ class ProbeNode(Order, frozen=True, kw_only=True, tag="probe-node"):
     number: int
     start: StartRanks
     """The places and the environments of the ranks; their commands are replaced by the probe's."""
+    wanted: NodeRequirements
     nodes: tuple[int, ...]
     deadline_s: float
     python: str

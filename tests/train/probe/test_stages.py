@@ -40,6 +40,8 @@ class Fabric:
     dead_from: dict[int, ProbeStage] = field(default_factory=dict)
     """By rank."""
     shared: bool = False
+    name: str = "GPU"
+    dtype: str = "float32"
     steps: list[Step] = field(default_factory=list)
 
     def run(self, gates: Gates | None = None) -> ProbeResult:
@@ -69,7 +71,7 @@ class Fabric:
         match step.stage:
             case ProbeStage.MATMUL:
                 products = MatmulRate(
-                    dtype="float32",
+                    dtype=self.dtype,
                     tflop_s=self.tflop_s.get(rank, 50.0),
                     products=9,
                     wrong=self.wrong_products.get(rank, 0),
@@ -92,7 +94,7 @@ class Fabric:
                 return Report(all_reduce=all_reduce(30.0))
 
     def device(self, rank: int, **rates) -> DeviceRates:
-        return DeviceRates(rank=rank, node=rank // self.local, device="GPU", shared=self.shared, **rates)
+        return DeviceRates(rank=rank, node=rank // self.local, device=self.name, shared=self.shared, **rates)
 
 
 def suspects(result: ProbeResult) -> set[tuple[ProbeStage, tuple[int, ...], tuple[int, ...]]]:
@@ -183,3 +185,9 @@ def test_link_that_stays_slow_is_named() -> None:
 def test_fabric_below_the_absolute_gate_names_all_nodes() -> None:
     result = Fabric().run(Gates(least_gb_s=100.0))
     assert suspects(result) == {(ProbeStage.PAIRS, (0, 1, 2, 3), ())}
+
+
+@pytest.mark.parametrize(("name", "slow"), [("NVIDIA H100 80GB HBM3 (cuda:0)", True), ("NVIDIA T400 (cuda:0)", False)])
+def test_devices_that_are_all_slow_are_compared_with_the_vendor_s_figure(name: str, slow: bool) -> None:
+    fabric = Fabric(nodes=1, name=name, dtype="bfloat16", tflop_s=dict.fromkeys(range(LOCAL), 200.0))
+    assert suspects(fabric.run()) == ({(ProbeStage.MATMUL, (0,), (rank,)) for rank in range(LOCAL)} if slow else set())

@@ -11,12 +11,14 @@ from holdfast.events.probe_results import (
     AllReduceRate,
     DeviceRates,
     Located,
+    MatmulRate,
     PairRate,
     ProbeOutcome,
     ProbeResult,
     ProbeStage,
     ProbeSuspect,
 )
+from holdfast.metrics.devices import find_device
 from holdfast.train.probe.pairing import Gates, Pair, below_median, disjoint, locate, pair_rounds, slow_or_failed
 
 
@@ -53,6 +55,8 @@ SHARES: dict[ProbeStage, float] = {
     ProbeStage.ALL_REDUCE: 0.15,
 }
 """Of the deadline, per stage; the rest is for reports that are late (`REPORT_GRACE`)."""
+SHARE_OF_PEAK = 0.3
+"""Of the vendor's figure (holdfast/metrics/devices.py): large products reach more than half of it on a healthy GPU."""
 AGAIN = 2
 """Rounds in which slow pairs are measured again, as far as they are disjoint; the best measurement counts."""
 REPORT_GRACE = 0.1
@@ -137,6 +141,8 @@ class Schedule:
             if device.copy_gb_s and not device.shared:
                 rates.setdefault("memory copy, GB/s", {})[rank] = device.copy_gb_s
             for each in device.matmul:
+                if too_slow := _far_below_peak(device, each):
+                    wrong.setdefault(rank, []).append(too_slow)
                 if not device.shared:
                     rates.setdefault(f"{each.dtype} products, TFLOP/s", {})[rank] = each.tflop_s
                 if each.wrong:
@@ -240,6 +246,15 @@ class Schedule:
 
     def _node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
+
+
+def _far_below_peak(device: DeviceRates, rate: MatmulRate) -> str:
+    """Evidence of a device that is slow whatever the others are; empty if it is not, or not known."""
+    known = find_device(device.device)
+    peak = known.bf16 if known and rate.dtype == "bfloat16" else None
+    if not peak or rate.tflop_s >= SHARE_OF_PEAK * peak:
+        return ""
+    return f"{rate.dtype} products, TFLOP/s: {rate.tflop_s:.3g}, below {SHARE_OF_PEAK:.0%} of its peak of {peak:g}"
 
 
 def _pair_rate(pair: Pair, lane: int, ends: Collection[Report | None]) -> PairRate:
