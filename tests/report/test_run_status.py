@@ -21,6 +21,7 @@ from holdfast.events import (
     NodeRequested,
     NodeTerminated,
     Outcome,
+    ProbeAdvanced,
     RankExited,
     RankHung,
     RanksHung,
@@ -34,6 +35,7 @@ from holdfast.events import (
     ShutdownDecided,
     StepCommitted,
 )
+from holdfast.events.probe_results import ProbeStage
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.report.goodput import TimeCategory
 from holdfast.report.rank_table import RankPhase
@@ -167,6 +169,9 @@ def test_job_without_steps_has_recovered_when_its_ranks_run_again() -> None:
     assert status_from_events([*STARTED, exited(1), decided(), attempt(1), ranks(0, 1)]).phase is RunPhase.RUNNING
 
 
+PROBING = ProbeAdvanced(at=6, node=0, generation=0, replica=0, number=1, stage=ProbeStage.PAIRS, elapsed_s=2.0)
+
+
 @pytest.mark.parametrize(
     ("events", "words"),
     [
@@ -190,6 +195,11 @@ def test_job_without_steps_has_recovered_when_its_ranks_run_again() -> None:
             ],
             "0 of 1 nodes are there; waiting for node0.0 (unreachable)",
         ),
+        (
+            [CREATED, CONTROLLER, requested(0), joined(0), PROBING],
+            "nodes are probed before their ranks start: all-reduce between pairs of nodes",
+        ),
+        ([CREATED, CONTROLLER, requested(0), joined(0), PROBING, *STARTED], ""),
         (STARTED, ""),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast import events
 from holdfast.events import AnyEvent, CheckpointCommitted, FaultAction, FaultTarget, StepCommitted
-from holdfast.events.probe_results import ProbeStage
+from holdfast.events.probe_results import STAGE_TEXT
 from holdfast.findings import CheckOutcome, replica_suffix
 from holdfast.metrics.metric_text import BREAKDOWN, UTILISATION, format_metrics, format_number
 from holdfast.report.formatting import count, duration, format_numbers, format_ranges, sanitize, short_digest
@@ -101,6 +101,8 @@ _QUIET = (
 def _is_notable(event: AnyEvent) -> bool:
     if isinstance(event, events.RankExited | events.RanksExited):
         return not event.stopped and format_exit(event) != "exited with code 0"
+    if isinstance(event, events.NodeProbed):
+        return bool(event.result or event.problem or event.not_looked_at)
     return not isinstance(event, _QUIET)
 
 
@@ -231,17 +233,6 @@ def _node_checked(event: events.NodeChecked) -> str:
     return f"node{event.node} passed its checks in {duration(event.took_s)}{left_out}"
 
 
-_STAGES: dict[ProbeStage, str] = {
-    ProbeStage.ARRIVE: "nodes meet",
-    ProbeStage.MATMUL: "devices multiply matrices",
-    ProbeStage.MEMORY: "devices copy memory",
-    ProbeStage.NODE_ALL_REDUCE: "all-reduce within each node",
-    ProbeStage.PAIRS: "all-reduce between pairs of nodes",
-    ProbeStage.ALL_REDUCE: "all-reduce over all nodes",
-    ProbeStage.END: "done",
-}
-
-
 def _node_probed(event: events.NodeProbed) -> str:
     if event.result is None:
         return f"the probe ended on node{event.node}{_because(event.not_looked_at or event.problem)}"
@@ -279,7 +270,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
         f"node{event.node}, a standby, takes the place of node{event.replaces}{replica_suffix(event.replica)}"
     ),
     events.NodeChecked: _node_checked,
-    events.ProbeAdvanced: lambda event: f"probe, {duration(event.elapsed_s)}: {_STAGES[event.stage]}",
+    events.ProbeAdvanced: lambda event: f"probe, {duration(event.elapsed_s)}: {STAGE_TEXT[event.stage]}",
     events.NodeProbed: _node_probed,
     events.FabricObserved: _fabric_observed,
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",

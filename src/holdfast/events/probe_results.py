@@ -23,6 +23,17 @@ class ProbeStage(StrEnum):
     END = "end"
 
 
+STAGE_TEXT: dict[ProbeStage, str] = {
+    ProbeStage.ARRIVE: "nodes meet",
+    ProbeStage.MATMUL: "devices multiply matrices",
+    ProbeStage.MEMORY: "devices copy memory",
+    ProbeStage.NODE_ALL_REDUCE: "all-reduce within each node",
+    ProbeStage.PAIRS: "all-reduce between pairs of nodes",
+    ProbeStage.ALL_REDUCE: "all-reduce over all nodes",
+    ProbeStage.END: "done",
+}
+
+
 class MatmulRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A device's matrix products of one type."""
 

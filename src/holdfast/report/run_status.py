@@ -123,6 +123,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
     fabric: FabricStatus | None = None
+    probe_stage: str = ""
+    """What its nodes probe, before their ranks start."""
 
     @property
     def prewarmed(self) -> frozenset[int]:
@@ -295,6 +297,8 @@ class RunStatus(Struct, frozen=True, kw_only=True):
         lost = [str(replica.replica) for replica in self.replicas.values() if replica.recovering]
         if not missing and 0 < len(lost) < len(self.replicas):
             return f"replica {', '.join(lost)} is recovering; {len(self.replicas) - len(lost)} continue"
+        if probed := next((replica.probe_stage for replica in self.replicas.values() if replica.probe_stage), ""):
+            return f"nodes are probed before their ranks start: {probed}"
         if not missing:
             return "every node is there; the ranks are on their way to their first step"
         names = ", ".join(_pending_text(node) for node in missing[:8])

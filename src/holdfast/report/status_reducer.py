@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from holdfast import events
 from holdfast.events import AnyEvent, ExitReason, from_ranges
 from holdfast.events.log import EventReader
+from holdfast.events.probe_results import STAGE_TEXT
 from holdfast.findings import Finding, Severity
 from holdfast.job import fault_attribution
 from holdfast.os_errors import resolved
@@ -269,6 +270,7 @@ def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStat
         metrics={},
         recent_steps=(),
         fabric=None,
+        probe_stage="",
     )
     status = _with_ledger(status, event.replica, status.ledger(event.replica).attempt_started(event))
     code = event.code_digest or status.code
@@ -472,6 +474,14 @@ def _fault_injected(status: RunStatus, event: events.FaultInjected) -> RunStatus
     return replace(status, injected_faults=fault_attribution.unattributed_after(status.injected_faults, event))
 
 
+def _probe_advanced(status: RunStatus, event: events.ProbeAdvanced) -> RunStatus:
+    return _with_replica(status, replace(_replica(status, event.replica), probe_stage=STAGE_TEXT[event.stage]))
+
+
+def _node_probed(status: RunStatus, event: events.NodeProbed) -> RunStatus:
+    return _with_replica(status, replace(_replica(status, event.replica), probe_stage=""))
+
+
 def _fabric_observed(status: RunStatus, event: events.FabricObserved) -> RunStatus:
     """A node's later report of a communicator replaces its earlier one."""
     from holdfast.diagnose.nccl_transport import judge  # 40 ms, which runs without NCCL need not spend
@@ -542,5 +552,7 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     events.RanksHung: _ranks_hung,
     events.RecoveryDecided: _recovery_decided,
     events.CheckpointCommitted: _checkpoint_committed,
+    events.ProbeAdvanced: _probe_advanced,
+    events.NodeProbed: _node_probed,
     events.FabricObserved: _fabric_observed,
 }
