@@ -2,7 +2,7 @@
 
 To add one, append a `Rule` to the `RULES` of its subject's file: scanner.py finds its lines, `holdfast diagnose` weighs
 them, and `holdfast explain` derives its text, so it needs no row in knowledge/. A CAUSE has classes, a remedy unless it
-is UNSURE, and `needs` unless it is CERTAIN.
+is UNSURE, and `needs` unless it is CERTAIN. Further lines that it must match go into tests/diagnose/rule_lines.tsv.
 """
 
 from __future__ import annotations
