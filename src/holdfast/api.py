@@ -180,7 +180,8 @@ def check_nodes(
             passed = event.exit_code == ExitCode.OK
     accepted = RunSpec.read(run.job)
     checks = tuple(map(name_of, quick_checks(node_requirements(accepted, run))))
-    first = next(iter(probes.values()), None)
+    known = [reports for reports in probes.values() if probe_verdict.result_of(reports)] or [*probes.values()]
+    first = next(iter(known), None)
     if first:
         checks = (*checks, *probe_verdict.CHECKS)
         outcomes = probe_verdict.probe_results(first)

@@ -16,9 +16,17 @@ from holdfast.agent.node_probe import NodeProbe
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.clock import Clock
 from holdfast.events import NodeProbed, ProbeAdvanced
-from holdfast.events.probe_results import ProbeOutcome, ProbeProgress, ProbeResult, ProbeStage
+from holdfast.events.probe_results import (
+    AllReduceRate,
+    NodeAllReduce,
+    ProbeOutcome,
+    ProbeProgress,
+    ProbeResult,
+    ProbeStage,
+)
 from holdfast.protocol.node_requirements import NodeRequirements
 from holdfast.protocol.orders import ProbeNode, RankLaunch, StartRanks, StopProbe
+from holdfast.protocol.validation import out_of_range
 
 RESULT = ProbeResult(rank=0, outcome=ProbeOutcome.PASSED, elapsed_s=2.0)
 LINES = [
@@ -136,8 +144,7 @@ def test_probe_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
         node.probe.request(order(node.python(f"echo $$ > {tmp_path}/pid; exec sleep 60"), ranks=1, deadline_s=60.0))
         async with asyncio.timeout(20.0):
             pid = await asyncio.to_thread((tmp_path / "pid").read_text)
-        node.probe.stop(StopProbe(number=2))
-        node.probe.stop(StopProbe(number=1))
+        node.probe.stop(StopProbe(replica=0, number=1, nodes=(1, 4)))
         report = await node.report()
         assert report.result is None
         assert "stopped" in report.problem
@@ -146,19 +153,28 @@ def test_probe_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
     run(tmp_path, play)
 
 
+def test_probe_that_is_stopped_before_its_order_never_starts(tmp_path: Path) -> None:
+    async def play(node: Node) -> None:
+        node.probe.stop(StopProbe(replica=0, number=1, nodes=(1, 4)))
+        report = await node.report()
+        assert (report.number, report.nodes, report.result) == (1, (1, 4), None)
+        node.probe.request(order(node.python(printing(RESULT))))
+        assert (await node.report()).result is None
+        assert not [*tmp_path.glob("probe-*")]
+
+    run(tmp_path, play)
+
+
 @pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("echo \"No module named 'torch'\" >&2; exit 1", "No module named 'torch'"),
-        ("exec /no/such/interpreter", "not found"),
-    ],
+    "script",
+    ["echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1", "echo probe: torch sees no GPU; exit 2"],
 )
-def test_interpreter_that_cannot_probe_is_no_failure(tmp_path: Path, script: str, said: str) -> None:
+def test_interpreter_that_cannot_probe_is_no_failure(tmp_path: Path, script: str) -> None:
     async def play(node: Node) -> None:
         node.probe.request(order(node.python(script)))
         report = await node.report()
-        assert said in report.not_looked_at
-        assert report.problem == ""
+        assert "torch" in report.not_looked_at
+        assert (report.problem, report.crashed) == ("", False)
 
     run(tmp_path, play)
 
@@ -173,8 +189,24 @@ def test_missing_interpreter_is_no_failure(tmp_path: Path) -> None:
 
 def test_crash_without_a_result_is_a_problem(tmp_path: Path) -> None:
     async def play(node: Node) -> None:
-        node.probe.request(order(node.python("echo CUDA error: device lost; kill -SEGV $$")))
+        node.probe.request(order(node.python("echo libcuda.so.1: No such file or directory; kill -SEGV $$")))
         report = await node.report()
-        assert (report.result, report.problem, report.not_looked_at) == (None, "CUDA error: device lost", "")
+        assert (report.result, report.crashed, report.not_looked_at) == (None, True, "")
+        assert report.problem == "libcuda.so.1: No such file or directory"
+
+    run(tmp_path, play)
+
+
+def test_report_of_a_node_with_several_ranks_is_one_that_the_controller_takes(tmp_path: Path) -> None:
+    rates = (AllReduceRate(size_bytes=8, time_s=1e-5, algorithm_gb_s=0.1, bus_gb_s=0.2),) * 3
+    within = tuple(NodeAllReduce(node=each, rates=rates) for each in range(200))
+    result = msgspec.structs.replace(RESULT, node_all_reduce=within)
+
+    async def play(node: Node) -> None:
+        node.probe.request(order(node.python(f"[ $RANK = 0 ] || exit 0\n{printing(result)}")))
+        report = await node.report()
+        assert report.result is not None
+        assert [len(each.rates) for each in report.result.node_all_reduce] == [1] * 200
+        assert out_of_range(report) == ""
 
     run(tmp_path, play)

@@ -260,7 +260,7 @@ class World:
                     self.tell(node, command)
             case StartProbe():
                 assert not self.alive_ranks(command.replica), "nodes are probed while ranks run on them"
-                for node in command.nodes:
+                for node in command.members:
                     self.tell(node, command)
             case Send(order=StopRanks() | CheckpointAndExit() | StopProbe() as order, nodes=nodes):
                 assert nodes
@@ -492,8 +492,13 @@ class World:
                 elif agent.probed and order.number == agent.probe.number:
                     agent.say(msgspec.structs.replace(agent.probed, at=self.now))
             case StopProbe():
-                if agent.probing and agent.probe and order.number == agent.probe.number:
+                if agent.probe is None or order.number > agent.probe.number:
+                    agent.probe = StartProbe(replica=order.replica, number=order.number, members=order.nodes)
                     self.end_probe(agent, stopped=True)
+                elif order.number == agent.probe.number and agent.probing:
+                    self.end_probe(agent, stopped=True)
+                elif order.number == agent.probe.number and agent.probed:
+                    agent.say(msgspec.structs.replace(agent.probed, at=self.now))
             case StopRanks():
                 if agent.team and agent.team.attempt <= order.attempt:
                     agent.team.stopping = True
@@ -655,7 +660,7 @@ class World:
                 yield lambda agent=agent: self.end_stopping(agent)
             elif agent.alive and agent.team and agent.team.leaving and not agent.team.deaf:
                 yield lambda agent=agent: self.leave(agent)
-            if agent.alive and agent.probing:
+            if agent.alive and agent.probing and not agent.stubborn:
                 yield lambda agent=agent: self.end_probe(agent)
             if agent.alive and not agent.cut_off and not self.connected(agent):
                 yield lambda agent=agent: self.connect(agent)
@@ -904,6 +909,12 @@ class Play(RuleBasedStateMachine):
     def next_nodes_are_sick(self, count: int) -> None:
         self.world.sick_births = count
 
+    @precondition(lambda self: any(agent.probing for agent in self.living()))
+    @rule(index=pick)
+    def probe_hangs(self, index: int) -> None:
+        probing = [agent for agent in self.living() if agent.probing]
+        probing[index % len(probing)].stubborn = True
+
     @precondition(lambda self: self.checks is CheckLevel.FULL)
     @rule(count=st.integers(1, 3))
     def next_nodes_are_weak(self, count: int) -> None:
@@ -1048,6 +1059,10 @@ class ProbedNodes(Play):
     nodes, least, ranks_per_node, checks = 3, 3, 1, CheckLevel.FULL
 
 
+class ProbedReplicas(TwoReplicas):
+    checks = CheckLevel.FULL
+
+
 class ProbedElastic(Elastic):
     checks = CheckLevel.FULL
 
@@ -1058,7 +1073,7 @@ _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 PLAYS = {
     **dict.fromkeys((Play, TwoReplicas, OneNode, Elastic), 200),
     **dict.fromkeys((Standby, StandbyOfReplicas), 25),
-    **dict.fromkeys((CheckedNodes, CheckedElastic, ProbedNodes, ProbedElastic), 50),
+    **dict.fromkeys((CheckedNodes, CheckedElastic, ProbedNodes, ProbedReplicas, ProbedElastic), 50),
 }
 """The fixed worlds of each; those with standbys are large."""
 MANY = 100

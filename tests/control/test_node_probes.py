@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.control.test_machine import Run, gone, joined, left, stopped
 from tests.control.test_node_checks import checked, reported
 
@@ -47,7 +48,7 @@ def probed(
 def test_ranks_start_once_the_probe_has_ended_on_every_node() -> None:
     run = probed_run()
     run.do(joined(0), joined(1), checked(0))
-    assert run.do(checked(1)) == [StartProbe(replica=0, number=1, members=(0, 1), nodes=(0, 1))]
+    assert run.do(checked(1)) == [StartProbe(replica=0, number=1, members=(0, 1))]
     assert run.do(probed(0, (0, 1))) == []
     (start,) = run.do(probed(1, (0, 1)))
     assert isinstance(start, StartAttempt)
@@ -55,29 +56,31 @@ def test_ranks_start_once_the_probe_has_ended_on_every_node() -> None:
     assert not [key for key in run.state.timers if key.startswith("probe")]
 
 
-def test_node_that_the_probe_names_is_replaced_and_its_successor_probed_with_a_partner() -> None:
-    run = probed_run(nodes=3)
-    run.do(*map(joined, range(3)), *map(checked, range(3)))
-    run.do(probed(0, (0, 1, 2), (2,)), probed(1, (0, 1, 2)))
-    commands = run.do(probed(2, (0, 1, 2)))
+def test_node_that_the_probe_names_is_replaced_and_its_successor_probed_with_some_others() -> None:
+    run = probed_run(nodes=6)
+    everyone = tuple(range(6))
+    run.do(*map(joined, everyone), *map(checked, everyone))
+    run.do(*(probed(node, everyone, (2,)) for node in everyone[:-1]))
+    commands = run.do(probed(5, everyone))
     assert [type(command) for command in commands if isinstance(command, StartAttempt | ReplaceNode)] == [ReplaceNode]
     assert [(finding.code, finding.where) for finding in reported(run)] == [("probe-pairs", "node2")]
     run.do(gone(2), joined(2, generation=1))
-    assert run.do(checked(2, generation=1)) == [StartProbe(replica=0, number=2, members=(0, 2), nodes=(0, 2))]
-    run.do(probed(0, (0, 2), number=2))
-    (start,) = run.do(probed(2, (0, 2), number=2, generation=1))
+    some = (0, 1, 2, 3)
+    assert run.do(checked(2, generation=1)) == [StartProbe(replica=0, number=2, members=some)]
+    run.do(*(probed(node, some, number=2) for node in (0, 1, 3)))
+    (start,) = run.do(probed(2, some, number=2, generation=1))
     assert isinstance(start, StartAttempt)
-    assert start.nodes == (0, 1, 2)
+    assert start.nodes == everyone
 
 
 def test_node_lost_in_a_probe_ends_that_of_the_others() -> None:
     run = probed_run()
     run.do(joined(0), joined(1), checked(0), checked(1))
-    assert Send(order=StopProbe(number=1), nodes=(0,)) in run.do(gone(1))
+    assert stop_order(0) in run.do(gone(1))
     run.do(probed(0, (0, 1)))
     assert run.state.nodes[0].probe is ProbePhase.NONE  # it was measured with a node that is gone
     run.do(joined(1, generation=1))
-    assert run.do(checked(1, generation=1)) == [StartProbe(replica=0, number=2, members=(0, 1), nodes=(0, 1))]
+    assert run.do(checked(1, generation=1)) == [StartProbe(replica=0, number=2, members=(0, 1))]
 
 
 def test_node_that_does_not_end_its_probe_has_failed() -> None:
@@ -89,12 +92,27 @@ def test_node_that_does_not_end_its_probe_has_failed() -> None:
     assert run.do(probed(1, (0, 1))) == []  # too late
 
 
-def test_agent_that_reconnects_is_told_its_probe_again_and_given_time() -> None:
+def test_node_lost_after_its_report_makes_the_result_useless() -> None:
     run = probed_run()
-    run.do(joined(0), joined(1), checked(0), checked(1), left(0))
-    assert "probe:0" not in run.state.timers
-    assert run.do(joined(0, at=50.0)) == [StartProbe(replica=0, number=1, members=(0, 1), nodes=(0,))]
+    run.do(joined(0), joined(1), checked(0), checked(1), probed(1, (0, 1)))
+    assert stop_order(0) in run.do(gone(1))
+    run.do(joined(1, generation=1), probed(0, (0, 1)))
+    assert run.state.nodes[1].probe is ProbePhase.NONE
+    assert run.do(checked(1, generation=1)) == [StartProbe(replica=0, number=2, members=(0, 1))]
+
+
+def test_probe_in_which_an_agent_was_away_is_stopped_and_repeated() -> None:
+    run = probed_run()
+    run.do(joined(0), joined(1), checked(0), checked(1))
+    assert run.do(left(0)) == [stop_order(0, 1)]
+    assert run.do(joined(0, at=50.0)) == [stop_order(0)]
     assert run.state.timers["probe:0"] > 50.0 + DEADLINE_S
+    run.do(probed(1, (0, 1)))
+    assert run.do(probed(0, (0, 1))) == [StartProbe(replica=0, number=2, members=(0, 1))]
+
+
+def stop_order(*nodes: int) -> Send:
+    return Send(order=StopProbe(replica=0, number=1, nodes=(0, 1)), nodes=nodes)
 
 
 def test_fault_of_no_node_in_particular_ends_the_run() -> None:
@@ -114,3 +132,15 @@ def test_promoted_standby_starts_at_once() -> None:
     run.do(stopped(0))
     assert run.state.replicas[0].members == (0, 2)
     assert run.state.replicas[0].attempt == 1
+
+
+def test_fault_of_no_node_in_particular_ends_no_run_in_which_other_replicas_train() -> None:
+    run = probed_run(nodes=4, replicas=2)
+    run.do(*map(joined, range(4)), *map(checked, range(4)), probed(0, (0, 1)), probed(1, (0, 1)))
+    bad = (2, 3)
+    run.do(*(msgspec.structs.replace(probed(node, bad), replica=1) for node in bad[1:]))
+    crash = msgspec.structs.replace(probed(2, bad), replica=1, result=None, problem="Abort", crashed=True)
+    run.do(crash)
+    assert run.state.ending is None
+    assert run.state.replicas[0].is_running
+    assert run.state.nodes[2].generation == 1

@@ -11,6 +11,7 @@ from holdfast.findings import CheckOutcome, Severity
 from holdfast.preflight.probe_verdict import CHECKS, ProbeVerdict, judge, probe_results
 
 NODES = (4, 7, 9)
+NEW = frozenset(NODES)
 
 
 def reports(*suspects: ProbeSuspect, nodes: tuple[int, ...] = NODES, **first: object) -> list[NodeProbed]:
@@ -32,12 +33,12 @@ def codes(verdict: ProbeVerdict) -> dict[int, str]:
 
 
 def test_nodes_without_suspects_pass() -> None:
-    assert judge(reports()) == ProbeVerdict(passed=NODES)
+    assert judge(reports(), new=NEW) == ProbeVerdict(passed=NODES)
 
 
 @pytest.mark.parametrize("stage", [stage for stage in ProbeStage if stage is not ProbeStage.END])
 def test_node_that_a_stage_names_fails(stage: ProbeStage) -> None:
-    verdict = judge(reports(suspect(stage, 1)))
+    verdict = judge(reports(suspect(stage, 1)), new=NEW)
     assert list(verdict.failed) == [7]
     assert verdict.passed == (4, 9)
     finding = verdict.failed[7]
@@ -47,41 +48,74 @@ def test_node_that_a_stage_names_fails(stage: ProbeStage) -> None:
 
 def test_of_a_bad_link_the_later_node_is_replaced_then_the_other() -> None:
     found = reports(suspect(ProbeStage.PAIRS, 0, 2))
-    assert codes(judge(found)) == {9: "probe-pairs"}
-    assert judge(found).failed[9].what == "node4 and node9 communicate badly with each other"
-    assert codes(judge(found, suspects_before=frozenset({9}))) == {4: "probe-pairs"}
-    assert codes(judge(found, suspects_before=frozenset({4, 9}))) == {9: "probe-pairs"}
+    verdict = judge(found, new=NEW)
+    assert codes(verdict) == {9: "probe-pairs"}
+    assert verdict.passed == (7,)  # the other end may be the bad one
+    assert verdict.failed[9].what == "node4 and node9 communicate badly with each other"
+    assert codes(judge(found, new=NEW, failed_before=frozenset({9}))) == {4: "probe-pairs"}
+    assert codes(judge(found, new=NEW, failed_before=frozenset({4, 9}))) == {9: "probe-pairs"}
+
+
+def test_of_a_bad_link_to_a_node_that_has_passed_the_new_end_is_replaced() -> None:
+    found = reports(suspect(ProbeStage.PAIRS, 0, 2))
+    assert codes(judge(found, new=frozenset({4}), failed_before=frozenset({4}))) == {4: "probe-pairs"}
+
+
+def test_first_node_is_to_blame_if_most_others_do_not_reach_it() -> None:
+    verdict = judge(reports(suspect(ProbeStage.ARRIVE, 1), suspect(ProbeStage.ARRIVE, 2)), new=NEW)
+    assert codes(verdict) == {4: "probe-arrive"}
+    assert verdict.failed[4].evidence == ("no answer from node7, node9",)
+    assert not verdict.passed
+    two = reports(suspect(ProbeStage.ARRIVE, 1), nodes=(0, 1))
+    assert codes(judge(two, new=frozenset({0, 1}), failed_before=frozenset({1}))) == {0: "probe-arrive"}
 
 
 def test_link_of_a_node_that_fails_anyway_costs_no_other_node() -> None:
-    assert codes(judge(reports(suspect(ProbeStage.MATMUL, 0), suspect(ProbeStage.PAIRS, 0, 2)))) == {4: "probe-matmul"}
+    assert codes(judge(reports(suspect(ProbeStage.MATMUL, 0), suspect(ProbeStage.PAIRS, 0, 2)), new=NEW)) == {
+        4: "probe-matmul"
+    }
 
 
 def test_fault_of_all_nodes_replaces_none() -> None:
-    verdict = judge(reports(suspect(ProbeStage.PAIRS, 0, 1, 2)))
+    verdict = judge(reports(suspect(ProbeStage.PAIRS, 0, 1, 2)), new=NEW)
     assert not verdict.failed
     assert not verdict.passed
     assert verdict.of_all is not None
     assert (verdict.of_all.code, verdict.of_all.what) == ("probe-pairs", "all pairs of nodes communicate badly")
-    assert judge(reports(suspect(ProbeStage.ALL_REDUCE, 0, 1), nodes=(0, 1))).of_all is not None
+    assert judge(reports(suspect(ProbeStage.ALL_REDUCE, 0, 1), nodes=(0, 1)), new=NEW).of_all is not None
 
 
 def test_first_node_fails_if_its_probe_has_no_result() -> None:
-    verdict = judge(reports(result=None, problem="CUDA error"))
+    verdict = judge(reports(result=None, problem="CUDA error"), new=NEW)
     assert codes(verdict) == {4: "probe-no-result"}
     assert verdict.failed[4].evidence == ("node4: CUDA error",)
     assert not verdict.passed  # nothing was measured
     incomplete = ProbeResult(rank=0, outcome=ProbeOutcome.INCOMPLETE, elapsed_s=9.0, problem="not done within 9 s")
-    assert judge(reports(result=incomplete)).failed[4].evidence == ("not done within 9 s",)
+    assert judge(reports(result=incomplete), new=NEW).failed[4].evidence == ("not done within 9 s",)
 
 
-def test_nodes_that_cannot_be_probed_start_with_a_warning() -> None:
-    verdict = judge(reports(not_looked_at="No module named 'torch'"))
+def test_nodes_that_all_cannot_be_probed_start_with_a_warning() -> None:
+    found = [msgspec.structs.replace(each, result=None, not_looked_at="no torch") for each in reports()]
+    verdict = judge(found, new=NEW)
     assert verdict.passed == NODES
     (warning,) = verdict.warnings
     assert (warning.code, warning.severity) == ("probe-not-possible", Severity.WARNING)
-    outcomes = probe_results(reports(not_looked_at="No module named 'torch'"))
+    outcomes = probe_results(found)
     assert {each.outcome for results in outcomes.values() for each in results} == {CheckOutcome.NOT_LOOKED_AT}
+
+
+def test_node_that_cannot_be_probed_unlike_the_others_fails() -> None:
+    found = reports(suspect(ProbeStage.ARRIVE, 1), suspect(ProbeStage.MATMUL, 2))
+    found[1] = msgspec.structs.replace(found[1], not_looked_at="no torch")
+    assert codes(judge(found, new=NEW)) == {7: "probe-no-result", 9: "probe-matmul"}
+
+
+def test_crash_on_all_nodes_is_no_node_s_fault() -> None:
+    found = [msgspec.structs.replace(each, result=None, problem="Abort", crashed=True) for each in reports()]
+    verdict = judge(found, new=NEW)
+    assert not verdict.failed
+    assert verdict.of_all is not None
+    assert verdict.of_all.what == "the probe crashed on all nodes"
 
 
 def test_outcome_of_each_probe_on_each_node() -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,17 +18,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.clock import Clock
 from holdfast.events import NodeProbed, ProbeAdvanced
-from holdfast.events.probe_results import ProbeProgress, ProbeResult, keep_slowest
+from holdfast.events.probe_results import ProbeProgress, ProbeResult, ProbeStage, keep_slowest
 from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_rank
 from holdfast.preflight.node_view import NodeView
-from holdfast.preflight.rdma_devices import line_rate_gb_s
+from holdfast.preflight.rdma_devices import line_rates_gb_s
 from holdfast.protocol.orders import ProbeNode, StopProbe
 
 log = logging.getLogger("holdfast.agent")
@@ -35,7 +37,7 @@ log = logging.getLogger("holdfast.agent")
 MODULE = "holdfast.train.probe"
 POLL_S = 0.1
 """Seconds between two looks at the processes."""
-IMPORT_S = 10.0
+IMPORT_S = 45.0
 """Seconds beyond the probe's own deadline after which its processes are killed: they first import torch."""
 CPU_SHARE_OF_MEDIAN = 0.2
 """CPUs share their memory and their time with other processes: a pair is slow only below this share of the others."""
@@ -43,8 +45,10 @@ SHARE_OF_LINE_RATE = 0.2
 """Of the ports' rate, below which a pair is slow whatever the others are: sockets are, while a fabric that is
 oversubscribed by three is not."""
 LINE_RATE_NODES = 4
-MAX_LOG_BYTES = 4 << 20
-_MISSING = ("No module named", "No such file or directory", "not found")
+MAX_LINE_BYTES = 16 << 20
+USAGE = 2
+"""Exit code of a probe that does not fit its node, such as one of a GPU that torch does not see."""
+_MISSING = re.compile(r"No module named '(torch|holdfast)\b")
 
 _decoder = msgspec.json.Decoder(ProbeProgress | ProbeResult)
 
@@ -56,6 +60,7 @@ class _Rank:
     rank: int
     process: subprocess.Popen[bytes]
     log: Path
+    lines: _Lines
 
 
 class NodeProbe:
@@ -90,8 +95,14 @@ class NodeProbe:
             self._report(self._task)
 
     def stop(self, order: StopProbe) -> None:
-        """End the probe of this number."""
-        if order.number == self._number:
+        """End the probe of this number, or never start it, and report that."""
+        if order.number > self._number and (self._task is None or self._task.done()):
+            self._number = order.number
+            self._task = asyncio.ensure_future(self._ended(order, problem="it was stopped before its start"))
+            self._task.add_done_callback(self._report)
+        elif order.number == self._number and self._task is not None and self._task.done():
+            self._report(self._task)
+        elif order.number == self._number:
             self._stopped.set()
 
     def _report(self, task: asyncio.Task[NodeProbed]) -> None:
@@ -99,28 +110,22 @@ class NodeProbe:
             self._send(task.result())
 
     async def _probe(self, order: ProbeNode) -> NodeProbed:
-        result, not_looked_at, problem = None, "", ""
         ranks: list[_Rank] = []
         try:
             for place in range(len(order.start.ranks)):
                 ranks.append(self._start(order, place))
             problem = await self._watch(order, ranks)
-        except OSError as error:
-            not_looked_at = f"{order.python or sys.executable}: {error.strerror or error}"
+        except (FileNotFoundError, PermissionError) as error:
+            return await self._ended(order, not_looked_at=f"{order.python or sys.executable}: {error.strerror}")
+        except Exception as error:  # whatever it is, the controller waits for a report
+            log.exception("the probe failed")
+            problem = repr(error)
         finally:
             await _kill(ranks)
-        lines = [_lines(each.log) for each in ranks]
-        if ranks and ranks[0].rank == 0:
-            result = next((keep_slowest(line) for line in lines[0] if isinstance(line, ProbeResult)), None)
-        if not not_looked_at and not any(lines):
-            text = next(filter(None, (_last_line(each.log) for each in ranks)), "its processes printed nothing")
-            if any(word in text for word in _MISSING):
-                not_looked_at = text
-            else:
-                problem = problem or text
-        if not self._stopped.is_set() and result is None and not problem and not not_looked_at:
-            own = (line for found in lines for line in found if isinstance(line, ProbeResult))
-            problem = next((line.problem for line in own if line.problem), "")
+        return await self._ended(order, **_outcome(ranks, problem))
+
+    async def _ended(self, order: ProbeNode | StopProbe, **outcome: Any) -> NodeProbed:
+        """The report that no process of the probe is left."""
         self._rendezvous_port.renew()
         return NodeProbed(
             at=self._clock(),
@@ -130,9 +135,7 @@ class NodeProbe:
             number=order.number,
             port=self._rendezvous_port.number,
             nodes=order.nodes,
-            result=result,
-            not_looked_at=not_looked_at,
-            problem=problem,
+            **outcome,
         )
 
     def _start(self, order: ProbeNode, place: int) -> _Rank:
@@ -148,30 +151,28 @@ class NodeProbe:
                 env=launch.env_defaults | os.environ | launch.env | {"TORCHELASTIC_USE_AGENT_STORE": "False"},
                 cwd=launch.cwd if os.path.isdir(launch.cwd) else self._folder,  # shipped code is not there yet
                 start_new_session=True,
-                preexec_fn=become_rank,  # noqa: PLW1509 - the agent's other threads have ended by now
+                preexec_fn=become_rank,  # noqa: PLW1509 - what it calls needs no lock of another thread
             )
-        return _Rank(rank=launch.rank, process=process, log=path)
+        return _Rank(rank=launch.rank, process=process, log=path, lines=_Lines(path))
 
     async def _watch(self, order: ProbeNode, ranks: list[_Rank]) -> str:
         """Wait for the end of all processes, to the deadline, and report each stage; returns why they had to end."""
         deadline = time.monotonic() + order.deadline_s + IMPORT_S
-        known = 0
+        seen: set[ProbeStage] = set()
         while any(each.process.poll() is None for each in ranks):
             if self._stopped.is_set():
-                return "it was stopped: another node was lost"
+                return "it was stopped: a node is missing"
             if time.monotonic() >= deadline:
                 return f"not done within {order.deadline_s + IMPORT_S:g} s"
             if ranks[0].rank == 0:
-                known = self._advance(order, ranks[0], known)
+                self._advance(order, ranks[0], seen)
             await asyncio.sleep(POLL_S)
         return ""
 
-    def _advance(self, order: ProbeNode, first: _Rank, known: int) -> int:
-        """Report the stages that have begun since the first `known` lines; returns how many lines there are."""
-        lines = _lines(first.log)
-        seen = {line.stage for line in lines[:known] if isinstance(line, ProbeProgress)}
-        for line in lines[known:]:
-            if isinstance(line, ProbeProgress) and line.stage not in seen:
+    def _advance(self, order: ProbeNode, first: _Rank, seen: set[ProbeStage]) -> None:
+        """Report the stages that have begun since the last look."""
+        for line in first.lines.new():
+            if line.stage not in seen:
                 seen.add(line.stage)
                 self._send(
                     ProbeAdvanced(
@@ -184,17 +185,17 @@ class NodeProbe:
                         elapsed_s=line.elapsed_s,
                     )
                 )
-        return len(lines)
 
 
 def options(order: ProbeNode, view: NodeView) -> tuple[str, ...]:
-    """The probe's deadline and gates; line rates only say something of enough nodes."""
+    """The probe's deadline, backend and gates; line rates only say something of enough nodes."""
     deadline = f"--deadline-s={order.deadline_s:g}"
     if not order.wanted.gpus:
-        return deadline, f"--share-of-median={CPU_SHARE_OF_MEDIAN:g}"
-    rate_gb_s = line_rate_gb_s(view) if len(order.nodes) >= LINE_RATE_NODES else None
-    least = rate_gb_s and SHARE_OF_LINE_RATE * rate_gb_s / len(order.start.ranks)
-    return deadline, *((f"--least-gb-s={least:.3g}",) if least else ())
+        return deadline, "--backend=gloo", f"--share-of-median={CPU_SHARE_OF_MEDIAN:g}"
+    rates_gb_s = line_rates_gb_s(view) if len(order.nodes) >= LINE_RATE_NODES else ()
+    lane_gb_s = min(sum(rates_gb_s) / len(order.start.ranks), max(rates_gb_s)) if rates_gb_s else 0.0
+    least = (f"--least-gb-s={SHARE_OF_LINE_RATE * lane_gb_s:.3g}",) if lane_gb_s else ()
+    return deadline, "--backend=nccl", *least
 
 
 async def _kill(ranks: Iterable[_Rank]) -> None:
@@ -207,22 +208,51 @@ async def _kill(ranks: Iterable[_Rank]) -> None:
         await asyncio.sleep(POLL_S)
 
 
-def _lines(path: Path) -> list[ProbeProgress | ProbeResult]:
+def _outcome(ranks: list[_Rank], problem: str) -> dict[str, Any]:
+    """What a node's processes leave behind, as fields of its report."""
+    for each in ranks:
+        each.lines.new()
+    result = ranks[0].lines.result if ranks and ranks[0].rank == 0 else None
+    if result is not None or problem:
+        return {"result": result and keep_slowest(result), "problem": problem}
+    silent = next((each for each in ranks if each.lines.result is None), None)
+    if silent is None:
+        return {"problem": next((each.lines.result.problem for each in ranks if each.lines.result), "")}
+    said = silent.lines.last or "it printed nothing"
+    if _MISSING.search(said) or silent.process.returncode == USAGE:
+        return {"not_looked_at": said}
+    return {"problem": said, "crashed": True}
+
+
+class _Lines:
     """The probe's own lines of its output, which others, such as NCCL, write to as well."""
-    found: list[ProbeProgress | ProbeResult] = []
-    for line in _read(path).splitlines():
-        with contextlib.suppress(msgspec.DecodeError):
-            found.append(_decoder.decode(line))
-    return found
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = 0
+        self.result: ProbeResult | None = None
+        self.last = ""
+        """The last line of another writer."""
 
-def _last_line(path: Path) -> str:
-    return next((line.decode(errors="replace")[:300] for line in reversed(_read(path).splitlines()) if line), "")
-
-
-def _read(path: Path) -> bytes:
-    """Whole lines only."""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        data = file.read(MAX_LOG_BYTES)
-        return data[: data.rfind(b"\n") + 1]
-    return b""
+    def new(self) -> list[ProbeProgress]:
+        """The stages in whole lines that were written since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._read_bytes)
+                data = file.read(MAX_LINE_BYTES)
+        except OSError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read_bytes += len(whole) or len(data) // MAX_LINE_BYTES * MAX_LINE_BYTES
+        found: list[ProbeProgress] = []
+        for line in whole.splitlines():
+            try:
+                decoded = _decoder.decode(line)
+            except msgspec.DecodeError:
+                self.last = line.decode(errors="replace")[:300] or self.last
+                continue
+            if isinstance(decoded, ProbeResult):
+                self.result = decoded
+            else:
+                found.append(decoded)
+        return found

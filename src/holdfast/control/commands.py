@@ -56,8 +56,6 @@ class StartProbe:
     replica: int
     number: int
     members: tuple[int, ...]
-    nodes: tuple[int, ...]
-    """Those of the members that get the order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -497,7 +497,7 @@ class Controller:
             master_port=members[0].port,
         )
         if self._probe_orders is not None:
-            self._agents.send(command.nodes, self._probe_orders(start, members, command.number))
+            self._agents.send(command.members, self._probe_orders(start, members, command.number))
 
     def _is_probing(self, replica: int, number: int) -> bool:
         probe = self._state.replicas[replica].probe

@@ -58,7 +58,9 @@ def start_attempt(ctx: Context, index: int) -> None:
     if not nodes:
         return
     members = tuple(node.node for node in nodes)
-    if _differ(ctx, nodes, again=members == previous.members) or begin_probe(ctx, index, nodes):
+    differ = _differ(ctx, nodes, again=members in (previous.members, previous.compared))
+    ctx.change_replica(index, compared=members)
+    if differ or begin_probe(ctx, index, nodes):
         return
     replica = ctx.change_replica(
         index,

@@ -5,6 +5,8 @@ lifecycle.py compares the nodes of an attempt just before it starts (`start_atte
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from holdfast import events
 from holdfast.control import elastic
 from holdfast.control.context import Context, FollowUp
@@ -12,7 +14,7 @@ from holdfast.control.lifecycle import end_run
 from holdfast.control.node_handlers import lose_nodes
 from holdfast.control.node_slots import avoid_machine, mark_failed, nodes_changed
 from holdfast.control.policy import CHECK_TRIES, FailureKind
-from holdfast.control.state import CheckPhase, Ending, NodeState, Probe, ProbePhase, Timer
+from holdfast.control.state import CheckPhase, Ending, NodeState, ProbePhase, Timer
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Owner
 from holdfast.preflight.probe_verdict import ProbeVerdict, judge, no_report
@@ -24,13 +26,11 @@ def node_checked(ctx: Context, event: events.NodeChecked) -> None:
         return
     ctx.set_timer(Timer.CHECK, event.node, None)
     if problem := event.problem:
-        _fail(ctx, event.node, problem)
+        _fail(ctx, {event.node: problem})
     else:
         node = ctx.change_node(event.node, check=CheckPhase.PASSED, facts=event.facts)
         nodes_changed(ctx, node.replica)
-    if not any(node.check is CheckPhase.PENDING or node.is_expected for node in ctx.state.nodes):
-        for node in ctx.state.nodes:
-            ctx.raise_(FollowUp.LOSE_FAILED, index=node.node)
+        _fail(ctx, {})
 
 
 def check_timed_out(ctx: Context, index: int) -> None:
@@ -53,50 +53,61 @@ def node_probed(ctx: Context, event: events.NodeProbed) -> None:
 def probe_timed_out(ctx: Context, index: int) -> None:
     """Nodes that have not reported the end of their probe have failed."""
     probe = ctx.state.replicas[index].probe
-    for node in probe.members if probe else ():
-        if ctx.state.nodes[node].probe is ProbePhase.RUNNING:
-            ctx.change_node(node, probe=ProbePhase.NONE)
-            _fail(ctx, node, no_report(ctx.job.checks.probe_deadline_s))
+    silent = [n for n in (probe.members if probe else ()) if ctx.state.nodes[n].probe is ProbePhase.RUNNING]
+    for node in silent:
+        ctx.change_node(node, probe=ProbePhase.NONE)
+    _fail(ctx, dict.fromkeys(silent, no_report(ctx.job.checks.probe_deadline_s)))
     ctx.raise_(FollowUp.PROBED, index=index)
 
 
 def judge_probe(ctx: Context, index: int) -> None:
-    """Replace the nodes that the probe names; a failure of no node in particular ends the run."""
+    """Replace the nodes that the probe names; what no node in particular is to blame for ends the run.
+
+    But not a run in which other replicas train, nor for a probe of some nodes only: those that are new are replaced.
+    """
     probe = ctx.state.replicas[index].probe
     if probe is None or any(ctx.state.nodes[node].probe is ProbePhase.RUNNING for node in probe.members):
         return
     ctx.clear_timers(index, Timer.PROBE)
     ctx.change_replica(index, probe=None)
-    lacking = probe.stopped or len(probe.reports) < len(probe.members)
-    verdict = judge(probe.reports, suspects_before=_suspects_before(ctx, probe)) if not lacking else ProbeVerdict()
+    whole = len(probe.reports) == len(probe.members) and not probe.stopped
+    failed_before = frozenset(node for node in probe.members if ctx.state.nodes[node].failed_checks)
+    verdict = judge(probe.reports, new=frozenset(probe.new), failed_before=failed_before) if whole else ProbeVerdict()
     for finding in verdict.warnings:
         ctx.report(finding)
-    if verdict.of_all and not ctx.state.ending:
-        ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=verdict.of_all.what)
-        end_run(ctx, ending, verdict.of_all)
-        return
-    for node in verdict.passed:
+    proven = (report.node for report in probe.reports if report.node not in probe.new)  # by an earlier probe
+    for node in {*verdict.passed, *proven} - verdict.failed.keys():
         ctx.change_node(node, probe=ProbePhase.PASSED)
-    for node, problem in verdict.failed.items():
-        _fail(ctx, node, problem)
+    _fail(ctx, verdict.failed)
+    if verdict.of_all and not ctx.state.ending:
+        if ctx.state.running_replicas or len(probe.new) < len(probe.members):
+            _fail(ctx, dict.fromkeys(probe.new, verdict.of_all))
+        else:
+            what = verdict.of_all.what
+            ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=what)
+            end_run(ctx, ending, verdict.of_all)
+            return
     nodes_changed(ctx, index)
 
 
-def _suspects_before(ctx: Context, probe: Probe) -> frozenset[int]:
-    """Members whose predecessors failed: of a link between two nodes, the other end is now to blame."""
-    return frozenset(node for node in probe.members if ctx.state.nodes[node].failed_checks)
+def _fail(ctx: Context, problems: Mapping[int, Finding]) -> None:
+    """Replace nodes; the last that may fail in its slot stays until the others have reported, since it ends the run.
 
-
-def _fail(ctx: Context, index: int, problem: Finding) -> None:
-    """Replace the node; the last that may fail in its slot stays until the others have reported, since it ends the run.
-
-    The user then knows of all that fail.
+    The user then knows of all that fail. Without problems: the others may just have reported.
     """
-    mark_failed(ctx, index, problem)
-    if ctx.state.nodes[index].failed_checks < CHECK_TRIES:
-        ctx.raise_(FollowUp.LOSE_FAILED, index=index)
-    else:
-        ctx.set_timer(Timer.CHECK, index, ctx.at + ctx.job.checks.quick_deadline_s)
+    for index, problem in problems.items():
+        mark_failed(ctx, index, problem)
+    failed = [node for node in ctx.state.nodes if node.check is CheckPhase.FAILED]
+    last = [node.node for node in failed if node.failed_checks >= CHECK_TRIES]
+    awaited = any(node.check is CheckPhase.PENDING or node.is_expected for node in ctx.state.nodes)
+    for index in last:
+        if not awaited:
+            ctx.raise_(FollowUp.LOSE_FAILED, index=index)
+        elif index in problems:
+            ctx.set_timer(Timer.CHECK, index, ctx.at + ctx.job.checks.quick_deadline_s)
+    for index in problems:
+        if index not in last:
+            ctx.raise_(FollowUp.LOSE_FAILED, index=index)
 
 
 def lose_failed(ctx: Context, index: int) -> None:

@@ -21,11 +21,10 @@ from holdfast.control.node_slots import (
     empty_slot,
     leave_probe,
     nodes_changed,
-    pause_probe_timeout,
     promote_standbys,
     record_requested,
     request_check,
-    request_probe,
+    stop_probe_again,
 )
 from holdfast.control.notices import missed_announcements
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, never_joined_finding
@@ -172,8 +171,8 @@ def _register(ctx: Context, event: events.AgentConnected) -> NodeState | None:
     )
     ctx.set_timer(Timer.RECONNECT, event.node, None)
     if known.incarnation != event.incarnation:
-        leave_probe(ctx, event.node)
-    request_probe(ctx, event.node)
+        leave_probe(ctx, event.node, gone=True)
+    stop_probe_again(ctx, event.node)
     request_check(ctx, event.node)
     if not restarted:
         return node
@@ -204,7 +203,7 @@ def agent_disconnected(ctx: Context, event: events.AgentDisconnected) -> None:
 def _disconnect(ctx: Context, node: int, at: float) -> None:
     ctx.change_node(node, phase=NodePhase.DISCONNECTED)
     ctx.set_timer(Timer.CHECK, node, None)  # it is asked again when it is back
-    pause_probe_timeout(ctx, node)
+    leave_probe(ctx, node, gone=False)
     ctx.set_timer(Timer.RECONNECT, node, at + _reconnect_timeout_s(ctx.job))
 
 

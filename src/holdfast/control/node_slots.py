@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartProbe
 from holdfast.control.context import Context, FollowUp
+from holdfast.control.node_set import NodeSet
 from holdfast.control.policy import CHECK_TRIES, check_failed_finding
 from holdfast.control.state import (
     CheckPhase,
@@ -28,13 +29,15 @@ from holdfast.protocol.orders import StopProbe
 
 CHECK_MARGIN_S = 5.0
 """Seconds from the deadline of a node's checks to that of its report."""
-PROBE_MARGIN_S = 15.0
-"""The same of a probe, whose processes first import torch."""
+PROBE_MARGIN_S = 90.0
+"""The same of a probe, whose processes first import torch, and at the end are killed."""
+MIN_PROBE_NODES = 4
+"""Nodes of a probe, if there are as many: of fewer it cannot say which one is slow."""
 
 
 def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> None:
     """Empty the slot of a lost node: its next generation is to be requested."""
-    leave_probe(ctx, index)
+    leave_probe(ctx, index, gone=True)
     node = ctx.change_node(
         index,
         phase=NodePhase.REQUESTED,
@@ -105,58 +108,59 @@ def request_check(ctx: Context, index: int) -> None:
 
 
 def begin_probe(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool:
-    """Have nodes that are new since the last probe probe each other, and as many others, before ranks start on them.
+    """Have nodes that are new since the last probe probe each other and some others, before ranks start on them.
 
     Returns whether a probe has begun.
     """
     new = [node for node in nodes if node.probe is not ProbePhase.PASSED]
     if ctx.job.checks.before_start is not CheckLevel.FULL or not new:
         return False
-    partners = [node for node in nodes if node.probe is ProbePhase.PASSED][: len(new)]
+    passed = [node for node in nodes if node.probe is ProbePhase.PASSED]
+    partners = passed[: max(len(new), MIN_PROBE_NODES - len(new))]
     members = tuple(node for node in nodes if node in new or node in partners)
     numbers = tuple(node.node for node in members)
     number = ctx.state.replicas[index].probes + 1
-    ctx.change_replica(index, probes=number, probe=Probe(number=number, members=numbers))
+    probe = Probe(number=number, members=numbers, new=NodeSet.of(node.node for node in new))
+    ctx.change_replica(index, probes=number, probe=probe)
     ctx.state = ctx.state.with_nodes(node.with_changes(probe=ProbePhase.RUNNING) for node in members)
     _arm_probe_timeout(ctx, index)
-    ctx.emit(StartProbe(replica=index, number=number, members=numbers, nodes=numbers))
+    ctx.emit(StartProbe(replica=index, number=number, members=numbers))
     return True
 
 
-def request_probe(ctx: Context, index: int) -> None:
-    """Repeat to a node that has reconnected that it takes part in a probe."""
+def leave_probe(ctx: Context, index: int, *, gone: bool) -> None:
+    """A node of a probe is gone, or may not have its order: all end it, and are probed again once they are there."""
     node = ctx.state.nodes[index]
-    if node.probe is not ProbePhase.RUNNING or node.replica is None:
+    if gone:
+        ctx.change_node(index, probe=ProbePhase.NONE)
+    probe = None if node.replica is None else ctx.state.replicas[node.replica].probe
+    if node.replica is None or probe is None or index not in probe.members:
         return
-    if probe := ctx.state.replicas[node.replica].probe:
-        _arm_probe_timeout(ctx, node.replica)
-        ctx.emit(StartProbe(replica=node.replica, number=probe.number, members=probe.members, nodes=(index,)))
+    if not gone and node.probe is not ProbePhase.RUNNING:  # it has reported
+        return
+    reports = tuple(report for report in probe.reports if report.node != index) if gone else probe.reports
+    ctx.change_replica(node.replica, probe=probe.with_changes(stopped=True, reports=reports))
+    _stop_probe(ctx, node.replica, probe, probe.members)
+    ctx.raise_(FollowUp.PROBED, index=node.replica)
 
 
-def pause_probe_timeout(ctx: Context, index: int) -> None:
-    """A node of a probe cannot report its end while it is disconnected, for which it has a deadline of its own."""
+def stop_probe_again(ctx: Context, index: int) -> None:
+    """A node that was disconnected during a probe is back: the probe has been stopped."""
     node = ctx.state.nodes[index]
-    if node.probe is ProbePhase.RUNNING and node.replica is not None:
-        ctx.clear_timers(node.replica, Timer.PROBE)
+    probe = None if node.replica is None else ctx.state.replicas[node.replica].probe
+    if node.probe is ProbePhase.RUNNING and node.replica is not None and probe is not None:
+        _stop_probe(ctx, node.replica, probe, (index,))
+
+
+def _stop_probe(ctx: Context, index: int, probe: Probe, nodes: tuple[int, ...]) -> None:
+    running = tuple(each for each in nodes if ctx.state.nodes[each].probe is ProbePhase.RUNNING)
+    if running:
+        ctx.send(StopProbe(replica=index, number=probe.number, nodes=probe.members), running)
+        _arm_probe_timeout(ctx, index)
 
 
 def _arm_probe_timeout(ctx: Context, index: int) -> None:
     ctx.set_timer(Timer.PROBE, index, ctx.at + ctx.job.checks.probe_deadline_s + PROBE_MARGIN_S)
-
-
-def leave_probe(ctx: Context, index: int) -> None:
-    """A node of a probe is gone: the others end theirs, and are probed again with the node that replaces it."""
-    node = ctx.state.nodes[index]
-    ctx.change_node(index, probe=ProbePhase.NONE)
-    probe = None if node.replica is None else ctx.state.replicas[node.replica].probe
-    if node.probe is not ProbePhase.RUNNING or node.replica is None or probe is None:
-        return
-    ctx.change_replica(node.replica, probe=probe.with_changes(stopped=True))
-    others = tuple(each for each in probe.members if ctx.state.nodes[each].probe is ProbePhase.RUNNING)
-    if others:
-        ctx.send(StopProbe(number=probe.number), others)
-        _arm_probe_timeout(ctx, node.replica)
-    ctx.raise_(FollowUp.PROBED, index=node.replica)
 
 
 def mark_failed(ctx: Context, index: int, problem: Finding) -> None:

@@ -212,6 +212,8 @@ class Probe(_Frozen):
 
     number: int
     members: tuple[int, ...]
+    new: NodeSet
+    """Those of the members that no probe has passed yet."""
     reports: tuple[NodeProbed, ...] = ()
     """Of the nodes on which it has ended."""
     stopped: bool = False
@@ -266,6 +268,8 @@ class ReplicaState(_Frozen):
     probe: Probe | None = None
     probes: int = 0
     """Number of probes so far."""
+    compared: tuple[int, ...] = ()
+    """The nodes that were compared with each other last."""
     fabric_findings: frozenset[str] = frozenset()
     """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
     failures: tuple[Failure, ...] = ()

@@ -216,7 +216,9 @@ class NodeProbed(Event, frozen=True, kw_only=True):
     not_looked_at: str = ""
     """Why the probe cannot run on this node, such as an interpreter without torch."""
     problem: str = ""
-    """Why the probe ended without a result, where it should have one."""
+    """Why it gave no complete result on this node."""
+    crashed: bool = False
+    """Whether its processes ended without a word."""
 
 
 class FabricObserved(Event, frozen=True, kw_only=True):

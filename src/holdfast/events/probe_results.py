@@ -72,6 +72,13 @@ class AllReduceRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Whether the sum is not the exact one."""
 
 
+class NodeAllReduce(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All-reduces among the ranks of one node."""
+
+    node: int
+    rates: tuple[AllReduceRate, ...]
+
+
 class PairRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One measurement between two nodes."""
 
@@ -140,8 +147,7 @@ class ProbeResult(ProbeLine, frozen=True, kw_only=True, tag="result"):
     """Why it is incomplete."""
     suspects: tuple[ProbeSuspect, ...] = ()
     devices: tuple[DeviceRates, ...] = ()
-    node_all_reduce: dict[int, tuple[AllReduceRate, ...]] = {}
-    """By node."""
+    node_all_reduce: tuple[NodeAllReduce, ...] = ()
     pairs: tuple[PairRate, ...] = ()
     all_reduce: tuple[AllReduceRate, ...] = ()
     not_run: tuple[ProbeStage, ...] = ()
@@ -150,13 +156,24 @@ class ProbeResult(ProbeLine, frozen=True, kw_only=True, tag="result"):
 
 MAX_DEVICES = 1024
 MAX_PAIRS = 2048
+MAX_SUSPECTS = 64
+MAX_EVIDENCE = 8
 
 
 def keep_slowest(result: ProbeResult) -> ProbeResult:
-    """The result without what would make an event too large: the slowest lane of each pair, of many the slowest."""
+    """The result as an event has it, which must not be large: the slowest lane of each pair, of many the slowest."""
     slowest: dict[tuple[int, int], PairRate] = {}
     for each in sorted(result.pairs, key=lambda each: each.gb_s or 0.0):
         slowest.setdefault(each.nodes, each)
     return msgspec.structs.replace(
-        result, pairs=tuple([*slowest.values()][:MAX_PAIRS]), devices=result.devices[:MAX_DEVICES]
+        result,
+        pairs=tuple([*slowest.values()][:MAX_PAIRS]),
+        devices=result.devices[:MAX_DEVICES],
+        node_all_reduce=tuple(
+            NodeAllReduce(node=each.node, rates=each.rates[-1:]) for each in result.node_all_reduce[:MAX_DEVICES]
+        ),
+        suspects=tuple(
+            msgspec.structs.replace(each, evidence=each.evidence[:MAX_EVIDENCE], ranks=each.ranks[:MAX_EVIDENCE])
+            for each in result.suspects[:MAX_SUSPECTS]
+        ),
     )

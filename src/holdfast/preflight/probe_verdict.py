@@ -69,38 +69,60 @@ class ProbeVerdict:
     warnings: tuple[Finding, ...] = ()
 
 
-def judge(reports: Sequence[NodeProbed], *, suspects_before: frozenset[int] = frozenset()) -> ProbeVerdict:
+def judge(
+    reports: Sequence[NodeProbed], *, new: frozenset[int], failed_before: frozenset[int] = frozenset()
+) -> ProbeVerdict:
     """The verdict on a probe that has ended on all of its nodes.
 
-    Of a bad link between two nodes, the later one is replaced; then, if its successor communicates as badly, the other.
-    `suspects_before` are the nodes whose predecessors failed.
+    Of a bad link the end that is `new` is replaced. If both are, it is the later one, and then, if its successor
+    communicates as badly, the other: `failed_before` are the nodes whose predecessors failed. Neither end passes.
     """
     nodes = reports[0].nodes
-    blind = [report for report in reports if report.not_looked_at]
-    if blind:
-        return ProbeVerdict(passed=nodes, warnings=(_not_looked_at(blind[0]),))
+    blind = {report.node: report.not_looked_at for report in reports if report.not_looked_at}
+    if len(blind) == len(nodes):
+        return ProbeVerdict(passed=nodes, warnings=(_not_looked_at(nodes[0], blind[nodes[0]]),))
     result = result_of(reports)
     if result is None or result.outcome is ProbeOutcome.INCOMPLETE:
-        return ProbeVerdict(failed={nodes[0]: _no_result(reports, result)})
-    failed: dict[int, Finding] = {}
-    of_all = None
-    for suspect in result.suspects:
+        return _without_result(reports, result, blind)
+    suspects = [each for each in result.suspects if all(number < len(nodes) for number in each.nodes)]
+    failed = {node: _no_result((reason,)) for node, reason in blind.items()}
+    silent = {nodes[each.nodes[0]] for each in suspects if each.stage is ProbeStage.ARRIVE}
+    if len(silent - failed.keys()) > (len(nodes) - 1) / 2 and len(nodes) > 2:
+        return ProbeVerdict(failed=failed | {nodes[0]: _unreachable(silent)})
+    of_all, doubtful = None, set[int]()
+    for suspect in suspects:
         named = tuple(nodes[each] for each in suspect.nodes)
+        if suspect.stage is ProbeStage.ARRIVE and len(nodes) == 2:
+            named = nodes  # the other one may be to blame as well
         if len(named) > 2 or (len(named) == 2 and suspect.stage is ProbeStage.ALL_REDUCE):
             of_all = of_all or _finding(suspect, named)
         elif not failed.keys() & set(named):
-            failed[_to_blame(named, suspects_before)] = _finding(suspect, named)
+            doubtful |= set(named)
+            failed[_to_blame(named, new, failed_before)] = _finding(suspect, named)
     if failed:
         of_all = None  # it may be their fault
-    passed = () if of_all else tuple(node for node in nodes if node not in failed)
+    passed = () if of_all else tuple(node for node in nodes if node not in failed and node not in doubtful)
     return ProbeVerdict(passed=passed, failed=failed, of_all=of_all)
+
+
+def _without_result(
+    reports: Sequence[NodeProbed], result: ProbeResult | None, blind: Mapping[int, str]
+) -> ProbeVerdict:
+    """Nodes that cannot probe, unlike others; else the first, which coordinates; or no node, if all crashed."""
+    if blind:
+        return ProbeVerdict(failed={node: _no_result((reason,)) for node, reason in blind.items()})
+    problems = [f"node{report.node}: {report.problem}" for report in reports if report.problem]
+    evidence = (*((result.problem,) if result and result.problem else ()), *problems[:4])
+    if len(reports) > 1 and all(report.crashed for report in reports):
+        return ProbeVerdict(of_all=msgspec.structs.replace(_no_result(evidence), what="the probe crashed on all nodes"))
+    return ProbeVerdict(failed={reports[0].nodes[0]: _no_result(evidence)})
 
 
 def probe_results(reports: Sequence[NodeProbed]) -> Mapping[int, tuple[CheckResult, ...]]:
     """The outcome of each probe on each node, as of a check."""
     result, nodes = result_of(reports), reports[0].nodes
     blind = next((report.not_looked_at for report in reports if report.not_looked_at), "")
-    if result is None or blind:
+    if result is None:
         return dict.fromkeys(nodes, _unseen(blind or "there is no result"))
     return {node: tuple(_outcome(result, stage, number) for stage in _FINDINGS) for number, node in enumerate(nodes)}
 
@@ -137,9 +159,9 @@ def _outcome(result: ProbeResult, stage: ProbeStage, number: int) -> CheckResult
     return CheckResult(check=name)
 
 
-def _to_blame(named: tuple[int, ...], suspects_before: frozenset[int]) -> int:
-    unsuspected = [node for node in named if node not in suspects_before]
-    return max(unsuspected or named)
+def _to_blame(named: tuple[int, ...], new: frozenset[int], failed_before: frozenset[int]) -> int:
+    candidates = [node for node in named if node in new] or list(named)
+    return max([node for node in candidates if node not in failed_before] or candidates)
 
 
 def _finding(suspect: ProbeSuspect, named: tuple[int, ...]) -> Finding:
@@ -155,24 +177,32 @@ def _finding(suspect: ProbeSuspect, named: tuple[int, ...]) -> Finding:
     return msgspec.structs.replace(general, what=what, where=where, evidence=suspect.evidence[:8])
 
 
-def _not_looked_at(report: NodeProbed) -> Finding:
+def _not_looked_at(node: int, reason: str) -> Finding:
     return Finding(
         code="probe-not-possible",
         severity=Severity.WARNING,
         what="nodes were not probed: ranks start on them untested",
-        where=f"node{report.node}",
-        evidence=(report.not_looked_at,),
-        remedy="Install `holdfast[train]` in the interpreter of the job's command.",
+        where=f"node{node}",
+        evidence=(reason,),
+        remedy="Install `holdfast[train]`, with a torch for the job's devices, in the interpreter of its command.",
         owner=Owner.USER,
     )
 
 
-def _no_result(reports: Sequence[NodeProbed], result: ProbeResult | None) -> Finding:
-    problems = [f"node{report.node}: {report.problem}" for report in reports if report.problem]
+def _no_result(evidence: tuple[str, ...]) -> Finding:
     return Finding(
         code="probe-no-result",
-        what="its probe, which coordinates the others, ended without a result",
-        evidence=((result.problem,) if result and result.problem else ()) + tuple(problems[:4]),
+        what="its probe ended without a result",
+        evidence=evidence,
         remedy="Read `probe-*.log` in the node's folder, and check that nodes reach each other on all ports.",
         owner=Owner.CLUSTER,
+    )
+
+
+def _unreachable(silent: set[int]) -> Finding:
+    others = ", ".join(f"node{node}" for node in sorted(silent)[:8])
+    return msgspec.structs.replace(
+        _FINDINGS[ProbeStage.ARRIVE],
+        what="most other nodes do not reach its probe",
+        evidence=(f"no answer from {others}",),
     )

@@ -220,14 +220,14 @@ def judged_ports(view: NodeView) -> UsedPorts:
     return used
 
 
-def line_rate_gb_s(view: NodeView) -> float | None:
-    """The rate of all active ports that the job uses, in GB/s and one direction; None without RDMA, or if unknown."""
+def line_rates_gb_s(view: NodeView) -> tuple[float, ...]:
+    """The rates of the active ports that the job uses, in GB/s and one direction; empty without RDMA, or if unknown."""
     if not needs_rdma(view.wanted):
-        return None
+        return ()
     try:
-        return sum(port.rate_gbps for port in used_ports(view).ports if port.active) / 8 or None
+        return tuple(port.rate_gbps / 8 for port in used_ports(view).ports if port.active and port.rate_gbps)
     except NotLookedAt:
-        return None
+        return ()
 
 
 def device_files(view: NodeView) -> dict[str, str]:

@@ -112,9 +112,11 @@ class ProbeNode(Order, frozen=True, kw_only=True, tag="probe-node"):
 
 
 class StopProbe(Order, frozen=True, kw_only=True, tag="stop-probe"):
-    """End the probe of this number, which lacks a node, and report that."""
+    """End the probe of this number, which lacks a node, and report that; or never start it."""
 
+    replica: int
     number: int
+    nodes: tuple[int, ...]
 
 
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
