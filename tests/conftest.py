@@ -76,6 +76,9 @@ _TEST_RUN = pytest.StashKey[str]()
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
+# torch asks for the name of every address that it connects to. Where no name server answers, a connection would take 5 s.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
 # CI judges a change by the same examples every time; new ones are found, and noted, where people work. How long one
 # takes says more of what else the machine does.
 settings.register_profile("holdfast", derandomize=_FORBID_SKIPS, deadline=None)
@@ -167,17 +170,10 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
-    """Workers take one test at a time, or all that share an expensive fixture; the largest groups come first.
+    """Workers take one test at a time, or all that share an expensive fixture."""
+    from tests.scheduling import OneTestAtATime
 
-    `--dist loadgroup` does the same with a mark, but xdist 3.8 cannot add it to the test IDs of pytest 9.2.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return _group(nodeid)
-
-    return Scheduling(config, log)
+    return OneTestAtATime(config, log, _group)
 
 
 @pytest.hookimpl(optionalhook=True)
