@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,34 +10,39 @@ from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
 from holdfast.diagnose.rules.rule import Role, Rule
 
-ROWS = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-
-
 PAIRS = [(rule, pattern, line) for rule in RULES.values() for pattern, line in rule.matches.items()]
 LINES = [row.split("\t", 1) for row in Path(__file__).with_name("rule_lines.tsv").read_text().splitlines()[1:]]
 
 
-@pytest.mark.parametrize(("rule", "pattern", "line"), PAIRS, ids=lambda value: getattr(value, "code", ""))
-def test_pattern_matches_the_line_beside_it(rule: Rule, pattern: str, line: str):
-    assert re2.search(pattern, line), rule.code
-    assert not any(f"|{other}" in line for other in rule.matches), "a line of a log, not the rule's own pattern"
+def test_every_pattern_matches_the_line_beside_it():
+    assert [(rule.code, pattern) for rule, pattern, line in PAIRS if not re2.search(pattern, line)] == []
 
 
-@pytest.mark.parametrize(("code", "line"), LINES)
-def test_rule_matches_the_same_line_of_other_versions(code: str, line: str):
-    assert re2.search(RULES[code].pattern, line)
+def test_line_beside_a_pattern_is_one_of_a_log_and_not_a_pattern():
+    quoted = [(rule.code, line) for rule, _, line in PAIRS if any(f"|{other}" in line for other in rule.matches)]
+    assert quoted == []
 
 
-@ROWS
-def test_rule_names_facts_and_classes_that_fit_its_role(rule: Rule):
-    assert not set(rule.needs) - set(EVIDENCE_REQUESTS)
+def test_rules_match_the_same_lines_of_other_versions():
+    assert [(code, line) for code, line in LINES if not re2.search(RULES[code].pattern, line)] == []
+
+
+def test_every_rule_names_facts_and_classes_that_fit_its_role():
+    assert {code: wrong for code, rule in RULES.items() if (wrong := list(misfits(rule)))} == {}
+
+
+def misfits(rule: Rule) -> Iterator[str]:
+    """What of a rule does not fit its role."""
+    fits = {
+        "needs": set(rule.needs) <= set(EVIDENCE_REQUESTS),
+        "classes": (bool(rule.classes) or rule.role is not Role.CAUSE) and FailureClass.UNKNOWN not in rule.classes,
+    }
     if rule.role is Role.CAUSE:
-        assert rule.classes
-        assert rule.remedy or rule.confidence is Confidence.UNSURE
-        assert rule.needs or rule.confidence is Confidence.CERTAIN
+        fits["remedy"] = bool(rule.remedy) or rule.confidence is Confidence.UNSURE
+        fits["needs of what is not certain"] = bool(rule.needs) or rule.confidence is Confidence.CERTAIN
     else:
-        assert rule.confidence is Confidence.UNSURE
-    assert FailureClass.UNKNOWN not in rule.classes
+        fits["confidence"] = rule.confidence is Confidence.UNSURE
+    return (name for name, well in fits.items() if not well)
 
 
 def test_every_class_has_words():
