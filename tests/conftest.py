@@ -76,7 +76,7 @@ _TEST_RUN = pytest.StashKey[str]()
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
-# torch asks for the name of every address that it connects to. Where no name server answers, a connection would take 5 s.
+# torch asks for the name of every address that it connects to, which takes 5 s where no name server answers.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
 # CI judges a change by the same examples every time; new ones are found, and noted, where people work. How long one

@@ -72,6 +72,9 @@ PROGRAMS = {
     "print(open('/proc/self/oom_score_adj').read())",
 }
 
+WITH_OWN_IMPORTS = ("ends well", "error in a module of its own", "no module", "syntax", "spawn", "forkserver", "fork")
+"""Programs with a zygote each, because of what they import, or cannot."""
+
 WHERE_IT_LIES = (
     "ends well",
     "error in a module of its own",
@@ -149,7 +152,7 @@ def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(whole())
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", WITH_OWN_IMPORTS)
 def test_forked_rank_does_what_a_cold_one_does(place: ProgramDir, name: str) -> None:
     (place.folder / "program.py").write_text(PROGRAMS[name])
     wanted = place.command("program.py", "-v", "two words")
@@ -159,6 +162,25 @@ def test_forked_rank_does_what_a_cold_one_does(place: ProgramDir, name: str) -> 
         try:
             assert held.mismatch(wanted) == ""
             assert await place.run_forked(held, wanted) == place.cold(wanted)
+        finally:
+            held.kill()
+
+    play(scene)
+
+
+def test_forks_of_one_zygote_do_what_cold_ranks_do(place: ProgramDir) -> None:
+    """The program is edited between the ranks; the zygote has imported all that any of them does."""
+    program = place.folder / "program.py"
+    program.write_text("import atexit, gc, os, resource, signal, subprocess, sys, threading, traceback\nimport pathlib")
+    wanted = place.command("program.py", "-v", "two words")
+
+    async def scene() -> None:
+        held = await place.start_zygote(replace(wanted, environ={**wanted.environ, "MASTER_PORT": "2"}))
+        try:
+            for name in [each for each in PROGRAMS if each not in WITH_OWN_IMPORTS]:
+                program.write_text(PROGRAMS[name])
+                assert held.mismatch(wanted) == "", name
+                assert await place.run_forked(held, wanted) == place.cold(wanted), name
         finally:
             held.kill()
 
