@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.golden import Golden, file_of
 
 from holdfast.errors import HoldfastError
 from holdfast.host.processes import all_pids, by_env, kill_all
@@ -76,6 +77,10 @@ _TEST_RUN = pytest.StashKey[str]()
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
+# Golden files show times of day.
+os.environ["TZ"] = "UTC"
+time.tzset()
+
 # torch asks for the name of every address that it connects to, which takes 5 s where no name server answers.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 
@@ -92,6 +97,12 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir(mode=0o700)
     monkeypatch.setenv("HOLDFAST_HOME", str(folder))
     return folder
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """Compares the texts of a test with its file."""
+    return Golden(file_of(request.path, request.node.originalname))
 
 
 @pytest.fixture(scope="session")

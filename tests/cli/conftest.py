@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -51,6 +52,15 @@ class Cli:
         code = main(words)
         out, err = self._capture.readouterr()
         return Answer(code, out, err)
+
+    def transcript(self, *lines: list[str]) -> str:
+        """What these command lines show, and their exit codes; the current folder is /here."""
+        answers = [(words, self(*words)) for words in lines]
+        text = "\n".join(
+            f"$ holdfast {shlex.join(words)}\n{answer.out}{answer.err}exit code {answer.code}\n"
+            for words, answer in answers
+        )
+        return text.replace(os.getcwd(), "/here")
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli
+    from tests.golden import Golden
 
 LINES = """\
 n1:77:91 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'
@@ -22,16 +23,12 @@ n0:7:91 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by rem
 """
 
 
-def test_folder_of_logs_is_diagnosed_on_one_screen(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "logs").mkdir()
-    (tmp_path / "logs" / "rank-3.log").write_text(LINES)
-    answer = cli("diagnose", str(tmp_path / "logs"))
-    assert answer.code == ExitCode.OK
-    assert answer.out.startswith("NCCL found no GPU memory left")
-    assert "oom-gpu, certain" in answer.out
-    assert "rank 3" in answer.out
-    assert "rank-3.log:1:" in answer.out
-    assert len(answer.out.splitlines()) < 24
+def test_folder_of_logs_is_diagnosed_on_one_screen(cli: Cli, golden: Golden) -> None:
+    Path("logs").mkdir()
+    Path("logs/rank-3.log").write_text(LINES)
+    text = cli.transcript(["diagnose", "logs"])
+    assert len(text.splitlines()) < 24
+    golden(text)
 
 
 def test_json_holds_the_same(cli: Cli, tmp_path: Path) -> None:
@@ -50,27 +47,16 @@ def test_redacted_answer_names_nobody(cli: Cli, tmp_path: Path) -> None:
     assert "gpu-a7" not in cli("diagnose", "--redact", str(tmp_path / "all.log")).out
 
 
-def test_unknown_cause_lists_the_evidence_that_would_decide(cli: Cli, tmp_path: Path) -> None:
-    (tmp_path / "all.log").write_text(LINES.splitlines()[1])
-    answer = cli("diagnose", str(tmp_path / "all.log"))
-    assert answer.code == ExitCode.OK
-    assert "unknown" in answer.out
-    assert "would decide" in answer.out
-    (open_,) = (line for line in answer.out.splitlines() if line.strip().startswith("may be"))
-    assert "firewall/networkpolicy" in open_
+def test_unknown_cause_lists_the_evidence_that_would_decide(cli: Cli, golden: Golden) -> None:
+    Path("all.log").write_text(LINES.splitlines()[1])
+    golden(cli.transcript(["diagnose", "all.log"]))
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\1\2\3"])
-def test_empty_input_is_an_error(cli: Cli, tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "all.log").write_bytes(content)
-    answer = cli("diagnose", str(tmp_path / "all.log"))
-    assert answer.code == ExitCode.NOT_FOUND
-    assert "nothing-to-read" in answer.err
-
-
-def test_missing_path_and_missing_run_have_different_errors(cli: Cli) -> None:
-    assert "no-such-file" in cli("diagnose", "logs/none.log").err
-    assert "no-runs" in cli("diagnose", "none").err
+def test_input_that_cannot_be_read_is_an_error(cli: Cli, golden: Golden) -> None:
+    Path("empty.log").write_bytes(b"")
+    Path("binary.log").write_bytes(b"\0\1\2\3")
+    asked = ["empty.log", "binary.log", "logs/none.log", "none"]
+    golden(cli.transcript(*(["diagnose", each] for each in asked)))
 
 
 def test_file_of_a_name_that_is_no_text_is_named_in_every_form(cli: Cli, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 
 import msgspec
-import pytest
+from tests.golden import Golden
 
 from holdfast.cli.event_text import EventLineFilter, describe, event_line
 from holdfast.events import (
@@ -52,12 +52,11 @@ def step(number: int, at: float) -> StepCommitted:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-def test_every_kind_of_event_has_a_sentence_of_one_line(kind: type[msgspec.Struct]) -> None:
-    lines = describe(sample(kind))
-    assert lines
-    assert "\n" not in lines
-    assert event_line(sample(kind)).endswith(lines)
+def test_every_kind_of_event_has_a_sentence_of_one_line(golden: Golden) -> None:
+    for kind in KINDS:
+        assert "\n" not in describe(sample(kind))
+        assert event_line(sample(kind)).endswith(describe(sample(kind))), kind
+    golden("\n".join(f"{kind.__name__}: {describe(sample(kind))}" for kind in KINDS))
 
 
 def test_sentence_cannot_carry_control_characters() -> None:
@@ -67,21 +66,14 @@ def test_sentence_cannot_carry_control_characters() -> None:
     assert describe(event) == "rank 0 on node0 exited with code 1: bad\\nnews\\x07"
 
 
-def test_sentence_names_the_replica_after_the_first() -> None:
+def test_sentence_names_the_replica_after_the_first_and_metrics(golden: Golden) -> None:
     lines = [
         RankExited(at=1, node=1, replica=1, attempt=0, rank=0, reason=ExitReason.SIGNAL, code=9),
         RankHung(at=1, node=1, replica=1, attempt=0, rank=0, waited_s=5.0, last_step=3, last_step_at=1.0),
         RanksStopped(at=1, node=1, replica=1, attempt=2, port=1),
+        step(7, 10.0),
     ]
-    assert [describe(event) for event in lines] == [
-        "rank 0 of replica 1 on node1 ended by signal 9",
-        "rank 0 of replica 1 on node1 has completed no step for 5.0 s, after step 3",
-        "no rank of attempt 2 of replica 1 is left on node1",
-    ]
-
-
-def test_step_sentence_has_its_metrics() -> None:
-    assert describe(step(7, 10.0)) == "step 7 committed in 0.10 s, loss 2.500, 1,000 tokens/s"
+    golden("\n".join(map(describe, lines)))
 
 
 def test_steps_and_checkpoints_are_printed_about_once_a_second() -> None:

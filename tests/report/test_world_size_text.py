@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from msgspec.structs import replace
+from tests.golden import Golden
 
 from holdfast.events import (
     NodeCreated,
@@ -41,24 +42,12 @@ def step(attempt: int, **metrics: float) -> StepCommitted:
     return StepCommitted(at=60.0, replica=0, attempt=attempt, step=7, started=58.0, ended=60.0, metrics=metrics)
 
 
-def test_smaller_world_is_shown_with_all_its_effects() -> None:
-    assert format_world_size(SHRUNK) == (
-        "degraded: world size 4 of 8 on 2 of 4 nodes (it was 8); global batch kept at 1,024 samples, "
-        "learning rate kept; about 2 min 10 s left at that size; node1 cannot be had: full"
-    )
-    assert format_world_size(WHOLE).startswith("whole again: world size 8 of 8 on 4 of 4 nodes (it was 4)")
-
-
-def test_scaled_quantities_are_shown_with_their_factor() -> None:
+def test_changed_world_is_shown_with_all_its_effects(golden: Golden) -> None:
     scaled = replace(
         SHRUNK, global_batch=ScalingEffect.SCALED, learning_rate=ScalingEffect.SCALED, learning_rate_factor=0.5
     )
-    assert "global batch scaled to 1,024 samples, learning rate scaled by 0.5;" in format_world_size(scaled)
-
-
-def test_unconfirmed_effects_are_shown_as_a_condition() -> None:
-    told = format_world_size(replace(SHRUNK, samples=None, confirmed=False))
-    assert "global batch kept, learning rate kept, if the program takes its micro-batches from a Session" in told
+    unconfirmed = replace(SHRUNK, samples=None, confirmed=False)
+    golden("\n".join(map(format_world_size, (SHRUNK, WHOLE, scaled, unconfirmed))))
 
 
 def test_step_shows_whether_the_ranks_honour_the_job() -> None:

@@ -9,7 +9,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import re
 import ssl
 import threading
@@ -22,6 +21,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.golden import WRITE
 from tests.launch.kubernetes.golden_cases import Case, render_context
 
 from holdfast.findings import Finding
@@ -32,7 +32,6 @@ from holdfast.launch.kubernetes.pending_reason.pending_rules import PENDING_RULE
 from lab import Lab, programs
 
 RECORDED = Path(__file__).parent / "pending"
-WRITE = os.environ.get("HOLDFAST_WRITE_GOLDEN") == "1"
 WITHIN_S = 240.0
 RUN = "llama-000000"
 OWNER = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{{namespace}}/jobsets/{RUN}"

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.golden import WRITE
 from tests.job.loading import make_job
 from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
@@ -23,7 +23,6 @@ from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, to_plain
 from holdfast.launch.kubernetes.object_names import MAX_NAME_LENGTH, ObjectNames
 
 GOLDEN = Path(__file__).parent / "golden"
-WRITE = os.environ.get("HOLDFAST_WRITE_GOLDEN") == "1"
 
 
 @pytest.mark.parametrize("name", CASES)
