@@ -516,7 +516,7 @@ def _not_started(failure: Failure, earlier: tuple[Failure, ...], recovery: Recov
         return None
     number = _ERRNO.search(failure.error)
     remedy = _START_REMEDIES.get(int(number[1]) if number else 0, _COMMAND)
-    return _stop(failure, "the program could not be started", remedy)
+    return _stop(failure, "a restart would fail too", remedy)
 
 
 def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
