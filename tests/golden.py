@@ -9,6 +9,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.cli.finding_text import render_finding
+from holdfast.findings import Finding
+
 WRITE = os.environ.get("HOLDFAST_WRITE_GOLDEN") == "1"
 
 
@@ -32,3 +35,8 @@ class Golden:
 def file_of(module: Path, test: str) -> Path:
     """Where a test's texts are."""
     return module.parent / "golden" / module.stem / f"{test}.txt"
+
+
+def printed(finding: Finding) -> str:
+    """A finding, as `holdfast` prints it."""
+    return render_finding(finding).plain

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.golden import Golden
+from tests.golden import Golden, printed
 
-from holdfast.cli.finding_text import render_finding
 from holdfast.control.policy import CRASH_LOOP_LENGTH, FLAP_LIMIT, Action, Failure, FailureKind, Verdict, decide
 from holdfast.errors import ExitCode
 from holdfast.findings import Owner
@@ -32,7 +31,7 @@ LOSS = Failure(kind=FailureKind.NODE_LOST, at=1000.0, node=1, attempt=0, error="
 
 def as_text(verdict: Verdict) -> str:
     """A verdict's finding, as `holdfast` prints it."""
-    return render_finding(verdict.finding).plain
+    return printed(verdict.finding)
 
 
 def test_program_that_cannot_be_started_stops_with_its_code() -> None:
