@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.diagnose.log_lines import diagnose_lines
+from tests.golden import Golden
 
 from holdfast.cli.diagnose import render_diagnosis as screen
 from holdfast.diagnose.diagnosis import MOST_MAY_BE
@@ -21,27 +22,22 @@ IN_URLLIB = (
 GAI = "socket.gaierror: [Errno -2] Name or service not known"
 
 
-@pytest.mark.parametrize(
-    ("lines", "what"),
-    [
-        (
-            ["usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --learning-rate 1"],
-            "unrecognized arguments: --learning-rate 1",
-        ),
-        (["[rank0]: train.py: error: argument --lr: invalid float value: 'x'"], "invalid float value"),
-        (["Usage: train.py [OPTIONS]", "", "Error: Missing option '--data'."], "Missing option '--data'"),
-        (["╭─ Error ─────╮", "│ No such option: --lrr        │", "╰─────────╯"], "No such option: --lrr"),
-        (["╭─ Unrecognized options ─╮", "│ Unrecognized options: --lrr 1  │"], "Unrecognized options: --lrr 1"),
-        (["Could not override 'optm.lr'.", "Key 'optm' is not in struct"], "Could not override 'optm.lr'"),
-        (["-------", "mpirun has detected an attempt to run as root.", "", "-------"], "run as root"),
-    ],
+REFUSED = (
+    ["usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --learning-rate 1"],
+    ["[rank0]: train.py: error: argument --lr: invalid float value: 'x'"],
+    ["Usage: train.py [OPTIONS]", "", "Error: Missing option '--data'."],
+    ["╭─ Error ─────╮", "│ No such option: --lrr        │", "╰─────────╯"],
+    ["╭─ Unrecognized options ─╮", "│ Unrecognized options: --lrr 1  │"],
+    ["Could not override 'optm.lr'.", "Key 'optm' is not in struct"],
+    ["-------", "mpirun has detected an attempt to run as root.", "", "-------"],
 )
-def test_usage_error_is_told_in_the_words_of_who_refused(lines: list[str], what: str) -> None:
-    answer = diagnose_lines(
-        *lines, "[E1120 10:00:00.1 api.py:882] failed (exitcode: 2) local_rank: 0 (pid: 942) of binary: python"
-    )
-    assert answer.failure_class is FailureClass.USAGE
-    assert what in answer.what
+
+
+def test_usage_error_is_told_in_the_words_of_who_refused(golden: Golden) -> None:
+    ended = "[E1120 10:00:00.1 api.py:882] failed (exitcode: 2) local_rank: 0 (pid: 942) of binary: python"
+    answers = [diagnose_lines(*lines, ended) for lines in REFUSED]
+    assert [answer.failure_class for answer in answers] == [FailureClass.USAGE] * len(REFUSED)
+    golden("\n".join(answer.what for answer in answers))
 
 
 @pytest.mark.parametrize("error", ["SyntaxError: expected ':'", "IndentationError: unexpected indent"])
@@ -59,26 +55,20 @@ def test_file_that_does_not_parse_is_named_with_its_line(error: str) -> None:
     assert answer.what.endswith("at model.py:7")
 
 
-@pytest.mark.parametrize(
-    ("lines", "what"),
-    [
-        ([*IN_URLLIB, GAI], "at train.py:12 in main"),
-        ([*IN_URLLIB, "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure>"], "train.py:12"),
-        (["ConnectionError: Couldn't reach 'wikitext' on the Hub (ConnectionError)"], "'wikitext' on the Hub"),
-        (["requests.exceptions.ConnectionError: HTTPSConnectionPool(host='data.org', port=443): x"], "data.org"),
-        (
-            [
-                "huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Unavailable for url: https://huggingface.co/api/x"
-            ],
-            "https://huggingface.co",
-        ),
-    ],
+OUTAGES = (
+    [*IN_URLLIB, GAI],
+    [*IN_URLLIB, "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure>"],
+    ["ConnectionError: Couldn't reach 'wikitext' on the Hub (ConnectionError)"],
+    ["requests.exceptions.ConnectionError: HTTPSConnectionPool(host='data.org', port=443): x"],
+    ["huggingface_hub.errors.HfHubHTTPError: 503 Server Error: Unavailable for url: https://huggingface.co/api/x"],
 )
-def test_outage_of_a_hub_is_no_rendezvous(lines: list[str], what: str) -> None:
-    answer = diagnose_lines(*lines)
-    assert answer.failure_class is FailureClass.UNREACHABLE
-    assert what in answer.what
-    assert "MASTER_ADDR" not in repr(answer)
+
+
+def test_outage_of_a_hub_is_no_rendezvous(golden: Golden) -> None:
+    answers = [diagnose_lines(*lines) for lines in OUTAGES]
+    assert [answer.failure_class for answer in answers] == [FailureClass.UNREACHABLE] * len(OUTAGES)
+    assert "MASTER_ADDR" not in repr(answers)
+    golden("\n".join(answer.what for answer in answers))
 
 
 @pytest.mark.parametrize(
