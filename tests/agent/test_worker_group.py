@@ -19,6 +19,7 @@ import msgspec
 import pytest
 from tests.agent.test_gpu_memory import APPS, GPUS, answering, nvidia_smi
 from tests.conftest import SmallDisk, fill, mount_read_only
+from tests.waiting import until
 
 from holdfast.agent import hang_detector, rank_stopper, rendezvous_check
 from holdfast.agent.log_retention import LogRetention
@@ -221,14 +222,6 @@ def until_state(pid: int, letter: str) -> None:
 def until_marked(root: int, rank: str) -> int:
     """Wait for the first process below one that was started with this RANK."""
     return until(lambda: next(iter(by_env(descendants(root), RANK=rank)), 0))
-
-
-def until(found: Callable[[], int]) -> int:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (value := found()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return value
 
 
 def speaker(then: str, *lines: str) -> list[str]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.cli.conftest import Cli
 from tests.launch.kubernetes.test_collect_inventory import rules, user
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -35,13 +35,6 @@ def project(lab: Lab, namespace: str, tmp_path: Path, home: Path, monkeypatch: p
     monkeypatch.chdir(folder)
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     return folder
-
-
-def until(seen: Any) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not seen():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
 
 
 def test_waiting_run_shows_the_reason_as_text_and_json(cli: Cli, project: Path, lab: Lab, namespace: str) -> None:

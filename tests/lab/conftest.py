@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.lab.lab_namespace import LabNamespace, until
+from tests.lab.lab_namespace import LabNamespace
+from tests.waiting import until
 
 from lab import Lab
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
+
+from tests.waiting import until
 
 from holdfast.errors import HoldfastError
 from holdfast.host import processes
@@ -13,15 +13,6 @@ from lab import Lab
 from lab.kubelet.container import MARK
 
 DEADLINE_S = 120
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """The condition's value, once it is true."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-    return found
 
 
 class LabNamespace:

@@ -6,11 +6,10 @@ import json
 import os
 import signal
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from holdfast.host import processes
 from lab import Lab
@@ -29,15 +28,6 @@ dist.all_reduce(one)
 print("sum", one.item(), flush=True)
 dist.destroy_process_group()
 """
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    """What the condition gives, once it is true."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
-    return found
 
 
 def jobset(namespace: str, command: list[str], **job: Any) -> str:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.lab.lab_namespace import until
+from tests.waiting import until
 
 from holdfast.errors import HoldfastError
 from holdfast.host import processes

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.lab.lab_namespace import LabNamespace, alive, until
+from tests.lab.lab_namespace import LabNamespace, alive
+from tests.waiting import until
 
 from holdfast.errors import HoldfastError
 from lab import Lab, state

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import IO
 
 import pytest
-from tests.lab.lab_namespace import DEADLINE_S, LabNamespace, alive, until
+from tests.lab.lab_namespace import DEADLINE_S, LabNamespace, alive
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until_async
 from torchft.coordination import LighthouseClient
 
 from holdfast.lighthouse import lighthouse_supervisor
@@ -40,12 +41,6 @@ async def serving(*, min_replicas: int = 1) -> AsyncIterator[tuple[Lighthouse, C
     await server.stop(None)
 
 
-async def until(ready: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE.total_seconds()):
-        while not ready():  # noqa: ASYNC110 - nothing rings when it is
-            await asyncio.sleep(0.001)
-
-
 def members(quorum: Any) -> list[tuple[str, int]]:
     return [(one.replica_id, one.step) for one in quorum.participants]
 
@@ -57,7 +52,7 @@ def test_lost_replica_is_not_waited_for_and_its_successor_is_taken_in() -> None:
             first, same = await asyncio.gather(ask("0:x"), ask("1:y"))
             assert members(first) == members(same) == [("0:x", 3), ("1:y", 3)]
             alone = asyncio.ensure_future(ask("0:x", step=4))
-            await until(lambda: "0:x" in lighthouse._requests)
+            await until_async(lambda: "0:x" in lighthouse._requests)
             lighthouse.update_liveness({0: "a:1", 1: ""})
             shrunk = await alone
             assert members(shrunk) == [("0:x", 4)]
@@ -66,7 +61,7 @@ def test_lost_replica_is_not_waited_for_and_its_successor_is_taken_in() -> None:
                 await ask("1:y")  # it is stopped, and may not know it yet
             lighthouse.update_liveness({0: "a:1", 1: "b:2"})
             joiner = asyncio.ensure_future(ask("1:z", step=0))
-            await until(lambda: "1:z" in lighthouse._requests)
+            await until_async(lambda: "1:z" in lighthouse._requests)
             both = await ask("0:x", step=5)
             assert members(both) == members(await joiner) == [("0:x", 5), ("1:z", 0)]
 
@@ -79,7 +74,7 @@ def test_attempt_is_known_by_its_store_where_its_name_says_nothing() -> None:
             lighthouse.update_liveness({0: "a:1", 1: "b:1"})
             await asyncio.gather(ask("x", store="a:1"), ask("y", store="b:1"))
             alone = asyncio.ensure_future(ask("x", store="a:1"))
-            await until(lambda: "x" in lighthouse._requests)
+            await until_async(lambda: "x" in lighthouse._requests)
             lighthouse.update_liveness({0: "a:1", 1: ""})
             assert members(await alone) == [("x", 3)]
             with pytest.raises(RuntimeError):
@@ -100,7 +95,7 @@ def test_supervisor_restarts_the_service_at_its_port_with_its_state(tmp_path: Pa
         assert process is not None
         record = (tmp_path / "lighthouse.port").stat().st_ino
         process.kill()
-        await until(lambda: supervisor._process is not process and supervisor._writer is not None)
+        await until_async(lambda: supervisor._process is not process and supervisor._writer is not None)
         assert supervisor.url == url
         client = LighthouseClient(addr=url, connect_timeout=PATIENCE)
         quorum = await asyncio.to_thread(client.quorum, "0:x", PATIENCE, "address", "a:1", 3, 1, False)
@@ -126,7 +121,7 @@ def test_service_that_does_not_answer_is_replaced_at_its_port(tmp_path: Path, mo
         await asyncio.wait_for(supervisor.wait_address(), 120)
         url, stopped = supervisor.url, supervisor.pid
         os.kill(stopped, signal.SIGSTOP)
-        await until(lambda: supervisor.pid not in (0, stopped))
+        await until_async(lambda: supervisor.pid not in (0, stopped))
         assert supervisor.url == url
         run.cancel()
         await supervisor.stop()
@@ -153,7 +148,7 @@ def test_service_that_was_stopped_before_its_controller_was_replaced_is_replaced
             tmp_path, host="127.0.0.1", public_host="127.0.0.1", min_replicas=1, grace_s=60.0
         )
         run = asyncio.ensure_future(supervisor.run())
-        await until(lambda: supervisor._writer is not None and supervisor.pid not in (0, stopped))
+        await until_async(lambda: supervisor._writer is not None and supervisor.pid not in (0, stopped))
         assert supervisor.url == url
         run.cancel()
         await supervisor.stop()

@@ -53,8 +53,6 @@ FRESH = ("__main__", "__mp_main__", "holdfast", "lab", "tests")
 SAME_VARIABLES = ("PYTHON", "LD_")
 """Prefixes of variables that only a new process can obey."""
 OBEYED = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
-SLACK_BYTES = 48 * 1024
-"""Room for longer arguments and environments than the first process has, where the kernel shows them."""
 FIRST_FREE = 400
 """Descriptors from here on are free to move others through."""
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 from tests.runs.forked_starts import ForkedStarts
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import HoldfastError
@@ -57,14 +58,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Wait for something that no event reports."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 @dataclass
 class WatchedRun:
     """A started run and its log so far."""
@@ -82,7 +75,7 @@ class WatchedRun:
             if event is not None:
                 self.seen.append(event)
             if isinstance(event, RunFinished):
-                wait_until(
+                until(
                     lambda: not self.folder.alive()
                 )  # its supervisor cleans up after it, for longer on a busy machine
             if isinstance(event, kind) and which(event):

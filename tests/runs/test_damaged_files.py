@@ -8,7 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.runs.conftest import Runs, leftovers_of, wait_until
+from tests.runs.conftest import Runs, leftovers_of
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
@@ -33,7 +34,7 @@ def test_run_whose_controller_cannot_start_says_so_and_is_ended_by_force(runs: R
     watched.wait_for(RanksStarted)
     run.job.write_text("not JSON")
     os.kill(watched.all(ControllerStarted)[-1].pid, signal.SIGKILL)
-    wait_until(lambda: api.controller_failing(run) is not None)
+    until(lambda: api.controller_failing(run) is not None)
     failing = api.controller_failing(run)
     assert failing is not None
     assert any("job.json of" in line for line in failing.evidence)
@@ -88,7 +89,7 @@ def test_log_that_something_else_changes_is_put_back_and_no_event_is_lost(runs: 
             run.events.unlink()
             if how == "replaced":
                 os.mkfifo(run.events)
-    wait_until(lambda: run.events.is_file() and isinstance(last_event(run.events), RunFinished))
+    until(lambda: run.events.is_file() and isinstance(last_event(run.events), RunFinished))
     known = api.events(run)
     found = [event.finding for event in known if isinstance(event, FindingRaised)]
     assert [finding.code for finding in found] == ["event-log-repaired"]
@@ -98,7 +99,7 @@ def test_log_that_something_else_changes_is_put_back_and_no_event_is_lost(runs: 
     assert api.summary(run).corrupt_lines == 0
     assert "event-log-repaired" in {finding.code for finding in api.summary(run).other_findings}
     assert "another controller" not in run.controller_log.read_text()
-    wait_until(lambda: not run.alive())
+    until(lambda: not run.alive())
 
 
 def test_log_emptied_while_there_was_no_controller_ends_the_run_with_that_reason(runs: Runs) -> None:
@@ -110,10 +111,10 @@ def test_log_emptied_while_there_was_no_controller_ends_the_run_with_that_reason
     controller = identify(watched.all(ControllerStarted)[-1].pid)
     assert controller is not None
     os.kill(controller.pid, signal.SIGKILL)
-    wait_until(lambda: not controller.alive)
+    until(lambda: not controller.alive)
     os.truncate(run.events, 0)
     os.kill(supervisor, signal.SIGCONT)
-    wait_until(lambda: not run.alive())
+    until(lambda: not run.alive())
     ended = api.events(run)[-1]
     assert isinstance(ended, RunFinished)
     assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.STORAGE_FAILED)

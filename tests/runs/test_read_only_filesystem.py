@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs, wait_until
+from tests.runs.conftest import Runs
 from tests.runs.test_resource_faults import holds, noted
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.events import AttemptStarted, CheckpointCommitted, ControllerStarted, Outcome, StepCommitted
@@ -54,7 +55,7 @@ def end_controller(run: RunDir, controller: int) -> None:
     supervisor: int = json.loads(run.controller_record.read_text())["supervisor_pid"]
     for pid in (supervisor, controller):
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not run.alive())
+    until(lambda: not run.alive())
 
 
 def test_run_waits_is_said_to_and_continues_without_a_restart_once_it_can_be_written(
@@ -64,12 +65,12 @@ def test_run_waits_is_said_to_and_continues_without_a_restart_once_it_can_be_wri
     watched = runs.steps(100_000, 0.02, overrides=(f"checkpoint.path={runs.base / 'checkpoints'}",))
     watched.wait_for(CheckpointCommitted)
     fail(ext4)
-    wait_until(lambda: holds(watched))
+    until(lambda: holds(watched))
     found = api.storage_finding(watched.folder)
     assert found is not None
     assert found.code == "read-only-file-system"
     begun = noted(runs)
-    wait_until(lambda: noted(runs) >= begun + 100)
+    until(lambda: noted(runs) >= begun + 100)
     end_controller(watched.folder, watched.all(ControllerStarted)[-1].pid)
     mend(ext4)
     assert api.restart_controller(watched.folder)

@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import NCCL_LIKE, PREWARMED, Runs, wait_until
+from tests.runs.conftest import NCCL_LIKE, PREWARMED, Runs
 from tests.runs.replica_runs import attempts, finish_identical, start_and_step, start_replicas, wait_for_step
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -116,7 +117,7 @@ def test_quorum_service_that_is_lost_comes_back_at_its_port(runs: Runs, action: 
     (service,) = processes_with(b"holdfast.lighthouse", watched.folder.path)
     watched.drill(FaultTarget.LIGHTHOUSE, 0, action)
     watched.wait_for(FaultInjected)
-    wait_until(lambda: processes_with(b"holdfast.lighthouse", watched.folder.path) not in ([], [service]))
+    until(lambda: processes_with(b"holdfast.lighthouse", watched.folder.path) not in ([], [service]))
     watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
     wait_for_step(watched, 1, 1)
     finish_identical(runs, watched, 2)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import SmallDisk, fill
-from tests.runs.conftest import Runs, WatchedRun, wait_until
+from tests.runs.conftest import Runs, WatchedRun
 from tests.runs.test_terminal_outcomes import own_memory_group
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
@@ -86,9 +87,9 @@ def on_a_small_disk(runs: Runs, disk: Path, monkeypatch: pytest.MonkeyPatch, ste
     watched = runs.steps(steps, 0.005, overrides=overrides)
     watched.wait_for(StepCommitted)
     fill(disk)
-    wait_until(lambda: holds(watched))
+    until(lambda: holds(watched))
     begun = noted(runs)
-    wait_until(lambda: noted(runs) > begun)
+    until(lambda: noted(runs) > begun)
     return watched
 
 
@@ -119,7 +120,7 @@ def test_run_that_waits_for_room_can_be_cancelled(
     """Also when what waits, one line a step, would be several times what is kept for a run that ends."""
     watched = on_a_small_disk(runs, small_disk(1 << 20), monkeypatch, steps=100_000)
     begun = noted(runs)
-    wait_until(lambda: noted(runs) >= begun + 500)
+    until(lambda: noted(runs) >= begun + 500)
     api.cancel(watched.folder)
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
     assert max(watched.steps()) >= begun + 500
@@ -162,7 +163,7 @@ def test_rank_that_ignores_sigterm_is_named_when_its_grace_is_over(runs: Runs) -
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True); signal.pause()"
     watched = runs.start(sys.executable, "-c", stubborn, nodes=1, overrides=("recovery.stop_grace_s=0.2",))
     log = watched.folder.rank_log(0, 0)
-    wait_until(lambda: log.exists() and "up" in log.read_text())
+    until(lambda: log.exists() and "up" in log.read_text())
     api.cancel(watched.folder)
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
     (found,) = watched.all(FindingRaised)
@@ -199,7 +200,7 @@ def test_memory_that_runs_short_is_told_before_anything_is_killed(runs: Runs) ->
         assert watched.wait_for_end().outcome is Outcome.CANCELLED
     finally:
         (own / "cgroup.procs").write_text(str(os.getpid()))
-        wait_until(lambda: not (group / "cgroup.procs").read_text())
+        until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
     assert found.finding.evidence[0] == f"limit of {group}"
     assert "-c import signal, sys from pathlib" in found.finding.evidence[1]
@@ -230,7 +231,7 @@ def test_drilled_disk_that_stays_full_ends_the_run_with_the_reason(small_disk: S
     ended = watched.wait_for_end()  # the stepper writes its steps there, so every attempt dies of it
     assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.STORAGE_FAILED)
     assert {event.finding.code for event in watched.all(RecoveryDecided)} == {"disk-full"}
-    wait_until(lambda: not (disk / "drill.ballast").exists())
+    until(lambda: not (disk / "drill.ballast").exists())
 
 
 @pytest.mark.root

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs, WatchedRun, wait_until
+from tests.runs.conftest import Runs, WatchedRun
+from tests.waiting import until
 
 from holdfast import api, run_diagnosis
 from holdfast.cli import main
@@ -26,8 +27,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def standing(runs: Runs, how: str) -> WatchedRun:
     watched = runs.start(sys.executable, str(PROGRAM), how)
     logs = [watched.folder.rank_log(0, rank) for rank in (0, 1)]
-    wait_until(lambda: all(log.exists() and "met" in log.read_text() for log in logs))
-    wait_until(lambda: api.standstill_finding(watched.folder) is not None)
+    until(lambda: all(log.exists() and "met" in log.read_text() for log in logs))
+    until(lambda: api.standstill_finding(watched.folder) is not None)
     return watched
 
 
@@ -47,7 +48,7 @@ def test_rank_that_waits_elsewhere_is_named_with_the_collective_that_the_other_w
 def test_rank_that_waits_after_another_has_ended_well_is_told(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     watched = standing(runs, "left")
     watched.first(RankExited)
-    wait_until(lambda: "ended" in getattr(api.standstill_finding(watched.folder), "what", ""))
+    until(lambda: "ended" in getattr(api.standstill_finding(watched.folder), "what", ""))
     answer = api.diagnose_run(watched.folder)
     assert "rank 0 on node0 ended " in answer.what
     assert " ago with exit code 0; rank 1 on node1 is in wait_for_lock (hang_without_session.py:" in answer.what

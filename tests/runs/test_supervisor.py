@@ -6,7 +6,8 @@ import os
 import signal
 
 import pytest
-from tests.runs.conftest import Runs, wait_until
+from tests.runs.conftest import Runs
+from tests.waiting import until
 
 from holdfast.events import AttemptStarted, ControllerStarted, Outcome, RanksStarted, StepCommitted
 
@@ -32,7 +33,7 @@ def test_controllers_that_fail_for_a_while_cost_no_rank_its_work(runs: Runs) -> 
     good = watched.folder.secrets.rename(watched.folder.path / "put-aside")
     watched.folder.secrets.write_text("not JSON")
     os.kill(watched.all(ControllerStarted)[-1].pid, signal.SIGKILL)
-    wait_until(lambda: watched.folder.read_controller_record().get("failed", 0) >= 4)
+    until(lambda: watched.folder.read_controller_record().get("failed", 0) >= 4)
     good.rename(watched.folder.secrets)
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert len(watched.all(ControllerStarted)) == 2

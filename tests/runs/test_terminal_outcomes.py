@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import Runs, WatchedRun, wait_until
+from tests.runs.conftest import Runs, WatchedRun
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
@@ -108,7 +109,7 @@ def test_program_that_cannot_be_started_is_told_from_one_that_failed(runs: Runs,
 
 def test_cancel_gives_ranks_their_grace_and_ends_with_its_code(runs: Runs) -> None:
     watched = runs.start(sys.executable, "-c", f"import signal; {UP}")  # one that lost the other would end of that
-    wait_until(lambda: up(watched))
+    until(lambda: up(watched))
     api.cancel(watched.folder)
     ended = watched.wait_for_end()
     assert (ended.outcome, ended.exit_code) == (Outcome.CANCELLED, 130)
@@ -118,7 +119,7 @@ def test_cancel_gives_ranks_their_grace_and_ends_with_its_code(runs: Runs) -> No
 
 def test_forced_cancel_does_not_wait_for_a_rank_that_ignores_sigterm(runs: Runs) -> None:
     watched = runs.start(sys.executable, "-c", f"import signal; signal.signal(15, signal.SIG_IGN); {UP}")
-    wait_until(lambda: up(watched))
+    until(lambda: up(watched))
     api.cancel(watched.folder)
     watched.wait_for(ShutdownDecided)
     api.cancel(watched.folder, force=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.programs.nccl_like import NcclLike
+from tests.waiting import until
 
 from holdfast.errors import HoldfastError
 from holdfast.train.ft import abortable_pg, replica_strategy
@@ -28,13 +28,6 @@ TIMEOUT = timedelta(seconds=DEADLINE_S)
 def pool() -> Generator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as threads:
         yield threads
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # The connection between replicas
@@ -64,7 +57,7 @@ def test_operation_is_awaited_until_the_device_has_its_result(replicas) -> None:
     replicas[0].start_allreduce(mine, never)
     assert replicas[0].is_waiting()
     replicas[1].start_allreduce(theirs, never)
-    wait_until(lambda: not replicas[0].is_waiting())
+    until(lambda: not replicas[0].is_waiting())
     assert mine.tolist() == [2.0, 2.0]
     assert replicas[0].waited_s == 0
 
@@ -73,7 +66,7 @@ def test_operation_that_an_abort_ends_is_no_result(replicas) -> None:
     replicas[0].start_allreduce(torch.ones(2), never)
     (operation,) = replicas[0]._operations
     replicas[0].lose(1)
-    wait_until(operation.done)
+    until(operation.done)
     with pytest.raises(ConnectionError, match="lost: replica 1"):
         replicas[0].is_waiting()
     with pytest.raises(ConnectionError, match="lost: replica 1"):
@@ -92,7 +85,7 @@ def test_operation_that_completed_before_the_loss_counts(replicas) -> None:
     for each in replicas:
         each.start_allreduce(torch.ones(2), never)
     for each in replicas:
-        wait_until(lambda each=each: not each.is_waiting())
+        until(lambda each=each: not each.is_waiting())
     replicas[0].lose(1)
     assert not replicas[0].is_waiting()
 
@@ -183,7 +176,7 @@ def test_survivors_shrink_their_group_if_all_of_them_have_and_make_a_new_one_if_
         for each, tensor in zip(replicas, tensors, strict=True):
             groups[each].start_allreduce(tensor, never)
         for each in replicas:
-            wait_until(lambda each=each: not groups[each].is_waiting())
+            until(lambda each=each: not groups[each].is_waiting())
         return [tensor.item() for tensor in tensors]
 
     join("first", 0, 1, 2)
@@ -191,7 +184,7 @@ def test_survivors_shrink_their_group_if_all_of_them_have_and_make_a_new_one_if_
     for survivor in (0, 2):
         groups[survivor].lose(1)
     if not alike:
-        wait_until(lambda: groups[2]._shrunk is not None)
+        until(lambda: groups[2]._shrunk is not None)
         groups[2]._shrunk = None  # as if it had left the group before it learned of the loss
     join("second", 0, 2)
     assert reduce(0, 2) == [2.0] * 2

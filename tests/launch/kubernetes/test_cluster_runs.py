@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.launch.kubernetes.test_collect_inventory import user
+from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import HoldfastError
@@ -123,13 +124,6 @@ def site(lab: Lab, namespace: str, home: Path, tmp_path: Path, monkeypatch: pyte
     for run in api.runs():
         lab.kubectl("delete", "jobset,trainjob,pytorchjob,mpijob", "-n", namespace, "--all", "--wait=false")
         until(lambda run=run: not run.alive(), "its mirror is gone")
-
-
-def until(reached: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not reached():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def reach(run: RunDir, reached: Callable[[RunStatus], object]) -> None:

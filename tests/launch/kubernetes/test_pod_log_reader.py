@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until_async
 
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable
 from holdfast.launch.kubernetes.sync import pod_log_reader
@@ -65,12 +66,6 @@ def line(number: int) -> tuple[datetime, bytes]:
     return BEGIN + timedelta(microseconds=number // 2 * 200_001), b"[rank 0, attempt 0] line %d" % number
 
 
-async def until(reached: Callable[[], object]) -> None:
-    async with asyncio.timeout(WITHIN_S):
-        while not reached():  # noqa: ASYNC110 - what a fake knows
-            await asyncio.sleep(0.005)
-
-
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Play a scene while pods are heard, and hear the rest."""
@@ -101,9 +96,9 @@ def test_log_that_was_rotated_before_it_is_read_again_is_not_doubled(play: Calla
     async def scene(_: RunDir) -> None:
         pods.logs["a"] = [line(number) for number in range(25)]
         pods.errors["a"] = ApiUnavailable("cut")
-        await until(lambda: len(written()) == 25)
+        await until_async(lambda: len(written()) == 25)
         pods.logs["a"] = [line(number) for number in range(15, 40)]
-        await until(lambda: len(written()) > 25)
+        await until_async(lambda: len(written()) > 25)
         del pods.errors["a"]
         pods.phases["a"] = "Succeeded"
 
@@ -113,7 +108,7 @@ def test_log_that_was_rotated_before_it_is_read_again_is_not_doubled(play: Calla
     pods.logs["a"] = [line(number) for number in range(42)]
 
     async def again(_: RunDir) -> None:
-        await until(lambda: len(written()) == 42)
+        await until_async(lambda: len(written()) == 42)
 
     play(pods, again)
     assert written() == [f"line {number}" for number in range(42)]
@@ -127,9 +122,9 @@ def test_pod_that_cannot_be_heard_is_asked_ever_later_and_holds_up_no_other(
     pods.errors = {"refused": ApiError(403, "may not get pods/log"), "broken": ValueError("what nobody expects")}
 
     async def scene(run: RunDir) -> None:
-        await until(lambda: pods.asked.count("refused") > 3 and pods.asked.count("broken") > 3)
+        await until_async(lambda: pods.asked.count("refused") > 3 and pods.asked.count("broken") > 3)
         before, looks = list(pods.asked), pods.looks
-        await until(lambda: pods.looks >= looks + 8)  # it would have been asked eight times
+        await until_async(lambda: pods.looks >= looks + 8)  # it would have been asked eight times
         assert pods.asked.count("refused") - before.count("refused") < 4
         pods.logs["fine"] = [line(0)]
         pods.phases = dict.fromkeys(pods.phases, "Succeeded")
@@ -146,12 +141,12 @@ def test_so_many_pods_are_followed_that_other_requests_get_through(play: Callabl
         pods.logs[name] = [(BEGIN, b"[rank %d, attempt 0] hello" % number)]
 
     async def scene(_: RunDir) -> None:
-        await until(lambda: len(pods.open) == MAX_FOLLOWED)
+        await until_async(lambda: len(pods.open) == MAX_FOLLOWED)
         looks = pods.looks
-        await until(lambda: pods.looks > looks + 3)
+        await until_async(lambda: pods.looks > looks + 3)
         assert pods.most == MAX_FOLLOWED
         pods.phases[next(iter(pods.open))] = "Succeeded"
-        await until(lambda: len(set(pods.asked)) == MAX_FOLLOWED + 1)
+        await until_async(lambda: len(set(pods.asked)) == MAX_FOLLOWED + 1)
         pods.phases = dict.fromkeys(names, "Succeeded")
 
     play(pods, scene)

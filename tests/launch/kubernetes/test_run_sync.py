@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import until_async
 
 from holdfast import api, controller_client
 from holdfast.errors import HoldfastError
@@ -207,19 +208,15 @@ def test_question_waits_for_a_controller_that_comes_back(play) -> None:
 
 def test_what_was_heard_last_is_shown_with_its_age_while_the_cluster_is_silent(play) -> None:
     async def scene(run: RunDir, pods: FakeCluster, asked: asyncio.Event) -> None:
-        async def until(reached: Callable[[], object]) -> None:
-            while not reached():  # noqa: ASYNC110 - what a file says
-                await asyncio.sleep(0.02)
-
         def shown(after_s: float) -> Finding | None:
             return controller_client.staleness(run, now=time.time() + after_s)
 
         pods.runs = True
         write_cluster_ref(run, CLUSTER_REF)
-        await until(lambda: pods.heard and not run.cluster_contact.exists())
+        await until_async(lambda: pods.heard and not run.cluster_contact.exists())
         assert shown(60.0) is None
         pods.silent = "connect: refused"
-        await until(run.cluster_contact.exists)
+        await until_async(run.cluster_contact.exists)
         finding = shown(90.0)
         assert finding is not None
         assert finding.code == "cluster-status-stale"
@@ -229,13 +226,13 @@ def test_what_was_heard_last_is_shown_with_its_age_while_the_cluster_is_silent(p
         assert shown(0.0) is None, "a moment is nothing to speak of"
         pods.silent, pods.runs = "", False
         pods.lose()
-        await until(lambda: (known := lost_contact(run)) and "does not run" in known.reason)
+        await until_async(lambda: (known := lost_contact(run)) and "does not run" in known.reason)
         assert shown(90.0) is not None
         run.events.unlink()
         assert shown(90.0) is None, "what it waits for is said, and nothing has gone on yet"
         pods.runs = True
         pods.silent = ""
-        await until(lambda: not run.cluster_contact.exists())
+        await until_async(lambda: not run.cluster_contact.exists())
 
     play(scene)
 
@@ -320,10 +317,6 @@ def test_controllers_replicaset_that_somebody_deletes_is_made_again(
 
 def test_log_that_was_had_back_is_shown_once_a_node_knows_who_continues_with_it(play) -> None:
     async def scene(run: RunDir, pods: FakeCluster, asked: asyncio.Event) -> None:
-        async def until(reached: Callable[[], object]) -> None:
-            while not reached():  # noqa: ASYNC110 - what a file says
-                await asyncio.sleep(0.02)
-
         def started(pid: int) -> ControllerStarted:
             return ControllerStarted(at=2.0, pid=pid, incarnation="c")
 
@@ -334,14 +327,14 @@ def test_log_that_was_had_back_is_shown_once_a_node_knows_who_continues_with_it(
 
         write(1)
         pods.runs = True
-        await until(lambda: len(read_events(run.events)) == 2)
+        await until_async(lambda: len(read_events(run.events)) == 2)
         reader = EventReader(run.events)
         story = list(reader.read())
         # Another pod, whose folder is empty at first, and then has a log that it may not show.
         pods.lose()
         pods.there.events.rename(had := pods.there.path / "had")
         pods.runs = True
-        await until(lambda: pods.heard)
+        await until_async(lambda: pods.heard)
         pods.there.log_unreplicated.touch()
         had.rename(pods.there.events)
         write(2)
@@ -349,10 +342,10 @@ def test_log_that_was_had_back_is_shown_once_a_node_knows_who_continues_with_it(
         other = pods.there.path / "logs" / "attempt-0" / "rank-0.log"
         other.parent.mkdir(parents=True)
         other.write_text("a line\n")
-        await until((run.path / "logs" / "attempt-0" / "rank-0.log").exists)
+        await until_async((run.path / "logs" / "attempt-0" / "rank-0.log").exists)
         assert read_events(run.events) == story
         pods.there.log_unreplicated.unlink()
-        await until(lambda: read_events(run.events) == [*story, started(2)])
+        await until_async(lambda: read_events(run.events) == [*story, started(2)])
         assert list(reader.read()) == [started(2)]
         # One that nobody knew of is another story, which takes the place of this one at once.
         pods.lose()
@@ -361,7 +354,7 @@ def test_log_that_was_had_back_is_shown_once_a_node_knows_who_continues_with_it(
         writer_of_another.close()
         fresh.rename(pods.there.events)
         pods.runs = True
-        await until(lambda: read_events(run.events) == [story[0], started(3)])
+        await until_async(lambda: read_events(run.events) == [story[0], started(3)])
         assert list(reader.read()) == [story[0], started(3)]
 
     play(scene)

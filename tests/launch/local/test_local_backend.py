@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.waiting import until_async
 
 from holdfast.host.files import atomic_write
 from holdfast.host.processes import HELPER, adopt_orphans, all_pids, by_env, identify, send_signal, wait_for_end
@@ -72,15 +73,9 @@ def agents(folder: RunDir) -> list[int]:
     return by_env(all_pids(), HOLDFAST_NODE=f"{folder.run_id}/node0.0")
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    """Wait for what nothing observes."""
-    while not holds():  # noqa: ASYNC110 - nothing rings when it is
-        await asyncio.sleep(0.02)
-
-
 async def at_work(folder: RunDir) -> None:
     """Wait until the agent looks for its controller, of which its log speaks."""
-    await until(lambda: bool((folder.node_dir(0, 0) / "agent.log").read_text()))
+    await until_async(lambda: bool((folder.node_dir(0, 0) / "agent.log").read_text()))
 
 
 def start_another_process() -> None:
@@ -206,7 +201,7 @@ def test_agent_whose_controller_died_before_writing_it_down_joins_nobody(
         monkeypatch.setattr("holdfast.launch.local.local_backend.atomic_write", die)
         with pytest.raises(SystemExit):
             await here.submit((NODE_ID,))
-        await until(lambda: not agents(folder))
+        await until_async(lambda: not agents(folder))
         (line,) = (folder.node_dir(0, 0) / "agent.log").read_text().splitlines()
         assert "died before it recorded this agent" in line
 
