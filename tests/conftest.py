@@ -53,6 +53,7 @@ MODULE_FIXTURES = (
     "tests/launch/test_netns_rootless.py",
     "tests/runs/test_unmodified_programs.py",
     "tests/train/test_hang_culprit.py",
+    "tests/train/test_optimizer_state.py",
     "tests/train/test_replica_matrix.py",
     "tests/train/test_state_verifier.py",
     "tests/train/test_tiered_storage.py",

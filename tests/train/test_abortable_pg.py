@@ -22,17 +22,25 @@ TIMEOUT = timedelta(minutes=10)
 
 @pytest.mark.parametrize("who", ["member", "store"])
 def test_group_whose_member_or_store_never_comes_is_given_up(who: str) -> None:
-    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    place = f"localhost:{store.port if who == 'member' else 1}/quorum"
-    group = AbortableGloo(TIMEOUT)
-    with ThreadPoolExecutor(1) as pool:
-        joining = pool.submit(group.configure, place, "0", 0, 2, 1, 0, 1, [0, 1])
+    with socket.socket() as ear, ThreadPoolExecutor(1) as pool:
+        ear.bind(("127.0.0.1", 0))
+        port = ear.getsockname()[1]
+        store = listen(ear, port) if who == "member" else None
+        group = AbortableGloo(TIMEOUT)
+        joining = pool.submit(group.configure, f"127.0.0.1:{port}/quorum", "0", 0, 2, 1, 0, 1, [0, 1])
         deadline = time.monotonic() + DEADLINE_S
         while not joining.done() and time.monotonic() < deadline:
             group.connecting.abort(ConnectionError("lost: replica 1"))
         with pytest.raises(ConnectionError, match="lost: replica 1"):
             joining.result(0)
+        store = store or listen(ear, port)  # else the thread that was left would try to reach it for ten minutes
     assert group.members == {0, 1}
+
+
+def listen(ear: socket.socket, port: int) -> TCPStore:
+    """A store at a port that a socket has."""
+    ear.listen()
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=ear.detach())
 
 
 def test_group_of_one_connects() -> None:
