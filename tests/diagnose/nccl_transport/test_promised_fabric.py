@@ -137,7 +137,9 @@ def test_one_rank_on_sockets_is_named() -> None:
     found = judge(seen)
     assert found.outcome is FabricOutcome.TCP_FALLBACK
     assert found.finding is not None
-    assert found.finding.what.endswith("instead of infiniband: rank 3: chose Socket, the others of this node IB")
+    assert found.finding.what.endswith(
+        "instead of infiniband: rank 3: chose Socket, the others of this node IB: NCCL found no RDMA device"
+    )
 
 
 def test_one_rank_that_found_fewer_devices_is_named() -> None:

@@ -52,6 +52,12 @@ FABRIC: tuple[tuple[str, str, str, str], ...] = (
         "Follow that finding.",
     ),
     (
+        "fabric-failed",
+        "NCCL found the fast network, but cannot connect the nodes by it: the communicator's set-up fails or waits.",
+        "The quoted warning of NCCL, from the rank's private file.",
+        "Follow its remedy: locked memory, GID, peer memory, device names or interface of that node.",
+    ),
+    (
         "network-mixed",
         "Ranks chose different networks: some the fast one, others sockets.",
         "`Using network` in each rank's log, and the lines above it.",

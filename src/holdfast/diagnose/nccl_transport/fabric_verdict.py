@@ -6,7 +6,9 @@ Every claim has a line that supports it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
+from holdfast.diagnose.nccl_transport.causes import CAUSES, Effect, first_cause, quoted_line
 from holdfast.diagnose.nccl_transport.inconsistencies import DEGRADING, MergedSetup, find_inconsistencies
 from holdfast.diagnose.nccl_transport.link_matrix import build_link_matrix
 from holdfast.diagnose.nccl_transport.merge import MergedLogs, format_numbers, format_ranges
@@ -27,18 +29,6 @@ _TCP = "TCP"
 _SOCKETS = ("NET/Socket", "NET/Socket/GDRDMA")
 ONE_NODE = "one-node"
 """The cause of a verdict where no network was needed."""
-CAUSES: tuple[tuple[str, str], ...] = (
-    ("NCCL_IB_DISABLE", "Unset NCCL_IB_DISABLE."),
-    ("NCCL_NET", "Unset NCCL_NET, or set it to the fabric's network."),
-    ("no libibverbs", "Install libibverbs1 and ibverbs-providers in the image."),
-    (
-        "no device",
-        "No RDMA device was found in the container: request the device resource (such as rdma/hca: 1), mount "
-        "/dev/infiniband, and add IPC_LOCK. With EFA or TCPX instead, the image lacks the network plugin.",
-    ),
-    ("no plugin", "With EFA or TCPX the image lacks the network plugin; with InfiniBand see `ibv_devinfo`."),
-)
-"""Reasons why NCCL chooses sockets, with remedies; the first that applies is named."""
 
 
 def build_report(
@@ -255,14 +245,14 @@ class _VerdictBuilder:
             if everybody
             else f"on {', '.join(nodes[:_MAX_QUOTED])}{' …' if len(nodes) > _MAX_QUOTED else ''}"
         )
-        causes = [(name, remedy) for name, remedy in CAUSES if any(gives_cause(process, name) for process in on_tcp)]
-        remedy = causes[0][1] if causes else (wanted.remedy if wanted else "")
-        proofs = [
-            next(
-                process.evidence[name] for process in on_tcp if name in process.evidence and gives_cause(process, name)
-            )
-            for name, _ in causes[:2]
-        ]
+        quoted = {
+            cause.name: next(filter(None, (quoted_line(process, cause) for process in on_tcp)), None)
+            for cause in CAUSES
+            if cause.effect is Effect.SOCKETS
+        }
+        proofs = {name: line for name, line in quoted.items() if line is not None}
+        cause = first_cause(proofs, Effect.SOCKETS)
+        remedy = cause.remedy if cause else wanted.remedy if wanted else ""
         what = f"plain TCP sockets carry the traffic {where}{_format_socket_communicators(self._seen)}"
         if wanted is None:
             what += "; NCCL uses them when it finds nothing better"
@@ -272,7 +262,7 @@ class _VerdictBuilder:
             what=what,
             cause=FabricOutcome.TCP_FALLBACK.value,
             expected=self._expected,
-            evidence=(*proofs, *_lines(on_tcp, (*_SOCKETS, "network", "interfaces")))[:_MAX_QUOTED],
+            evidence=(*islice(proofs.values(), 2), *_lines(on_tcp, (*_SOCKETS, "network", "interfaces")))[:_MAX_QUOTED],
             remedy=remedy,
         )
 
@@ -294,13 +284,6 @@ def _format_socket_communicators(seen: MergedSetup) -> str:
 
 def _on_tcp(process: NcclProcess) -> bool:
     return process.network == "Socket" or any(route in process.evidence for route in _SOCKETS)
-
-
-def gives_cause(process: NcclProcess, name: str) -> bool:
-    """Whether a process shows this cause; a variable set to 0 or to nothing is none."""
-    if name == "NCCL_NET":
-        return process.env.get(name) == "Socket"
-    return name in process.evidence and process.env.get(name, "1") not in {"0", ""}
 
 
 def _lines(processes: Sequence[NcclProcess], names: Sequence[str]) -> tuple[LogLine, ...]:

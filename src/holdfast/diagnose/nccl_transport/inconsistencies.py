@@ -13,6 +13,7 @@ from itertools import islice
 
 import msgspec
 
+from holdfast.diagnose.nccl_transport.causes import CAUSES, Effect, first_cause, quoted_line
 from holdfast.diagnose.nccl_transport.link_matrix import Disagreement, LinkMatrix
 from holdfast.diagnose.nccl_transport.merge import format_numbers, format_ranges
 from holdfast.diagnose.nccl_transport.networks import network_of
@@ -113,14 +114,20 @@ def _gdr_missing(seen: MergedSetup) -> Iterator[Finding]:
             without[node] = plain[0]
     if without:
         chosen = [process for process in seen.processes if process.node in without]
-        names = ("gdr disabled", *sorted(set(without.values())))
+        reasons = [cause for cause in CAUSES if cause.effect is Effect.HOST_MEMORY]
+        shown = {cause.name for process in chosen for cause in reasons if quoted_line(process, cause)}
+        why = first_cause(shown, Effect.HOST_MEMORY)
+        names = (*(why.shown_by or (why.name,) if why else ()), "gdr disabled", *sorted(set(without.values())))
         yield Finding(
             code="gdr-missing",
-            what=f"{len(without):,} of {using:,} nodes send or receive through host memory, without GPUDirect RDMA",
+            what=f"{len(without):,} of {using:,} nodes send or receive through host memory, without GPUDirect RDMA"
+            + (f": {why.phrase}" if why else ""),
             severity=Severity.WARNING,
             where=_format_nodes(sorted(without)),
-            evidence=_first(chosen, names),
-            remedy="`modprobe nvidia_peermem` on the node (or a kernel and driver with DMA-BUF), NIC and GPU under "
+            evidence=_first(chosen, tuple(dict.fromkeys(names))),
+            remedy=why.remedy
+            if why
+            else "`modprobe nvidia_peermem` on the node (or a kernel and driver with DMA-BUF), NIC and GPU under "
             "one PCIe switch or NCCL_NET_GDR_LEVEL=SYS, and no NCCL_NET_GDR_* set against it.",
             owner=Owner.CLUSTER,
         )

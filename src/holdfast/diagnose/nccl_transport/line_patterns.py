@@ -22,9 +22,12 @@ SWITCH = -1
 """The receiver of a connection to a switch that reduces (CollNet)."""
 
 # [1,3]<stdout>:ip-10-0-0-1:35481:35549 [1] NCCL INFO …; launchers glue their own prefix to the host's name.
-THREAD = re.compile(
-    rb"(?<![^\s:\[\]<>|])([^\s:\[\]<>|/\\\"']{1,255}|<[^\s<>:]{1,64}>):(\d{1,10}):(\d{1,10}) \[-?\d{1,4}\]\Z"
-)
+_WRITER = rb"(?<![^\s:\[\]<>|])([^\s:\[\]<>|/\\\"']{1,255}|<[^\s<>:]{1,64}>):(\d{1,10}):(\d{1,10}) \[-?\d{1,4}\]"
+THREAD = re.compile(_WRITER + rb"\Z")
+# n1:8:9 [0] misc/ibvwrap.cc:262 (wrap_ibv_reg_mr) NCCL WARN Call to ibv_reg_mr failed …; the function since 2.30
+WARNING_BEGINS = b" NCCL WARN "
+WARNING = re.compile(rb"(" + _WRITER + rb")(?: [^\s]{1,120})?(?: \([^()\n]{1,120}\))?\Z")
+LIBRARY_BEGINS = b"libibverbs: Warning: "
 
 # NCCL version 2.18.3+cuda12.1
 VERSION_BEGINS = b"NCCL version "
@@ -38,7 +41,7 @@ REPLICA = re.compile(REPLICA_BEGINS + rb"['\"]?(\d{1,7})\b")
 def rare_lines(data: bytes) -> Sequence[tuple[int, int]]:
     """Where rare lines, which also appear outside NCCL's messages, may be: which of them, and where their words end.
 
-    One pass looks for both, in a sixth of the time that `find` takes for each alone.
+    One pass looks for all, in a sixth of the time that `find` takes for two of them.
     """
     found: list[tuple[int, int]] = []
 
@@ -49,12 +52,12 @@ def rare_lines(data: bytes) -> Sequence[tuple[int, int]]:
     return found
 
 
-HAS_VERSION, HAS_REPLICA = range(2)
+HAS_VERSION, HAS_REPLICA, HAS_WARNING, HAS_LIBRARY = range(4)
 
 
 @cache
 def _rare_scan() -> PatternScan:
-    return compile_scan([VERSION_BEGINS, REPLICA_BEGINS])
+    return compile_scan([VERSION_BEGINS, REPLICA_BEGINS, WARNING_BEGINS, LIBRARY_BEGINS])
 
 
 # What may follow a whole message: RCCL's ` comm 0x95cdeb0 nRanks 08`, colour codes, the end of a JSON string.
@@ -102,8 +105,8 @@ SPLIT = re.compile(rb"bootstrapSplit: (?:comm \S+ parent (\S+) )?rank (\d+) nran
 # comm 0x55cd1a0bf930 rank 1 nRanks 2 nNodes 1 localRanks 2 localRank 1 MNNVL 0
 COUNTS = re.compile(rb"comm (\S+) rank (\d+) nRanks (\d+) nNodes (\d+) ")
 
-# NCCL_SOCKET_IFNAME set by environment to eth0; numbers end with a dot
-ENV = re.compile(rb"(NCCL_[A-Z0-9_]{1,64}) set by environment to ([^\n]{0,512}?)\.?" + _END)
+# NCCL_SOCKET_IFNAME set by environment to eth0; numbers end with a dot; NCCL_IB_HCA set to mlx5_0
+ENV = re.compile(rb"(NCCL_[A-Z0-9_]{1,64}) set (?:by environment )?to ([^\n]{0,512}?)\.?" + _END)
 # NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>
 # [0]={[0] mlx5_0:1/IB, [1] mlx5_1:1/IB} is a merged device (2.20 to 2.23); from 2.30 :rail:plane may follow the port
 HCA = re.compile(rb"([\w+.-]{1,64}):(\d{1,3})(?::-?\d*:-?\d*)?/(IB|RoCE)")

@@ -8,6 +8,7 @@ from functools import lru_cache
 from re import Pattern
 
 from holdfast.diagnose.nccl_transport import line_patterns
+from holdfast.diagnose.nccl_transport.causes import named_by
 from holdfast.diagnose.nccl_transport.line_patterns import to_text
 from holdfast.diagnose.nccl_transport.process_records import (
     BATCH_BYTES,
@@ -47,6 +48,13 @@ def _seen(name: str, *words: bytes) -> Handler:
             process.note(name, message, quote)
 
     return keep
+
+
+def note_warning(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
+    """Keep the first line of each cause; NCCL logs some warnings as INFO where it continues."""
+    name = named_by(message)
+    if name and name not in process.evidence:
+        process.note(name, message, quote)
 
 
 def _network(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
@@ -234,7 +242,10 @@ _HANDLERS: Mapping[bytes, Handler] = {  # the first ten bytes of longer words
     b"Bootstrap": _fact("bootstrap", line_patterns.BOOTSTRAP),
     b"Bootstrap:": _fact("bootstrap", line_patterns.BOOTSTRAP),
     b"Pattern": _fact("path", line_patterns.PATTERN),
-    b"Failed": _seen("no libibverbs", b"libibverbs"),
+    b"Failed": note_warning,
+    b"Call": note_warning,
+    b"DMA-BUF": _seen("dma-buf", b"is available on GPU"),
+    b"GPU": _seen("far apart", b"GPU Direct RDMA Disabled for GPU"),
     b"NET/Plugin": _seen("no plugin", b"No plugin found", b"Could not find"),
 }
 

@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.diagnose.nccl_transport.fabric_verdict import CAUSES, gives_cause
+from holdfast.diagnose.nccl_transport.causes import CAUSES, Effect, first_cause, quoted_line
 from holdfast.diagnose.nccl_transport.inconsistencies import DEGRADING
 from holdfast.diagnose.nccl_transport.merge import format_numbers
 from holdfast.diagnose.nccl_transport.transport_report import (
@@ -27,15 +27,18 @@ _MAX_LISTED = 16
 
 
 def observations(report: TransportReport, base: FabricObserved, interfaces: str) -> Iterator[FabricObserved]:
-    """An event for each communicator whose set-up has ended on this node.
+    """An event for each communicator whose set-up has ended on this node, or cannot end.
 
     `base` has the fields that are the same for all; `interfaces` is the run's NCCL_SOCKET_IFNAME.
     """
     findings = tuple(_shortened(finding) for finding in report.findings if finding.code in DEGRADING)
     for communicator in islice(report.communicators, MAX_COMMUNICATORS):
-        if communicator.size and all(member.complete for member in communicator.members):
-            processes = {member.rank: report.processes[member.process] for member in communicator.members}
-            yield _observe(communicator, processes, base, interfaces, findings)
+        processes = {member.rank: report.processes[member.process] for member in communicator.members}
+        causes = _causes(processes.values())
+        ended = all(member.complete for member in communicator.members) or first_cause(causes, Effect.FAILURE)
+        if communicator.size and ended:
+            seen = _observe(communicator, processes, base, interfaces, findings)
+            yield msgspec.structs.replace(seen, causes=causes)
 
 
 def _observe(
@@ -69,7 +72,6 @@ def _observe(
         nics=len(nics),
         devices=tuple(islice(devices, _MAX_LISTED)),
         channels=channels.bit_count(),
-        causes=_causes(processes.values()),
         other_interfaces=tuple(sorted(_interfaces(processes.values(), interfaces)))[:_MAX_LISTED],
         differing=tuple(_differing(communicator, processes)),
         findings=findings,
@@ -78,10 +80,10 @@ def _observe(
 
 def _causes(processes: Collection[NcclProcess]) -> dict[str, str]:
     found: dict[str, str] = {}
-    for name, _ in CAUSES:
-        quoted = (process.evidence[name] for process in processes if gives_cause(process, name))
-        if line := next(quoted, None):
-            found[name] = line.text[:_MAX_QUOTED_CHARS]
+    for cause in CAUSES:
+        quoted = (quoted_line(process, cause) for process in processes)
+        if line := next(filter(None, quoted), None):
+            found[cause.name] = line.text[:_MAX_QUOTED_CHARS]
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from holdfast.diagnose.nccl_transport.fabric_verdict import CAUSES
+from holdfast.diagnose.nccl_transport.causes import Cause, Effect, first_cause
 from holdfast.diagnose.nccl_transport.networks import Network, expected_network, network_of
 from holdfast.diagnose.nccl_transport.transport_report import FabricOutcome
 from holdfast.events import FabricObserved
@@ -16,14 +16,7 @@ _TCP = "TCP"
 _GDR = "/GDRDMA"
 _DIRECT = frozenset({"IB", "OFI"})
 """Networks whose NICs reach GPU memory themselves, if the node lets them."""
-_PHRASES = {
-    "NCCL_IB_DISABLE": "NCCL_IB_DISABLE is set",
-    "NCCL_NET": "NCCL_NET=Socket is set",
-    "no libibverbs": "the image has no libibverbs",
-    "no device": "NCCL found no RDMA device",
-    "no plugin": "NCCL found no network plugin",
-}
-_OF_PLUGINS = ("no plugin",)
+_OF_PLUGINS = ("plugin failed", "no plugin")
 """Causes that come first for a network that NCCL has only by a plugin."""
 
 
@@ -43,11 +36,15 @@ def judge(seen: FabricObserved) -> FabricJudgement:
     """The judgement on one communicator by one node's ranks."""
     fabric = CATALOG.get(seen.promised)
     used = {network_of(name).name for name in _networks(seen)}
-    if fabric is None or not seen.spans_nodes or not used:
+    if fabric is None or not seen.spans_nodes:
         return FabricJudgement(outcome=FabricOutcome.UNKNOWN, line="")
     wanted, layer = expected_network(fabric)
     if wanted.name != _TCP and _TCP in used:
         return _fallback(seen, wanted)
+    if failing := first_cause(seen.causes, Effect.FAILURE):
+        return _failed(seen, failing)
+    if not used:
+        return FabricJudgement(outcome=FabricOutcome.UNKNOWN, line="")
     if wanted.name not in used and used != {"NVLink"}:
         found = _degraded(seen, f"{_many(used)} instead of {seen.promised}", wanted.remedy)
         return replace(found, other_network=True)
@@ -89,14 +86,10 @@ def _name(route: str) -> str:
 
 
 def _fallback(seen: FabricObserved, wanted: Network) -> FabricJudgement:
-    order = [name for name, _ in CAUSES]
-    if wanted.name not in {"IB"}:
-        order.sort(key=lambda name: name not in _OF_PLUGINS)
-    else:
-        order = [name for name in order if name not in _OF_PLUGINS]
-    cause = next((name for name in order if name in seen.causes), "")
-    remedies = dict(CAUSES)
-    because = seen.differing[0] if seen.differing else _PHRASES.get(cause, "")
+    plugin = next((name for name in _OF_PLUGINS if name in seen.causes), "")
+    others = seen.causes.keys() - set(_OF_PLUGINS)
+    cause = first_cause({plugin} if plugin and wanted.name != "IB" else others, Effect.SOCKETS)
+    because = ": ".join((*seen.differing[:1], *((cause.phrase,) if cause else ())))
     line = f"{_TCP} instead of {seen.promised}"
     finding = Finding(
         code=FabricOutcome.TCP_FALLBACK.value,
@@ -104,11 +97,25 @@ def _fallback(seen: FabricObserved, wanted: Network) -> FabricJudgement:
         what=f"plain TCP sockets carry the traffic between nodes instead of {seen.promised}"
         + (f": {because}" if because else ""),
         where=f"node{seen.node}",
-        evidence=(seen.causes[cause],) if cause else tuple(seen.between)[:2] or (f"Using network {seen.network}",),
-        remedy=remedies.get(cause, wanted.remedy),
+        evidence=(seen.causes[cause.name],) if cause else tuple(seen.between)[:2] or (f"Using network {seen.network}",),
+        remedy=cause.remedy if cause else wanted.remedy,
         owner=Owner.CLUSTER,
     )
     return FabricJudgement(outcome=FabricOutcome.TCP_FALLBACK, line=line, finding=finding, other_network=True)
+
+
+def _failed(seen: FabricObserved, cause: Cause) -> FabricJudgement:
+    finding = Finding(
+        code=FabricOutcome.FAILED.value,
+        severity=Severity.WARNING,
+        what=f"NCCL cannot connect the nodes by {seen.promised}: {cause.phrase}",
+        where=f"node{seen.node}",
+        evidence=(seen.causes[cause.name],),
+        remedy=cause.remedy,
+        owner=Owner.CLUSTER,
+    )
+    line = f"{seen.promised}, but NCCL cannot connect the nodes: {cause.phrase}"
+    return FabricJudgement(outcome=FabricOutcome.FAILED, line=line, finding=finding)
 
 
 def _degraded(seen: FabricObserved, what: str, remedy: str, evidence: tuple[str, ...] = ()) -> FabricJudgement:

@@ -19,12 +19,13 @@ from holdfast.diagnose.gc_tuning import infrequent_gc
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.memory_budget import NCCL_SETUP_BYTES, MemoryBudget
 from holdfast.diagnose.nccl_transport import line_patterns
+from holdfast.diagnose.nccl_transport.causes import NO_PROVIDER, named_by
 from holdfast.diagnose.nccl_transport.connection_parser import ConnectionParser
 from holdfast.diagnose.nccl_transport.fabric_verdict import build_report
 from holdfast.diagnose.nccl_transport.line_patterns import MARK, to_text
 from holdfast.diagnose.nccl_transport.line_quoter import LineQuoter, OverBudget
 from holdfast.diagnose.nccl_transport.merge import merge
-from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler
+from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler, note_warning
 from holdfast.diagnose.nccl_transport.process_records import LINE_BYTES, ProcessRecord, ThreadRecord
 from holdfast.diagnose.nccl_transport.transport_report import LogLine, TransportReport
 from holdfast.fabric.catalog import Fabric
@@ -71,6 +72,8 @@ class SetupLogReader:
         """The handlers of messages by their beginnings; None for messages that have none."""
         self._versions: dict[str, LogLine] = {}
         self._replicas: dict[str, int | None] = {}
+        self._missing_providers: dict[str, LogLine] = {}
+        """What libibverbs wrote, by node, or by source where none is known."""
         self.info_lines = 0
         """How many lines NCCL wrote at level INFO, so far."""
         self._left_out = 0
@@ -86,6 +89,10 @@ class SetupLogReader:
         for which, end in rare:
             if which == line_patterns.HAS_VERSION:
                 self._note_version(block, end - len(line_patterns.VERSION_BEGINS))
+            elif which == line_patterns.HAS_WARNING:
+                self._note_warning(block, end)
+            elif which == line_patterns.HAS_LIBRARY:
+                self._note_library(block, end - len(line_patterns.LIBRARY_BEGINS))
         self._note_replica(block, any(which == line_patterns.HAS_REPLICA for which, _ in rare))
         pieces = block.data.split(MARK)
         if len(pieces) > 1:
@@ -100,6 +107,9 @@ class SetupLogReader:
         self._threads.clear()
         for process in self._processes:
             process.replica = self._replicas.get(process.source)
+            missing = self._missing_providers.get(process.node) or self._missing_providers.get(process.source)
+            if missing is not None:
+                process.evidence["no provider"] = missing
         return build_report(
             merge(self._processes),
             versions=self._versions,
@@ -205,6 +215,40 @@ class SetupLogReader:
             self._replicas[source.name] = replicas.pop() if len(replicas) == 1 else None
         else:
             self._left_out += 1
+
+    def _note_warning(self, block: LogChunk, at: int) -> None:
+        """Keep a warning that names a cause; `at` is where its message begins."""
+        begin = block.data.rfind(b"\n", 0, at) + 1
+        head = block.data[max(begin, at - _PREFIX_BYTES) : at - len(line_patterns.WARNING_BEGINS)]
+        writer = line_patterns.WARNING.search(head)
+        end = block.data.find(b"\n", at, at + LINE_BYTES)
+        message = block.data[at : at + LINE_BYTES if end < 0 else end].rstrip()
+        if writer is None or not named_by(message):
+            return
+        thread = self._thread(self._threads.setdefault(block.source.node, {}), writer[1], block.source)
+        if thread is None:
+            return
+        try:
+            note_warning(
+                message, thread, self._processes[thread.process], partial(self._quote, block, begin, head, message)
+            )
+        except OverBudget:
+            self._left_out += 1
+
+    def _quote(self, block: LogChunk, begin: int, head: bytes, message: bytes) -> LogLine:
+        """A line that begins there."""
+        text = to_text(head + line_patterns.WARNING_BEGINS + message[:_PREFIX_BYTES]).strip()
+        if not self._budget.reserve(LINE_BYTES + 2 * sys.getsizeof(text)):
+            raise OverBudget
+        return LogLine(block.source.name, int(block.first_line) + block.data.count(b"\n", 0, begin), text)
+
+    def _note_library(self, block: LogChunk, at: int) -> None:
+        """Keep the first line in which libibverbs names a driver that it lacks."""
+        where, match = block.source.node or block.source.name, NO_PROVIDER.match(block.data, at)
+        known = where in self._missing_providers
+        if match and not known and self._budget.reserve(LINE_BYTES + sys.getsizeof(where)):
+            line = int(block.first_line) + block.data.count(b"\n", 0, at)
+            self._missing_providers[where] = LogLine(block.source.name, line, to_text(match[0][:_PREFIX_BYTES]))
 
     def _note_version(self, block: LogChunk, at: int) -> None:
         if match := line_patterns.VERSION.match(block.data, at):

@@ -155,6 +155,8 @@ class FabricOutcome(StrEnum):
     VERIFIED = "fabric-verified"
     DEGRADED = "fabric-degraded"
     TCP_FALLBACK = "tcp-fallback"
+    FAILED = "fabric-failed"
+    """NCCL cannot connect nodes; only while a run lasts, since later the rank's own error counts."""
     UNKNOWN = "unknown"
 
 

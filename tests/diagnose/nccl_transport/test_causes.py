@@ -1,0 +1,155 @@
+"""Each cause is told apart by its line, in every version's wording, and has a remedy of its own."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from bench.nccl_log_generator import Version, versions
+from tests.diagnose.nccl_transport.generated_logs import JOB, OLD, chunks
+from tests.diagnose.nccl_transport.test_promised_fabric import ON_SOCKETS, base, logs_of, observed
+
+from holdfast.diagnose.nccl_transport import FabricJudgement, SetupLogReader, judge, observations
+from holdfast.diagnose.nccl_transport.causes import BY_NAME, CAUSES, Effect, named_by
+from holdfast.diagnose.nccl_transport.transport_report import FabricOutcome
+
+HEAD = "worker-0000:41001:41101 [1] "
+QUOTED = [
+    pytest.param(cause, pattern, line, id=f"{cause.name}-{number}")
+    for cause in CAUSES
+    for number, (pattern, line) in enumerate(cause.matches.items())
+]
+FAILING = [cause.name for cause in CAUSES if cause.effect is Effect.FAILURE]
+MEMLOCK = next(iter(BY_NAME["memlock"].matches.values())).partition(" NCCL WARN ")[2]
+
+
+def warned(message: str, where: str = "misc/ibvwrap.cc:262", *, stamp: str = "") -> bytes:
+    """A warning as NCCL writes it: after an empty line."""
+    return f"\n{stamp}{HEAD}{where} NCCL WARN {message}\n".encode()
+
+
+def judged(*logs: bytes, promised: str = "infiniband") -> FabricJudgement:
+    (seen,) = observed(*logs, promised=promised)
+    return judge(seen)
+
+
+@pytest.mark.parametrize(("cause", "pattern", "line"), QUOTED)
+def test_each_pattern_matches_its_line_and_no_other_cause(cause: object, pattern: bytes, line: str) -> None:
+    message = line.partition(" NCCL WARN ")[2].encode()
+    assert re.search(pattern, message)
+    assert BY_NAME[named_by(message)] is cause
+
+
+def test_causes_have_remedies_of_their_own() -> None:
+    assert len({cause.remedy for cause in CAUSES}) == len({cause.phrase for cause in CAUSES}) == len(CAUSES)
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_warning_that_ends_a_set_up_is_reported_with_its_fix(name: str) -> None:
+    line = next(iter(BY_NAME[name].matches.values()))
+    message = line.partition(" NCCL WARN ")[2]
+    first, second, *others = logs_of(JOB)
+    unfinished = second[: second.index(b"Init COMPLETE")]
+    found = judged(first, unfinished[: unfinished.rindex(b"\n") + 1] + warned(message), *others)
+    assert (found.outcome, found.other_network) == (FabricOutcome.FAILED, False)
+    assert found.finding is not None
+    assert found.finding.what == f"NCCL cannot connect the nodes by infiniband: {BY_NAME[name].phrase}"
+    assert found.finding.remedy == BY_NAME[name].remedy
+    assert message[:100] in found.finding.evidence[0]
+
+
+@pytest.mark.parametrize(
+    ("where", "stamp"),
+    [
+        ("misc/ibvwrap.cc:262", ""),
+        ("misc/ibvwrap.cc:262 (wrap_ibv_reg_mr)", "[2026-11-20 10:00:00] "),
+        ("misc/ibvwrap.cc:262", "[1,3]<stdout>:"),
+    ],
+)
+def test_warning_is_read_in_every_versions_form(where: str, stamp: str) -> None:
+    (seen,) = observed(logs_of(JOB)[0], logs_of(JOB)[1] + warned(MEMLOCK, where, stamp=stamp), *logs_of(JOB)[2:])
+    assert seen.causes.keys() == {"memlock"}
+    assert seen.causes["memlock"].endswith(f"{HEAD}{where} NCCL WARN {MEMLOCK}")
+
+
+def test_connection_that_is_retried_has_not_failed() -> None:
+    retried = (
+        "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, retrying 1/34 after 100 msec"
+    )
+    first, *others = logs_of(JOB)
+    assert judged(first + f"{HEAD}NCCL INFO {retried} of sleep\n".encode(), *others).outcome is FabricOutcome.VERIFIED
+
+
+SOCKETS = [
+    ("no libibverbs", "{head}NCCL INFO Failed to open libibverbs.so[.1]"),
+    ("no libibverbs", "\n{head}misc/ibvwrap.cc:62 NCCL WARN Failed to open libibverbs.so[.1]"),
+    ("old libibverbs", "\n{head}misc/ibvsymbols.cc:40 NCCL WARN dlvsym failed on ibv_reg_mr - undefined symbol"),
+    ("device closed", "\n{head}transport/net_ib.cc:212 NCCL WARN NET/IB : Unable to open device mlx5_0"),
+    ("NCCL_IB_HCA", "{head}NCCL INFO NCCL_IB_HCA set to mlx5_9"),
+    ("NCCL_IB_HCA", "{head}NCCL INFO NCCL_IB_HCA set by environment to mlx5_9"),
+    ("no IP interface", "\n{head}transport/net_ib.cc:180 NCCL WARN NET/IB : No IP interface found."),
+    (
+        "no provider",
+        "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object "
+        "file: No such file or directory",
+    ),
+    (
+        "no provider",
+        "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs1",
+    ),
+    ("no device", "libibverbs: Warning: couldn't load driver 'libipathverbs-rdmav25.so': cannot open"),
+    ("no device", "{head}NCCL INFO NCCL_IB_HCA set to "),
+]
+
+
+@pytest.mark.parametrize("version", [JOB.version, OLD.version], ids=str)
+@pytest.mark.parametrize(
+    ("name", "line"), SOCKETS, ids=[f"{number}-{name}" for number, (name, _) in enumerate(SOCKETS)]
+)
+def test_reason_for_sockets_is_told_apart(name: str, line: str, version: Version) -> None:
+    first, *others = logs_of(replace(ON_SOCKETS, version=version))
+    found = judged(first + f"{line.format(head=HEAD)}\n".encode(), *others)
+    assert found.outcome is FabricOutcome.TCP_FALLBACK
+    assert found.finding is not None
+    assert found.finding.what.endswith(f": {BY_NAME[name].phrase}")
+    assert found.finding.remedy == BY_NAME[name].remedy
+
+
+def test_plugin_that_does_not_start_is_the_reason_where_the_fabric_needs_it() -> None:
+    line = next(iter(BY_NAME["plugin failed"].matches.values())).partition(" NCCL WARN ")[2]
+    first, *others = logs_of(ON_SOCKETS)
+    found = judged(first + warned(line, "nccl_net_ofi_create_plugin:1067"), *others, promised="efa").finding
+    assert found is not None
+    assert found.what.endswith("instead of efa: the network plugin does not start")
+
+
+def test_library_warning_in_a_ranks_output_is_the_nodes() -> None:
+    reader = SetupLogReader()
+    for rank, data in enumerate(logs_of(ON_SOCKETS)):
+        for chunk in chunks(f"rank-{rank}.1.log", data, node="node0"):
+            reader.feed(chunk)
+    for chunk in chunks("rank-0.log", SOCKETS[7][1].encode() + b"\n", node="node0"):
+        reader.feed(chunk)
+    (seen,) = observations(reader.result(), base("infiniband"), "")
+    assert "no provider" in seen.causes
+
+
+GDR_LINES = {
+    "NCCL_NET_GDR_LEVEL": ("NCCL_NET_GDR_LEVEL set by environment to LOC",),
+    "refused dma-buf": ("DMA-BUF is available on GPU device 0", "NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'"),
+    "no peer memory": ("NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",),
+    "far apart": ("GPU Direct RDMA Disabled for GPU 0 / HCA 1 (distance 7 > 5)",),
+}
+
+
+@pytest.mark.parametrize("version", versions()[::6], ids=str)
+@pytest.mark.parametrize("name", GDR_LINES)
+def test_reason_for_host_memory_is_told_apart(name: str, version: Version) -> None:
+    lines = "".join(f"{HEAD}NCCL INFO {line}\n" for line in GDR_LINES[name]).encode()
+    first, *others = logs_of(replace(JOB, version=version, within="IPC", gdr=False))
+    found = judged(lines + first, *others)
+    assert found.outcome is FabricOutcome.DEGRADED
+    assert found.finding is not None
+    assert found.finding.what.endswith(f"without GPUDirect RDMA: {BY_NAME[name].phrase}")
+    assert found.finding.remedy == BY_NAME[name].remedy
