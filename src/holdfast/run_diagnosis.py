@@ -8,20 +8,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from holdfast.controller_client import STACK_DUMP, follow_request, is_finished
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import AnyEvent, Outcome, RunFinished, StackDumpRequested, StacksDumped
+from holdfast.events import AnyEvent, Outcome, RankExited, RunFinished, StackDumpRequested, StacksDumped
 from holdfast.events.log import line_of, read_events
 from holdfast.fabric.catalog import CATALOG, Fabric
 from holdfast.findings import Finding
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Launch
 from holdfast.job.yaml_source import printable
+from holdfast.protocol.nccl_log_files import private_files
 from holdfast.report.log_tail import last_lines
 from holdfast.report.rank_logs import RankLog, find_rank_logs
 from holdfast.report.run_status import RunStatus
@@ -31,10 +32,13 @@ from holdfast.run_dir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.diagnose.diagnosis import Diagnosis, Evidence
+    from holdfast.diagnose.failed_attempt import FailedAttempt
 
 LAST_LINES = 10
 """Last lines shown of the rank that failed first, if the diagnosis finds nothing better."""
 LAST_LINE_CHARS = 2000
+NCCL_WARNING = " NCCL WARN "
+"""What every warning of NCCL has before its text."""
 STACK_DUMP_TIMEOUT_S = 20.0
 """Maximum seconds to wait for the stacks of a live run's ranks."""
 
@@ -76,7 +80,7 @@ def diagnose_run(
 
     `known` are the events to use; by default the whole log. `hide` replaces secrets in a line before it is cut.
     """
-    from holdfast.diagnose.failed_attempt import last_failure
+    from holdfast.diagnose.failed_attempt import last_failure, quoted_warnings
     from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_logs
     from holdfast.diagnose.run_context import (
@@ -97,7 +101,8 @@ def diagnose_run(
         still = None if outcome else _standstill(run, status_from_events(known), DIAGNOSE_IDLE_S, known)
         if still is not None:
             return _diagnose_standstill(run, still, fabric, hide)
-        answer = diagnose_logs(LogInput(tuple(find_rank_logs(run).values())), fabric=fabric, hide=hide)
+        nccl_logs = (path for _, path in private_files(run.nodes))
+        answer = diagnose_logs(LogInput((*find_rank_logs(run).values(), *nccl_logs)), fabric=fabric, hide=hide)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
     job = RunSpec.read(run.job).job
     shared = job.launch is not Launch.PER_RANK
@@ -109,7 +114,8 @@ def diagnose_run(
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     dumps = tuple(path for path in map(Path, failed.flight_dumps) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
-    log_input = LogInput((*logs.values(), *stacks, *dumps), shared_logs=shared)
+    by_nccl = [*private_files(run.nodes, failed.replica, failed.attempt)]
+    log_input = LogInput((*logs.values(), *(path for _, path in by_nccl), *stacks, *dumps), shared_logs=shared)
     # A launcher process has the number of its node's first rank, whichever of its ranks failed.
     first_rank = None if shared and failed.log_rank is None else failed.rank
     if first_rank is None:
@@ -117,6 +123,9 @@ def diagnose_run(
     answer = diagnose_logs(
         log_input,
         known=(fact, *failed.exited_early),
+        quoted=quoted_warnings(
+            _exits_with_warnings(run, known, failed, {rank for rank, _ in by_nccl}), str(run.events)
+        ),
         summaries=failed.summaries,
         first_rank=first_rank,
         fabric=fabric,
@@ -132,6 +141,16 @@ def diagnose_run(
     answer = without_evidence(answer, STACKS_EVIDENCE) if stacks else answer
     whole = len(logs) * (job.local_world_size if shared else 1) >= failed.world_size
     return without_evidence(answer, RUN_LOGS_EVIDENCE) if whole else answer
+
+
+def _exits_with_warnings(
+    run: RunDir, known: Sequence[AnyEvent], failed: FailedAttempt, have: Collection[int]
+) -> Iterator[tuple[int, RankExited]]:
+    """The ends of the attempt's ranks that quote a warning of NCCL, where its files are on nodes that are elsewhere."""
+    exits = (event for event in known if isinstance(event, RankExited) and NCCL_WARNING in event.evidence)
+    for event in exits:
+        if (event.replica, event.attempt) == (failed.replica, failed.attempt) and event.rank not in have:
+            yield line_of(run.events, event), event
 
 
 def _last_lines(path: Path, hide: Callable[[str], str] | None) -> tuple[Evidence, ...]:
@@ -191,7 +210,8 @@ def _diagnose_standstill(
     taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
     files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
     latest = {(log.attempt, log.replica) for log in still.running}
-    logs = tuple(path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest)
+    logs = [path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest]
+    logs += [path for attempt, replica in latest for _, path in private_files(run.nodes, replica, attempt)]
     early = tuple(early_exit_fact(exited, str(run.events)) for exited, _ in still.ended)
     # Each replica counts its ranks from 0, so that dumps of several cannot be compared.
     dumped = taken if len({each.replica for each in taken}) == 1 else []

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from tests.diagnose.nccl_transport.generated_logs import JOB
@@ -17,7 +18,7 @@ from holdfast.agent.fabric_watch import FabricWatch
 from holdfast.clock import Clock
 from holdfast.diagnose.nccl_transport import judge
 from holdfast.events import FabricObserved
-from holdfast.protocol.orders import StartRanks
+from holdfast.protocol.orders import RankLaunch, StartRanks
 
 DEADLINE_S = 20.0
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
@@ -99,6 +100,45 @@ def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
             return await sent.get()
 
     assert asyncio.run(go()).between == {}
+
+
+def test_middle_of_a_long_file_is_freed_while_nccl_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric_watch, "MAX_FILE_BYTES", 1 << 20)
+    setup, line = split_log(0)[0], b"n1:8:9 [0] NCCL INFO NET/IB: something that is logged for ever\n"
+    size = 6 << 20
+
+    async def go(file: BinaryIO) -> int:
+        async with watched(tmp_path, order()), asyncio.timeout(DEADLINE_S):
+            file.write(setup + line * (size // len(line)))
+            while path.stat().st_blocks * 512 > 3 << 20:  # noqa: ASYNC110 - freeing blocks tells nobody
+                await asyncio.sleep(0.01)
+            return file.write(b"last\n")
+
+    watch = FabricWatch(order(), node=0, folder=tmp_path, clock=Clock(), send=print)
+    path = Path(watch.env_defaults(0, ())[FILE].replace("%p", "7"))
+    with open(path, "wb", buffering=0) as file:  # as NCCL does, without O_APPEND
+        asyncio.run(go(file))
+    data = path.read_bytes()
+    assert path.stat().st_blocks * 512 <= (2 << 20) + (64 << 10)
+    assert (data[: len(setup)], data[-5:]) == (setup, b"last\n")
+
+
+def test_missing_provider_in_a_ranks_output_is_the_reason(tmp_path: Path) -> None:
+    output = tmp_path / "rank-0.log"
+    output.write_text("libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': cannot open shared object\n")
+    launch = RankLaunch(rank=0, argv=("true",), env={}, cwd="/", log=str(output))
+    start = StartRanks(replica=0, attempt=0, ranks=(launch,), env={}, fabric="infiniband", nccl_logs=True)
+    job = replace(JOB, network="Socket", gdr=False)
+
+    async def go() -> FabricObserved:
+        async with watched(tmp_path / "node", start) as (watch, sent), asyncio.timeout(DEADLINE_S):
+            for rank in range(4):
+                append(watch, rank, b"".join(job.log(rank)))
+            return await sent.get()
+
+    found = judge(asyncio.run(go())).finding
+    assert found is not None
+    assert found.what.endswith("libibverbs has no driver (provider) for the node's RDMA device")
 
 
 @pytest.mark.parametrize("name", [LEVEL, SUBSYSTEMS, FILE])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bench.nccl_log_generator import Job, Version
+from tests.agent.test_nccl_warnings import MEMLOCK, NO_LIBRARY, NO_NETWORK, SYSTEM_ERROR
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
 
 from holdfast import api
+from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.errors import ExitCode
-from holdfast.events import FabricObserved, FindingRaised, Outcome, RanksStarted, StepCommitted
+from holdfast.events import FabricObserved, FindingRaised, Outcome, RanksStarted, RecoveryDecided, StepCommitted
 
 WITH_IB = Job(version=Version.of("2.27.7"), nodes=2, gpus=1, channels=2, nics=2)
 ON_SOCKETS = replace(WITH_IB, network="Socket", gdr=False)
@@ -53,3 +56,26 @@ def test_run_on_sockets_ends_or_warns(runs: Runs, tmp_path: Path, on_fallback: s
         assert (found.code, found.what.rpartition(": ")[2]) == ("tcp-fallback", "NCCL found no RDMA device")
         watched.wait_for(StepCommitted)
     assert api.status(watched.folder).fabric == "TCP instead of infiniband"
+
+
+@pytest.mark.parametrize(
+    ("lines", "failure_class"),
+    [((MEMLOCK,), FailureClass.MEMLOCK), ((NO_LIBRARY, NO_NETWORK), FailureClass.TCP_FALLBACK)],
+)
+def test_failure_that_only_nccls_file_explains_is_diagnosed(
+    runs: Runs, tmp_path: Path, lines: tuple[str, ...], failure_class: FailureClass
+) -> None:
+    (tmp_path / "nccl.log").write_text("".join(f"{line}\n" for line in lines))
+    log = f'cat {tmp_path}/nccl.log > "$(echo "$NCCL_DEBUG_FILE" | sed s/%p/$$/)"'
+    overrides = ("fabric=infiniband", "recovery.max_restarts=0", "nodes=1")
+    watched = runs.start("sh", "-c", f"{log}; echo '{SYSTEM_ERROR}' >&2; exit 1", overrides=overrides)
+    watched.wait_for_end()
+    (decided,) = watched.all(RecoveryDecided)
+    evidence = "; ".join(decided.finding.evidence)
+    assert all(line in evidence for line in lines)
+    answer = api.diagnose_run(watched.folder)
+    assert answer.failure_class is failure_class, answer
+    assert any("nodes/node0" in each.where and each.text in lines for each in answer.evidence)
+    shutil.rmtree(watched.folder.nodes)  # as on a cluster, where nodes keep their files
+    again = api.diagnose_run(watched.folder)
+    assert again.failure_class is failure_class, again

@@ -1,13 +1,15 @@
-"""Finds the line, in a failed rank's output or in its node's kernel log, that reports a fault of a device."""
+"""Finds the line, in a failed rank's output, NCCL's file or its node's kernel log, that reports a fault of a device."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.agent.kernel_log import KERNEL_LOG, kernel_records
+from holdfast.agent.nccl_warnings import explaining
 from holdfast.events import DeviceFault
 
 TAIL_BYTES = 32 * 1024
@@ -23,31 +25,43 @@ _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception)
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceEvidence:
-    """A line, and what it reports of a device."""
+    """A line, and what it reports of a device; both may be missing where NCCL has warned."""
 
-    line: str
-    fault: DeviceFault
+    line: str = ""
+    fault: DeviceFault | None = None
+    warnings: tuple[str, ...] = ()
+    """What NCCL's own file says of the failure."""
 
 
 def device_evidence(
-    error: str, log: Path, *, since_us: int, by_signal: bool, kernel_log: Path = KERNEL_LOG
+    error: str,
+    log: Path,
+    *,
+    since_us: int,
+    by_signal: bool,
+    warnings: Sequence[str] = (),
+    kernel_log: Path = KERNEL_LOG,
 ) -> DeviceEvidence | None:
     """The strongest evidence for a rank that failed with an error line, or by a fatal signal; None without any.
 
-    It ran since `since_us`. If its error speaks of no device, only other exceptions that it wrote count: older lines
-    and the kernel's may be about something else.
+    It ran since `since_us`, and NCCL wrote `warnings` to its file. If its error speaks of no device, only other
+    exceptions that it wrote count: older lines and the kernel's may be about something else.
     """
     written = [line for line in _tail(log) if _OF_DEVICES.search(line)]
     if by_signal or not error or _OF_DEVICES.search(error):
-        lines = [error, *written, *(line for line in kernel_records(since_us, kernel_log) if _OF_DEVICES.search(line))]
+        kernels = (line for line in kernel_records(since_us, kernel_log) if _OF_DEVICES.search(line))
+        lines = [error, *written, *warnings, *kernels]
     else:
-        lines = [line for line in written if _EXCEPTION.match(line)]
+        lines, warnings = [line for line in written if _EXCEPTION.match(line)], ()
     if not any(lines):
         return None
     from holdfast.diagnose.device_fault_lines import strongest_fault  # takes 30 ms, which few failures need
 
     found = strongest_fault(lines)
-    return None if found is None else DeviceEvidence(line=found[0].strip()[:MAX_LINE_CHARS], fault=found[1])
+    said = tuple(line.strip()[:MAX_LINE_CHARS] for line in (explaining(warnings) if warnings else ()))
+    if found is None:
+        return DeviceEvidence(warnings=said) if said else None
+    return DeviceEvidence(line=found[0].strip()[:MAX_LINE_CHARS], fault=found[1], warnings=said)
 
 
 def _tail(log: Path) -> list[str]:

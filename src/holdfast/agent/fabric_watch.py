@@ -1,7 +1,8 @@
 """Reports what carries the traffic of NCCL's communicators, by the lines that this node's ranks log as they set up.
 
 The files are read again from their start when they have grown and then rested, up to a limit, by the same reader as
-`holdfast diagnose` uses. Reading takes at most a twentieth of one core, and nothing is kept in between.
+`holdfast diagnose` uses. Reading takes at most a twentieth of one core, and nothing is kept in between. Beyond the
+limit only the newest lines of a file stay on the disk: they explain a failure.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from pathlib import Path
 from holdfast.clock import Clock
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.events import FabricObserved
-from holdfast.protocol.nccl_log_files import INTERFACES, log_env
+from holdfast.host import sparse_files
+from holdfast.protocol.nccl_log_files import INTERFACES, log_env, private_folder, private_path
 from holdfast.protocol.orders import StartRanks
 
 POLL_S = 0.5
@@ -28,6 +30,12 @@ MAX_LOAD = 0.05
 """Share of one core that reading may take."""
 MAX_FILE_BYTES = 4 << 20
 """Bytes read of each file; the set-up of one rank among 16,384 has about 1 MB for each communicator."""
+KEPT_TAIL_BYTES = 1 << 20
+"""Bytes kept at the end of a file that is longer than what is read of it."""
+SLACK_BYTES = 1 << 20
+"""Bytes more than that on the disk at which the middle of a file is freed."""
+OUTPUT_BYTES = 128 << 10
+"""Bytes read of each rank's output, where libibverbs writes as NCCL begins."""
 MAX_FILES = 64
 MAX_READER_BYTES = 64 << 20
 MAX_REPORTS = 4
@@ -59,7 +67,8 @@ class FabricWatch:
         poll_s: float = POLL_S,
     ) -> None:
         self._order, self._node, self._poll_s = order, node, poll_s
-        self._folder = folder / _folder_name(order.replica, order.attempt)
+        self._node_folder = folder
+        self._folder = private_folder(folder, order.replica, order.attempt)
         self._clock = clock
         self._send = send
         self._sent: dict[_Key, list[FabricObserved]] = {}
@@ -73,7 +82,7 @@ class FabricWatch:
             self._replace_folder()
         if not self._folder.is_dir():  # no room, perhaps: NCCL would log to the rank's output
             return {}
-        return log_env(f"{self._folder}/rank-{rank}.%p.log", given)
+        return log_env(private_path(self._folder, rank), given)
 
     def start(self) -> None:
         """Watch until `stop`."""
@@ -87,7 +96,7 @@ class FabricWatch:
 
     def _replace_folder(self) -> None:
         """The files of the last attempt only are kept."""
-        for earlier in self._folder.parent.glob(_folder_name(self._order.replica, "*")):
+        for earlier in self._node_folder.glob(private_folder(Path(), self._order.replica, "*").name):
             shutil.rmtree(earlier, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True)
@@ -99,6 +108,7 @@ class FabricWatch:
         while True:
             await asyncio.sleep(self._poll_s)
             sizes, now = _sizes(self._folder), time.monotonic()
+            _trim(self._folder)
             if sizes == read or now < rest_until:
                 continue
             rested = growth is not None and growth.sizes == sizes
@@ -113,9 +123,10 @@ class FabricWatch:
     def _read(self, sizes: Mapping[Path, int]) -> list[FabricObserved]:
         from holdfast.diagnose.nccl_transport import SetupLogReader, observations  # 40 ms, which no start waits for
 
-        reader = SetupLogReader(MAX_READER_BYTES)
-        for path in sizes:
-            for chunk in _chunks(path, node=f"node{self._node}", replica=self._order.replica):
+        reader, outputs = SetupLogReader(MAX_READER_BYTES), (Path(launch.log) for launch in self._order.ranks)
+        limits = [*((path, MAX_FILE_BYTES) for path in sizes), *((path, OUTPUT_BYTES) for path in outputs)]
+        for path, limit in limits:
+            for chunk in _chunks(path, limit, node=f"node{self._node}", replica=self._order.replica):
                 reader.feed(chunk)
         base = FabricObserved(
             at=self._clock(),
@@ -139,16 +150,12 @@ class FabricWatch:
                 self._send(seen)
 
 
-def _folder_name(replica: int, attempt: object) -> str:
-    return f"nccl-{replica}-attempt-{attempt}"
-
-
 def _is_same(one: FabricObserved, other: FabricObserved) -> bool:
     """Whether two reports differ in no more than the time and the number of channel ends."""
 
     def compared(seen: FabricObserved) -> tuple[object, ...]:
         ways = (frozenset(seen.between), frozenset(seen.within), seen.network, seen.nics)
-        return *ways, seen.differing, seen.other_interfaces, seen.findings
+        return *ways, seen.differing, seen.other_interfaces, seen.findings, tuple(seen.causes)
 
     return compared(one) == compared(other)
 
@@ -162,11 +169,22 @@ def _sizes(folder: Path) -> dict[Path, int]:
     return found
 
 
-def _chunks(path: Path, *, node: str, replica: int) -> Iterable[LogChunk]:
+def _trim(folder: Path) -> None:
+    """Free the middle of files that are too long; NCCL keeps its own offset, so that it writes on behind the hole."""
+    with contextlib.suppress(OSError):  # a file system without holes keeps all
+        for path in folder.iterdir():
+            known = path.stat()
+            middle = known.st_size - KEPT_TAIL_BYTES - MAX_FILE_BYTES
+            if middle > SLACK_BYTES and known.st_blocks * 512 > MAX_FILE_BYTES + KEPT_TAIL_BYTES + SLACK_BYTES:
+                with path.open("r+b") as file:
+                    sparse_files.punch_hole(file.fileno(), MAX_FILE_BYTES, middle)
+
+
+def _chunks(path: Path, limit: int, *, node: str, replica: int) -> Iterable[LogChunk]:
     """The whole lines at the start of a file."""
     try:
         with open(path, "rb") as file:
-            data = file.read(MAX_FILE_BYTES)
+            data = file.read(limit)
     except OSError:
         return
     if whole := data[: data.rfind(b"\n") + 1]:

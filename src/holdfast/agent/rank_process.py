@@ -20,6 +20,7 @@ from holdfast.agent.error_line import last_error_line
 from holdfast.agent.jax_coordinator import bind_address_env
 from holdfast.agent.kernel_log import KERNEL_LOG
 from holdfast.agent.launcher_report import LauncherReport, read_launcher_report
+from holdfast.agent.nccl_warnings import nccl_warnings
 from holdfast.agent.oom import OomSnapshot, oom_evidence, oom_snapshot
 from holdfast.agent.rendezvous_port import port_conflict
 from holdfast.agent.zygote import ColdStart, RankCommand
@@ -80,6 +81,7 @@ class RankProcess:
         self._oom_before: OomSnapshot | None = None
         self._kernel_log = kernel_log
         self._cwd = Path(launch.cwd)
+        self._environ: Mapping[str, str] = launch.env
         self.prewarmed = False
         """Whether it was forked from a zygote."""
 
@@ -136,7 +138,7 @@ class RankProcess:
     ) -> None:
         """Start the process, forking its zygote if there is one; call `on_exit` when it exits or fails to start."""
         log = Path(self.launch.log)
-        self._cwd = command.cwd
+        self._cwd, self._environ = command.cwd, command.environ
         self._oom_before = oom_snapshot()
         try:
             log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -297,7 +299,7 @@ class RankProcess:
         return replace(ended, code=report.code, evidence=evidence, first_failed_rank=report.rank)
 
     def _with_device_fault(self, ended: ProcessExit) -> ProcessExit:
-        """An exit with the fault of a device that caused it, if its output or the kernel's log reports one."""
+        """An exit with the fault of a device that caused it, if its output, NCCL or the kernel reports one."""
         assert self._oom_before is not None
         recent_us = time.monotonic_ns() // 1000 - KERNEL_LOG_WINDOW_US
         found = device_evidence(
@@ -305,11 +307,13 @@ class RankProcess:
             Path(self.launch.log),
             since_us=max(self._oom_before.since_us, recent_us),
             by_signal=ended.reason is ExitReason.SIGNAL,
+            warnings=nccl_warnings(self._environ),
             kernel_log=self._kernel_log,
         )
         if found is None:
             return ended
-        lines = [line for line in (found.line, ended.evidence) if line and line != ended.error]
+        told = dict.fromkeys((*found.warnings, found.line, ended.evidence))
+        lines = [line for line in told if line and line != ended.error]
         return replace(ended, device_fault=found.fault, evidence="; ".join(lines))
 
     def _with_disk_space(self, error: str) -> tuple[str, str]:

@@ -7,11 +7,12 @@ the first rank, and events/log.py reads the log.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from holdfast.diagnose.fact import Fact, ProcessRef
 from holdfast.diagnose.failure_classes import Confidence
+from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.rule import Role, Rule
 from holdfast.diagnose.rules.run_events import FOR_FINDING
@@ -115,6 +116,15 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
     return FailedAttempt(
         replica=0, attempt=attempt, world_size=world_size, rank=None, event=noticed, fact=fact, drill=drill
     )
+
+
+def quoted_warnings(exits: Iterable[tuple[int, RankExited]], source: str) -> Iterator[LogChunk]:
+    """NCCL's lines that the ends of ranks quote, each with its line in the event log."""
+    for line, event in exits:
+        who = LogSource(name=source, rank=event.rank, node=f"node{event.node}", replica=event.replica)
+        for text in event.evidence.split("; "):
+            if " NCCL " in text:
+                yield LogChunk(source=who, first_line=line, data=f"{text}\n".encode())
 
 
 def _attempt_started(events: Sequence[AnyEvent], replica: int, attempt: int | None = None) -> AttemptStarted | None:

@@ -35,6 +35,7 @@ from holdfast.diagnose.open_files import (
 )
 from holdfast.diagnose.structured import flight_recorder, structured_files
 from holdfast.diagnose.structured.dump_store import DumpStore
+from holdfast.protocol.nccl_log_files import place_of
 
 CHUNK_BYTES = 1 << 18
 """Fits into a core's own cache while several readers scan it."""
@@ -332,9 +333,10 @@ def _source(path: Path, root: Path) -> LogSource:
     below = os.path.relpath(path, root) if root != path else path.name
     rank, node = _RANK.findall(below), _NODE.findall(below)
     replica = _REPLICA.findall(f"{path.parent.name}/{below}")
+    by_nccl = place_of(path)
     return LogSource(
         name=_printable_path(path),
         rank=int(rank[-1]) if rank else None,
-        node=node[-1] if node else None,
-        replica=int(replica[-1]) if replica else None,
+        node=by_nccl[0] if by_nccl else node[-1] if node else None,
+        replica=by_nccl[1] if by_nccl else int(replica[-1]) if replica else None,
     )

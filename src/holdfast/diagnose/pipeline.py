@@ -34,6 +34,7 @@ def diagnose(
     logs: LogInput,
     *,
     known: Sequence[Fact] = (),
+    quoted: Iterable[LogChunk] = (),
     summaries: Sequence[FlightDump] = (),
     first_rank: int | None = None,
     fabric: Fabric | None = None,
@@ -41,14 +42,14 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnoses the run whose logs are the input.
 
-    `known` is what the run's own event log shows, with the rank that failed first, and `summaries` what it shows of
-    flight recorders; `fabric` is the job's intended fabric, where known; `hide` replaces secrets in a line before it is
-    cut.
+    `known` is what the run's own event log shows, with the rank that failed first, `quoted` the lines of ranks in it,
+    and `summaries` what it shows of flight recorders; `fabric` is the job's intended fabric, where known; `hide`
+    replaces secrets in a line before it is cut.
     """
     scanner, reading = Scanner(logs.budget, hide, is_large=logs.is_large()), SetupLogReader()
     facts: list[Fact] = [*known]
     ranks: set[int] = set()
-    for block in chain.from_iterable(map(json_lines.to_plain_lines, logs.chunks())):
+    for block in chain.from_iterable(map(json_lines.to_plain_lines, chain(logs.chunks(), quoted))):
         if block.source.rank is not None:
             ranks.add(block.source.rank)
         facts += scanner.feed(block)
