@@ -305,6 +305,7 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         node_failures=(),
         drilled=NO_NODES,
         fabric_findings=frozenset(),
+        fabric_nodes={},
         **changes,
     )
     for node in ctx.state.nodes_of(index):

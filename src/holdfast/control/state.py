@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
+from holdfast.control.node_fabrics import FabricNodes, Reports
 from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
 from holdfast.control.policy import Failure
 from holdfast.events import FaultRequested, NodeProbed, Outcome, RankExited, RankHung
@@ -272,6 +273,8 @@ class ReplicaState(_Frozen):
     """The nodes that were compared with each other last."""
     fabric_findings: frozenset[str] = frozenset()
     """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
+    fabric_nodes: FabricNodes = field(default_factory=dict[tuple[str, int], Reports])
+    """What each node has reported of the fabric in this attempt."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 

@@ -249,8 +249,10 @@ class FabricObserved(Event, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     """RDMA devices that NCCL found, as `device:port/link layer`."""
     channels: int = 0
+    nccl: str = ""
+    """The version of NCCL that most ranks have loaded."""
     causes: dict[str, str] = {}
-    """Why NCCL chose sockets (`no device`, `NCCL_IB_DISABLE`), each with its line."""
+    """Why NCCL does not use the fabric (`no device`, `NCCL_IB_DISABLE`, `memlock`), each with its line."""
     other_interfaces: tuple[str, ...] = ()
     """Interfaces in use that the run's NCCL_SOCKET_IFNAME does not name."""
     differing: tuple[str, ...] = ()

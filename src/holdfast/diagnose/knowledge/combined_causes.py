@@ -58,6 +58,13 @@ FABRIC: tuple[tuple[str, str, str, str], ...] = (
         "Follow its remedy: locked memory, GID, peer memory, device names or interface of that node.",
     ),
     (
+        "fabric-nodes-differ",
+        "While a run lasts, one node reports something else of the fabric than the others: network, devices, NICs, "
+        "GPUDirect or NCCL's version.",
+        "The evidence; `holdfast events` has the reports of all nodes.",
+        "Make that node like the others, or replace it.",
+    ),
+    (
         "network-mixed",
         "Ranks chose different networks: some the fast one, others sockets.",
         "`Using network` in each rank's log, and the lines above it.",

@@ -59,6 +59,7 @@ def _observe(
         if way.kind is NET and way.nic is not None and way.proxy is None:
             nics.add((way.name, way.nic))
     networks = Counter(process.network for process in processes.values() if process.network)
+    versions = Counter(f"{process.nccl}+cuda{process.cuda}" for process in processes.values() if process.nccl)
     devices = {device: None for process in processes.values() for device in process.hcas}
     return msgspec.structs.replace(
         base,
@@ -72,6 +73,7 @@ def _observe(
         nics=len(nics),
         devices=tuple(islice(devices, _MAX_LISTED)),
         channels=channels.bit_count(),
+        nccl=max(versions, key=versions.__getitem__, default=""),
         other_interfaces=tuple(sorted(_interfaces(processes.values(), interfaces)))[:_MAX_LISTED],
         differing=tuple(_differing(communicator, processes)),
         findings=findings,
