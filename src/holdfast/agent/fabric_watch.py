@@ -121,13 +121,6 @@ class FabricWatch:
                 self._report(found)
 
     def _read(self, sizes: Mapping[Path, int]) -> list[FabricObserved]:
-        from holdfast.diagnose.nccl_transport import SetupLogReader, observations  # 40 ms, which no start waits for
-
-        reader, outputs = SetupLogReader(MAX_READER_BYTES), (Path(launch.log) for launch in self._order.ranks)
-        limits = [*((path, MAX_FILE_BYTES) for path in sizes), *((path, OUTPUT_BYTES) for path in outputs)]
-        for path, limit in limits:
-            for chunk in _chunks(path, limit, node=f"node{self._node}", replica=self._order.replica):
-                reader.feed(chunk)
         base = FabricObserved(
             at=self._clock(),
             node=self._node,
@@ -139,7 +132,8 @@ class FabricWatch:
             ranks=(),
             spans_nodes=False,
         )
-        return [*observations(reader.result(), base, self._order.env.get(INTERFACES, ""))]
+        outputs = [Path(launch.log) for launch in self._order.ranks]
+        return observe(sizes, outputs, base, self._order.env.get(INTERFACES, ""))
 
     def _report(self, found: Iterable[FabricObserved]) -> None:
         """Send what is new; a communicator is sent again when its connections have changed."""
@@ -148,6 +142,23 @@ class FabricWatch:
             if len(sent) < MAX_REPORTS and not (sent and _is_same(sent[-1], seen)):
                 sent.append(seen)
                 self._send(seen)
+
+
+def observe(
+    files: Iterable[Path], outputs: Iterable[Path], base: FabricObserved, interfaces: str
+) -> list[FabricObserved]:
+    """What a node's ranks have logged so far to NCCL's files and to their output, for each communicator.
+
+    `base` has the fields that are the same for all; `interfaces` is the run's NCCL_SOCKET_IFNAME.
+    """
+    from holdfast.diagnose.nccl_transport import SetupLogReader, observations  # 40 ms, which no start waits for
+
+    reader = SetupLogReader(MAX_READER_BYTES)
+    limits = [*((path, MAX_FILE_BYTES) for path in files), *((path, OUTPUT_BYTES) for path in outputs)]
+    for path, limit in limits:
+        for chunk in _chunks(path, limit, node=f"node{base.node}", replica=base.replica):
+            reader.feed(chunk)
+    return [*observations(reader.result(), base, interfaces)]
 
 
 def _is_same(one: FabricObserved, other: FabricObserved) -> bool:

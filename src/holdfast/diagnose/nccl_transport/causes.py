@@ -126,7 +126,7 @@ CAUSES: tuple[Cause, ...] = (
         remedy="Plugin, libfabric and NCCL of one release; `fi_info -p efa` in the container lists the devices that "
         "the plugin needs (vpc.amazonaws.com/efa in the pod).",
         matches={
-            rb"NET/OFI (?:aws-ofi-nccl initialization failed|Could not find any|Unexpected group size|Failed to)": "w-p5:954:3133 [6] nccl_net_ofi_create_plugin:1067 NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
+            rb"NET/OFI (?:aws-ofi-nccl initialization failed|Could not find any|Unexpected group size|Failed to|.{0,40}call failed)": "w-p5:954:3133 [6] nccl_net_ofi_create_plugin:1067 NCCL WARN NET/OFI aws-ofi-nccl initialization failed",
         },
     ),
     Cause(
@@ -162,7 +162,7 @@ CAUSES: tuple[Cause, ...] = (
         "row of `show_gids`, which must be the same on every node.",
         matches={
             rb"ibv_query_gid failed": "n1:8:9 [0] misc/ibvwrap.cc:140 NCCL WARN Call to ibv_query_gid failed with error No such file or directory errno 2",
-            rb"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Invalid argument|No data available)": "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 5, local GID ::, remote GID ::ffff:10.0.0.2",
+            rb"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Invalid argument|No data available|No such device)": "n1:8:9 [0] misc/ibvwrap.cc:282 NCCL WARN Call to ibv_modify_qp failed with 22 Invalid argument, on dev mlx5_0:1, curr state INIT, next state RTR, local GID index 5, local GID ::, remote GID ::ffff:10.0.0.2",
         },
     ),
     Cause(
@@ -172,7 +172,7 @@ CAUSES: tuple[Cause, ...] = (
         remedy="The GIDs of both ends must be routable RoCE v2 GIDs of one network (`show_gids`; NCCL_IB_GID_INDEX), "
         "and rails that are not connected need NCCL_CROSS_NIC=0.",
         matches={
-            rb"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable|No such device)": "h1:7:8 [5] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_1:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:10.0.0.1, remote GID ::ffff:10.0.1.1",
+            rb"ibv_modify_qp failed with (?:error )?(?:\d+ )?(?:Connection timed out|No route to host|Network is unreachable|Host is unreachable)": "h1:7:8 [5] misc/ibvwrap.cc:262 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_1:1, curr state INIT, next state RTR, local GID index 3, local GID ::ffff:10.0.0.1, remote GID ::ffff:10.0.1.1",
         },
     ),
     Cause(
@@ -194,7 +194,7 @@ CAUSES: tuple[Cause, ...] = (
         matches={
             rb"no socket interface found": "n1:8:9 [0] bootstrap.cc:45 NCCL WARN Bootstrap : no socket interface found",
             rb"NET/Socket : (?:no interface found|No usable listening interface found)": "n1:8:9 [0] transport/net_socket.cc:80 NCCL WARN NET/Socket : no interface found",
-            rb"no device found (?:matching|after excluding) ": "n1:8:9 [0] bootstrap.cc:118 NCCL WARN no device found matching net9, verify NCCL_OOB_NET_IFNAME",
+            rb"no device found (?:matching|after excluding) .*, verify NCCL_": "n1:8:9 [0] bootstrap.cc:118 NCCL WARN no device found matching net9, verify NCCL_OOB_NET_IFNAME",
         },
     ),
     Cause(

@@ -60,8 +60,10 @@ def _rare_scan() -> PatternScan:
     return compile_scan([VERSION_BEGINS, REPLICA_BEGINS, WARNING_BEGINS, LIBRARY_BEGINS])
 
 
-# What may follow a whole message: RCCL's ` comm 0x95cdeb0 nRanks 08`, colour codes, the end of a JSON string.
-_END = rb"(?: comm \S{1,32} nRanks \d{1,7})?(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
+# What may follow a whole message: RCCL's ` comm 0x95cdeb0 nRanks 08`, Ray's ` [repeated 15x across cluster]`, colour
+# codes, the end of a JSON string.
+_REPEATED = rb"(?: comm \S{1,32} nRanks \d{1,7})?(?: \[repeated \d{1,7}x across cluster\][^\n]*)?"
+_END = _REPEATED + rb"(?:\s|\x1b\[[0-9;]*[A-Za-z]|(?:\\[rn])+(?:\\u001b\[[0-9;]*m)*\"[^\n]*)*\Z"
 
 
 CHANNEL_BYTES = len(b"Channel 00")
