@@ -1,6 +1,6 @@
-"""NCCL set-up logs read into a matrix: speed on one core compared with Python's re, and 16,384 ranks.
+"""NCCL set-up logs: speed on one core compared with Python's re, 16,384 ranks, and the delay of a live verdict.
 
-.venv/bin/python -m bench.nccl_setup_log [--quick | --rounds N] [--only speed | scale]
+.venv/bin/python -m bench.nccl_setup_log [--quick | --rounds N] [--only {speed,scale,live} ...]
 
 The logs are generated (nccl_log_generator.py). The peer matches the prefix and the connection of each line with one
 regular expression and keeps the groups, the minimum for any reader; it builds no matrix. Times are CPU times, so that
@@ -16,8 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+from bench import nccl_live
 from bench.nccl_log_generator import Job, Version
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, headline, interleave, say, table
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
@@ -25,7 +27,8 @@ from holdfast.diagnose.nccl_transport import read_setup_logs
 
 GOAL_MB_S = 60
 GOAL_SPEED_MIB = 300
-GOAL_SCALE_S, GOAL_SCALE_MIB = 60, 1024
+GOAL_SCALE_S, GOAL_SCALE_MIB = 15, 300
+PARTS = ("speed", "scale", "live")
 ROUNDS, QUICK_ROUNDS = 12, 2
 SPEED = Job(version=Version.of("2.27.7"), nodes=64, channels=16, replicas=2, filler=8)
 SCALE = Job(version=Version.of("2.27.7"), nodes=2048, channels=16)
@@ -40,13 +43,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.nccl_setup_log", description=__doc__)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} rounds")
-    parser.add_argument("--only", choices=("speed", "scale"))
+    parser.add_argument("--read", metavar="FOLDER", help="only read the files of a folder")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
     options = parser.parse_args()
+    if options.read:
+        say(str(read_setup_logs(_files(Path(options.read))).verdict.outcome))
+        return
     headline("transport: NCCL's set-up logs into a matrix")
-    if options.only != "scale":
+    if "speed" in options.only:
         _speed(QUICK_ROUNDS if options.quick else options.rounds)
-    if options.only != "speed":
+    if "scale" in options.only:
         _scale()
+    if "live" in options.only:
+        nccl_live.measure()
 
 
 def _speed(rounds: int) -> None:
@@ -92,23 +101,29 @@ def _scale() -> None:
         size = 0
         for rank in range(SCALE.ranks):
             size += Path(folder, f"rank-{rank}.log").write_bytes(b"".join(SCALE.log(rank)))
-        say(
-            f"\n{SCALE.ranks:,} ranks in as many files: {size / 1e6:.0f} MB; `holdfast diagnose FOLDER`, from its start"
-        )
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-        answer = subprocess.run(
-            [sys.executable, "-m", "holdfast", "diagnose", folder], capture_output=True, text=True, check=True
-        )
-        wall = time.monotonic() - began
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    say(next(line for line in answer.stdout.splitlines() if line.startswith("fabric:")))
+        say(f"\n{SCALE.ranks:,} ranks in as many files: {size / 1e6:.0f} MB, each from the start of a process")
+        rows = [
+            _measured("the reader", [sys.executable, "-m", "bench.nccl_setup_log", "--read", folder]),
+            _measured("`holdfast diagnose FOLDER`", [sys.executable, "-m", "holdfast", "diagnose", folder]),
+        ]
+    goal = ("goal", f"{GOAL_SCALE_S} s", "", f"{GOAL_SCALE_MIB} MiB", "")
+    say("\n" + table((f"{SCALE.ranks:,} ranks", "wall", "CPU", "most memory", "verdict"), [*rows, goal]))
+
+
+def _measured(name: str, command: list[str]) -> tuple[str, ...]:
+    """Wall time, CPU time and memory of a process, and its verdict."""
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    wall = time.monotonic() - began
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    rows = [
-        ("wall", f"{wall:.1f} s", f"{GOAL_SCALE_S} s"),
-        ("CPU", f"{cpu:.1f} s", ""),
-        ("most memory", f"{after.ru_maxrss // 1024} MiB", f"{GOAL_SCALE_MIB} MiB"),
-    ]
-    say("\n" + table((f"{SCALE.ranks:,} ranks", "measured", "goal"), rows))
+    verdict = next(word for word in answer.stdout.replace(":", " ").split() if word.startswith("fabric-"))
+    return name, f"{wall:.1f} s", f"{cpu:.1f} s", f"{after.ru_maxrss // 1024} MiB", verdict
+
+
+def _files(folder: Path) -> Iterator[LogChunk]:
+    for path in folder.iterdir():
+        yield LogChunk(source=LogSource(name=path.name), first_line=1, data=path.read_bytes())
 
 
 if __name__ == "__main__":

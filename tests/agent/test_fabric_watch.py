@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +13,10 @@ from typing import BinaryIO
 
 import pytest
 from tests.diagnose.nccl_transport.generated_logs import JOB
+from tests.diagnose.nccl_transport.test_promised_fabric import base
 
 from holdfast.agent import fabric_watch
-from holdfast.agent.fabric_watch import FabricWatch
+from holdfast.agent.fabric_watch import FabricWatch, has_news, observe
 from holdfast.clock import Clock
 from holdfast.diagnose.nccl_transport import judge
 from holdfast.events import FabricObserved
@@ -90,6 +92,23 @@ def test_unchanged_communicator_is_reported_once(tmp_path: Path, monkeypatch: py
     assert len([each for each in seen if each.ranks == ((0, 3),)]) == 1
 
 
+@pytest.mark.parametrize(
+    ("added", "news"),
+    [
+        (b"n1:8:9 [0] NCCL INFO NET/IB: NCCL Dev 0 IbDev 0 Port 1 qpn 9 mtu 5 LID 2\n", False),
+        (b"n1:8:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] [send] via NET/IB/0\n", True),
+        (b"\nn1:8:9 [0] misc/ibvwrap.cc:9 NCCL WARN Call to ibv_reg_mr failed\n", True),
+        (b"COMPLETE\n", True),
+    ],
+)
+def test_only_lines_that_may_change_a_report_are_news(tmp_path: Path, added: bytes, news: bool) -> None:
+    path = tmp_path / "rank-0.1.log"
+    before = b"n1:8:9 [0] NCCL INFO comm 0x1 rank 0 nranks 2 cudaDev 0 busId 1000 - Init "
+    path.write_bytes(before + added)
+    assert has_news({path: len(before)}, {path: len(before + added)}) == news
+    assert has_news({}, {path: len(before)}) is False
+
+
 def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup, connections = split_log(0)
     monkeypatch.setattr(fabric_watch, "MAX_FILE_BYTES", len(setup) + 10)
@@ -100,6 +119,14 @@ def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.Monkey
             return await sent.get()
 
     assert asyncio.run(go()).between == {}
+
+
+def test_several_watches_of_one_process_read_at_the_same_time(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.1.log"
+    path.write_bytes(b"".join(replace(JOB, filler=20_000).log(0)))
+    with ThreadPoolExecutor(4) as threads:
+        seen = [threads.submit(observe, [path], (), base("infiniband"), "") for _ in range(8)]
+    assert [len(each.result()) for each in seen] == [1] * 8
 
 
 def test_middle_of_a_long_file_is_freed_while_nccl_writes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,18 @@
 """Reports what carries the traffic of NCCL's communicators, by the lines that this node's ranks log as they set up.
 
 The files are read again from their start when they have grown and then rested, up to a limit, by the same reader as
-`holdfast diagnose` uses. Reading takes at most a twentieth of one core, and nothing is kept in between. Beyond the
-limit only the newest lines of a file stay on the disk: they explain a failure.
+`holdfast diagnose` uses; lines that change no report are passed over. Nothing is kept in between. Beyond the limit only
+the newest lines of a file stay on the disk: they explain a failure.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,12 +25,16 @@ from holdfast.host import sparse_files
 from holdfast.protocol.nccl_log_files import INTERFACES, log_env, private_folder, private_path
 from holdfast.protocol.orders import StartRanks
 
-POLL_S = 0.5
+log = logging.getLogger("holdfast.agent")
+
+POLL_S = 0.25
 """Seconds between two looks at the sizes of the files."""
 MAX_GROWING_S = 2.5
 """Seconds for which files that keep growing are not read."""
 MAX_LOAD = 0.05
 """Share of one core that reading may take."""
+MAX_REST_S = 1.5
+"""Longest rest after reading, so that a communicator is judged in time behind 32 MiB, which take half a second."""
 MAX_FILE_BYTES = 4 << 20
 """Bytes read of each file; the set-up of one rank among 16,384 has about 1 MB for each communicator."""
 KEPT_TAIL_BYTES = 1 << 20
@@ -40,6 +47,13 @@ MAX_FILES = 64
 MAX_READER_BYTES = 64 << 20
 MAX_REPORTS = 4
 """Reports of one communicator, whose transports are added as its ranks connect."""
+
+MAX_WORDS_BYTES = 64
+"""Bytes before what is new that are searched again, since a line may have been written in two parts."""
+_NEWS = re.compile(rb"Init COMPLETE| via (?:NET|COLLNET|P2P|SHM|direct)|NCCL WARN |Call to ibv")
+
+_READING = threading.Lock()
+"""Only one thread may search at a time: the patterns' scratch memory is shared, and so is the core."""
 
 _Key = tuple[str, int, tuple[tuple[int, int], ...]]
 
@@ -88,6 +102,7 @@ class FabricWatch:
         """Watch until `stop`."""
         if self._order.nccl_logs:
             self._task = asyncio.ensure_future(self._run())
+            self._task.add_done_callback(_log_failure)
 
     def stop(self) -> None:
         """The ranks have ended; their files stay until the next attempt."""
@@ -114,11 +129,12 @@ class FabricWatch:
             rested = growth is not None and growth.sizes == sizes
             growth = _Growth(sizes=sizes, since=growth.since if growth else now)
             if rested or now - growth.since >= MAX_GROWING_S:
-                began = time.monotonic()
-                found = await asyncio.to_thread(self._read, sizes)
-                rest_until = time.monotonic() + (time.monotonic() - began) / MAX_LOAD
+                if await asyncio.to_thread(has_news, read, sizes):
+                    began = time.monotonic()
+                    found = await asyncio.to_thread(self._read, sizes)
+                    rest_until = time.monotonic() + min((time.monotonic() - began) / MAX_LOAD, MAX_REST_S)
+                    self._report(found)
                 read, growth = sizes, None
-                self._report(found)
 
     def _read(self, sizes: Mapping[Path, int]) -> list[FabricObserved]:
         base = FabricObserved(
@@ -144,6 +160,12 @@ class FabricWatch:
                 self._send(seen)
 
 
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """Without it the run only has no verdict on its fabric."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the logs of NCCL's set-up cannot be read", exc_info=error)
+
+
 def observe(
     files: Iterable[Path], outputs: Iterable[Path], base: FabricObserved, interfaces: str
 ) -> list[FabricObserved]:
@@ -153,12 +175,13 @@ def observe(
     """
     from holdfast.diagnose.nccl_transport import SetupLogReader, observations  # 40 ms, which no start waits for
 
-    reader = SetupLogReader(MAX_READER_BYTES)
     limits = [*((path, MAX_FILE_BYTES) for path in files), *((path, OUTPUT_BYTES) for path in outputs)]
-    for path, limit in limits:
-        for chunk in _chunks(path, limit, node=f"node{base.node}", replica=base.replica):
-            reader.feed(chunk)
-    return [*observations(reader.result(), base, interfaces)]
+    with _READING:
+        reader = SetupLogReader(MAX_READER_BYTES)
+        for path, limit in limits:
+            for chunk in _chunks(path, limit, node=f"node{base.node}", replica=base.replica):
+                reader.feed(chunk)
+        return [*observations(reader.result(), base, interfaces)]
 
 
 def _is_same(one: FabricObserved, other: FabricObserved) -> bool:
@@ -178,6 +201,18 @@ def _sizes(folder: Path) -> dict[Path, int]:
         for path in sorted(folder.iterdir())[:MAX_FILES]:
             found[path] = min(path.stat().st_size, MAX_FILE_BYTES)
     return found
+
+
+def has_news(read: Mapping[Path, int], sizes: Mapping[Path, int]) -> bool:
+    """Whether what was written since may change a report: other lines are not worth reading everything again."""
+    with contextlib.suppress(OSError):
+        for path, size in sizes.items():
+            begin = max(0, read.get(path, 0) - MAX_WORDS_BYTES)
+            with path.open("rb") as file:
+                file.seek(begin)
+                if _NEWS.search(file.read(size - begin)):
+                    return True
+    return False
 
 
 def _trim(folder: Path) -> None:
