@@ -17,6 +17,7 @@ from holdfast.events import (
     RankHung,
     RanksStopped,
     RecoveryDecided,
+    SocketEnds,
     StepCommitted,
 )
 from holdfast.findings import Finding
@@ -28,6 +29,7 @@ SAMPLES: dict[type, object] = {
     str: "word",
     bool: False,
     Finding: {"code": "x", "what": "y"},
+    SocketEnds: {"rank": 1, "interface": "eth0", "local": "10.0.0.1:5", "remote": "10.0.0.2:6"},
 }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.control.test_machine import Run
+from tests.diagnose.test_tcp_pairs import ends, report
 
 from holdfast.control.commands import Command, Send
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase
 from holdfast.errors import ExitCode
-from holdfast.events import FabricObserved, FindingRaised, ShutdownDecided
+from holdfast.events import FabricObserved, FindingRaised, LinkSlowed, ShutdownDecided
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Fabric, Job, OnFallback
 from holdfast.protocol.orders import StopRanks
@@ -85,4 +86,73 @@ def test_fabric_that_is_only_degraded_ends_no_run() -> None:
 def test_report_of_an_earlier_attempt_changes_nothing() -> None:
     run = running(OnFallback.STOP)
     assert run.do(observed("Socket", attempt=-1)) == []
+    assert run.decisions == []
+
+
+WRONG = report(0, ends(0, 1, "eth0")), report(1, ends(1, 0, "eth0"))
+
+
+def test_other_interface_ends_the_run_as_soon_as_both_ends_are_known() -> None:
+    run = running(OnFallback.STOP)
+    assert run.do(WRONG[0]) == []
+    assert stops(run.do(WRONG[1]))
+    (end,) = (event for event in run.decisions if isinstance(event, ShutdownDecided))
+    assert end.exit_code == ExitCode.CANNOT_RUN_HERE
+    assert end.finding is not None
+    assert (end.finding.code, end.finding.severity) == ("wrong-interface", Severity.ERROR)
+    assert "fabric.on_fallback=warn" in end.finding.remedy
+
+
+def test_other_interface_is_reported_once_if_the_run_only_warns() -> None:
+    run = running(OnFallback.WARN)
+    assert run.do(*WRONG) == []
+    assert reported(run) == ["wrong-interface"]
+    run.do(WRONG[0])
+    assert reported(run) == []
+    assert run.phase() is ReplicaPhase.RUNNING
+
+
+def test_named_interface_and_one_that_no_run_names_need_nothing() -> None:
+    run = running(OnFallback.STOP)
+    assert run.do(report(0, ends(0, 1)), report(1, ends(1, 0))) == []
+    assert run.do(*(report(near, ends(near, 1 - near, "eth0"), promised=()) for near in (0, 1))) == []
+    assert run.decisions == []
+
+
+def test_slow_link_is_reported_once_and_ends_no_run() -> None:
+    run = running(OnFallback.STOP)
+    run.do(report(0, ends(0, 1)), report(1, ends(1, 0)))
+    slowed = LinkSlowed(
+        at=9.0,
+        node=0,
+        replica=0,
+        attempt=0,
+        ends=ends(0, 1),
+        before_bytes_s=9,
+        now_bytes_s=1,
+        retransmits=0,
+        segments=5,
+    )
+    assert run.do(slowed) == []
+    assert reported(run) == ["link-slowed"]
+    run.do(slowed)
+    assert reported(run) == []
+    assert run.phase() is ReplicaPhase.RUNNING
+
+
+def test_slow_connection_to_a_server_is_none_of_the_fabric() -> None:
+    run = running(OnFallback.STOP)
+    run.do(
+        LinkSlowed(
+            at=9.0,
+            node=0,
+            replica=0,
+            attempt=0,
+            ends=ends(0, 1),
+            before_bytes_s=9,
+            now_bytes_s=1,
+            retransmits=0,
+            segments=5,
+        )
+    )
     assert run.decisions == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.events import AttemptStarted, FabricObserved, RunCreated
+from tests.diagnose.test_tcp_pairs import ends, report
+
+from holdfast.events import AttemptStarted, FabricObserved, RunCreated, SocketsObserved
 from holdfast.report.run_summary import format_summary, summarise
 from holdfast.report.status_reducer import status_from_events, update_status
 
@@ -32,7 +34,7 @@ def observed(node: int = 0, network: str = "IB", nics: int = 8, size: int = 16, 
     )
 
 
-def line(*events: FabricObserved | AttemptStarted) -> str:
+def line(*events: FabricObserved | SocketsObserved | AttemptStarted) -> str:
     return status_from_events((CREATED, started(0), *events)).fabric
 
 
@@ -62,3 +64,19 @@ def test_each_attempt_is_judged_afresh() -> None:
 def test_summary_shows_the_line() -> None:
     status = update_status(status_from_events((CREATED, started(0))), observed(0, "Socket"))
     assert "fabric: TCP instead of infiniband" in format_summary(summarise(status, logs="", now=9.0))
+
+
+def test_sockets_count_when_two_nodes_have_reported_them() -> None:
+    good, bad = ([report(near, ends(near, 1 - near, name)) for near in (0, 1)] for name in ("net1", "eth0"))
+    assert line(good[0]) == ""
+    assert line(*good) == "tcp over net1, as promised"
+    assert line(*bad, *good) == "tcp over net1, as promised", "a later report replaces the earlier"
+    assert line(*good, *bad) == "tcp over eth0 instead of net1"
+    assert line(*bad, started(1)) == ""
+
+
+def test_worse_of_what_nccl_logs_and_the_kernel_shows_counts() -> None:
+    good, bad = ([report(near, ends(near, 1 - near, name)) for near in (0, 1)] for name in ("net1", "eth0"))
+    assert line(*good, observed(0)) == "tcp over net1, as promised"
+    assert line(*good, observed(0, "Socket")) == "TCP instead of infiniband"
+    assert line(*bad, observed(0)) == "tcp over eth0 instead of net1"

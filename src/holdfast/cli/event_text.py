@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +248,20 @@ def _fabric_observed(event: events.FabricObserved) -> str:
     return f"fabric of {count(event.size, 'rank')}{replica_suffix(event.replica)}, by node{event.node}: {line}"
 
 
+def _sockets_observed(event: events.SocketsObserved) -> str:
+    used = Counter(each.interface for each in event.connections)
+    shown = ", ".join(f"{name or 'a removed interface'} ({number})" for name, number in used.most_common())
+    first = f", of which {len(event.connections)} over" if event.count > len(event.connections) else " over"
+    which = f"node{event.node}{replica_suffix(event.replica)}"
+    return f"{count(event.count, 'connection')} of the ranks on {which} to other nodes{first} {shown}"
+
+
+def _link_slowed(event: events.LinkSlowed) -> str:
+    ends, share = event.ends, event.now_bytes_s / max(1, event.before_bytes_s)
+    where = f"rank {ends.rank}{replica_suffix(event.replica)} on node{event.node} to {ends.remote}"
+    return f"the connection of {where} over {ends.interface} has {share:.0%} of its rate"
+
+
 def _code_fetched(event: events.CodeFetched) -> str:
     code = f"code {short_digest(event.digest)}"
     return f"node{event.node} " + (
@@ -273,6 +288,8 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.ProbeAdvanced: lambda event: f"probe, {duration(event.elapsed_s)}: {STAGE_TEXT[event.stage]}",
     events.NodeProbed: _node_probed,
     events.FabricObserved: _fabric_observed,
+    events.SocketsObserved: _sockets_observed,
+    events.LinkSlowed: _link_slowed,
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",
     # The finding's text is in the decision, one line above.
     events.ShutdownDecided: lambda event: (

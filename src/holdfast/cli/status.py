@@ -8,7 +8,7 @@ from holdfast.cli.common_options import OutputOption, RunArgument
 from holdfast.cli.output import Output, print_json, print_rich, print_text, with_properties
 
 if TYPE_CHECKING:
-    from holdfast.report.run_status import RunStatus
+    from holdfast.report.run_status import ReplicaStatus, RunStatus
 
 
 _SUMMARISED = ("history", "ledgers")
@@ -59,12 +59,15 @@ def status(
             print_rich(join_blocks(findings))
 
 
+def _replica_document(replica: ReplicaStatus) -> dict[str, object]:
+    document = with_properties(replica, "seconds_per_step", "tokens_per_s", "remaining_s")
+    del document["sockets"]  # `fabric` has their sum
+    return document | {"fabric": replica.worst_fabric}
+
+
 def _document(known: RunStatus) -> dict[str, object]:
     """The status as JSON."""
-    replicas = {
-        number: with_properties(replica, "seconds_per_step", "tokens_per_s", "remaining_s")
-        for number, replica in known.replicas.items()
-    }
+    replicas = {number: _replica_document(replica) for number, replica in known.replicas.items()}
     nodes = {number: with_properties(node, "name") for number, node in known.nodes.items()}
     document = with_properties(known, "is_degraded", "fabric") | {"replicas": replicas, "nodes": nodes}
     return {name: value for name, value in document.items() if name not in _SUMMARISED}

@@ -9,8 +9,9 @@ from holdfast.control.context import Context
 from holdfast.control.lifecycle import end_run
 from holdfast.control.node_fabrics import differences, with_report
 from holdfast.control.state import Ending
+from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed
 from holdfast.errors import ExitCode
-from holdfast.findings import Severity
+from holdfast.findings import Finding, Severity
 from holdfast.job.spec import OnFallback
 
 
@@ -20,15 +21,36 @@ def fabric_observed(ctx: Context, event: events.FabricObserved) -> None:
 
     _compare_nodes(ctx, event)
     judgement = judge(event)
-    known = ctx.state.replicas[event.replica].fabric_findings
-    if judgement.finding is None or judgement.finding.code in known:
+    if judgement.finding is not None:
+        _report(ctx, event.replica, judgement.finding, may_stop=judgement.other_network)
+
+
+def sockets_observed(ctx: Context, event: events.SocketsObserved) -> None:
+    """The same for the interfaces of TCP connections, as soon as two nodes have reported both ends of one."""
+    reports = {**ctx.state.replicas[event.replica].sockets, event.node: event}
+    ctx.change_replica(event.replica, sockets=reports)
+    others = {node: each for node, each in reports.items() if each.other_interfaces}
+    if others and (finding := judge_sockets(reports).finding):
+        _report(ctx, event.replica, finding, may_stop=True)
+
+
+def connection_slowed(ctx: Context, event: events.LinkSlowed) -> None:
+    """Report a connection between two nodes that has become slow, once for these two in an attempt."""
+    finding = link_slowed(event, ctx.state.replicas[event.replica].sockets)
+    if finding is not None:
+        _report(ctx, event.replica, finding, once_for=finding.where)
+
+
+def _report(ctx: Context, replica: int, finding: Finding, *, may_stop: bool = False, once_for: str = "") -> None:
+    known, name = ctx.state.replicas[replica].fabric_findings, f"{finding.code} {once_for}"
+    if name in known:
         return
-    ctx.change_replica(event.replica, fabric_findings=known | {judgement.finding.code})
-    if not judgement.other_network or ctx.job.fabric.on_fallback is OnFallback.WARN or ctx.state.ending:
-        ctx.report(judgement.finding)
+    ctx.change_replica(replica, fabric_findings=known | {name})
+    if not may_stop or ctx.job.fabric.on_fallback is OnFallback.WARN or ctx.state.ending:
+        ctx.report(finding)
         return
-    remedy = f"{judgement.finding.remedy} `--set fabric.on_fallback=warn` runs on this network all the same."
-    finding = msgspec.structs.replace(judgement.finding, severity=Severity.ERROR, remedy=remedy)
+    remedy = f"{finding.remedy} `--set fabric.on_fallback=warn` runs on this network all the same."
+    finding = msgspec.structs.replace(finding, severity=Severity.ERROR, remedy=remedy)
     ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=finding.what)
     end_run(ctx, ending, finding)
 

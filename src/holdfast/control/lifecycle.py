@@ -306,6 +306,7 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         drilled=NO_NODES,
         fabric_findings=frozenset(),
         fabric_nodes={},
+        sockets={},
         **changes,
     )
     for node in ctx.state.nodes_of(index):

@@ -99,6 +99,8 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.NodesStopped: {_ANY: rank_handlers.nodes_stopped},
     events.StepCommitted: {_ANY: rank_handlers.step_committed},
     events.FabricObserved: {_AT_WORK: fabric_handler.fabric_observed},
+    events.SocketsObserved: {_AT_WORK: fabric_handler.sockets_observed},
+    events.LinkSlowed: {_AT_WORK: fabric_handler.connection_slowed},
     events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
     Timer.PROBE: {_ANY: node_checks.probe_timed_out},
     Timer.MIN_NODES: {(_GATHERING, _STOPPING): lifecycle.min_nodes_timed_out},

@@ -10,7 +10,7 @@ from typing import Any, Self
 from holdfast.control.node_fabrics import FabricNodes, Reports
 from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
 from holdfast.control.policy import Failure
-from holdfast.events import FaultRequested, NodeProbed, Outcome, RankExited, RankHung
+from holdfast.events import FaultRequested, NodeProbed, Outcome, RankExited, RankHung, SocketsObserved
 from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import CodeArchive
 
@@ -275,6 +275,8 @@ class ReplicaState(_Frozen):
     """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
     fabric_nodes: FabricNodes = field(default_factory=dict[tuple[str, int], Reports])
     """What each node has reported of the fabric in this attempt."""
+    sockets: Mapping[int, SocketsObserved] = field(default_factory=dict[int, SocketsObserved])
+    """The latest report of each of its nodes on the ranks' sockets in this attempt."""
     failures: tuple[Failure, ...] = ()
     """What ended each earlier attempt, oldest first."""
 

@@ -69,6 +69,7 @@ from holdfast.events.requests import (
     StackDumpRequested,
     UpdateRequested,
 )
+from holdfast.events.socket_events import LinkSlowed, SocketEnds, SocketsObserved
 
 AgentEvent = (
     AgentConnected
@@ -81,6 +82,8 @@ AgentEvent = (
     | ProbeAdvanced
     | NodeProbed
     | FabricObserved
+    | SocketsObserved
+    | LinkSlowed
     | RankExited
     | RanksStopped
     | RankHung

@@ -12,7 +12,8 @@ from enum import StrEnum
 from msgspec import Struct, field
 
 from holdfast.clock import Clock, ClockSample
-from holdfast.events import FaultInjected, Outcome, WorldSizeChanged
+from holdfast.diagnose.tcp_pairs import judge_sockets
+from holdfast.events import FaultInjected, Outcome, SocketsObserved, WorldSizeChanged
 from holdfast.findings import Finding
 from holdfast.report.goodput import Account, ReplicaLedger, mean_account, microseconds
 from holdfast.report.rank_table import RankTable
@@ -89,9 +90,10 @@ class FabricStatus(Struct, frozen=True, kw_only=True):
     severity: int
     """0 if it is as promised, 1 if it is degraded, 2 for another network."""
     node: int
+    """-1 for all nodes."""
     communicator: str
     size: int
-    """Ranks of the communicator."""
+    """Ranks of the communicator; 0 if sockets were observed."""
     nics: int
 
     @property
@@ -123,8 +125,27 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
     fabric: FabricStatus | None = None
+    """By what NCCL logged."""
+    sockets: Mapping[int, SocketsObserved] = field(default_factory=dict[int, SocketsObserved])
+    """The latest report of each node on the ranks' sockets in this attempt."""
     probe_stage: str = ""
     """What its nodes probe, before their ranks start."""
+
+    @property
+    def worst_fabric(self) -> FabricStatus | None:
+        """What carries its traffic between nodes; of two views of it that are as bad, the kernel's."""
+        by_sockets = self._fabric_of_sockets
+        if by_sockets is None or (self.fabric is not None and self.fabric.severity > by_sockets.severity):
+            return self.fabric
+        return by_sockets
+
+    @property
+    def _fabric_of_sockets(self) -> FabricStatus | None:
+        judgement = judge_sockets(self.sockets)
+        if not judgement.line:
+            return None
+        severity = 2 if judgement.finding else 0
+        return FabricStatus(line=judgement.line, severity=severity, node=-1, communicator="", size=0, nics=0)
 
     @property
     def prewarmed(self) -> frozenset[int]:
@@ -226,7 +247,7 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     @property
     def worst_fabric(self) -> FabricStatus | None:
         """What carries the traffic between nodes, in the replica that has the worst of it."""
-        known = [replica.fabric for replica in self.replicas.values() if replica.fabric]
+        known = [fabric for replica in self.replicas.values() if (fabric := replica.worst_fabric)]
         return max(known, key=lambda each: each.severity, default=None)
 
     @property

@@ -271,6 +271,7 @@ def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStat
         recent_steps=(),
         fabric=None,
         probe_stage="",
+        sockets={},
     )
     status = _with_ledger(status, event.replica, status.ledger(event.replica).attempt_started(event))
     code = event.code_digest or status.code
@@ -504,6 +505,13 @@ def _fabric_observed(status: RunStatus, event: events.FabricObserved) -> RunStat
     return _with_replica(status, replace(replica, fabric=seen))
 
 
+def _sockets_observed(status: RunStatus, event: events.SocketsObserved) -> RunStatus:
+    replica = _replica(status, event.replica)
+    if event.attempt != replica.attempt:
+        return status
+    return _with_replica(status, replace(replica, sockets={**replica.sockets, event.node: event}))
+
+
 def _checkpoint_committed(status: RunStatus, event: events.CheckpointCommitted) -> RunStatus:
     return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
 
@@ -555,4 +563,5 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     events.ProbeAdvanced: _probe_advanced,
     events.NodeProbed: _node_probed,
     events.FabricObserved: _fabric_observed,
+    events.SocketsObserved: _sockets_observed,
 }

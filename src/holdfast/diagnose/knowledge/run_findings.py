@@ -359,4 +359,19 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Check what they wait for.",
     ),
     ("netns-unavailable", "The kernel forbids namespaces here.", "`unshare -rn true`.", "`isolation: process`."),
+    # The fabric while it runs
+    (
+        "wrong-interface",
+        "Ranks exchange data over a network interface that the run does not name for data, such as a slow one for "
+        "management. The kernel's tables of both nodes' sockets show it.",
+        "`holdfast events` has each node's connections; `ss -tnp` on the node; `getent ahosts $(hostname)`.",
+        "Set the variable that the finding names in `fabric.env`, or correct the host name's address.",
+    ),
+    (
+        "link-slowed",
+        "A connection between two nodes has had less than 60 % of its first rate for some time, while it had data to "
+        "send.",
+        "`ip -s link`, `ethtool -S`, `tc -s qdisc` and `ss -tni` on both nodes; `holdfast check` on the pair.",
+        "Check cables, switch ports and other traffic. If one node has all slow links, take it out of use.",
+    ),
 )

@@ -1,0 +1,167 @@
+"""Judges which interfaces carry the ranks' TCP connections, from the reports of all nodes. Pure.
+
+A connection counts if two nodes report its two ends. So those to a store, a controller or any other server are left
+out, and what remains is between two ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holdfast.events import LinkSlowed, SocketEnds, SocketsObserved
+from holdfast.findings import Finding, Owner, Severity
+
+WRONG_INTERFACE = "wrong-interface"
+LINK_SLOWED = "link-slowed"
+_MAX_SHOWN = 4
+_GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """One end of a pair."""
+
+    report: SocketsObserved
+    ends: SocketEnds
+
+    def __str__(self) -> str:
+        return f"rank {self.ends.rank} on node{self.report.node}"
+
+    @property
+    def is_promised(self) -> bool:
+        return self.ends.interface not in self.report.other_interfaces
+
+
+Pair = tuple[End, End]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TcpJudgement:
+    """Which interfaces carry the data of a replica's ranks, in one line."""
+
+    line: str = ""
+    """Such as `tcp over net1, as promised`; empty if no two nodes have reported the same connection."""
+    pairs: int = 0
+    """Connections that two nodes have reported."""
+    finding: Finding | None = None
+    """Set if an interface is not the promised one."""
+
+
+def pairs(reports: Iterable[SocketsObserved]) -> list[Pair]:
+    """The connections of which two nodes have reported an end each, the first by its address."""
+    found: dict[tuple[str, str], End] = {}
+    complete: list[Pair] = []
+    for report in reports:
+        for ends in report.connections:
+            one = End(report=report, ends=ends)
+            found[ends.local, ends.remote] = one
+            other = found.get((ends.remote, ends.local))
+            if other is not None and other.report.node != report.node:
+                complete.append((one, other) if one.ends.rank < other.ends.rank else (other, one))
+    return complete
+
+
+def judge_sockets(reports: Mapping[int, SocketsObserved]) -> TcpJudgement:
+    """The judgement on one replica by what its nodes report, each under its number."""
+    complete = pairs(reports[node] for node in sorted(reports))
+    if not complete:
+        return TcpJudgement()
+    used = Counter(end.ends.interface for pair in complete for end in pair)
+    shown = " and ".join(sorted(name or "a removed interface" for name in used))
+    promised = " or ".join(next(iter(complete))[0].report.promised)
+    wrong = [pair for pair in complete if not (pair[0].is_promised and pair[1].is_promised)]
+    if not wrong:
+        return TcpJudgement(line=f"tcp over {shown}{', as promised' if promised else ''}", pairs=len(complete))
+    return TcpJudgement(
+        line=f"tcp over {shown} instead of {promised}", pairs=len(complete), finding=_wrong_interface(wrong, promised)
+    )
+
+
+def _wrong_interface(wrong: list[Pair], promised: str) -> Finding:
+    one, other = wrong[0]
+    worst = one if not one.is_promised else other
+    also = f", and {len(wrong) - 1} other connections" if len(wrong) > 1 else ""
+    cause, remedy = _cause(worst, promised)
+    return Finding(
+        code=WRONG_INTERFACE,
+        severity=Severity.WARNING,
+        what=f"{one} and {other} exchange data over {worst.ends.interface} instead of {promised}{also}: {cause}",
+        where=f"rank {worst.ends.rank} on node{worst.report.node}",
+        evidence=tuple(
+            f"{near}: {near.ends.interface} {near.ends.local}; {far}: {far.ends.interface} {far.ends.local}"
+            for near, far in wrong[:_MAX_SHOWN]
+        ),
+        remedy=remedy,
+        owner=Owner.USER,
+    )
+
+
+def _cause(end: End, promised: str) -> tuple[str, str]:
+    """Why a rank uses another interface, and what to do: from its variables and its node's host name."""
+    used, variables = end.ends.interface, end.report.variables
+    naming = [name for name, value in variables.items() if _names(value, used)]
+    if naming:
+        return f"{naming[0]}={variables[naming[0]]} in its environment", (
+            f"Set {naming[0]}={promised} in the job's `fabric.env`, and remove it from the job's `env`, the image and "
+            "the node."
+        )
+    if _GLOO not in variables:
+        host = f", {end.report.host_name}" if end.report.host_name else ""
+        return f"{_GLOO} is not set, so Gloo uses the interface that the host name resolves to{host}", (
+            f"Set {_GLOO}={promised} in the job's `fabric.env`, or have the host name resolve to the address of "
+            f"{promised}. NCCL reads {_NCCL} instead."
+        )
+    return "the program names another interface itself", (
+        f"Remove what sets {_GLOO} or {_NCCL}, or creates a Gloo device, in the program: the job sets "
+        f"{_GLOO}={variables[_GLOO]}."
+    )
+
+
+def _names(value: str, interface: str) -> bool:
+    """Whether a variable's value names an interface, exactly or by NCCL's prefixes."""
+    names = [name for name in value.removeprefix("=").split(",") if name]
+    return not value.startswith("^") and interface.startswith(tuple(names))
+
+
+def link_slowed(event: LinkSlowed, reports: Mapping[int, SocketsObserved]) -> Finding | None:
+    """The finding on a connection that has become slow; None if it does not lead to a rank of another node."""
+    ends = event.ends
+    address = ends.remote.rpartition(":")[0].strip("[]")
+    far = next((report for report in reports.values() if address in report.addresses), None)
+    if far is None or far.node == event.node:
+        return None
+    rank = next((each.rank for each in far.connections if (each.local, each.remote) == (ends.remote, ends.local)), None)
+    peer = f"node{far.node}" if rank is None else f"rank {rank} on node{far.node}"
+    others = tuple(
+        f"{_shown(rate)} to {_peer(remote, reports)} at the same time"
+        for remote, rate in list(event.others_bytes_s.items())[:_MAX_SHOWN]
+    )
+    return Finding(
+        code=LINK_SLOWED,
+        severity=Severity.WARNING,
+        what=f"the link from rank {ends.rank} on node{event.node} to {peer} over {ends.interface} has become slow: "
+        f"{_shown(event.now_bytes_s)} instead of {_shown(event.before_bytes_s)}",
+        where=f"node{event.node}, {ends.interface}",
+        evidence=(
+            f"{ends.local} to {ends.remote}: {event.retransmits:,} of {event.segments:,} segments were sent again",
+            *others,
+        ),
+        remedy=f"Look at `ip -s link show {ends.interface}`, `ethtool -S {ends.interface}` and `tc -s qdisc` on both "
+        "nodes, at other traffic of theirs, and at the switch ports. `holdfast check` measures the pairs of nodes.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def _peer(remote: str, reports: Mapping[int, SocketsObserved]) -> str:
+    address = remote.rpartition(":")[0].strip("[]")
+    return next((f"node{each.node}" for each in reports.values() if address in each.addresses), remote)
+
+
+def _shown(bytes_s: float) -> str:
+    """A rate as in `1.2 GB/s`."""
+    for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
+        if bytes_s >= size:
+            return f"{bytes_s / size:.3g} {unit}"
+    return f"{bytes_s / 1e3:.3g} kB/s"
