@@ -47,7 +47,7 @@ from holdfast.launch.launch_plan import LaunchPlan, rank_launches
 from holdfast.launch.local.controller_faults import ControllerFaults
 from holdfast.launch.local.run_network import run_network_for
 from holdfast.launch.node_requirements import node_requirements
-from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir, wants_nccl_logs
+from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir, promised_interfaces, wants_nccl_logs
 from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
@@ -204,7 +204,7 @@ def _start_order_factory(
 ) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
     """Returns what expands a start among some nodes into each node's start order."""
     job, private = accepted.job, RunSecrets.read(folder.secrets).secrets
-    nccl_logs = wants_nccl_logs(job, CATALOG[accepted.fabric])
+    nccl_logs, interfaces = wants_nccl_logs(job, CATALOG[accepted.fabric]), promised_interfaces(accepted)
 
     def among(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
         attempt = Attempt(
@@ -236,6 +236,7 @@ def _start_order_factory(
                 log_max_bytes=job.logs.max_bytes,
                 fabric=accepted.fabric,
                 nccl_logs=nccl_logs,
+                interfaces=interfaces,
             )
 
         return of_node

@@ -98,3 +98,27 @@ def test_memory_for_steps_whose_metrics_never_come_is_bounded() -> None:
         return len(aggregator._ranks[0].awaited), aggregator._ranks[0].last_step
 
     assert asyncio.run(run_on()) == (MAX_AWAITED_STEPS, 999 - MAX_AWAITED_STEPS)
+
+
+def test_what_was_measured_of_the_node_goes_with_the_last_step_of_a_message() -> None:
+    measured = iter([{"tcp_sent_bytes@net1": 5.0}, {}])
+
+    async def pass_steps() -> list[dict[str, float]]:
+        sent: list[Progress] = []
+        launches = (RankLaunch(rank=0, argv=("x",), env={}, cwd="", log=""),)
+        aggregator = StepAggregator(
+            StartRanks(replica=0, attempt=0, ranks=launches),
+            node=0,
+            send=lambda said: sent.append(said) or 0,
+            node_metrics=lambda: next(measured),
+        )
+        aggregator.add_rank(0)
+        for step in range(1, 5):
+            aggregator.add(0, RankStep(step=step, started=1.0, ended=2.0, metrics={"mine": 1.0}))
+            if step % 2 == 0:
+                aggregator.flush()
+        assert aggregator.step_count == 4
+        return [step.metrics for progress in sent for step in progress.steps]
+
+    mine = {"mine": 1.0}
+    assert asyncio.run(pass_steps()) == [mine, mine | {"tcp_sent_bytes@net1": 5.0}, mine, mine]

@@ -10,7 +10,7 @@ import pytest
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.launch_plan import LaunchPlan, rank_launches
-from holdfast.launch.rank_env import Attempt, NodeResources, attempt_env
+from holdfast.launch.rank_env import Attempt, NodeResources, attempt_env, promised_interfaces
 from holdfast.protocol.orders import RankLaunch
 from holdfast.run_dir import RunDir
 
@@ -185,3 +185,21 @@ def test_checkpoints_go_where_the_job_says_else_to_the_targets_storage(
 ) -> None:
     (launch,) = launched(checkpoint_root=checkpoint_root, checkpoint={"path": checkpoint})
     assert launch.env["HOLDFAST_CHECKPOINT_PATH"] == expected
+
+
+@pytest.mark.parametrize(
+    ("fabric_env", "env", "promised"),
+    [
+        ({}, {}, ()),
+        ({"NCCL_SOCKET_IFNAME": "eth,ens"}, {}, ("eth,ens",)),
+        ({"GLOO_SOCKET_IFNAME": "net1"}, {"GLOO_SOCKET_IFNAME": "eth0"}, ("=net1",)),
+        ({"NCCL_SOCKET_IFNAME": "=net1", "GLOO_SOCKET_IFNAME": "net1"}, {"X": "y"}, ("=net1",)),
+        ({"NCCL_SOCKET_IFNAME": "net1"}, {"GLOO_SOCKET_IFNAME": "eth0"}, ("net1", "=eth0")),
+    ],
+)
+def test_interfaces_of_the_fabric_are_promised_and_those_of_the_environment_where_it_names_none(
+    fabric_env: dict[str, str], env: dict[str, str], promised: tuple[str, ...]
+) -> None:
+    job = {"command": "true", "fabric": {"env": fabric_env}, "env": env}
+    fields = {"job": job, "base": "/", "created_at": 0.0, "fabric": "tcp", "fabric_env": {"NCCL_NET": "Socket"}}
+    assert promised_interfaces(RunSpec.model_validate(fields)) == promised

@@ -10,13 +10,13 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
 from holdfast.metrics.metric_catalog import reduce_metrics, reduced_metrics
-from holdfast.protocol.metric_validation import split_valid_metrics
+from holdfast.protocol.metric_validation import limit_metric_count, split_valid_metrics
 from holdfast.protocol.orders import NodeStep, Progress, StartRanks
 from holdfast.protocol.rank_messages import RankStep, RankStepMetrics
 
@@ -52,7 +52,18 @@ class _RankSteps:
 class StepAggregator:
     """The steps of one attempt's ranks on this node."""
 
-    def __init__(self, order: StartRanks, *, node: int, send: Callable[[Progress], int]) -> None:
+    def __init__(
+        self,
+        order: StartRanks,
+        *,
+        node: int,
+        send: Callable[[Progress], int],
+        node_metrics: Callable[[], Mapping[str, float]] = dict[str, float],
+    ) -> None:
+        """`node_metrics` returns what was measured of the node since it was last called."""
+        self.step_count = 0
+        """Steps that all ranks have finished."""
+        self._node_metrics = node_metrics
         self._order = order
         self._node = node
         self._send = send
@@ -100,6 +111,7 @@ class StepAggregator:
         completed_step = min(one.last_step for one in ranks)
         while (first := next(iter(ranks[0].pending), None)) and first.step <= completed_step:
             finished = [one.pop(first.step) for one in ranks]
+            self.step_count += 1
             self._completed.append(_merge([step for step in finished if step is not None], has_rank0=0 in self._ranks))
         if self._completed and self._flush_timer is None:
             wait_s = max(0.0, self._flushed_at + self._order.progress_interval_s - time.monotonic())
@@ -114,6 +126,9 @@ class StepAggregator:
             return
         self._flushed_at = time.monotonic()
         completed, self._completed = self._completed, []
+        if measured := self._node_metrics():
+            kept, _ = limit_metric_count({**completed[-1].metrics, **measured})
+            completed[-1] = msgspec.structs.replace(completed[-1], metrics=kept)
         for steps in _split_into_messages(completed):
             self._send(Progress(node=self._node, replica=self._order.replica, attempt=self._order.attempt, steps=steps))
 

@@ -30,6 +30,7 @@ from holdfast.agent.rank_sockets import RankSockets, rank_channel_missing
 from holdfast.agent.rank_stopper import RankStopper
 from holdfast.agent.rendezvous_check import RendezvousCheck, no_rendezvous_finding
 from holdfast.agent.rendezvous_port import ReservedPort
+from holdfast.agent.socket_watch import SocketWatch
 from holdfast.agent.sources import Sources
 from holdfast.agent.state_memory import StateMemory
 from holdfast.agent.step_aggregator import StepAggregator
@@ -119,7 +120,18 @@ class WorkerGroup:
         self._hang_detector = HangDetector(
             order, node=node, folder=folder, recorders=self._recorders, clock=clock, send=send
         )
-        self._step_aggregator = StepAggregator(order, node=node, send=send)
+        self._socket_watch = SocketWatch(
+            order,
+            node=node,
+            clock=clock,
+            pids=self._rank_pids,
+            environ={**os.environ, **(order.launches[0].env if order.launches else {})},
+            send=send,
+            steps=lambda: self._step_aggregator.step_count,
+        )
+        self._step_aggregator = StepAggregator(
+            order, node=node, send=send, node_metrics=self._socket_watch.step_metrics
+        )
         self._exit_watcher = ExitWatcher(
             order,
             node=node,
@@ -224,6 +236,7 @@ class WorkerGroup:
             self.stop(0.0)
         self._hang_detector.start()
         self._fabric_watch.start()
+        self._socket_watch.start()
         if first is not None:
             rank_0 = next(process for process in self.processes if process.rank == 0)
             self._rendezvous_check = RendezvousCheck(first, pid_of=lambda: rank_0.pid if rank_0.running else None)
@@ -382,6 +395,11 @@ class WorkerGroup:
             {rank: pid for rank, pid in pids.items() if rank not in silent}, all_ranks=all_ranks
         )
 
+    def _rank_pids(self) -> dict[int, int]:
+        """The pid of each running rank."""
+        running = (process for process in self.processes if process.running)
+        return {rank: pid for process in running for rank, pid in process.pids().items()}
+
     def _running_pid(self, rank: int) -> int | None:
         """A rank's own pid while it runs, even after its Session has ended."""
         process = next((process for process in self.processes if rank in process.ranks and process.running), None)
@@ -413,8 +431,7 @@ class WorkerGroup:
 
     def dump_stacks(self) -> None:
         """Dump the stacks of every rank."""
-        running = (process for process in self.processes if process.running)
-        for rank, pid in ((rank, pid) for process in running for rank, pid in process.pids().items()):
+        for rank, pid in self._rank_pids().items():
             self._hang_detector.dump_stacks(rank, pid)
 
     def _report_finding(self, finding: Finding) -> None:
@@ -468,6 +485,7 @@ class WorkerGroup:
         self._hang_detector.stop()
         self._recorders.close()
         self._fabric_watch.stop()
+        self._socket_watch.stop()
         self._exit_watcher.stop()
         if self._store_task is not None:
             self._store_task.cancel()

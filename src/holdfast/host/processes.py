@@ -266,7 +266,7 @@ def port_owner(port: int) -> str:
     if not wanted:
         return ""
     for pid in all_pids():
-        if wanted & _open_sockets(pid):
+        if wanted & open_sockets(pid):
             with contextlib.suppress(OSError):
                 return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     return "an unknown process"
@@ -275,12 +275,12 @@ def port_owner(port: int) -> str:
 def listening_ports(pid: int) -> list[int]:
     """The TCP ports that a process listens on; empty if /proc does not show them."""
     listening = _sockets(str(pid), states=("0A",))
-    return sorted({listening[inode] for inode in listening.keys() & _open_sockets(pid)})
+    return sorted({listening[inode] for inode in listening.keys() & open_sockets(pid)})
 
 
 def is_networked_with(pid: int, port: int) -> bool:
     """Whether a process listens on any TCP port or is connected to this one; also true if /proc does not show it."""
-    own = _open_sockets(pid)
+    own = open_sockets(pid)
     found = _sockets(str(pid), states=("0A",)).keys() | {
         inode for inode, peer in _sockets(str(pid), end=_REMOTE).items() if peer == port
     }
@@ -302,7 +302,8 @@ def _sockets(pid: str, states: Container[str] | None = None, end: int = _LOCAL) 
     return found
 
 
-def _open_sockets(pid: int) -> set[str]:
+def open_sockets(pid: int) -> set[str]:
+    """What a process has open, by the names in /proc/PID/fd, such as `socket:[4711]`; empty if /proc does not tell."""
     found: set[str] = set()
     with contextlib.suppress(OSError):
         for descriptor in os.scandir(f"/proc/{pid}/fd"):

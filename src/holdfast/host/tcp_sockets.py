@@ -37,6 +37,9 @@ _MAPPED = bytes(10) + b"\xff\xff"
 """The prefix of an IPv4 address in an IPv6 socket."""
 
 
+_LOOPBACK = bytes(15) + b"\x01"
+
+
 class Endpoint(NamedTuple):
     """One end of a connection."""
 
@@ -47,6 +50,10 @@ class Endpoint(NamedTuple):
     @property
     def host(self) -> str:
         return str(ip_address(self.address))
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.address[0] == 127 if len(self.address) == 4 else self.address == _LOOPBACK
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if len(self.address) == 16 else f"{self.host}:{self.port}"

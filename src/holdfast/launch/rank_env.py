@@ -20,6 +20,14 @@ from holdfast.run_dir import RunDir
 FLIGHT_RECORDER_ENTRIES = 1000
 """Collectives that each rank's flight recorder keeps: those of several steps; a dump of them is read in about 0.3 s."""
 
+_INTERFACES = {
+    "NCCL_SOCKET_IFNAME": False,
+    "NCCL_OOB_NET_IFNAME": False,
+    "GLOO_SOCKET_IFNAME": True,
+    "TP_SOCKET_IFNAME": True,
+}
+"""The variables that name interfaces, and whether by their exact names rather than by prefixes."""
+
 HEARTBEAT_MARGIN_S = 60.0
 """Seconds from the session's own timeout to that of torch's heartbeat monitor."""
 
@@ -71,6 +79,16 @@ def default_env(job: Job, resources: NodeResources) -> dict[str, str]:
 def wants_nccl_logs(job: Job, fabric: Fabric) -> bool:
     """Whether ranks log the set-up of NCCL: they have GPUs, or a fabric that more than sockets is promised of."""
     return job.gpus_per_node > 0 or fabric.name != LOCAL_DEFAULT
+
+
+def promised_interfaces(accepted: RunSpec) -> tuple[str, ...]:
+    """The values by which a run names the interfaces for data, in the syntax of NCCL_SOCKET_IFNAME.
+
+    `fabric.env` promises them; where `env` differs from it, `env` is in the way.
+    """
+    named = accepted.job.env | accepted.fabric_env | accepted.job.fabric.env
+    found = (f"={named[name]}" if exact else named[name] for name, exact in _INTERFACES.items() if named.get(name))
+    return tuple(dict.fromkeys(found))
 
 
 def device_env(resources: NodeResources) -> dict[str, str]:

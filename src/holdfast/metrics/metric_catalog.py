@@ -44,6 +44,9 @@ def _breakdown_row(part: str, help: str) -> Metric:
     )
 
 
+TCP_SENT_BYTES, TCP_RETRANSMITS = "tcp_sent_bytes", "tcp_retransmits"
+_OF = "@"
+
 CATALOG: tuple[Metric, ...] = (
     Metric(
         name="loss",
@@ -129,6 +132,21 @@ CATALOG: tuple[Metric, ...] = (
         help="Duration of the last peer checkpoint, in the background, until complete on all nodes.",
         sticky=True,
     ),
+    Metric(
+        name=TCP_SENT_BYTES,
+        unit="bytes",
+        help="Bytes that the ranks of a node send to other machines by TCP, per step: mean of the nodes. One for each "
+        "network interface, as `tcp_sent_bytes@eth0`.",
+        reduction=Reduction.MEAN,
+        sticky=True,
+    ),
+    Metric(
+        name=TCP_RETRANSMITS,
+        unit="segments",
+        help="Segments of these that were sent again, per step: the most of any node. Also by interface.",
+        reduction=Reduction.MAX,
+        sticky=True,
+    ),
     _breakdown_row(
         StepPart.FORWARD, "Part of a profiled step: everything before the backward pass, including the loss."
     ),
@@ -160,9 +178,14 @@ _REDUCERS: Mapping[Reduction, Callable[[list[float]], float]] = {
 }
 
 
+def metric_of(name: str, part: str) -> str:
+    """The name of a metric of one part, such as a network interface; the catalogue has one row for all of them."""
+    return f"{name}{_OF}{part}"
+
+
 def sticky_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """The sticky metrics among these."""
-    return {name: metrics[name] for name in STICKY & metrics.keys()}
+    return {name: value for name, value in metrics.items() if name.partition(_OF)[0] in STICKY}
 
 
 def has_requested(metrics: Mapping[str, float]) -> bool:
@@ -172,7 +195,7 @@ def has_requested(metrics: Mapping[str, float]) -> bool:
 
 def reduction_of(name: str) -> Reduction:
     """How a metric is reduced over ranks."""
-    row = METRICS.get(name)
+    row = METRICS.get(name.partition(_OF)[0])
     return Reduction.FIRST if row is None else row.reduction
 
 

@@ -76,6 +76,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     """The run's fabric, as the catalogue names it."""
     nccl_logs: bool = False
     """Whether ranks log NCCL's set-up for the agent, which then reports what carries their traffic."""
+    interfaces: tuple[str, ...] = ()
+    """The values by which the run names interfaces for data, in the syntax of NCCL_SOCKET_IFNAME."""
 
     @property
     def launches(self) -> tuple[RankLaunch, ...]:
