@@ -141,7 +141,9 @@ class SocketWatch:
             except (OSError, NotLookedAt) as error:
                 log.warning("the sockets of the ranks are not watched: %s", error)
                 return
+            began = time.thread_time()
             settled = self._judge(data)
+            took_s += time.thread_time() - began
             if poll_s == START_POLL_S and settled:
                 poll_s, load, until = EARLY_POLL_S, LOAD, time.monotonic() + EARLY_FOR_S
             elif time.monotonic() >= until:
