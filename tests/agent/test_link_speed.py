@@ -30,9 +30,9 @@ def stream(rates_gb_s: Iterable[float], *, busy_s: float = 0.1) -> Iterator[TcpC
         yield now
 
 
-def watched(looks: Iterable[TcpCounters], given_gb_s: float = 0.0) -> list[LinkSpeed]:
+def watched(looks: Iterable[TcpCounters]) -> list[LinkSpeed]:
     link = LinkSpeed(since=TcpCounters())
-    return [link := updated(link, counters, given_gb_s * GB_S) for counters in looks]
+    return [link := updated(link, counters) for counters in looks]
 
 
 def slow_at(links: list[LinkSpeed]) -> list[int]:
@@ -98,9 +98,14 @@ def test_connection_over_which_nothing_arrives_is_slow() -> None:
     assert links[-1].bytes_s == 0.0
 
 
-def test_reference_is_that_of_the_first_samples_or_a_better_given_one() -> None:
-    assert watched(stream([0.4 * FAST] * 30))[MIN_FIRST_SAMPLES].reference_bytes_s == 0.4 * GB_S
-    assert slow_at(watched(stream([0.4 * FAST] * 30))) == []
-    assert slow_at(watched(stream([0.4 * FAST] * 30), given_gb_s=1.0))[0] == WINDOW - 1
-    assert slow_at(watched(stream([0.7 * FAST] * 30), given_gb_s=1.0)) == []
-    assert slow_at(watched(stream([FAST] * 10 + [0.5 * FAST] * 30), given_gb_s=0.3)) != []
+def test_reference_is_that_of_the_first_samples() -> None:
+    links = watched(stream([0.4 * FAST] * 30))
+    assert [link.reference_bytes_s > 0 for link in links].index(True) == MIN_FIRST_SAMPLES - 1
+    assert links[-1].reference_bytes_s == 0.4 * GB_S
+    assert slow_at(links) == []
+
+
+def test_program_that_sends_little_does_not_show_what_the_network_can_do() -> None:
+    looks = list(stream([FAST] * 10))
+    assert watched(looks)[-1].is_limited_by_network
+    assert not watched([replace(each, app_limited=True) for each in looks])[-1].is_limited_by_network

@@ -18,7 +18,7 @@ from holdfast.agent import socket_watch
 from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, WINDOW
 from holdfast.agent.socket_watch import MAX_REPORTS, SocketWatch, spans_nodes
 from holdfast.clock import Clock
-from holdfast.events import LinkSlowed, SocketsObserved
+from holdfast.events import LinkSlowed, LinksMeasured, SocketsObserved
 from holdfast.host.tcp_sockets import Endpoint, TcpSocket
 from holdfast.preflight.interfaces import Interface
 from holdfast.protocol.orders import StartRanks
@@ -72,7 +72,7 @@ class Watched:
     """A watch that looks when the test says so."""
 
     def __init__(self, kernel: Kernel, pids: Callable[[], Mapping[int, int]] = lambda: {4: os.getpid()}) -> None:
-        self.sent: list[SocketsObserved | LinkSlowed] = []
+        self.sent: list[SocketsObserved | LinksMeasured | LinkSlowed] = []
         self.steps = 0
         self.watch = SocketWatch(
             order(),
@@ -163,6 +163,24 @@ def test_bytes_per_step_are_those_of_the_steps_between_two_looks(kernel: Kernel)
     assert watched.watch.step_metrics() == {}
 
 
+def test_rates_of_the_first_steps_are_reported_once_slowest_first(kernel: Kernel) -> None:
+    watched = Watched(kernel)
+    slow, fast, idle, small = (kernel.connect() for _ in range(4))
+    for _ in range(4 * MIN_FIRST_SAMPLES):
+        watched.look()
+        kernel.pass_data(slow, 3 * MB, 0.1)
+        kernel.pass_data(fast, 10 * MB, 0.1)
+        kernel.pass_data(small, 2 * MB, 0.1)
+        counters = replace(kernel.sockets[small].counters, app_limited=True)
+        kernel.sockets[small] = replace(kernel.sockets[small], counters=counters)
+    (found,) = (each for each in watched.sent if isinstance(each, LinksMeasured))
+    assert [(each.ends.local, each.bytes_s) for each in found.links] == [
+        (str(kernel.sockets[slow].local), 30 * MB),
+        (str(kernel.sockets[fast].local), 100 * MB),
+    ]
+    assert kernel.sockets[idle].counters.busy_us == 0
+
+
 def test_slow_connection_is_reported_once_with_the_rates_of_others(kernel: Kernel) -> None:
     watched = Watched(kernel)
     slow, other = kernel.connect(), kernel.connect()
@@ -209,7 +227,7 @@ def test_kernel_that_does_not_tell_ends_the_watch(kernel: Kernel, caplog: pytest
 
 def test_watch_polls_until_it_is_stopped(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket_watch, "START_POLL_S", 0.01)
-    sent = asyncio.Queue[SocketsObserved | LinkSlowed]()
+    sent = asyncio.Queue[SocketsObserved | LinksMeasured | LinkSlowed]()
     kernel.connect()
 
     async def go() -> None:

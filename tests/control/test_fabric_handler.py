@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
-from tests.control.test_machine import Run
-from tests.diagnose.test_tcp_pairs import ends, report
+from tests.control.test_machine import Run, gone, joined
+from tests.control.test_node_checks import checked
+from tests.control.test_node_probes import probed, probed_run
+from tests.diagnose.test_tcp_pairs import ends, measured, report
 
 from holdfast.control.commands import Command, Send
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase
 from holdfast.errors import ExitCode
 from holdfast.events import FabricObserved, FindingRaised, LinkSlowed, ShutdownDecided
+from holdfast.events.probe_results import PairRate, ProbeOutcome, ProbeResult
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Fabric, Job, OnFallback
 from holdfast.protocol.orders import StopRanks
@@ -156,3 +160,19 @@ def test_slow_connection_to_a_server_is_none_of_the_fabric() -> None:
         )
     )
     assert run.decisions == []
+
+
+def test_link_that_is_slower_than_in_the_probe_is_reported_until_one_of_its_nodes_is_another() -> None:
+    run = probed_run()
+    pair = PairRate(nodes=(0, 1), gb_s=1.0)
+    result = ProbeResult(rank=0, outcome=ProbeOutcome.PASSED, elapsed_s=1.0, pairs=(pair,))
+    run.do(joined(0), joined(1), checked(0), checked(1))
+    run.do(msgspec.structs.replace(probed(0, (0, 1)), result=result), probed(1, (0, 1)))
+    reports = report(0, ends(0, 1)), report(1, ends(1, 0))
+    run.do(*reports, measured((0, 900)))
+    assert reported(run) == []
+    run.do(measured((0, 100)))
+    assert reported(run) == ["link-slowed"]
+    rates = run.state.replicas[0].probed_bytes_s
+    run.do(gone(1), joined(1, generation=1))
+    assert frozenset(node.node_id for node in run.state.nodes) not in rates

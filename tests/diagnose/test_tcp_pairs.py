@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed, pairs
-from holdfast.events import LinkSlowed, SocketEnds, SocketsObserved
+from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed, pairs, slower_than_probed
+from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
 
 SUBNETS = {"eth0": "10.0.0", "net1": "10.1.0"}
 
@@ -162,7 +162,8 @@ def test_slow_link_is_named_with_its_evidence() -> None:
         "the link from rank 1 on node1 to rank 2 on node2 over net1 has become slow: 2.4 MB/s instead of 1.23 GB/s"
     )
     assert finding.evidence == (
-        "10.1.0.1:4003 to 10.1.0.2:4003: 17 of 8,000 segments were sent again",
+        "10.1.0.1:4003 to 10.1.0.2:4003",
+        "17 of 8,000 segments were sent again",
         "1.1 GB/s to node0 at the same time",
     )
 
@@ -173,3 +174,27 @@ def test_rank_at_the_other_end_may_be_unknown_but_not_its_node() -> None:
     assert "to node2 over net1" in finding.what
     assert link_slowed(slowed("10.1.0.99:443"), three_nodes((7, 8))) is None, "storage, perhaps"
     assert link_slowed(slowed("10.1.0.1:9999"), three_nodes((7, 8))) is None
+
+
+def measured(*rates: tuple[int, int]) -> LinksMeasured:
+    """The rates of node 1 to others, in MB/s."""
+    links = tuple(LinkRate(ends=ends(1, far), bytes_s=rate * 1_000_000) for far, rate in rates)
+    return LinksMeasured(at=5.0, node=1, replica=0, attempt=0, links=links)
+
+
+def test_link_that_is_slower_than_in_the_probe_is_named() -> None:
+    probed = {(1, 0): 1e9, (1, 2): 0.9e9}
+    finding = slower_than_probed(
+        measured((2, 100), (0, 900)), three_nodes((7, 8)), lambda near, far: probed.get((near, far), 0.0)
+    )
+    assert finding is not None
+    assert finding.what == (
+        "the link from rank 1 on node1 to rank 2 on node2 over net1 has been slow since the first steps: "
+        "100 MB/s, and 900 MB/s when the nodes probed each other"
+    )
+    assert finding.evidence == ("10.1.0.1:4003 to 10.1.0.2:4003", "900 MB/s to node0 at the same time")
+
+
+@pytest.mark.parametrize("probed_bytes_s", [0.0, 100e6, 160e6])
+def test_link_without_a_probe_or_about_as_fast_as_in_it_needs_nothing(probed_bytes_s: float) -> None:
+    assert slower_than_probed(measured((2, 100), (9, 1)), three_nodes((7, 8)), lambda *_: probed_bytes_s) is None

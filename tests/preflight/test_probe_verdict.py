@@ -8,7 +8,7 @@ import pytest
 from holdfast.events import NodeProbed
 from holdfast.events.probe_results import PairRate, ProbeOutcome, ProbeResult, ProbeStage, ProbeSuspect, keep_slowest
 from holdfast.findings import CheckOutcome, Severity
-from holdfast.preflight.probe_verdict import CHECKS, ProbeVerdict, judge, probe_results
+from holdfast.preflight.probe_verdict import CHECKS, ProbeVerdict, judge, pair_rates, probe_results
 
 NODES = (4, 7, 9)
 NEW = frozenset(NODES)
@@ -135,3 +135,14 @@ def test_result_in_an_event_keeps_the_slowest_lane_of_each_pair() -> None:
     pairs = tuple(PairRate(nodes=(0, 1), lane=lane, gb_s=rate) for lane, rate in enumerate((2.0, None, 1.0)))
     kept = keep_slowest(ProbeResult(rank=0, outcome=ProbeOutcome.PASSED, elapsed_s=1.0, pairs=pairs))
     assert [each.lane for each in kept.pairs] == [1]
+
+
+def test_rate_of_two_nodes_is_that_of_their_slowest_ranks() -> None:
+    measured = (
+        PairRate(nodes=(0, 2), lane=0, gb_s=2.0),
+        PairRate(nodes=(2, 0), lane=1, gb_s=1.5),
+        PairRate(nodes=(0, 1), problem="no answer"),
+    )
+    result = ProbeResult(rank=0, outcome=ProbeOutcome.PASSED, elapsed_s=9.0, pairs=measured)
+    assert pair_rates(reports(result=result)) == {(4, 9): 1.5e9}
+    assert pair_rates(reports(result=None)) == {}

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from statistics import median
 
+from holdfast.diagnose.tcp_pairs import SLOW_SHARE
 from holdfast.host.tcp_sockets import TcpCounters
 
 MIN_FIRST_SAMPLES, MAX_FIRST_SAMPLES = 8, 40
-"""The reference is the median of so many first samples, unless a better one is given."""
-SLOW_SHARE = 0.6
-"""A sample below this share of the reference is slow."""
+"""The reference is the median of so many first samples."""
 RECOVERED_SHARE = 0.8
 """Half of the latest samples above this share end a fall."""
 WINDOW = 8
@@ -52,21 +51,26 @@ class LinkSpeed:
     is_slow: bool = False
 
     @property
+    def is_limited_by_network(self) -> bool:
+        """Whether the program sent enough to reach the network's rate in most of the latest samples."""
+        return 2 * sum(sample.app_limited for sample in self.recent) < len(self.recent)
+
+    @property
     def bytes_s(self) -> float:
         """The rate now; 0 before the first sample."""
         return median(sample.bytes_s for sample in self.recent) if self.recent else 0.0
 
 
-def updated(link: LinkSpeed, counters: TcpCounters, given_bytes_s: float = 0.0) -> LinkSpeed:
-    """The connection after a look at its counters; `given_bytes_s` is what this path can do, if that was measured."""
+def updated(link: LinkSpeed, counters: TcpCounters) -> LinkSpeed:
+    """The connection after a look at its counters."""
     sample = _sample(link.since, counters)
     if sample is None:
         return link
     link = replace(link, since=counters, recent=(*link.recent, sample)[-WINDOW:])
     if len(link.first) < MAX_FIRST_SAMPLES and not (link.is_slow or _is_slow_sample(link, sample)):
         first = (*link.first, sample.bytes_s)
-        own = median(first) if len(first) >= MIN_FIRST_SAMPLES else 0.0
-        link = replace(link, first=first, reference_bytes_s=max(own, given_bytes_s))
+        reference = median(first) if len(first) >= MIN_FIRST_SAMPLES else 0.0
+        link = replace(link, first=first, reference_bytes_s=reference)
     return replace(link, is_slow=_is_slow(link))
 
 

@@ -12,14 +12,14 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from ipaddress import ip_address
 
 from holdfast.agent.data_sockets import NodeAddresses, RankSocket, ends_of, sample, to_other_nodes
 from holdfast.agent.link_speed import LinkSpeed, updated
 from holdfast.agent.tcp_traffic import TcpTraffic
 from holdfast.clock import Clock
-from holdfast.events import LinkSlowed, SocketsObserved
+from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketsObserved
 from holdfast.fabric.catalog import LOCAL_DEFAULT
 from holdfast.host.processes import descendants, open_sockets
 from holdfast.host.tcp_sockets import TcpSocket, tcp_sockets
@@ -39,6 +39,10 @@ MAX_REPORTS = 4
 """Reports of one attempt: groups may connect later, or again."""
 MAX_SLOW_LINKS = 4
 """Connections of one attempt that are reported as slow."""
+RATES_AFTER = 4
+"""Looks from the first known rate of a connection until all are reported."""
+MAX_RATES = 16
+"""Connections whose rates in the first steps are reported."""
 _MAX_TRIES = 3
 """Looks after which a socket that no rank has open is another program's."""
 _MAX_LISTED, _MAX_ADDRESSES = 8, 64
@@ -95,7 +99,7 @@ class SocketWatch:
         clock: Clock,
         pids: Callable[[], Mapping[int, int]],
         environ: Mapping[str, str],
-        send: Callable[[SocketsObserved | LinkSlowed], object],
+        send: Callable[[SocketsObserved | LinksMeasured | LinkSlowed], object],
         steps: Callable[[], int],
         sockets: Callable[[], Sequence[TcpSocket]] = tcp_sockets,
         interfaces: ListInterfaces = system_interfaces,
@@ -109,6 +113,8 @@ class SocketWatch:
         """By inode."""
         self._slow: set[int] = set()
         """Connections reported as slow."""
+        self._measured = 0
+        """Looks at which the rate of a connection in its first steps was known."""
         self._traffic = TcpTraffic()
         self._addresses = NodeAddresses(interfaces={})
         self._unknown: frozenset[bytes] = frozenset()
@@ -212,7 +218,30 @@ class SocketWatch:
             if link.is_slow and each.socket.inode not in self._slow and len(self._slow) < MAX_SLOW_LINKS:
                 self._slow.add(each.socket.inode)
                 self._send(self._slowed(each, link, data))
+        self._report_rates(data)
         self._traffic.add(data, self._addresses, self._steps())
+
+    def _report_rates(self, data: Sequence[RankSocket]) -> None:
+        """Report the rates of the first steps once, some looks after the first of them is known."""
+        links = [(self._links[each.socket.inode], each) for each in data]
+        known = [(link.reference_bytes_s, each) for link, each in links if link.reference_bytes_s]
+        self._measured += bool(known)
+        if self._measured != RATES_AFTER or not known:
+            return
+        limited = [(rate, each) for rate, each in known if self._links[each.socket.inode].is_limited_by_network]
+        slowest = nsmallest(MAX_RATES, limited, key=lambda one: one[0])
+        if slowest:
+            self._send(
+                LinksMeasured(
+                    at=self._clock(),
+                    node=self._node,
+                    replica=self._order.replica,
+                    attempt=self._order.attempt,
+                    links=tuple(
+                        LinkRate(ends=ends_of(each, self._addresses), bytes_s=int(rate)) for rate, each in slowest
+                    ),
+                )
+            )
 
     def _slowed(self, slow: RankSocket, link: LinkSpeed, data: Sequence[RankSocket]) -> LinkSlowed:
         others = [(self._links[each.socket.inode].bytes_s, each) for each in data if each is not slow]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast import events
+from holdfast.diagnose.tcp_pairs import format_rate
 from holdfast.events import AnyEvent, CheckpointCommitted, FaultAction, FaultTarget, StepCommitted
 from holdfast.events.probe_results import STAGE_TEXT
 from holdfast.findings import CheckOutcome, replica_suffix
@@ -256,6 +257,11 @@ def _sockets_observed(event: events.SocketsObserved) -> str:
     return f"{count(event.count, 'connection')} of the ranks on {which} to other nodes{first} {shown}"
 
 
+def _links_measured(event: events.LinksMeasured) -> str:
+    which = f"{count(len(event.links), 'connection')} of the ranks on node{event.node}{replica_suffix(event.replica)}"
+    return f"{which} to other nodes measured: {format_rate(event.links[0].bytes_s) if event.links else 0} or more"
+
+
 def _link_slowed(event: events.LinkSlowed) -> str:
     ends, share = event.ends, event.now_bytes_s / max(1, event.before_bytes_s)
     where = f"rank {ends.rank}{replica_suffix(event.replica)} on node{event.node} to {ends.remote}"
@@ -289,6 +295,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.NodeProbed: _node_probed,
     events.FabricObserved: _fabric_observed,
     events.SocketsObserved: _sockets_observed,
+    events.LinksMeasured: _links_measured,
     events.LinkSlowed: _link_slowed,
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",
     # The finding's text is in the decision, one line above.

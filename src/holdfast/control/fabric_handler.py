@@ -9,7 +9,7 @@ from holdfast.control.context import Context
 from holdfast.control.lifecycle import end_run
 from holdfast.control.node_fabrics import differences, with_report
 from holdfast.control.state import Ending
-from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed
+from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed, slower_than_probed
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import OnFallback
@@ -38,6 +38,17 @@ def connection_slowed(ctx: Context, event: events.LinkSlowed) -> None:
     """Report a connection between two nodes that has become slow, once for these two in an attempt."""
     finding = link_slowed(event, ctx.state.replicas[event.replica].sockets)
     if finding is not None:
+        _report(ctx, event.replica, finding, once_for=finding.where)
+
+
+def links_measured(ctx: Context, event: events.LinksMeasured) -> None:
+    """Report a connection that is slower than what its nodes did in the probe before the start."""
+    replica, nodes = ctx.state.replicas[event.replica], ctx.state.nodes
+
+    def probed_bytes_s(one: int, other: int) -> float:
+        return replica.probed_bytes_s.get(frozenset((nodes[one].node_id, nodes[other].node_id)), 0.0)
+
+    if finding := slower_than_probed(event, replica.sockets, probed_bytes_s):
         _report(ctx, event.replica, finding, once_for=finding.where)
 
 

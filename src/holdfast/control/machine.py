@@ -100,6 +100,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.StepCommitted: {_ANY: rank_handlers.step_committed},
     events.FabricObserved: {_AT_WORK: fabric_handler.fabric_observed},
     events.SocketsObserved: {_AT_WORK: fabric_handler.sockets_observed},
+    events.LinksMeasured: {_AT_WORK: fabric_handler.links_measured},
     events.LinkSlowed: {_AT_WORK: fabric_handler.connection_slowed},
     events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
     Timer.PROBE: {_ANY: node_checks.probe_timed_out},

@@ -17,7 +17,7 @@ from holdfast.control.policy import CHECK_TRIES, FailureKind
 from holdfast.control.state import CheckPhase, Ending, NodeState, ProbePhase, Timer
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Owner
-from holdfast.preflight.probe_verdict import ProbeVerdict, judge, no_report
+from holdfast.preflight.probe_verdict import ProbeVerdict, judge, no_report, pair_rates
 
 
 def node_checked(ctx: Context, event: events.NodeChecked) -> None:
@@ -75,6 +75,12 @@ def judge_probe(ctx: Context, index: int) -> None:
     verdict = judge(probe.reports, new=frozenset(probe.new), failed_before=failed_before) if whole else ProbeVerdict()
     for finding in verdict.warnings:
         ctx.report(finding)
+    if whole:
+        rates = {
+            frozenset(ctx.state.nodes[node].node_id for node in nodes): rate
+            for nodes, rate in pair_rates(probe.reports).items()
+        }
+        ctx.change_replica(index, probed_bytes_s={**ctx.state.replicas[index].probed_bytes_s, **rates})
     proven = (report.node for report in probe.reports if report.node not in probe.new)  # by an earlier probe
     for node in {*verdict.passed, *proven} - verdict.failed.keys():
         ctx.change_node(node, probe=ProbePhase.PASSED)

@@ -271,6 +271,8 @@ class ReplicaState(_Frozen):
     """Number of probes so far."""
     compared: tuple[int, ...] = ()
     """The nodes that were compared with each other last."""
+    probed_bytes_s: Mapping[frozenset[NodeId], float] = field(default_factory=dict[frozenset[NodeId], float])
+    """The rate between two of its nodes in the latest probe of both."""
     fabric_findings: frozenset[str] = frozenset()
     """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
     fabric_nodes: FabricNodes = field(default_factory=dict[tuple[str, int], Reports])

@@ -7,14 +7,16 @@ out, and what remains is between two ranks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from holdfast.events import LinkSlowed, SocketEnds, SocketsObserved
+from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
 from holdfast.findings import Finding, Owner, Severity
 
 WRONG_INTERFACE = "wrong-interface"
 LINK_SLOWED = "link-slowed"
+SLOW_SHARE = 0.6
+"""A rate below this share of the earlier one is slow."""
 _MAX_SHOWN = 4
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
@@ -126,40 +128,74 @@ def _names(value: str, interface: str) -> bool:
 
 
 def link_slowed(event: LinkSlowed, reports: Mapping[int, SocketsObserved]) -> Finding | None:
-    """The finding on a connection that has become slow; None if it does not lead to a rank of another node."""
-    ends = event.ends
-    address = ends.remote.rpartition(":")[0].strip("[]")
-    far = next((report for report in reports.values() if address in report.addresses), None)
-    if far is None or far.node == event.node:
+    """The finding on a connection that has become slow; None if it does not lead to another node of the run."""
+    far = _far_node(event.ends, event.node, reports)
+    if far is None:
         return None
-    rank = next((each.rank for each in far.connections if (each.local, each.remote) == (ends.remote, ends.local)), None)
-    peer = f"node{far.node}" if rank is None else f"rank {rank} on node{far.node}"
+    rates = f"{format_rate(event.now_bytes_s)} instead of {format_rate(event.before_bytes_s)}"
     others = tuple(
-        f"{_shown(rate)} to {_peer(remote, reports)} at the same time"
+        f"{format_rate(rate)} to {_peer(remote, reports)} at the same time"
         for remote, rate in list(event.others_bytes_s.items())[:_MAX_SHOWN]
     )
+    again = f"{event.retransmits:,} of {event.segments:,} segments were sent again"
+    return _slow(event.ends, event.node, far, f"has become slow: {rates}", (again, *others))
+
+
+def slower_than_probed(
+    event: LinksMeasured, reports: Mapping[int, SocketsObserved], probed_bytes_s: Callable[[int, int], float]
+) -> Finding | None:
+    """The finding on the connection that is slowest, by what its two nodes did in a probe; None if none is slow.
+
+    `probed_bytes_s` returns the rate of two nodes, or 0 if they were not probed with each other.
+    """
+    slow: list[tuple[float, LinkRate, SocketsObserved]] = []
+    for link in event.links:
+        far = _far_node(link.ends, event.node, reports)
+        if far is not None and link.bytes_s < SLOW_SHARE * (probed := probed_bytes_s(event.node, far.node)):
+            slow.append((probed, link, far))
+    if not slow:
+        return None
+    probed, link, far = min(slow, key=lambda each: each[1].bytes_s / each[0])
+    rates = f"{format_rate(link.bytes_s)}, and {format_rate(probed)} when the nodes probed each other"
+    others = tuple(
+        f"{format_rate(other.bytes_s)} to {_peer(other.ends.remote, reports)} at the same time"
+        for other in reversed(event.links)
+        if other is not link
+    )
+    return _slow(link.ends, event.node, far, f"has been slow since the first steps: {rates}", others[:_MAX_SHOWN])
+
+
+def _slow(near: SocketEnds, node: int, far: SocketsObserved, what: str, evidence: tuple[str, ...]) -> Finding:
+    rank = next((each.rank for each in far.connections if (each.local, each.remote) == (near.remote, near.local)), None)
+    peer = f"node{far.node}" if rank is None else f"rank {rank} on node{far.node}"
+    name = near.interface
     return Finding(
         code=LINK_SLOWED,
         severity=Severity.WARNING,
-        what=f"the link from rank {ends.rank} on node{event.node} to {peer} over {ends.interface} has become slow: "
-        f"{_shown(event.now_bytes_s)} instead of {_shown(event.before_bytes_s)}",
-        where=f"node{event.node}, {ends.interface}",
-        evidence=(
-            f"{ends.local} to {ends.remote}: {event.retransmits:,} of {event.segments:,} segments were sent again",
-            *others,
-        ),
-        remedy=f"Look at `ip -s link show {ends.interface}`, `ethtool -S {ends.interface}` and `tc -s qdisc` on both "
-        "nodes, at other traffic of theirs, and at the switch ports. `holdfast check` measures the pairs of nodes.",
+        what=f"the link from rank {near.rank} on node{node} to {peer} over {name} {what}",
+        where=f"node{node}, {name}",
+        evidence=(f"{near.local} to {near.remote}", *evidence),
+        remedy=f"Look at `ip -s link show {name}`, `ethtool -S {name}` and `tc -s qdisc` on both nodes, at other "
+        "traffic of theirs, and at the switch ports. `holdfast check --full` measures pairs of nodes.",
         owner=Owner.CLUSTER,
     )
 
 
+def _far_node(ends: SocketEnds, node: int, reports: Mapping[int, SocketsObserved]) -> SocketsObserved | None:
+    """The report of the node that a connection leads to; None if it is not another one of the run."""
+    far = next((report for report in reports.values() if _address(ends.remote) in report.addresses), None)
+    return None if far is None or far.node == node else far
+
+
 def _peer(remote: str, reports: Mapping[int, SocketsObserved]) -> str:
-    address = remote.rpartition(":")[0].strip("[]")
-    return next((f"node{each.node}" for each in reports.values() if address in each.addresses), remote)
+    return next((f"node{each.node}" for each in reports.values() if _address(remote) in each.addresses), remote)
 
 
-def _shown(bytes_s: float) -> str:
+def _address(end: str) -> str:
+    return end.rpartition(":")[0].strip("[]")
+
+
+def format_rate(bytes_s: float) -> str:
     """A rate as in `1.2 GB/s`."""
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6)):
         if bytes_s >= size:

@@ -69,7 +69,7 @@ from holdfast.events.requests import (
     StackDumpRequested,
     UpdateRequested,
 )
-from holdfast.events.socket_events import LinkSlowed, SocketEnds, SocketsObserved
+from holdfast.events.socket_events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
 
 AgentEvent = (
     AgentConnected
@@ -83,6 +83,7 @@ AgentEvent = (
     | NodeProbed
     | FabricObserved
     | SocketsObserved
+    | LinksMeasured
     | LinkSlowed
     | RankExited
     | RanksStopped

@@ -45,6 +45,27 @@ class SocketsObserved(Event, frozen=True, kw_only=True):
     """This node's name and the interface that it resolves to, as `node1 (eth0)`, if other interfaces are in use."""
 
 
+class LinkRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a connection can do, by its first steps."""
+
+    ends: SocketEnds
+    bytes_s: int
+    """Bytes/s of the time in which there was data to send."""
+
+
+class LinksMeasured(Event, frozen=True, kw_only=True):
+    """The rates of a node's connections in the first steps, once in an attempt; what the network limits, slowest first.
+
+    The controller compares them with those of a probe before the start.
+    """
+
+    node: int
+    replica: int
+    attempt: int
+    links: tuple[LinkRate, ...]
+    """At most 16."""
+
+
 class LinkSlowed(Event, frozen=True, kw_only=True):
     """A rank's connection to another node has become slow, and stays so. Rates are in bytes/s of busy time."""
 
@@ -53,7 +74,7 @@ class LinkSlowed(Event, frozen=True, kw_only=True):
     attempt: int
     ends: SocketEnds
     before_bytes_s: int
-    """The rate of its first steps, or a better one that was measured before."""
+    """The rate of its first steps."""
     now_bytes_s: int
     retransmits: int
     """Segments that were sent again in the time of the fall so far."""

@@ -285,7 +285,7 @@ class Resources(Model):
 
 
 class OnFallback(StrEnum):
-    """What happens when NCCL connects nodes by another network than the fabric's."""
+    """What happens when ranks communicate by another network or interface than the fabric's."""
 
     WARN = "warn"
     """The run continues, with a warning."""
@@ -301,7 +301,7 @@ class Fabric(Model):
     env: dict[EnvName, ScalarText] = {}
     """Environment variables that override the catalogue's, such as NCCL_IB_HCA."""
     on_fallback: OnFallback = OnFallback.WARN
-    """`stop` or `warn`: what happens when NCCL connects nodes by another network than the fabric's, such as TCP.
+    """`stop` or `warn`: what happens when ranks communicate by another network or interface than the fabric's.
 
     A cluster's `template: production` makes it `stop`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -133,6 +134,16 @@ def _unseen(reason: str) -> tuple[CheckResult, ...]:
 
 NOT_PROBED = _unseen("not probed")
 """Of a node that took part in no probe."""
+
+
+def pair_rates(reports: Sequence[NodeProbed]) -> Mapping[tuple[int, int], float]:
+    """The rate in bytes/s between two nodes, by their numbers: that of the slowest pair of their ranks."""
+    result, rates = result_of(reports), dict[tuple[int, int], float]()
+    for pair in result.pairs if result else ():
+        if pair.gb_s:
+            first, second = sorted(reports[0].nodes[each] for each in pair.nodes)
+            rates[first, second] = min(pair.gb_s * 1e9, rates.get((first, second), math.inf))
+    return rates
 
 
 def result_of(reports: Sequence[NodeProbed]) -> ProbeResult | None:
