@@ -6,7 +6,15 @@ from ipaddress import ip_address
 
 import pytest
 
-from holdfast.agent.data_sockets import MAX_CONNECTIONS, NodeAddresses, RankSocket, ends_of, sample, to_other_nodes
+from holdfast.agent.data_sockets import (
+    MAX_CONNECTIONS,
+    NodeAddresses,
+    RankSocket,
+    ends_of,
+    report_limit,
+    sample,
+    to_other_nodes,
+)
 from holdfast.host.tcp_sockets import Endpoint, TcpSocket
 from holdfast.preflight.interfaces import Interface
 
@@ -105,7 +113,9 @@ def test_ends_of_a_connection_as_text() -> None:
 def test_both_ends_of_many_connections_are_in_the_samples_of_both_nodes() -> None:
     here = [RankSocket(0, connection(f"10.1.0.2:{port}", "10.1.0.3:41000", port)) for port in range(2000, 6000)]
     there = [RankSocket(1, connection(str(each.remote), str(each.local))) for _, each in here]
-    ours, theirs = ({(each.local, each.remote) for each in sample(one, node())} for one in (here, there))
+    ours, theirs = (
+        {(each.local, each.remote) for each in sample(one, node(), MAX_CONNECTIONS)} for one in (here, there)
+    )
     assert len(ours) == MAX_CONNECTIONS
     assert {(remote, local) for local, remote in theirs} == ours
 
@@ -113,5 +123,9 @@ def test_both_ends_of_many_connections_are_in_the_samples_of_both_nodes() -> Non
 def test_connections_over_other_interfaces_come_first() -> None:
     fine = [RankSocket(0, connection(f"10.1.0.2:{port}", "10.1.0.3:41000", port)) for port in range(2000, 6000)]
     wrong = RankSocket(0, connection("10.0.0.2:50000", "10.0.0.3:41000"))
-    assert sample([*fine, wrong], node("=net1"))[0].interface == "eth0"
-    assert "eth0" not in {each.interface for each in sample([*fine, wrong], node())}
+    assert sample([*fine, wrong], node("=net1"), 4)[0].interface == "eth0"
+    assert "eth0" not in {each.interface for each in sample([*fine, wrong], node(), 4)}
+
+
+def test_reports_of_many_nodes_are_shorter() -> None:
+    assert [report_limit(nodes) for nodes in (1, 2, 64, 256, 16_384)] == [64, 64, 64, 16, 4]

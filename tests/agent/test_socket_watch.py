@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from ipaddress import ip_address
@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.agent import socket_watch
 from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, WINDOW
-from holdfast.agent.socket_watch import MAX_REPORTS, SocketWatch, spans_nodes
+from holdfast.agent.socket_watch import MAX_NODES, MAX_REPORTS, SocketWatch, spans_nodes
 from holdfast.clock import Clock
 from holdfast.events import LinkSlowed, LinksMeasured, SocketsObserved
 from holdfast.host.tcp_sockets import Endpoint, TcpSocket
@@ -71,15 +71,15 @@ def kernel() -> Iterator[Kernel]:
 class Watched:
     """A watch that looks when the test says so."""
 
-    def __init__(self, kernel: Kernel, pids: Callable[[], Mapping[int, int]] = lambda: {4: os.getpid()}) -> None:
+    def __init__(self, kernel: Kernel, **environ: str) -> None:
         self.sent: list[SocketsObserved | LinksMeasured | LinkSlowed] = []
         self.steps = 0
         self.watch = SocketWatch(
-            order(),
+            order(GROUP_WORLD_SIZE=str(MAX_NODES + 1)) if environ else order(),
             node=1,
             clock=Clock(),
-            pids=pids,
-            environ={"GLOO_SOCKET_IFNAME": "net1", "PATH": "/bin"},
+            pids=lambda: {4: os.getpid()},
+            environ={"GLOO_SOCKET_IFNAME": "net1", "PATH": "/bin", **environ},
             send=self.sent.append,
             steps=lambda: self.steps,
             sockets=lambda: [*kernel.sockets.values()],
@@ -115,6 +115,16 @@ def test_first_connections_are_reported_at_once_and_later_ones_when_they_have_se
         kernel.connect()
         watched.look(3)
     assert len(watched.reports()) == MAX_REPORTS
+
+
+def test_first_nodes_of_a_very_large_run_report_a_few_connections_each(kernel: Kernel) -> None:
+    for _ in range(9):
+        kernel.connect()
+    first, later = Watched(kernel, GROUP_RANK=str(MAX_NODES - 1)), Watched(kernel, GROUP_RANK=str(MAX_NODES))
+    for watched in (first, later):
+        watched.look(3)
+    assert [(each.count, len(each.connections)) for each in first.reports()] == [(9, 4)]
+    assert later.sent == []
 
 
 def test_other_interface_is_reported_with_what_the_host_name_resolves_to(kernel: Kernel) -> None:

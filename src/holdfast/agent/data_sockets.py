@@ -10,14 +10,15 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import NamedTuple
 
 from holdfast.events import SocketEnds
 from holdfast.host.tcp_sockets import TcpSocket
 from holdfast.preflight.interfaces import Interface, chosen_by_nccl
 
-MAX_CONNECTIONS = 64
-"""Connections in a report."""
+MAX_CONNECTIONS, MIN_CONNECTIONS, MAX_OF_RUN = 64, 4, 4096
+"""Connections in a report: fewer in a run of more than 64 nodes, whose log would grow."""
 _ANY = (bytes(4), bytes(16))
 """The addresses of a listener at all addresses."""
 
@@ -75,8 +76,13 @@ def to_other_nodes(
             yield each
 
 
-def sample(sockets: Iterable[RankSocket], addresses: NodeAddresses) -> tuple[SocketEnds, ...]:
-    """The ends of at most MAX_CONNECTIONS sockets.
+def report_limit(nodes: int) -> int:
+    """Connections that each of so many nodes reports."""
+    return min(MAX_CONNECTIONS, max(MIN_CONNECTIONS, MAX_OF_RUN // nodes))
+
+
+def sample(sockets: Iterable[RankSocket], addresses: NodeAddresses, limit: int) -> tuple[SocketEnds, ...]:
+    """The ends of at most this many sockets.
 
     Those over another interface than the run's come first. Otherwise a number that both ends compute decides, so that
     the other node reports mostly the same connections.
@@ -86,7 +92,7 @@ def sample(sockets: Iterable[RankSocket], addresses: NodeAddresses) -> tuple[Soc
         ends = sorted((each.socket.local, each.socket.remote))
         return not addresses.is_other(each.socket), zlib.crc32(repr(ends).encode())
 
-    return tuple(ends_of(each, addresses) for each in sorted(sockets, key=place)[:MAX_CONNECTIONS])
+    return tuple(ends_of(each, addresses) for each in nsmallest(limit, sockets, key=place))
 
 
 def ends_of(each: RankSocket, addresses: NodeAddresses) -> SocketEnds:

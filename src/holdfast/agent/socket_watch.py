@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from ipaddress import ip_address
 
-from holdfast.agent.data_sockets import NodeAddresses, RankSocket, ends_of, sample, to_other_nodes
+from holdfast.agent.data_sockets import NodeAddresses, RankSocket, ends_of, report_limit, sample, to_other_nodes
 from holdfast.agent.link_speed import LinkSpeed, updated
 from holdfast.agent.tcp_traffic import TcpTraffic
 from holdfast.clock import Clock
@@ -37,12 +37,14 @@ START_LOAD, LOAD = 0.02, 0.004
 """Shares of one core that looking may take until the ranks have connected, and later."""
 MAX_REPORTS = 4
 """Reports of one attempt: groups may connect later, or again."""
+MAX_NODES = 1024
+"""Nodes of an attempt that report, the first ones: they speak for all, and the run's log has room for them."""
 MAX_SLOW_LINKS = 4
 """Connections of one attempt that are reported as slow."""
 RATES_AFTER = 4
 """Looks from the first known rate of a connection until all are reported."""
 MAX_RATES = 16
-"""Connections whose rates in the first steps are reported."""
+"""Connections whose rates in the first steps are reported, if as many are in a report."""
 _MAX_TRIES = 3
 """Looks after which a socket that no rank has open is another program's."""
 _MAX_LISTED, _MAX_ADDRESSES = 8, 64
@@ -52,8 +54,11 @@ _NAMING = "_SOCKET_IFNAME"
 
 def spans_nodes(order: StartRanks) -> bool:
     """Whether ranks exchange data with other machines by TCP, as far as the order tells."""
-    several = order.env.get("GROUP_WORLD_SIZE", "1") != "1"
-    return several and order.fabric == LOCAL_DEFAULT and not _is_loopback(order.env.get("MASTER_ADDR", ""))
+    return _nodes(order) > 1 and order.fabric == LOCAL_DEFAULT and not _is_loopback(order.env.get("MASTER_ADDR", ""))
+
+
+def _nodes(order: StartRanks) -> int:
+    return int(order.env.get("GROUP_WORLD_SIZE", "1"))
 
 
 class _Owners:
@@ -108,6 +113,9 @@ class SocketWatch:
         self._sockets, self._interfaces = sockets, interfaces
         self._order, self._node, self._clock = order, node, clock
         self._environ, self._send, self._steps = environ, send, steps
+        reports = int(environ.get("GROUP_RANK", "0")) < MAX_NODES
+        self._limit = report_limit(_nodes(order)) if reports else 0
+        """Connections in a report; 0 if this node sends none."""
         self._owners = _Owners(pids)
         self._links: dict[int, LinkSpeed] = {}
         """By inode."""
@@ -183,7 +191,7 @@ class SocketWatch:
         seen, before = tuple(sorted(each.socket.inode for each in data)), self._seen
         self._seen = seen
         settled = bool(seen) and seen == before
-        new = seen and seen not in self._reported[-1:]
+        new = seen and self._limit and seen not in self._reported[-1:]
         if new and (settled or not self._reported) and len(self._reported) < MAX_REPORTS:
             self._reported.append(seen)
             self._send(self._observed(data))
@@ -199,7 +207,7 @@ class SocketWatch:
             attempt=self._order.attempt,
             promised=addresses.promised[:_MAX_LISTED],
             other_interfaces=tuple(other[:_MAX_LISTED]),
-            connections=sample(data, addresses),
+            connections=sample(data, addresses, self._limit),
             count=len(data),
             addresses={str(ip_address(one)): name for one, name in [*addresses.interfaces.items()][:_MAX_ADDRESSES]},
             variables={name: value for name, value in self._environ.items() if name.endswith(_NAMING)},
@@ -229,7 +237,7 @@ class SocketWatch:
         if self._measured != RATES_AFTER or not known:
             return
         limited = [(rate, each) for rate, each in known if self._links[each.socket.inode].is_limited_by_network]
-        slowest = nsmallest(MAX_RATES, limited, key=lambda one: one[0])
+        slowest = nsmallest(min(MAX_RATES, self._limit), limited, key=lambda one: one[0])
         if slowest:
             self._send(
                 LinksMeasured(

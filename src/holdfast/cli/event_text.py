@@ -96,6 +96,9 @@ _QUIET = (
     events.NodeCreated,
     events.AgentDisconnected,
     events.TimerExpired,
+    events.SocketsObserved,
+    events.LinksMeasured,
+    events.LinkSlowed,
 )
 """Internal events that are not printed while following a run."""
 

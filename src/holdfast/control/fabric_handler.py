@@ -9,7 +9,7 @@ from holdfast.control.context import Context
 from holdfast.control.lifecycle import end_run
 from holdfast.control.node_fabrics import differences, with_report
 from holdfast.control.state import Ending
-from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed, slower_than_probed
+from holdfast.diagnose.tcp_pairs import WRONG_INTERFACE, judge_sockets, link_slowed, slower_than_probed
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import OnFallback
@@ -29,8 +29,10 @@ def sockets_observed(ctx: Context, event: events.SocketsObserved) -> None:
     """The same for the interfaces of TCP connections, as soon as two nodes have reported both ends of one."""
     reports = {**ctx.state.replicas[event.replica].sockets, event.node: event}
     ctx.change_replica(event.replica, sockets=reports)
-    others = {node: each for node, each in reports.items() if each.other_interfaces}
-    if others and (finding := judge_sockets(reports).finding):
+    is_known = WRONG_INTERFACE in ctx.state.replicas[event.replica].fabric_findings
+    if is_known or not any(each.other_interfaces for each in reports.values()):
+        return
+    if finding := judge_sockets(reports).finding:
         _report(ctx, event.replica, finding, may_stop=True)
 
 
@@ -53,7 +55,7 @@ def links_measured(ctx: Context, event: events.LinksMeasured) -> None:
 
 
 def _report(ctx: Context, replica: int, finding: Finding, *, may_stop: bool = False, once_for: str = "") -> None:
-    known, name = ctx.state.replicas[replica].fabric_findings, f"{finding.code} {once_for}"
+    known, name = ctx.state.replicas[replica].fabric_findings, f"{finding.code} {once_for}".strip()
     if name in known:
         return
     ctx.change_replica(replica, fabric_findings=known | {name})
