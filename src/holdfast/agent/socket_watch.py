@@ -125,6 +125,8 @@ class SocketWatch:
         """Looks at which the rate of a connection in its first steps was known."""
         self._traffic = TcpTraffic()
         self._addresses = NodeAddresses(interfaces={})
+        self._host_name = ""
+        """As reports have it; set when another interface than the run's is first seen."""
         self._unknown: frozenset[bytes] = frozenset()
         """Local addresses that no interface had when the interfaces were last read."""
         self._seen: tuple[int, ...] = ()
@@ -184,6 +186,8 @@ class SocketWatch:
             self._unknown = local - self._addresses.interfaces.keys()
         store = {int(self._order.env.get("MASTER_PORT", "0"))}
         data = self._owners.of([*to_other_nodes(sockets, self._addresses.interfaces, store)])
+        if not self._host_name and any(self._addresses.is_other(each.socket) for each in data):
+            self._host_name = _host_name(self._addresses)
         return data, time.thread_time() - began
 
     def _report(self, data: Sequence[RankSocket]) -> bool:
@@ -211,7 +215,7 @@ class SocketWatch:
             count=len(data),
             addresses={str(ip_address(one)): name for one, name in [*addresses.interfaces.items()][:_MAX_ADDRESSES]},
             variables={name: value for name, value in self._environ.items() if name.endswith(_NAMING)},
-            host_name=_host_name(addresses) if other else "",
+            host_name=self._host_name,
         )
 
     def _measure(self, data: Sequence[RankSocket]) -> None:
