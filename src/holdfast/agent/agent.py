@@ -29,6 +29,7 @@ from holdfast.agent.memory_pressure import watch_memory
 from holdfast.agent.node_check import NodeCheck
 from holdfast.agent.node_probe import NodeProbe
 from holdfast.agent.prewarm import PrewarmPool
+from holdfast.agent.rdma_watch import watch_rdma
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
 from holdfast.agent.standby_preparation import prepare_standby
@@ -184,6 +185,7 @@ class Agent:
             self._log_retention.run(),
             *([self._echo.run()] if self._echo else []),
             watch_memory(f"node{self._settings.node}", self._on_memory_pressure),
+            watch_rdma(f"node{self._settings.node}", self._report_finding),
         )
         watches = [asyncio.ensure_future(each) for each in work]
         await self._exiting.wait()

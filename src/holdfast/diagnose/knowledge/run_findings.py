@@ -203,6 +203,28 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("too-many-processes", "A limit on processes was reached.", "`ulimit -u`, pids.max of the cgroup.", "Raise it."),
     ("no-memory", "The kernel refused memory.", "`free -h`, `ulimit -v`.", "Request less memory."),
     (
+        "fabric-link-down",
+        "The agent reads the counters of the node's RDMA ports every 5 s. A port's link_downed has grown: its link was "
+        "lost at least once while the job ran, and NCCL repeated what was under way, or ended with an error.",
+        "`cat /sys/class/infiniband/DEVICE/ports/1/counters/link_downed` grows; `dmesg` names the port.",
+        "Reseat or replace the cable or transceiver; try another switch port.",
+    ),
+    (
+        "fabric-link-errors",
+        "The symbol errors, receive errors or recoveries of a port's link grew by 20 or more in a minute: the cable, "
+        "the transceiver or a port at one of its ends is bad.",
+        "`ibqueryerrors -r`, or the files in /sys/class/infiniband/DEVICE/ports/1/counters, twice.",
+        "Clean, reseat or replace the cable or transceiver.",
+    ),
+    (
+        "fabric-nic-slow",
+        "For 30 s a port carried less than 60 % of what it carried earlier while busy, and its siblings of the same "
+        "kind on the node kept theirs. Its other counters are the evidence of the reason.",
+        "Compare the counters of the ports in /sys/class/infiniband; `iblinkinfo` shows the width and speed of links.",
+        "symbol_error or link_error_recovery: replace the cable. port_xmit_wait, rp_cnp_handled, pauses: congestion in "
+        "the network. None of them: see whether the job itself has stopped using this port.",
+    ),
+    (
         "memory-pressure",
         "Nearly all memory of a node or cgroup is in use; the kernel will kill a rank next.",
         "`free -h`, memory.current of the cgroup.",
