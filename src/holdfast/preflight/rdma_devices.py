@@ -79,6 +79,11 @@ class Port:
         return self.link_layer in ("InfiniBand", "")
 
     @property
+    def awaits_subnet_manager(self) -> bool:
+        """Whether its link is up and nobody has configured it."""
+        return self.is_infiniband and self.state.endswith(("INIT", "ARMED")) and self.phys_state.endswith("LinkUp")
+
+    @property
     def is_roce(self) -> bool:
         """Whether it is RDMA over Ethernet with GIDs made from IP addresses."""
         return self.link_layer == "Ethernet" and not self.node_type.endswith("RNIC")

@@ -105,9 +105,11 @@ def test_port_that_is_down(node: MakeNode, down: str, hcas: str, expected: list[
         assert (found[0].where, found[0].evidence) == ("mlx5_3:1", ("mlx5_3:1: 1: DOWN, 2: Polling",))
 
 
-def test_port_without_subnet_manager_is_down(node: MakeNode) -> None:
-    view = rdma_node(node, change(h100_files(), "5", state="2: INIT"))
-    assert [finding.where for finding in rdma.rdma_ports(view)] == ["mlx5_5:1"]
+@pytest.mark.parametrize(("waiting", "severity"), [("5", Severity.WARNING), ("01234567", Severity.ERROR)])
+def test_port_that_awaits_a_subnet_manager(node: MakeNode, waiting: str, severity: Severity) -> None:
+    (found,) = rdma.rdma_ports(rdma_node(node, change(h100_files(), waiting, state="2: INIT")))
+    assert (found.code, found.severity) == ("rdma-subnet-manager", severity)
+    assert found.where == ", ".join(f"mlx5_{each}:1" for each in waiting)
 
 
 # What ibsim writes for a host (Debian's libumad2sim0 0.10) before opensm has run.
@@ -125,7 +127,7 @@ IBSIM = {
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({}, ["rdma-port-down"]),
+        ({}, ["rdma-subnet-manager"]),
         ({"state": "4: ACTIVE"}, []),
         ({"state": "4: ACTIVE", "pkeys/0": "0x7fff"}, ["rdma-partition-limited"]),
     ],
@@ -175,6 +177,7 @@ def test_facts_of_infiniband_node(node: MakeNode) -> None:
         "active RDMA ports": "7 x 400 Gb/sec (4X NDR) InfiniBand",
         "RDMA adapters": "8 x MT_0000000838",
         "RDMA firmware": "MT_0000000838 28.41.1000",
+        "InfiniBand partitions": "0xffff",
     }
 
 

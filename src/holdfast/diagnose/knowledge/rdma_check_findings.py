@@ -32,9 +32,37 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "rdma-port-down",
-        "A port that the job uses has no link, or the subnet manager has not activated it. NCCL skips it in silence.",
+        "A port that the job uses has no link. NCCL skips it in silence.",
         "`ibstat` or `rdma link`: State must be Active, Physical state LinkUp.",
-        "Replace the cable or transceiver, enable the switch port, start the subnet manager.",
+        "Replace the cable or transceiver, enable the switch port.",
+    ),
+    (
+        "rdma-subnet-manager",
+        "An InfiniBand port stays in state INIT, with its link up, until a subnet manager gives it a LID. None runs, "
+        "or it refuses this port.",
+        "`sminfo` names the master subnet manager; `ibstat` shows state Initializing and SM lid 0.",
+        "Start `opensm`, or the subnet manager of the switch or of UFM; see its log if it already runs.",
+    ),
+    (
+        "rdma-link-degraded",
+        "A link of the node has trained with fewer lanes or at a lower speed than adapter and switch both support and "
+        "at least one of them enables. Both ends were asked, so the switch port is known.",
+        "`iblinkinfo` marks the link `Could be 4X`; `ibportstate LID PORT` shows what each end enables.",
+        "Reseat, clean or replace the cable; if one end enables too little, correct its setting.",
+    ),
+    (
+        "rdma-link-one-sided",
+        "One end of a link is active and the other is not: the subnet manager has lost the switch port, or somebody "
+        "has disabled it.",
+        "`iblinkinfo` shows the state of both ends.",
+        "Reset the link with `ibportstate`; see the subnet manager's log.",
+    ),
+    (
+        "rdma-link-errors",
+        "An end of a link has counted many symbol errors, recoveries or receive errors, and more than ten times those "
+        "of the node's other links. The counters run since somebody cleared them, so the fault may be in the past.",
+        "`ibqueryerrors -r` twice, some minutes apart, after `ibqueryerrors -k`.",
+        "Clean, reseat or replace the cable if they still grow.",
     ),
     (
         "rdma-partition-limited",

@@ -93,7 +93,20 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
     if not needs_rdma(view.wanted):
         return
     used = judged_ports(view)
-    down = [port for port in used.ports if not port.active]
+    waiting = [port for port in used.ports if port.awaits_subnet_manager]
+    if waiting:
+        names = ", ".join(port.name for port in waiting)
+        yield Finding(
+            code="rdma-subnet-manager",
+            severity=Severity.ERROR if used.named or len(waiting) == len(used.ports) else Severity.WARNING,
+            what=f"{names}: the link is up, and no subnet manager has activated the port, so it carries no data",
+            where=names,
+            evidence=evidence_lines(f"{port.name}: {port.state}, {port.phys_state}" for port in waiting),
+            remedy="Start the subnet manager (`opensm`, or that of the switch or UFM) and see its log: `sminfo` asks "
+            "which one is master.",
+            owner=Owner.CLUSTER,
+        )
+    down = [port for port in used.ports if not port.active and port not in waiting]
     certain = used.named or len(down) == len(used.ports)
     if down and (certain or _is_minority(down, used.ports)):
         yield Finding(
@@ -103,8 +116,8 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
             f"{'is' if len(down) == 1 else 'are'} not active; NCCL skips {'it' if len(down) == 1 else 'them'}",
             where=", ".join(port.name for port in down),
             evidence=evidence_lines(f"{port.name}: {port.state}, {port.phys_state}" for port in down),
-            remedy="Look at the cable, the transceiver and the switch port. `Polling` or `Disabled`: no link. `INIT` "
-            "with LinkUp: the subnet manager has not configured the port. Ethernet: `ip link set ... up`.",
+            remedy="Look at the cable, the transceiver and the switch port. `Polling` or `Disabled`: no link. "
+            "Ethernet: `ip link set ... up`.",
             owner=Owner.CLUSTER,
         )
     if uses_verbs(view.wanted):
@@ -181,6 +194,12 @@ def rdma_facts(view: NodeView) -> Mapping[str, str]:
         "RDMA adapters": _counted(port.model or port.driver or port.device for port in ports),
         "RDMA firmware": ", ".join(
             sorted({f"{port.model} {port.firmware}".strip() for port in ports if port.firmware})
+        ),
+        "InfiniBand partitions": ", ".join(
+            f"0x{key:04x}"
+            for key in sorted(
+                {key for port in active if port.is_infiniband for key in partition_keys(view, port).values()}
+            )
         ),
         "RoCE MTU": _counted(map(str, roce_mtus(view, roce).values())),
         "RoCE GID": _counted(f"{place}{gid.type}, {gid.family}" for gid in chosen if gid),
