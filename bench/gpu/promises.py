@@ -44,6 +44,9 @@ LLAMA_MFU = "its MFU with holdfast, attention counted in full"
 NCCL_LOG = "NCCL's set-up log of one rank is read"
 NCCL_REFUSAL = "two ranks on one GPU: NCCL's refusal is named"
 FLIGHT_RECORDER = "a Flight Recorder dump is read"
+PROBE_MATMUL = "probe: matrix products in bf16, every one bit-exact"
+PROBE_MEMORY = "probe: memory bandwidth of a copy, every one bit-exact"
+PROBE_ALL_REDUCE = "probe: bus bandwidth of an all-reduce within the node"
 
 TWO_GPUS = "it needs two GPUs: NCCL refuses two ranks on one"
 
@@ -83,10 +86,16 @@ PROMISES = (
     Promise(what="NCCL's logs are read", page="interconnect", claims=(NCCL_LOG, NCCL_REFUSAL)),
     Promise(what="Flight Recorder dumps are read", page="diagnose", claims=(FLIGHT_RECORDER,)),
     Promise(
+        what="Probes find a device that computes wrongly or slowly",
+        page="preflight",
+        claims=(PROBE_MATMUL, PROBE_MEMORY, PROBE_ALL_REDUCE),
+    ),
+    Promise(
         what="Replicas continue over NCCL after one is lost, and stay bit-equal", page="fault-tolerance", needs=TWO_GPUS
     ),
     Promise(what="A rank that hangs in an NCCL collective is named", page="troubleshooting", needs=TWO_GPUS),
     Promise(what="DDP, FSDP2 and HSDP load each other's checkpoints", page="checkpoints", needs=TWO_GPUS),
+    Promise(what="A slow node or link is located by its pairs", page="preflight", needs="it needs several nodes"),
     Promise(what="A node with a device fault is replaced", page="troubleshooting", needs="it needs a GPU that fails"),
     Promise(
         what="The transport of each connection is known", page="interconnect", needs="it needs nodes with such a fabric"

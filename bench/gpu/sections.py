@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.gpu import llama, nccl_records, peers, resume, saves, starts, steps
+from bench.gpu import llama, nccl_records, peers, probes, resume, saves, starts, steps
 from bench.gpu.promises import (
     FLIGHT_RECORDER,
     KILL_COLD,
@@ -20,6 +20,9 @@ from bench.gpu.promises import (
     PARTS_ADD_UP,
     PEER_COST,
     PEER_SHARE,
+    PROBE_ALL_REDUCE,
+    PROBE_MATMUL,
+    PROBE_MEMORY,
     PROFILE_COST,
     RESUME,
     SAVE_SIZES_GB,
@@ -36,6 +39,12 @@ SECTIONS = (
         measure=nccl_records.measure,
         deadline_s=40.0,
         claims=(NCCL_REFUSAL, FLIGHT_RECORDER, NCCL_LOG),
+    ),
+    Section(
+        name="probes",
+        measure=probes.measure,
+        deadline_s=45.0,
+        claims=(PROBE_MATMUL, PROBE_MEMORY, PROBE_ALL_REDUCE),
     ),
     Section(name="resume", measure=resume.measure, deadline_s=90.0, claims=tuple(RESUME.values())),
     Section(name="session", measure=steps.measure_overhead, deadline_s=40.0, claims=(OVERHEAD_READ, OVERHEAD_LEFT)),
