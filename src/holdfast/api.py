@@ -175,7 +175,8 @@ def check_nodes(
         elif isinstance(event, FindingRaised) and (
             event.finding.code in ("node-differs", "node-check-hangs") or event.finding.code.startswith("probe-")
         ):
-            findings.append(event.finding)
+            if event.finding not in findings:  # a replacement has often the same
+                findings.append(event.finding)
         elif isinstance(event, RunFinished):
             passed = event.exit_code == ExitCode.OK
     accepted = RunSpec.read(run.job)

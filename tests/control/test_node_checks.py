@@ -105,6 +105,14 @@ def test_nodes_that_differ_from_the_others_fail() -> None:
     assert [node.generation for node in run.state.nodes] == [0, 0, 1]
 
 
+def test_difference_that_stops_no_start_is_reported_once_with_its_nodes() -> None:
+    run = checked_run(nodes=5)
+    run.do(*(joined(node) for node in range(5)), *(checked(node, CPUs="224") for node in (0, 2, 4)))
+    run.do(checked(1, CPUs="16"), checked(3, CPUs="32"))
+    assert [(finding.code, finding.where) for finding in reported(run)] == [("node-differs", "CPUs on node1, node3")]
+    assert run.state.replicas[0].members == (0, 1, 2, 3, 4)
+
+
 def test_nodes_are_not_compared_before_all_have_joined() -> None:
     run = checked_run(nodes=3)
     run.do(joined(0), joined(1), checked(0, torch="2.15.0"), checked(1, torch="2.14.1"))

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
+
 from holdfast import events
 from holdfast.control import elastic, rollout
 from holdfast.control.commands import FinishRun, StartAttempt
@@ -40,7 +42,7 @@ from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Job
 from holdfast.job.step_timeouts import StepTimeouts
-from holdfast.preflight.compare import compare
+from holdfast.preflight.compare import compare, name_nodes
 from holdfast.protocol.orders import StopRanks
 
 # Starting
@@ -101,10 +103,10 @@ def start_attempt(ctx: Context, index: int) -> None:
 def _differ(ctx: Context, nodes: tuple[NodeState, ...], *, again: bool) -> bool:
     """Whether checked nodes differ in what has to be the same: they fail, before any has ranks.
 
-    Other differences are reported once, unless the nodes start `again`.
+    Of each other difference there is one finding, which names its nodes, unless the nodes start `again`.
     """
     found = compare({node.node: node.facts for node in nodes if node.facts})
-    reported, failed = set[str](), False
+    others, failed = dict[str, list[tuple[int, Finding]]](), False
     for node, findings in found.items():
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors:
@@ -112,9 +114,11 @@ def _differ(ctx: Context, nodes: tuple[NodeState, ...], *, again: bool) -> bool:
             mark_failed(ctx, node, errors[0])
             ctx.raise_(FollowUp.LOSE_FAILED, index=node)
         for finding in findings:
-            if finding.severity is not Severity.ERROR and not again and finding.where not in reported:
-                reported.add(finding.where)
-                ctx.report(finding)
+            if finding.severity is not Severity.ERROR and not again:
+                others.setdefault(finding.where, []).append((node, finding))
+    for label, of_nodes in others.items():
+        names = name_nodes([node for node, _ in of_nodes])
+        ctx.report(msgspec.structs.replace(of_nodes[0][1], where=f"{label} on {names}"))
     return failed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.findings import Finding, Owner, Severity
 
@@ -41,7 +41,7 @@ def _differing(label: str, values: Mapping[int, str]) -> Iterator[tuple[int, Fin
     common, number = counts[0]
     whole = len(values)
     nodes = {value: [node for node, its in values.items() if its == value] for value, _ in counts[:SHOWN]}
-    evidence = tuple(f"{value}: {_names(having)}" for value, having in nodes.items())
+    evidence = tuple(f"{value}: {name_nodes(having)}" for value, having in nodes.items())
     for node, value in values.items():
         if 2 * number <= whole:
             what = (
@@ -65,6 +65,7 @@ def _differing(label: str, values: Mapping[int, str]) -> Iterator[tuple[int, Fin
         )
 
 
-def _names(nodes: list[int]) -> str:
+def name_nodes(nodes: Sequence[int]) -> str:
+    """The first of some nodes by name, and how many more there are."""
     more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
     return ", ".join(f"node{node}" for node in sorted(nodes)[:SHOWN]) + more
