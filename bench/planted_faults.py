@@ -1,6 +1,6 @@
 """Bad nodes among good ones: each kind of fault planted on one of eight nodes, and clean nodes under load.
 
-.venv/bin/python -m bench.planted_faults [--quick] [--part planted|probes|clean ...] [--kind NAME ...] [--clean N]
+.venv/bin/python -m bench.planted_faults [--quick] [--part PART ...] [--kind NAME ...] [--forked] [--clean N]
 
 It needs root. `planted` runs `holdfast check --nodes 8`: a controller and eight agents, each in a network namespace;
 agent_hook/sitecustomize.py makes their nodes. `probes` runs the active probes in eight such namespaces. `clean` runs
@@ -61,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.planted_faults", description=__doc__)
     parser.add_argument("--part", action="append", choices=PARTS, help="only this one")
     parser.add_argument("--kind", action="append", help="only this kind of fault")
+    parser.add_argument("--forked", action="store_true", help="plant without a controller, in forked processes")
     parser.add_argument("--clean", type=int, default=CLEAN, help="runs on nodes without a fault")
     parser.add_argument("--seed", type=int, default=1, help="of the nodes that have the faults")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_KINDS} kinds, {QUICK_CLEAN} clean runs")
@@ -74,7 +75,8 @@ def main() -> None:
         work = Path(folder)
         if "planted" in parts:
             kinds = [each for each in KINDS if not options.kind or each.name in options.kind][:most]
-            found.append(_located([*_planted(work, kinds, options.seed)], "by the checks before the start"))
+            planted = _planted_forked if options.forked else _planted
+            found.append(_located([*planted(work, kinds, options.seed)], "by the checks before the start"))
         if "probes" in parts:
             probes = [each for each in PROBE_KINDS if not options.kind or each.name in options.kind][:most]
             found.append(_located([*_probed(probes, options.seed)], "by the active probes"))
@@ -94,17 +96,29 @@ def _planted(work: Path, kinds: list[Kind], seed: int) -> Iterator[Outcome]:
             node = node_of(kind.name, seed)
             checked = check_by_command(prepare(work, kind.base, kind, node))
             clean_up()
-            yield _shown(
-                Outcome(
-                    kind=kind.name,
-                    planted=node,
-                    found=checked.finds(kind),
-                    code=kind.code,
-                    stops=not checked.can_run,
-                    took_s=checked.took_s,
-                    others=tuple(f"node{each.node}: {each.what}" for each in checked.found if each.node != node),
-                )
-            )
+            yield _outcome(kind, node, checked)
+
+
+def _planted_forked(work: Path, kinds: list[Kind], seed: int) -> Iterator[Outcome]:
+    for kind in kinds:
+        node = node_of(kind.name, seed)
+        checked = check_forked(prepare(work, kind.base, kind, node))
+        clean_up()
+        yield _outcome(kind, node, checked)
+
+
+def _outcome(kind: Kind, node: int, checked: Checked) -> Outcome:
+    return _shown(
+        Outcome(
+            kind=kind.name,
+            planted=node,
+            found=checked.finds(kind),
+            code=kind.code,
+            stops=not checked.can_run,
+            took_s=checked.took_s,
+            others=tuple(f"node{each.node}: {each.what}" for each in checked.found if each.node != node),
+        )
+    )
 
 
 def _probed(kinds: list[ProbeKind], seed: int) -> Iterator[Outcome]:
@@ -156,7 +170,7 @@ def _located(outcomes: list[Outcome], by: str) -> Result:
     say(f"\n{right} of {len(outcomes)} found on the right node, {by}\n")
     return Result(
         claim=f"planted faults, each on one of {NODES} nodes: found on the right one {by}",
-        command=_command(),
+        command=result_file.command(),
         date=today(),
         figure=Figure(value=right, unit=f"of {len(outcomes)} kinds"),
         goal="all",
@@ -202,7 +216,7 @@ def _clean(work: Path, runs: int) -> Result:
     )
     return Result(
         claim=f"clean checks of {NODES} nodes with all cores busy: runs with a finding",
-        command=_command(),
+        command=result_file.command(),
         date=today(),
         figure=Figure(value=alarms, unit=f"of {runs} runs"),
         goal="0",
@@ -215,10 +229,6 @@ def _clean(work: Path, runs: int) -> Result:
             "checks that could not look": str(dict(blind) or "none"),
         },
     )
-
-
-def _command() -> str:
-    return " ".join(("python -m bench.planted_faults", *sys.argv[1:])).partition(" --json")[0]
 
 
 if __name__ == "__main__":

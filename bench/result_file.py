@@ -112,7 +112,7 @@ def from_rounds(
     theirs = median(each[name] for each in rounds for name in (PEER, PEER_AGAIN))
     return Result(
         claim=claim,
-        command=_command(),
+        command=command(),
         date=today(),
         figure=Figure(value=median(each[ours] for each in rounds), unit=unit, decimals=2),
         ratio=_interval(compared.ratio),
@@ -128,7 +128,7 @@ def absolute(claim: str, value: float, unit: str, *, goal: float, decimals: int 
     """The result of a measurement with a goal in its own unit; smaller is better."""
     return Result(
         claim=claim,
-        command=_command(),
+        command=command(),
         date=today(),
         figure=Figure(value=value, unit=unit, decimals=decimals),
         peer=Peer(name=peer) if peer else None,
@@ -137,7 +137,8 @@ def absolute(claim: str, value: float, unit: str, *, goal: float, decimals: int 
     )
 
 
-def _command() -> str:
+def command() -> str:
+    """The command line of the running bench."""
     words = sys.argv[1:]
     return shlex.join(("python", "-m", f"bench.{Path(sys.argv[0]).stem}", *words))
 

@@ -18,10 +18,11 @@ from typing import TextIO
 import msgspec
 
 from holdfast.agent.controller_connection import ControllerConnection
+from holdfast.agent.node_check import NodeCheck
 from holdfast.clock import Clock
 from holdfast.events import AgentConnected, ExitReason, RankExited, RanksStarted, RanksStopped, RankState
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
-from holdfast.protocol.orders import PROTOCOL, AnyOrder, NodeStep, Progress, Shutdown, StartRanks, StopRanks
+from holdfast.protocol.orders import PROTOCOL, AnyOrder, CheckNode, NodeStep, Progress, Shutdown, StartRanks, StopRanks
 from holdfast.security.tokens import TokenIssuer
 
 FIRST_PORT = 20000
@@ -88,6 +89,9 @@ class SimulatedAgent:
             ca=fleet.ca,
             heartbeat_timeouts=HeartbeatTimeouts(node_grace_s=45.0),
         )
+        self._check = NodeCheck(
+            node=node, generation=generation, address=_address(node), clock=fleet.clock, send=self._link.send
+        )
         self._attempt = -1
         self._replica = 0
         self._ranks: tuple[int, ...] = ()
@@ -113,7 +117,7 @@ class SimulatedAgent:
             generation=self.generation,
             incarnation=self._incarnation,
             hostname=f"host-{self.node}",
-            address=f"10.{self.node >> 16 & 255}.{self.node >> 8 & 255}.{self.node & 255}",
+            address=_address(self.node),
             port=self._port,
             pid=os.getpid(),
             attempt=self._attempt,
@@ -140,6 +144,8 @@ class SimulatedAgent:
                         ranks=tuple(map(self._state, self._ranks)),
                     )
                 )
+            case CheckNode():
+                self._check.request(order)  # the real checks, of this machine
             case StopRanks():
                 self._fleet.ordered("stop", order.attempt)
                 self._stop(order)
@@ -173,6 +179,10 @@ class SimulatedAgent:
         self._link.send(
             RanksStopped(at=at, node=self.node, replica=order.replica, attempt=order.attempt, port=self._port)
         )
+
+
+def _address(node: int) -> str:
+    return f"10.{node >> 16 & 255}.{node >> 8 & 255}.{node & 255}"
 
 
 class Fleet:

@@ -28,7 +28,7 @@ from holdfast.events import AnyEvent, Outcome
 from holdfast.events.log import EventReader
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.spec import Job, Nodes
+from holdfast.job.spec import Checks, Job, Nodes
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import is_remote
 
@@ -113,6 +113,8 @@ class SimulatedRun:
     """Address of the controller; beyond loopback it uses TLS."""
     env: dict[str, str] = field(default_factory=dict[str, str])
     """The job's environment for every rank."""
+    checks: Checks = field(default_factory=Checks)
+    """Whether nodes are checked before they get ranks; the checks are real ones of this machine."""
     events: list[AnyEvent] = field(default_factory=list[AnyEvent])
     replies: list[NodeRemoved | OrdersReceived] = field(default_factory=list[NodeRemoved | OrdersReceived])
     _homes: dict[int, int] = field(default_factory=dict[int, int])
@@ -127,6 +129,7 @@ class SimulatedRun:
             nodes=Nodes(min=self.nodes, max=self.nodes),
             ranks_per_node=self.ranks_per_node,
             env=self.env,
+            checks=self.checks,
         )
         accepted = RunSpec(job=job, base=str(self.path), created_at=time.time(), fabric="tcp")
         self.folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
@@ -154,7 +157,7 @@ class SimulatedRun:
         threading.Thread(target=self._make, daemon=True).start()
         self._reader = EventReader(self.folder.events)
         self._beat, self._supervisor = os.pipe()
-        self.began = time.monotonic()
+        self.began, self.started_at = time.monotonic(), time.time()
         self.controller = self._start_controller()
         return self
 
