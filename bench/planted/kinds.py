@@ -141,7 +141,9 @@ _taken: list[socket.socket] = []
 def _taken_ports(_: Place) -> None:
     Path("/proc/sys/net/ipv4/ip_local_port_range").write_text(f"{FEW_PORTS.start} {FEW_PORTS.stop - 1}")
     for port in FEW_PORTS[: len(FEW_PORTS) - 300]:
-        _taken.append(socket.create_server(("", port)))
+        listening = socket.create_server(("", port))
+        listening.set_inheritable(True)  # a program that replaces this one keeps them
+        _taken.append(listening)
 
 
 def _one_cpu(_: Place) -> None:
