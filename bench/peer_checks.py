@@ -2,10 +2,10 @@
 
 .venv/bin/python -m bench.peer_checks --peers PYTHON [--kind NAME ...]
 
-PYTHON is the interpreter of an environment with dlrover, nvidia-resiliency-ext and torch. The nodes are as
-those of bench/planted_faults.py: namespaces, mounts and limits. dlrover checks PEER_NODES nodes, as `dlrover-run
---network-check` with a local master does; torchrun runs a small job on two. NVRx's checks (shared_utils/health_check.py) read NVML and
-the adapters' counters; they need no second node.
+PYTHON is the interpreter of an environment with dlrover, nvidia-resiliency-ext and torch. The nodes are as those of
+bench/planted_faults.py: namespaces, mounts and limits. dlrover checks four nodes, as `dlrover-run --network-check` with
+a local master does; torchrun runs a small job on two. NVRx's checks read NVML and the adapters' counters: they need
+GPUs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from bench.planted.nodes import ROOT, end, prepare
 from bench.planted.probes import PROBE_KINDS, ProbeKind
 from holdfast.host.processes import all_pids, by_env, kill_all
 from holdfast.launch.local import netns
-from holdfast.launch.local.netns import NetnsInterface, NetnsNetwork
+from holdfast.launch.local.netns import NetnsNetwork
 
 PEER_NODES, TORCHRUN_NODES = 4, 2
 PLANTED = 1
-LINK_MBIT = 200
 MARK = "HOLDFAST_BENCH_PEER"
-DLROVER_S, TORCHRUN_S = 150.0, 75.0
+DLROVER_S, TORCHRUN_S = 180.0, 75.0
+DLROVER_TIMES = "/tmp/dlrover/network_check"
 NO_SUBJECT = ("clock not synchronised", "other torch")
 """Only the agent's answer is planted, or only the file that the check reads."""
 _ERROR = re.compile(r"(?:\w+Error|RuntimeError|ENOSPC|Bus error|No space left|SIGBUS|terminate called)[^\n]{0,140}")
@@ -57,7 +57,7 @@ class Nodes:
     """Network namespaces, of which one has a fault."""
 
     def __init__(self, name: str, count: int, work: Path) -> None:
-        self._network = NetnsNetwork.create(f"pc{os.getpid()}", interfaces=(NetnsInterface(mbit=LINK_MBIT),))
+        self._network = NetnsNetwork.create(f"pc{os.getpid()}")
         self.nodes = [self._network.add_node(f"node{each}") for each in range(count)]
         self._kind = next((each for each in KINDS if each.name == name), None)
         planted = prepare(work, Base.MACHINE, self._kind, PLANTED)
@@ -108,7 +108,9 @@ def dlrover(name: str, python: Path, work: Path) -> Seen:
     master = ("--platform=local", f"--node_num={PEER_NODES}", "--port=29500", "--job_name=check")
     options = (f"--nnodes={PEER_NODES}", "--nproc_per_node=1", "--network-check", "--exclude-straggler")
     program = (str(ROOT / "bench/programs/small_job.py"), str(work / "checkpoints"))
-    run = (str(python.with_name("dlrover-run")), *options, *program)
+    # Each node keeps its times in this folder, so that nodes of one machine must not share it.
+    own_folder = f'mkdir -p {DLROVER_TIMES} && mount -t tmpfs own {DLROVER_TIMES} && exec "$@"'
+    run = ("sh", "-c", own_folder, "sh", str(python.with_name("dlrover-run")), *options, *program)
     started: list[subprocess.Popen[bytes]] = []
     try:
         began = time.monotonic()

@@ -17,9 +17,9 @@ from pathlib import Path
 import msgspec
 
 from bench.planted.nodes import NODES, ROOT, end
+from holdfast.events.probe_results import ProbeOutcome, ProbeResult, ProbeStage
 from holdfast.launch.local import netns
 from holdfast.launch.local.netns import NetnsInterface, NetnsNetwork, ip_command
-from holdfast.protocol.probe_results import ProbeOutcome, ProbeResult, ProbeStage
 
 LINK_MBIT, SLOW_MBIT = 200, 20
 DEADLINE_S = 120.0

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from bench.planted.kinds import KINDS
+from bench.planted.probes import PROBE_KINDS
 from bench.planted_faults import Outcome
 
 from holdfast.launch.local import netns
@@ -66,3 +67,10 @@ def test_each_kind_names_a_check_that_exists() -> None:
     names = {check.__name__.replace("_", "-") for check in every} | {"comparison"}
     assert [kind.name for kind in KINDS if kind.check not in names] == []
     assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+def test_page_lists_each_kind() -> None:
+    page = (ROOT / "docs/preflight.md").read_text()
+    rows = [f"| {kind.name} | {kind.how} | {kind.check} | {kind.code} | " for kind in KINDS]
+    rows += [f"| {kind.name} | {kind.how} | probe-{kind.stage} | probe-{kind.stage} | " for kind in PROBE_KINDS]
+    assert [row for row in rows if row not in page] == []
