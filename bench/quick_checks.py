@@ -3,9 +3,8 @@
 .venv/bin/python -m bench.quick_checks [--quick | --rounds N] [--part two|fleet|start ...]
 
 `two`: `holdfast check --nodes 2`, the whole command. `fleet`: a controller and 64 simulated agents, each of which runs
-the real checks of this machine, from the controller's start until the attempt starts. `start`: from the command to the
-end of the first all-reduce of two nodes, with and without `checks: quick`; the ranks import torch. Their zygotes do so
-from before the checks on, with `recovery.prewarm`.
+the real checks of this machine, from the controller's start until the attempt starts. `start`: how much later the
+ranks of two nodes start after both have joined, with `checks: quick` and without; their imports begin only then.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 
 import msgspec
 
-from bench import load_gate, result_file
-from bench.contenders import BIN, ContenderFailed, holdfast
-from bench.paired_stats import OURS, PEER, PEER_AGAIN, estimate, headline, interleave, say
+from bench import result_file
+from bench.contenders import BIN, ContenderFailed
+from bench.paired_stats import OURS, PEER, PEER_AGAIN, estimate, headline, orders, say
 from bench.result_file import Figure, Result, today
 from bench.simulated_run import SimulatedRun
 from holdfast.events import AgentConnected, AttemptStarted, NodeChecked
+from holdfast.events.log import EventReader
 from holdfast.job.spec import CheckLevel, Checks
+from holdfast.run_dir import RunDir
 
 PARTS = ("two", "fleet", "start")
 ROUNDS, QUICK_ROUNDS = 9, 2
@@ -106,43 +106,46 @@ def _fleet_s() -> float:
 
 
 def _added(rounds: int) -> Result:
-    """What the checks add to a start, in seconds."""
-    _first_all_reduce_s("off")  # reads torch's files
-    measured = interleave(
-        {
-            PEER: partial(_first_all_reduce_s, "off"),
-            OURS: partial(_first_all_reduce_s, "quick"),
-            PEER_AGAIN: partial(_first_all_reduce_s, "off"),
-        },
-        rounds,
-        unit="s",
-    )
+    """How much later an attempt starts after the last of two nodes has joined."""
+    levels = {PEER: "off", OURS: "quick", PEER_AGAIN: "off"}
+    order_of = orders(tuple(levels))
+    measured = [{name: _waits_s(levels[name]) for name in order_of(index)} for index in range(rounds)]
     added = estimate([each[OURS] - (each[PEER] + each[PEER_AGAIN]) / 2 for each in measured])
     floor = estimate([each[PEER_AGAIN] - each[PEER] for each in measured])
     say(f"the checks add {added} s; without them twice: {floor} s")
     return Result(
-        claim="`checks: quick` → first all-reduce of 2 nodes later by",
+        claim="2 nodes joined → their ranks start: `checks: quick` adds",
         command=result_file.command(),
         date=today(),
         figure=Figure(value=median(each[OURS] for each in measured), unit="s", decimals=2),
         difference=Figure(value=added.median, low=added.low, high=added.high, unit="s", decimals=2),
         floor=Figure(value=floor.median, low=floor.low, high=floor.high, unit="s", decimals=2),
         peer=result_file.Peer(
-            name="`checks: off`", figure=Figure(value=median(each[PEER] for each in measured), unit="s", decimals=2)
+            name="`checks: off`", figure=Figure(value=median(each[PEER] for each in measured), unit="s", decimals=3)
         ),
         goal=f"≤ {ADDED_GOAL_S:g} s",
         met="yes" if added.median <= ADDED_GOAL_S else "no",
-        conditions=f"{rounds} rounds",
+        conditions=f"{rounds} rounds; by the run's log",
     )
 
 
-def _first_all_reduce_s(checks: str) -> float:
-    load_gate.wait_until_idle()
-    with holdfast("allreduce.py", settings=(f"checks={checks}",)) as running:
-        words = [running.out / f"rank-{rank}" for rank in range(2)]
-        if not running.wait_for(lambda: all(word.exists() for word in words), WITHIN_S):
-            raise ContenderFailed(f"no all-reduce within {WITHIN_S:g} s: {running.last_words()}")
-        return max(float(word.read_text()) for word in words) - running.started
+def _waits_s(checks: str) -> float:
+    """Seconds from the last node's joining until the attempt starts, in a run of `true` on two nodes."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+        done = subprocess.run(
+            [BIN / "holdfast", "run", "--nodes", "2", "--set", f"checks={checks}", "--", "true"],
+            cwd=folder,
+            env=os.environ | {"HOLDFAST_HOME": folder},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise ContenderFailed(done.stdout + done.stderr)
+        [run] = Path(folder, "runs").iterdir()
+        events = list(EventReader(RunDir(run).events).read())
+    joined = max(each.at for each in events if isinstance(each, AgentConnected))
+    return next(each.at for each in events if isinstance(each, AttemptStarted)) - joined
 
 
 if __name__ == "__main__":
