@@ -66,7 +66,7 @@ def results(result: ProbeResult, ranks: int) -> Iterator[Result]:
         conditions=conditions,
         details=details | {"wrong copies": str(wrong)},
     )
-    rates = result.node_all_reduce.get(0, ())
+    rates = next((each.rates for each in result.node_all_reduce), ())
     yield (
         _all_reduce(rates, conditions, details)
         if rates

@@ -17,8 +17,8 @@ TWO_GPUS = b"""{"type":"result","rank":0,"outcome":"passed","elapsed_s":21.4,"de
  {"dtype":"float32","tflop_s":51.0,"products":900},{"dtype":"bfloat16","tflop_s":640.0,"products":12000}]},
 {"rank":1,"node":0,"device":"NVIDIA H100 80GB HBM3 (cuda:1)","copy_gb_s":2590.0,"matmul":[
  {"dtype":"float32","tflop_s":50.0,"products":880},{"dtype":"bfloat16","tflop_s":615.5,"products":11000,"wrong":1}]}],
-"node_all_reduce":{"0":[{"size_bytes":8,"time_s":1.9e-5,"algorithm_gb_s":0.0004,"bus_gb_s":0.0004},
- {"size_bytes":1073741824,"time_s":0.0026,"algorithm_gb_s":412.0,"bus_gb_s":412.0}]},
+"node_all_reduce":[{"node":0,"rates":[{"size_bytes":8,"time_s":1.9e-5,"algorithm_gb_s":0.0004,"bus_gb_s":0.0004},
+ {"size_bytes":1073741824,"time_s":0.0026,"algorithm_gb_s":412.0,"bus_gb_s":412.0}]}],
 "suspects":[{"stage":"matmul","nodes":[0],"ranks":[1],"evidence":["1 of 11000 bfloat16 products are wrong"]}]}"""
 PAIRS = [pair for round_ in pair_rounds(NODES) for pair in round_]
 
@@ -37,7 +37,7 @@ def test_result_of_two_gpus_becomes_three_claims() -> None:
 
 def test_one_gpu_has_no_all_reduce() -> None:
     result = msgspec.json.decode(TWO_GPUS, type=ProbeResult)
-    alone = msgspec.structs.replace(result, devices=result.devices[:1], node_all_reduce={}, suspects=())
+    alone = msgspec.structs.replace(result, devices=result.devices[:1], node_all_reduce=(), suspects=())
     *measured, skipped = probes.results(alone, 1)
     assert [each.met for each in measured] == ["yes", "yes"]
     assert skipped.skipped == promises.TWO_GPUS
