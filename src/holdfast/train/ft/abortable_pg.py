@@ -99,6 +99,7 @@ class AbortableGroup(ProcessGroupWrapper):
             raise ConnectionError(f"not all replicas connected within {CONNECT_S:g} s") from None
         with self._lock:
             replace_group(self, group)
+            del group  # it closes with its last reference, and the traceback of the error below would be one
             if lost := self._lost():
                 self._close(_lost_error(lost), lost)
         if lost:
