@@ -7,7 +7,18 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.agent.rdma_traffic import REFERENCE_SAMPLES, SAMPLES, Traffic, bytes_s, changes, evidence, updated
+from holdfast.agent.rdma_traffic import (
+    CLEAN_S,
+    MAX_REPORTS,
+    REFERENCE_SAMPLES,
+    SAMPLES,
+    WINDOW_S,
+    Traffic,
+    bytes_s,
+    changes,
+    evidence,
+    updated,
+)
 from holdfast.findings import Finding
 from holdfast.host.rdma_counters import CounterReading
 
@@ -51,6 +62,7 @@ def slow(name: str, share: float) -> Callable[[str, int], float]:
     return lambda port, poll: busy(port, poll) * (share if port == name else 1.0)
 
 
+CLEAN_POLLS, WINDOW_POLLS = round(CLEAN_S / POLL_S) + 1, round(WINDOW_S / POLL_S) + 1
 LEARN = REFERENCE_SAMPLES + 2
 
 
@@ -80,7 +92,7 @@ def test_port_that_recovers_may_be_named_again() -> None:
     assert len(stream.run(20, slow("mlx5_5:1", 0.4))) == 1
     assert stream.run(SAMPLES // 2 - 1, busy) == []
     assert len(stream.run(1, slow("mlx5_5:1", 0.4))) == 0
-    stream.run(20, busy)
+    stream.run(CLEAN_POLLS + SAMPLES, busy)
     assert [each.code for each in stream.run(20, slow("mlx5_5:1", 0.4))] == ["fabric-nic-slow"]
 
 
@@ -115,7 +127,7 @@ def test_link_that_goes_down_is_a_finding() -> None:
     (found,) = stream.run(1, busy, {"mlx5_2:1": {"link_downed": 1}})
     assert (found.code, found.where) == ("fabric-link-down", "node3, mlx5_2:1")
     assert found.evidence == ("mlx5_2:1 in 15 s: link_downed +1",)
-    assert stream.run(30, busy) == []
+    assert stream.run(CLEAN_POLLS + WINDOW_POLLS, busy) == []
     assert [each.code for each in stream.run(1, busy, {"mlx5_2:1": {"link_downed": 1}})] == ["fabric-link-down"]
 
 
@@ -124,6 +136,23 @@ def test_errors_that_grow_fast_are_a_finding_and_slow_ones_are_not() -> None:
     assert stream.run(60, busy, {"mlx5_2:1": {"symbol_error": 1}}) == []
     (found,) = stream.run(30, busy, {"mlx5_2:1": {"symbol_error": 40}})
     assert (found.code, found.where) == ("fabric-link-errors", "node3, mlx5_2:1")
+
+
+def test_errors_about_the_limit_are_one_finding_for_as_long_as_they_come() -> None:
+    stream = Stream()
+    found = [each for _ in range(60) for each in stream.run(1, busy, {"mlx5_2:1": {"symbol_error": 21}})]
+    for _ in range(60):  # 21 errors in some minutes, none in others
+        found += stream.run(1, busy, {"mlx5_2:1": {"symbol_error": 21}}) + stream.run(WINDOW_POLLS, busy)
+    assert [each.code for each in found] == ["fabric-link-errors"]
+
+
+def test_port_that_fails_again_and_again_has_a_limit() -> None:
+    stream, found = Stream(), list[Finding]()
+    stream.run(2, busy)
+    for _ in range(2 * MAX_REPORTS):
+        found += stream.run(1, busy, {"mlx5_2:1": {"link_downed": 1}})
+        found += stream.run(CLEAN_POLLS + WINDOW_POLLS, busy)
+    assert len(found) == MAX_REPORTS
 
 
 def test_words_are_four_bytes_and_the_busier_direction_counts() -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from pathlib import Path
 
+import pytest
 from tests.host.test_rdma_counters import H100_PORT, write
 
+from holdfast.agent import rdma_watch
 from holdfast.agent.rdma_traffic import Traffic, updated
 from holdfast.agent.rdma_watch import POLL_S, watch_rdma
 from holdfast.findings import Finding
@@ -43,6 +46,31 @@ def test_link_that_goes_down_is_reported(tmp_path: Path) -> None:
 
     found = asyncio.run(asyncio.wait_for(first(), 30.0))
     assert (found.code, found.where) == ("fabric-link-down", "node3, mlx5_4:1")
+
+
+def test_driver_that_hangs_blocks_neither_the_agent_nor_its_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answered = threading.Event(), threading.Event()
+
+    def hang(_: Path) -> RdmaCounterFiles:
+        asked.set()
+        answered.wait()
+        return RdmaCounterFiles(tmp_path)
+
+    monkeypatch.setattr(rdma_watch, "RdmaCounterFiles", hang)
+
+    async def go() -> None:
+        watch = asyncio.ensure_future(watch_rdma("node3", print, root=tmp_path))
+        assert await asyncio.to_thread(asked.wait, 30.0)
+        watch.cancel()
+
+    agent = threading.Thread(target=lambda: asyncio.run(go()), daemon=True)
+    agent.start()
+    agent.join(30.0)
+    exited = not agent.is_alive()
+    answered.set()
+    assert exited
 
 
 def test_node_without_devices_is_not_watched(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ other ports of its kind do at the same time: a pause, or another phase of the jo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -29,6 +30,10 @@ SLOW_SHARE, KEPT_SHARE = 0.6, 0.8
 """Of its reference: a slow port is below the first while its siblings' median is above the second."""
 SAMPLES = 6
 """Latest busy samples, all of which are slow in a lasting fall; half of them end it."""
+CLEAN_S = 600.0
+"""A finding on a port is reported again only after so long without its cause: errors near a limit come and go."""
+MAX_REPORTS = 8
+"""Findings on one port while the agent runs."""
 _DATA = (SENT, RECEIVED, EFA_SENT, EFA_RECEIVED)
 
 
@@ -57,8 +62,10 @@ class Traffic:
     readings: tuple[CounterReading, ...] = ()
     """Those of WINDOW_S, oldest first."""
     ports: Mapping[str, PortTraffic] = field(default_factory=dict[str, PortTraffic])
-    reported: frozenset[tuple[str, str]] = frozenset()
-    """Code and port of what still goes on."""
+    reported: Mapping[tuple[str, str], float] = field(default_factory=dict[tuple[str, str], float])
+    """Code and port of what was reported: when it went on last, in monotonic seconds."""
+    reports: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Findings so far, by port."""
 
 
 def updated(traffic: Traffic, reading: CounterReading, where: str) -> tuple[Traffic, tuple[Finding, ...]]:
@@ -68,8 +75,15 @@ def updated(traffic: Traffic, reading: CounterReading, where: str) -> tuple[Traf
     ports = _with_rates(traffic, rates)
     traffic = replace(traffic, readings=(*kept, reading), ports=ports)
     found = dict(_judged(traffic, rates, where))
-    new = tuple(finding for key, finding in found.items() if key not in traffic.reported)
-    return replace(traffic, reported=frozenset(found)), new
+    recent = {key: at_s for key, at_s in traffic.reported.items() if reading.at_s - at_s < CLEAN_S}
+    new: list[Finding] = []
+    reports = Counter(traffic.reports)
+    for (code, port), finding in found.items():
+        if (code, port) not in recent and reports[port] < MAX_REPORTS:
+            reports[port] += 1
+            new.append(finding)
+    reported = recent | dict.fromkeys(found, reading.at_s)
+    return replace(traffic, reported=reported, reports=reports), tuple(new)
 
 
 def changes(before: CounterReading, now: CounterReading) -> dict[str, dict[str, int]]:

@@ -6,12 +6,16 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from holdfast.agent.rdma_traffic import Traffic, updated
 from holdfast.findings import Finding
+from holdfast.host.daemon_threads import in_daemon_thread
 from holdfast.host.rdma_counters import RdmaCounterFiles, pauses
+
+T = TypeVar("T")
 
 POLL_S = 5.0
 """Seconds between two readings; one of eight ports takes a few milliseconds of CPU, most of it in the driver."""
@@ -24,20 +28,24 @@ async def watch_rdma(
     where: str, report_finding: Callable[[Finding], None], *, root: Path = Path("/"), poll_s: float = POLL_S
 ) -> None:
     """Poll until cancelled; returns at once where there is no active port."""
-    files = RdmaCounterFiles(root)
+    files = await _read(lambda: RdmaCounterFiles(root))
     if not files.kinds:
         return
     try:
-        traffic, first = Traffic(kinds=files.kinds), await asyncio.to_thread(_pauses, files)
+        traffic, first = Traffic(kinds=files.kinds), await _read(lambda: _pauses(files))
         while True:
-            reading = await asyncio.to_thread(lambda: files.read(time.monotonic()))
+            reading = await _read(lambda: files.read(time.monotonic()))
             traffic, findings = updated(traffic, reading, where)
             for finding in findings:
-                now = await asyncio.to_thread(_pauses, files)
-                report_finding(_with_pauses(finding, first, now))
+                report_finding(_with_pauses(finding, first, await _read(lambda: _pauses(files))))
             await asyncio.sleep(poll_s)
     finally:
         files.close()
+
+
+async def _read(read: Callable[[], T]) -> T:
+    """Read where a driver that hangs blocks neither the agent's work nor its exit."""
+    return await asyncio.wrap_future(in_daemon_thread(read))
 
 
 def _pauses(files: RdmaCounterFiles) -> Pauses:

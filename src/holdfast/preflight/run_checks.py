@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from threading import Thread
-from typing import TypeVar
 
 from holdfast.findings import CheckOutcome, CheckResult, Finding, Owner, Severity
+from holdfast.host.daemon_threads import in_daemon_thread
 from holdfast.preflight.checks import (
     cpu,
     environment,
@@ -30,8 +29,6 @@ from holdfast.preflight.gpu_facts import gpu_facts
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 from holdfast.preflight.rdma_devices import needs_rdma
 from holdfast.protocol.node_requirements import NodeRequirements
-
-T = TypeVar("T")
 
 Check = Callable[[NodeView], Iterator[Finding]]
 """Yields what is wrong; raises NotLookedAt if it cannot look."""
@@ -102,14 +99,14 @@ FACTS: tuple[Facts, ...] = (
 
 def run_checks(view: NodeView, checks: Sequence[Check], deadline_s: float) -> tuple[CheckResult, ...]:
     """Run the checks side by side; one that has not ended within `deadline_s` has failed, since its source hangs."""
-    running = [(check, _in_thread(partial(_run, check), view)) for check in checks]
+    running = [(check, in_daemon_thread(partial(_run, check, view))) for check in checks]
     wait([future for _, future in running], deadline_s)
     return tuple(_result(check, future, deadline_s) for check, future in running)
 
 
 def node_facts(view: NodeView, deadline_s: float) -> dict[str, str]:
     """What has to be the same on all nodes, as far as it can be read in time."""
-    running = [_in_thread(facts, view) for facts in FACTS]
+    running = [in_daemon_thread(partial(facts, view)) for facts in FACTS]
     wait(running, deadline_s)
     read = (future.result() for future in running if future.done() and future.exception() is None)
     return {label: value for facts in read for label, value in facts.items()}
@@ -118,20 +115,6 @@ def node_facts(view: NodeView, deadline_s: float) -> dict[str, str]:
 def name_of(check: Check) -> str:
     """The name of a check for users."""
     return check.__name__.replace("_", "-")
-
-
-def _in_thread(read: Callable[[NodeView], T], view: NodeView) -> Future[T]:
-    """Read in a daemon thread: one that a driver blocks delays no exit."""
-    future = Future[T]()
-
-    def run() -> None:
-        try:
-            future.set_result(read(view))
-        except Exception as error:
-            future.set_exception(error)
-
-    Thread(target=run, daemon=True).start()
-    return future
 
 
 def _run(check: Check, view: NodeView) -> CheckResult:

@@ -65,13 +65,19 @@ class Link:
 
 
 def read_link(view: NodeView, port: Port) -> Link:
-    """Ask the port and its neighbour; raises NotLookedAt if a program is missing, or one of them does not answer."""
+    """Ask the port and its neighbour.
+
+    Raises NotLookedAt if a program or permission is missing, or an answer; TimeoutError if a program hangs.
+    """
+    _require_management_file(view, port)
     beyond = f"0,{port.number}"
     node = _fields(_ask(view, port, "nodeinfo", beyond))
     described = _fields(_ask(view, port, "nodedesc", beyond))
+    if not node.get("LocalPort", "").isdigit():
+        raise NotLookedAt(f"`smpquery -D nodeinfo {beyond}` through {port.name}: no LocalPort")
     number = int(node["LocalPort"])
     other = _ask(view, port, "portinfo", beyond, str(number))
-    lid = int(_fields(_ask(view, port, "portinfo", beyond, "0")).get("Lid", "0")) if node["NodeType"] == "Switch" else 0
+    lid = _switch_lid(view, port, beyond) if node.get("NodeType") == "Switch" else 0
     return Link(
         port=port,
         own=link_end(_ask(view, port, "portinfo", "0", str(port.number)), own_counters(view, port)),
@@ -81,7 +87,13 @@ def read_link(view: NodeView, port: Port) -> Link:
     )
 
 
-def management_file(view: NodeView, port: Port) -> None:
+def _switch_lid(view: NodeView, port: Port, beyond: str) -> int:
+    """0 if the switch does not tell."""
+    lid = _fields(_ask(view, port, "portinfo", beyond, "0")).get("Lid", "")
+    return int(lid) if lid.isdigit() else 0
+
+
+def _require_management_file(view: NodeView, port: Port) -> None:
     """Raise NotLookedAt unless this process may send management datagrams through the port."""
     for name in view.list(MAD_DEVICES):
         folder = f"{MAD_DEVICES}/{name}"

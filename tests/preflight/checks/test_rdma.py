@@ -105,6 +105,15 @@ def test_port_that_is_down(node: MakeNode, down: str, hcas: str, expected: list[
         assert (found[0].where, found[0].evidence) == ("mlx5_3:1", ("mlx5_3:1: 1: DOWN, 2: Polling",))
 
 
+def test_node_of_which_no_port_is_active_fails_for_whatever_reasons(node: MakeNode) -> None:
+    files = change(change(h100_files(), "0123", state="2: INIT"), "4567", **DOWN)
+    found = [*rdma.rdma_ports(rdma_node(node, files))]
+    assert [(each.code, each.severity) for each in found] == [
+        ("rdma-subnet-manager", Severity.ERROR),
+        ("rdma-port-down", Severity.ERROR),
+    ]
+
+
 @pytest.mark.parametrize(("waiting", "severity"), [("5", Severity.WARNING), ("01234567", Severity.ERROR)])
 def test_port_that_awaits_a_subnet_manager(node: MakeNode, waiting: str, severity: Severity) -> None:
     (found,) = rdma.rdma_ports(rdma_node(node, change(h100_files(), waiting, state="2: INIT")))

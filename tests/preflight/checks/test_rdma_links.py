@@ -154,17 +154,26 @@ def test_links_that_all_went_down_with_the_node_are_no_fault(node: MakeNode) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "answer", "reason"),
+    ("answer", "reason"),
     [
-        ("smpquery -C mlx5_2 -P 1 -t 100 -D nodeinfo 0,1", "", "`smpquery -D nodeinfo 0,1` through mlx5_2:1"),
-        ("smpquery", NotLookedAt("there is no program `smpquery`"), "no program"),
+        ("", "`smpquery -D nodeinfo 0,1` through mlx5_0:1: no answer"),
+        (NotLookedAt("there is no program `smpquery`"), "no program"),
+        (TimeoutError("`smpquery` has not answered within 2 s"), "has not answered"),
     ],
 )
-def test_switch_that_does_not_answer_is_no_pass(
-    node: MakeNode, words: str, answer: str | Exception, reason: str
-) -> None:
+def test_switches_that_do_not_answer_are_no_pass(node: MakeNode, answer: str | Exception, reason: str) -> None:
     with pytest.raises(NotLookedAt, match=reason):
-        check(node, {words: answer} | {each: text for each, text in healthy().items() if not each.startswith(words)})
+        check(node, {"smpquery": answer})
+
+
+@pytest.mark.parametrize("answer", ["", "NodeType:........................Switch\n", TimeoutError("not within 2 s")])
+def test_port_that_does_not_answer_hides_no_other(node: MakeNode, answer: str | Exception) -> None:
+    answers = healthy() | commands(2, **{each: changed(PORT_INFO, WIDTH_1X) for each in ("own", "other")})
+    silent = "smpquery -C mlx5_5 -P 1 -t 100 -D nodeinfo 0,1"
+    found = check(node, answers | {silent: answer})
+    assert [(each.code, each.where) for each in found] == [
+        ("rdma-link-degraded", "mlx5_2:1, MF0;leaf1:MQM9700/U1 port 7")
+    ]
 
 
 def test_container_without_management_files_is_no_pass(node: MakeNode) -> None:

@@ -93,12 +93,13 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
     if not needs_rdma(view.wanted):
         return
     used = judged_ports(view)
+    certain = used.named or not any(port.active for port in used.ports)
     waiting = [port for port in used.ports if port.awaits_subnet_manager]
     if waiting:
         names = ", ".join(port.name for port in waiting)
         yield Finding(
             code="rdma-subnet-manager",
-            severity=Severity.ERROR if used.named or len(waiting) == len(used.ports) else Severity.WARNING,
+            severity=Severity.ERROR if certain else Severity.WARNING,
             what=f"{names}: the link is up, and no subnet manager has activated the port, so it carries no data",
             where=names,
             evidence=evidence_lines(f"{port.name}: {port.state}, {port.phys_state}" for port in waiting),
@@ -107,7 +108,6 @@ def rdma_ports(view: NodeView) -> Iterator[Finding]:
             owner=Owner.CLUSTER,
         )
     down = [port for port in used.ports if not port.active and port not in waiting]
-    certain = used.named or len(down) == len(used.ports)
     if down and (certain or _is_minority(down, used.ports)):
         yield Finding(
             code="rdma-port-down",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 
 from holdfast.findings import Finding, Owner, Severity
+from holdfast.host.daemon_threads import in_daemon_thread
 from holdfast.preflight.checks.roce import evidence_lines
-from holdfast.preflight.node_view import NodeView
-from holdfast.preflight.rdma_devices import judged_ports, uses_verbs
-from holdfast.preflight.subnet_links import Link, LinkEnd, management_file, read_link
+from holdfast.preflight.node_view import NodeView, NotLookedAt
+from holdfast.preflight.rdma_devices import Port, judged_ports, uses_verbs
+from holdfast.preflight.subnet_links import Link, LinkEnd, read_link
 
 LIMITS = {
     "SymbolErrorCounter": 100,
@@ -71,14 +71,27 @@ def rdma_links(view: NodeView) -> Iterator[Finding]:
     if not uses_verbs(view.wanted):
         return
     ports = [port for port in judged_ports(view).ports if port.is_infiniband and port.phys_state.endswith("LinkUp")]
-    for port in ports:
-        management_file(view, port)
-    with ThreadPoolExecutor(MAX_PORTS_AT_ONCE) as pool:
-        links = [*pool.map(partial(read_link, view), ports)]
+    links = _links(view, ports)
     for quantity in (_WIDTH, _SPEED):
         yield from _degraded(links, quantity)
     yield from _inactive(links)
     yield from _erring(links)
+
+
+def _links(view: NodeView, ports: Sequence[Port]) -> list[Link]:
+    """The links of the ports that answer at both ends; raises NotLookedAt if none does."""
+    links: list[Link] = []
+    reasons: list[Exception] = []
+    for first in range(0, len(ports), MAX_PORTS_AT_ONCE):
+        asked = [in_daemon_thread(partial(read_link, view, port)) for port in ports[first : first + MAX_PORTS_AT_ONCE]]
+        for answer in asked:
+            try:
+                links.append(answer.result())
+            except (NotLookedAt, TimeoutError) as error:
+                reasons.append(error)
+    if reasons and not links:
+        raise NotLookedAt(str(reasons[0]))
+    return links
 
 
 def _degraded(links: Sequence[Link], quantity: _Quantity) -> Iterator[Finding]:
