@@ -1,10 +1,10 @@
-"""Finds the line, in a failed rank's output, NCCL's file or its node's kernel log, that reports a fault of a device."""
+"""Finds the line, in a failed rank's output or its node's kernel log, that reports a fault of a device."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,29 +39,30 @@ def device_evidence(
     *,
     since_us: int,
     by_signal: bool,
-    warnings: Sequence[str] = (),
+    warnings: Callable[[], Sequence[str]] = tuple,
     kernel_log: Path = KERNEL_LOG,
 ) -> DeviceEvidence | None:
     """The strongest evidence for a rank that failed with an error line, or by a fatal signal; None without any.
 
-    It ran since `since_us`, and NCCL wrote `warnings` to its file. If its error speaks of no device, only other
-    exceptions that it wrote count: older lines and the kernel's may be about something else.
+    It ran since `since_us`, and NCCL wrote what `warnings` returns to its file. If its error speaks of no device, only
+    other exceptions that it wrote count: older lines and the kernel's may be about something else. NCCL's lines explain
+    a failure, but decide no fault: when it wrote them is not known, and the device may have recovered since.
     """
     written = [line for line in _tail(log) if _OF_DEVICES.search(line)]
     if by_signal or not error or _OF_DEVICES.search(error):
         kernels = (line for line in kernel_records(since_us, kernel_log) if _OF_DEVICES.search(line))
-        lines = [error, *written, *warnings, *kernels]
+        lines, said = [error, *written, *kernels], warnings()
     else:
-        lines, warnings = [line for line in written if _EXCEPTION.match(line)], ()
-    if not any(lines):
+        lines, said = [line for line in written if _EXCEPTION.match(line)], ()
+    if not any(lines) and not said:
         return None
     from holdfast.diagnose.device_fault_lines import strongest_fault  # takes 30 ms, which few failures need
 
     found = strongest_fault(lines)
-    said = tuple(line.strip()[:MAX_LINE_CHARS] for line in (explaining(warnings) if warnings else ()))
+    told = tuple(line.strip()[:MAX_LINE_CHARS] for line in (explaining(said) if said else ()))
     if found is None:
-        return DeviceEvidence(warnings=said) if said else None
-    return DeviceEvidence(line=found[0].strip()[:MAX_LINE_CHARS], fault=found[1], warnings=said)
+        return DeviceEvidence(warnings=told) if told else None
+    return DeviceEvidence(line=found[0].strip()[:MAX_LINE_CHARS], fault=found[1], warnings=told)
 
 
 def _tail(log: Path) -> list[str]:

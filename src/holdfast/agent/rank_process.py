@@ -31,6 +31,7 @@ from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_rank
 from holdfast.host.processes import by_env, descendants, send_signal
 from holdfast.os_errors import probe_disk, room_in
+from holdfast.protocol.nccl_log_files import FILE
 from holdfast.protocol.orders import RankLaunch
 
 MAX_LARGEST_SHOWN = 3
@@ -81,7 +82,10 @@ class RankProcess:
         self._oom_before: OomSnapshot | None = None
         self._kernel_log = kernel_log
         self._cwd = Path(launch.cwd)
-        self._environ: Mapping[str, str] = launch.env
+        self._nccl_file = ""
+        """Where NCCL logs, if that is the private file."""
+        self._started_at = 0.0
+        """Seconds of the system's clock, as files have them."""
         self.prewarmed = False
         """Whether it was forked from a zygote."""
 
@@ -129,6 +133,7 @@ class RankProcess:
         cwd = code / self.launch.cwd
         ours |= bind_address_env(self.launch.argv, cwd, self.launch.env.get("JAX_COORDINATOR_ADDRESS", ""))
         environ = {**defaults, **self.launch.env_defaults, **os.environ, **self.launch.env, **ours}
+        self._nccl_file = defaults.get(FILE, "") if environ.get(FILE) == defaults.get(FILE) else ""
         return RankCommand(
             rank=self.rank, argv=self.launch.argv, cwd=cwd, environ=environ, code_dir=code, cgroup=cgroup
         )
@@ -138,7 +143,7 @@ class RankProcess:
     ) -> None:
         """Start the process, forking its zygote if there is one; call `on_exit` when it exits or fails to start."""
         log = Path(self.launch.log)
-        self._cwd, self._environ = command.cwd, command.environ
+        self._cwd, self._started_at = command.cwd, time.time()
         self._oom_before = oom_snapshot()
         try:
             log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -307,7 +312,7 @@ class RankProcess:
             Path(self.launch.log),
             since_us=max(self._oom_before.since_us, recent_us),
             by_signal=ended.reason is ExitReason.SIGNAL,
-            warnings=nccl_warnings(self._environ),
+            warnings=partial(nccl_warnings, self._nccl_file, self._started_at, self.launch.rank_count),
             kernel_log=self._kernel_log,
         )
         if found is None:

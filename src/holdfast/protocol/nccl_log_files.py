@@ -6,9 +6,8 @@ file changes nothing for it.
 
 from __future__ import annotations
 
-import glob
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 LEVEL, SUBSYSTEMS, FILE = "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE"
@@ -51,9 +50,8 @@ def place_of(path: Path) -> tuple[str, int] | None:
     return (path.parent.parent.name.partition(".")[0], int(folder["replica"])) if folder else None
 
 
-def files_written(environ: Mapping[str, str]) -> list[Path]:
-    """The files of the processes that have this environment; none if they log to their output, or all to one file."""
-    pattern = environ.get(FILE, "")
-    if "%p" not in pattern:
-        return []
-    return sorted(map(Path, glob.glob(re.sub("%[ph]", "*", glob.escape(pattern)))))
+def files_written(path: str) -> list[Path]:
+    """The files of a rank's processes, by its `private_path`; none if that is empty."""
+    pattern = Path(path)
+    found = pattern.parent.glob(pattern.name.replace("%p", "*")) if path else ()
+    return [each for each in found if _PRIVATE.fullmatch(each.name)]
