@@ -17,7 +17,7 @@ from tests.diagnose.nccl_transport.test_promised_fabric import base
 from holdfast.agent.fabric_watch import observe
 from holdfast.agent.nccl_warnings import explaining
 from holdfast.diagnose.nccl_transport import FabricJudgement, judge
-from holdfast.diagnose.nccl_transport.causes import BY_NAME, CAUSES, Cause
+from holdfast.diagnose.nccl_transport.causes import BY_NAME, CAUSES, Cause, Effect
 from holdfast.diagnose.nccl_transport.transport_report import FabricOutcome
 
 INCIDENTS = sorted((Path(__file__).parents[1] / "incidents").glob("*.jsonl"))
@@ -139,11 +139,12 @@ TOLD: dict[str, tuple[str, str]] = {
 
 @pytest.mark.parametrize(("incident", "lines"), RECORDED)
 def test_recorded_incident_takes_the_live_path(incident: str, lines: list[str], tmp_path: Path) -> None:
-    """Its lines, and the end of a set-up by its first writer, since incidents quote only what matters."""
+    """Its lines within a set-up by its first writer, since incidents quote only what matters."""
     promised, name = TOLD.get(incident, ("infiniband", ""))
     writer = next(match for line in lines if (match := WRITER.search(line)))[1]
-    ended = "NCCL INFO comm 0x7f2a rank 0 nranks 16 cudaDev 0 nvmlDev 0 busId 7000 commId 0x1 - Init COMPLETE"
-    text = "\n".join((*lines, f"{writer}1 [0] {ended}", ""))
+    comm = f"{writer}1 [0] NCCL INFO comm 0x7f2a rank 0 nranks 16 cudaDev 0 nvmlDev 0 busId 7000 commId 0x1 - Init"
+    ended = () if name and BY_NAME[name].effect is Effect.FAILURE else (f"{comm} COMPLETE",)
+    text = "\n".join((f"{comm} START", *lines, *ended, ""))
     findings = [each.finding for each in judged(tmp_path, [text.encode()], promised) if each.finding is not None]
     named = {cause.name for cause in CAUSES if any(finding.what.endswith(cause.phrase) for finding in findings)}
     assert named == ({name} if name else set())

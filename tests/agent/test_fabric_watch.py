@@ -152,7 +152,9 @@ def test_middle_of_a_long_file_is_freed_while_nccl_writes_on(tmp_path: Path, mon
 
 def test_missing_provider_in_a_ranks_output_is_the_reason(tmp_path: Path) -> None:
     output = tmp_path / "rank-0.log"
-    output.write_text("libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': cannot open shared object\n")
+    output.write_text(
+        "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs1\n"
+    )
     launch = RankLaunch(rank=0, argv=("true",), env={}, cwd="/", log=str(output))
     start = StartRanks(replica=0, attempt=0, ranks=(launch,), env={}, fabric="infiniband", nccl_logs=True)
     job = replace(JOB, network="Socket", gdr=False)

@@ -249,6 +249,8 @@ class FabricObserved(Event, frozen=True, kw_only=True):
     devices: tuple[str, ...] = ()
     """RDMA devices that NCCL found, as `device:port/link layer`."""
     channels: int = 0
+    connected: tuple[str, ...] = ()
+    """What all of its ranks here have connected (`all rings`, `all trees`); empty while they have other connections."""
     nccl: str = ""
     """The version of NCCL that most ranks have loaded."""
     causes: dict[str, str] = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from bench.nccl_log_generator import Version, versions
+from bench.nccl_log_generator import Job, Version, versions
 from tests.diagnose.nccl_transport.generated_logs import JOB, OLD, chunks
 from tests.diagnose.nccl_transport.test_promised_fabric import ON_SOCKETS, base, logs_of, observed
 
@@ -27,6 +28,12 @@ MEMLOCK = next(iter(BY_NAME["memlock"].matches.values())).partition(" NCCL WARN 
 def warned(message: str, where: str = "misc/ibvwrap.cc:262", *, stamp: str = "") -> bytes:
     """A warning as NCCL writes it: after an empty line."""
     return f"\n{stamp}{HEAD}{where} NCCL WARN {message}\n".encode()
+
+
+def unfinished(log: bytes) -> bytes:
+    """The lines of a rank before the last of its set-up."""
+    before = log[: log.index(b"Init COMPLETE")]
+    return before[: before.rindex(b"\n") + 1]
 
 
 def judged(*logs: bytes, promised: str = "infiniband") -> FabricJudgement:
@@ -50,8 +57,7 @@ def test_warning_that_ends_a_set_up_is_reported_with_its_fix(name: str) -> None:
     line = next(iter(BY_NAME[name].matches.values()))
     message = line.partition(" NCCL WARN ")[2]
     first, second, *others = logs_of(JOB)
-    unfinished = second[: second.index(b"Init COMPLETE")]
-    found = judged(first, unfinished[: unfinished.rindex(b"\n") + 1] + warned(message), *others)
+    found = judged(first, unfinished(second) + warned(message), *others)
     assert (found.outcome, found.other_network) == (FabricOutcome.FAILED, False)
     assert found.finding is not None
     assert found.finding.what == f"NCCL cannot connect the nodes by infiniband: {BY_NAME[name].phrase}"
@@ -68,9 +74,73 @@ def test_warning_that_ends_a_set_up_is_reported_with_its_fix(name: str) -> None:
     ],
 )
 def test_warning_is_read_in_every_versions_form(where: str, stamp: str) -> None:
-    (seen,) = observed(logs_of(JOB)[0], logs_of(JOB)[1] + warned(MEMLOCK, where, stamp=stamp), *logs_of(JOB)[2:])
+    logs = logs_of(JOB)
+    (seen,) = observed(logs[0], unfinished(logs[1]) + warned(MEMLOCK, where, stamp=stamp), *logs[2:])
     assert seen.causes.keys() == {"memlock"}
     assert seen.causes["memlock"].endswith(f"{HEAD}{where} NCCL WARN {MEMLOCK}")
+
+
+def warner_first(job: Job) -> list[bytes]:
+    """The logs of a node, from the process that HEAD names."""
+    first, second, *others = logs_of(job)
+    return [second, first, *others]
+
+
+def outcomes(log: bytes, others: Sequence[bytes], promised: str = "infiniband") -> list[FabricOutcome]:
+    return [judge(seen).outcome for seen in observed(log, *others, promised=promised)]
+
+
+def test_failure_counts_until_its_process_goes_on() -> None:
+    first, *others = warner_first(JOB)
+    failed = unfinished(first) + warned(MEMLOCK)
+    assert outcomes(failed, others) == [FabricOutcome.FAILED]
+    again = (log.replace(b"0x558", b"0x779").replace(b"0x9a9c0000", b"0xbb") for log in (first, *others))
+    one, *more = again
+    both = [other + another for other, another in zip(others, more, strict=True)]
+    assert outcomes(failed + one, both) == [FabricOutcome.VERIFIED]
+
+
+@pytest.mark.parametrize("version", [JOB.version, OLD.version], ids=str)
+def test_failure_that_a_connection_survives_does_not_count(version: Version) -> None:
+    first, *others = warner_first(replace(JOB, version=version))
+    for mark in (b"Init COMPLETE", b"Connected all trees"):
+        begin = first.rindex(b"\n", 0, first.index(mark)) + 1
+        assert outcomes(first[:begin] + warned(MEMLOCK) + first[begin:], others) == [FabricOutcome.VERIFIED]
+    assert outcomes(first + warned(MEMLOCK), others) == [FabricOutcome.VERIFIED]
+
+
+def test_failure_between_set_up_and_connection_counts() -> None:
+    first, *others = warner_first(JOB)
+    begin = first.rindex(b"\n", 0, first.index(b"Connected all trees")) + 1
+    assert outcomes(first[:begin] + warned(MEMLOCK), others) == [FabricOutcome.FAILED]
+
+
+def test_failed_call_at_level_info_is_no_failure() -> None:
+    first, *others = warner_first(JOB)
+    assert outcomes(first + f"{HEAD}NCCL INFO {MEMLOCK}\n".encode(), others) == [FabricOutcome.VERIFIED]
+    assert outcomes(unfinished(first) + f"{HEAD}NCCL INFO {MEMLOCK}\n".encode(), others) == []
+
+
+def test_other_network_is_named_before_a_failure() -> None:
+    first, *others = warner_first(JOB)
+    found = judged(unfinished(first) + warned(MEMLOCK), *others, promised="efa")
+    assert (found.outcome, found.other_network) == (FabricOutcome.DEGRADED, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"), [("peer memory", FabricOutcome.VERIFIED), ("no interface", FabricOutcome.FAILED)]
+)
+def test_devices_that_sockets_do_not_need_fail_no_tcp(name: str, outcome: FabricOutcome) -> None:
+    message = next(iter(BY_NAME[name].matches.values())).partition(" NCCL WARN ")[2]
+    first, *others = warner_first(ON_SOCKETS)
+    begin = first.rindex(b"\n", 0, first.index(b"Connected all trees")) + 1
+    assert outcomes(first[:begin] + warned(message), others, "tcp") == [outcome]
+
+
+def test_variable_counts_however_it_is_written() -> None:
+    found = judged(*logs_of(replace(ON_SOCKETS, env=(("NCCL_NET", "SOCKET"),)))).finding
+    assert found is not None
+    assert found.what.endswith(": NCCL_NET=Socket is set")
 
 
 def test_connection_that_is_retried_has_not_failed() -> None:
@@ -91,14 +161,9 @@ SOCKETS = [
     ("no IP interface", "\n{head}transport/net_ib.cc:180 NCCL WARN NET/IB : No IP interface found."),
     (
         "no provider",
-        "libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object "
-        "file: No such file or directory",
-    ),
-    (
-        "no provider",
         "libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs1",
     ),
-    ("no device", "libibverbs: Warning: couldn't load driver 'libipathverbs-rdmav25.so': cannot open"),
+    ("no device", "libibverbs: Warning: couldn't load driver 'libefa-rdmav34.so': libefa-rdmav34.so: cannot open"),
     ("no device", "{head}NCCL INFO NCCL_IB_HCA set to "),
 ]
 

@@ -33,7 +33,7 @@ class Cause:
     phrase: str
     remedy: str
     values: frozenset[str] = frozenset()
-    """Values of the variable that cause it; empty for any but 0 and nothing."""
+    """Values of the variable that cause it, in small letters; empty for any but 0 and nothing."""
     matches: Mapping[bytes, str] = field(default_factory=dict[bytes, str], hash=False)
     """Patterns searched in a warning, or in a message that begins with `Call to`, each with a line that it matches."""
     shown_by: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ CAUSES: tuple[Cause, ...] = (
         effect=Effect.SOCKETS,
         phrase="NCCL_NET=Socket is set",
         remedy="Unset NCCL_NET, or set it to the fabric's network.",
-        values=frozenset({"Socket"}),
+        values=frozenset({"socket"}),
     ),
     Cause(
         name="no libibverbs",
@@ -100,8 +100,9 @@ CAUSES: tuple[Cause, ...] = (
     Cause(
         name="NCCL_IB_HCA",
         effect=Effect.SOCKETS,
-        phrase="NCCL_IB_HCA names no RDMA device that is there",
-        remedy="Set NCCL_IB_HCA to devices that `ibv_devinfo` lists in the container, or unset it.",
+        phrase="NCCL found no RDMA device, and NCCL_IB_HCA is set",
+        remedy="If `ibv_devinfo` lists devices in the container, name them in NCCL_IB_HCA, or unset it; if it lists "
+        f"none: {_DEVICES}",
         shown_by=("NCCL_IB_HCA", "no device"),
     ),
     Cause(
@@ -202,7 +203,7 @@ CAUSES: tuple[Cause, ...] = (
         effect=Effect.HOST_MEMORY,
         phrase="NCCL_NET_GDR_LEVEL turns it off",
         remedy="Unset NCCL_NET_GDR_LEVEL, or set it to SYS.",
-        values=frozenset({"0", "LOC"}),
+        values=frozenset({"0", "loc"}),
     ),
     Cause(
         name="refused dma-buf",
@@ -228,13 +229,9 @@ CAUSES: tuple[Cause, ...] = (
 )
 BY_NAME: Mapping[str, Cause] = {cause.name: cause for cause in CAUSES}
 
-# libibverbs: Warning: couldn't load driver 'libmlx5-rdmav34.so': libmlx5-rdmav34.so: cannot open shared object file: …
 # libibverbs: Warning: no userspace device-specific driver found for /sys/class/infiniband_verbs/uverbs1
-NO_PROVIDER = re.compile(
-    rb"libibverbs: Warning: (?:no userspace device-specific driver found for|couldn't (?:open|load) (?:config|driver) "
-    rb"(?:directory )?'(?:lib)?(?:mlx\d|efa|bnxt_re|irdma|ionic|mana|hns|erdma))[^\n]*"
-)
-"""What libibverbs writes to a rank's output; of the drivers whose devices carry jobs, since others are often absent."""
+NO_PROVIDER = re.compile(rb"libibverbs: Warning: no userspace device-specific driver found for[^\n]*")
+"""What libibverbs writes to a rank's output. Drivers that it cannot load are often those of devices that are not there."""
 
 
 @cache
@@ -257,7 +254,7 @@ def quoted_line(process: NcclProcess, cause: Cause) -> LogLine | None:
     names, value = cause.shown_by or (cause.name,), process.env.get(cause.name)
     if any(name not in process.evidence for name in names):
         return None
-    causes = value in cause.values if cause.values else value not in {"", "0"}
+    causes = (value or "").casefold() in cause.values if cause.values else value not in {"", "0"}
     return process.evidence[names[0]] if causes else None
 
 

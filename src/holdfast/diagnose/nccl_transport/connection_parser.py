@@ -44,6 +44,7 @@ class ConnectionParser:
             words = words.partition(b"\n")[0]
             if end not in line_patterns.ENDS:
                 continue
+            thread.mixed = thread.mixed or (end not in line_patterns.COLLECTIVE_ENDS and b" via NET" in words)
             if (known := connections.get(words)) is not None:
                 known.channels |= channels
                 continue

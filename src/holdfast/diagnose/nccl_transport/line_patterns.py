@@ -71,6 +71,8 @@ CHANNEL_BYTES = len(b"Channel 00")
 # to point); up to 2.13, and for SHM, there is none; in the order of a ring it is how many channels there are.
 ENDS = frozenset((b"", *(b"/%d" % number for number in range(65)), *(b"/%02d" % number for number in range(10))))
 
+COLLECTIVE_ENDS = frozenset((b"/0", b"/00"))
+
 
 @cache
 def channels() -> Mapping[bytes, int]:

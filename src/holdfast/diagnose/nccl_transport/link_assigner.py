@@ -61,6 +61,7 @@ class LinkAssigner:
             last[session.thread] = chosen
             chosen.links.extend(links)
             chosen.stages.update({session.stage} - {b""})
+            chosen.mixed = chosen.mixed or session.mixed
             if len(possible) > 1:
                 chosen.inferred += sum(link.channels.bit_count() for link in links)
         else:
@@ -76,6 +77,7 @@ class LinkAssigner:
                 self.unassigned += link.channels.bit_count()
             else:
                 chosen.links.append(link)
+                chosen.mixed = True
                 chosen.inferred += 0 if chosen is first else link.channels.bit_count()
 
 

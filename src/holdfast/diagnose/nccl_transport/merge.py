@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.diagnose.nccl_transport.line_patterns import to_text
 from holdfast.diagnose.nccl_transport.link_assigner import LinkAssigner
 from holdfast.diagnose.nccl_transport.process_records import CommInit, ProcessRecord
 from holdfast.diagnose.nccl_transport.transport_report import CommRank, Communicator, Link, NcclProcess
@@ -169,7 +170,16 @@ def _communicator(group: _Group, name: str) -> Communicator:
         nodes=next((one.nodes for one in views if one.nodes), None),
         links=links,
         inferred=sum(one.inferred for one in views),
+        failures={one.rank: tuple(one.failures) for one in views if one.failures and not (one.complete and one.stages)},
+        connected=_connected(views),
     )
+
+
+def _connected(views: Sequence[CommInit]) -> tuple[str, ...]:
+    stages = {frozenset(one.stages) for one in views}
+    if len(stages) > 1 or any(one.mixed for one in views):
+        return ()
+    return tuple(sorted(map(to_text, *stages)))
 
 
 def _unnamed(orphans: Mapping[int, list[Link]], records: Sequence[ProcessRecord]) -> Communicator:

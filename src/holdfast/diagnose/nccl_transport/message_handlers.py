@@ -8,7 +8,7 @@ from functools import lru_cache
 from re import Pattern
 
 from holdfast.diagnose.nccl_transport import line_patterns
-from holdfast.diagnose.nccl_transport.causes import named_by
+from holdfast.diagnose.nccl_transport.causes import BY_NAME, Effect, named_by
 from holdfast.diagnose.nccl_transport.line_patterns import to_text
 from holdfast.diagnose.nccl_transport.process_records import (
     BATCH_BYTES,
@@ -51,10 +51,16 @@ def _seen(name: str, *words: bytes) -> Handler:
 
 
 def note_warning(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
-    """Keep the first line of each cause; NCCL logs some warnings as INFO where it continues."""
+    """Keep the first line of each cause; NCCL also logs a failed call as INFO, where it continues."""
     name = named_by(message)
-    if name and name not in process.evidence:
+    if name and BY_NAME[name].effect is not Effect.FAILURE and name not in process.evidence:
         process.note(name, message, quote)
+
+
+def note_failure(name: str, process: ProcessRecord) -> None:
+    """A warning says why nodes cannot be connected: any communicator that is not yet may be meant."""
+    for joined in process.comms:
+        joined.failures.add(name)
 
 
 def _network(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
@@ -93,10 +99,12 @@ def close_batch(thread: ThreadRecord, process: ProcessRecord, stage: bytes = b""
     if thread.connections:
         thread.budget.release(thread.pending_bytes - BATCH_BYTES - len(stage))
         thread.pending_bytes = 0
-        session = ConnectionBatch(thread, list(thread.connections.values()), stage, thread.initializing)
+        links, mixed = list(thread.connections.values()), thread.mixed or not stage
+        session = ConnectionBatch(thread, links, stage, thread.initializing, mixed)
         process.batches.append(session)
         thread.batches.append(session)
         thread.connections.clear()
+    thread.mixed = False
 
 
 def _ib(message: bytes, _thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
@@ -185,6 +193,8 @@ def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Q
             )
             if joined.rank >= joined.size:
                 return
+            for earlier in process.comms:  # the process has gone on after their failure
+                earlier.failures.clear()
             process.comms.append(joined)
         _identify(joined, _extras(extra), thread)
         if began:
@@ -202,6 +212,7 @@ def _extras(line: bytes) -> Mapping[bytes, bytes]:
 
 def _init_completed(joined: CommInit, thread: ThreadRecord, process: ProcessRecord) -> None:
     joined.complete = True
+    joined.failures.clear()
     close_batch(thread, process)
     for session in thread.batches:
         session.comm = joined

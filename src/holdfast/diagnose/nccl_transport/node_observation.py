@@ -8,7 +8,7 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.diagnose.nccl_transport.causes import CAUSES, Effect, first_cause, quoted_line
+from holdfast.diagnose.nccl_transport.causes import CAUSES, Effect, quoted_line
 from holdfast.diagnose.nccl_transport.inconsistencies import DEGRADING
 from holdfast.diagnose.nccl_transport.merge import format_numbers
 from holdfast.diagnose.nccl_transport.transport_report import (
@@ -34,9 +34,8 @@ def observations(report: TransportReport, base: FabricObserved, interfaces: str)
     findings = tuple(_shortened(finding) for finding in report.findings if finding.code in DEGRADING)
     for communicator in islice(report.communicators, MAX_COMMUNICATORS):
         processes = {member.rank: report.processes[member.process] for member in communicator.members}
-        causes = _causes(processes.values())
-        ended = all(member.complete for member in communicator.members) or first_cause(causes, Effect.FAILURE)
-        if communicator.size and ended:
+        causes = _causes(communicator, processes)
+        if communicator.size and (communicator.failures or all(member.complete for member in communicator.members)):
             seen = _observe(communicator, processes, base, interfaces, findings)
             yield msgspec.structs.replace(seen, causes=causes)
 
@@ -73,6 +72,7 @@ def _observe(
         nics=len(nics),
         devices=tuple(islice(devices, _MAX_LISTED)),
         channels=channels.bit_count(),
+        connected=communicator.connected,
         nccl=max(versions, key=versions.__getitem__, default=""),
         other_interfaces=tuple(sorted(_interfaces(processes.values(), interfaces)))[:_MAX_LISTED],
         differing=tuple(_differing(communicator, processes)),
@@ -80,10 +80,12 @@ def _observe(
     )
 
 
-def _causes(processes: Collection[NcclProcess]) -> dict[str, str]:
+def _causes(communicator: Communicator, processes: Mapping[int, NcclProcess]) -> dict[str, str]:
     found: dict[str, str] = {}
     for cause in CAUSES:
-        quoted = (quoted_line(process, cause) for process in processes)
+        failing = cause.effect is Effect.FAILURE
+        shown = (rank for rank in processes if not failing or cause.name in communicator.failures.get(rank, ()))
+        quoted = (quoted_line(processes[rank], cause) for rank in shown)
         if line := next(filter(None, quoted), None):
             found[cause.name] = line.text[:_MAX_QUOTED_CHARS]
     return found

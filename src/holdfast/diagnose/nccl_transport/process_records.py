@@ -45,6 +45,10 @@ class CommInit(msgspec.Struct, kw_only=True, eq=False):
     stages: set[bytes] = set()
     """What of it is connected: rings, trees, …; each is connected once."""
     inferred: int = 0
+    failures: set[str] = set()
+    """The causes warned of since its set-up began, or ended: some one of its process cannot be connected."""
+    mixed: bool = False
+    """Whether it has connections that are not, or perhaps not, those of complete rings or trees."""
 
 
 class ConnectionBatch(msgspec.Struct, eq=False):
@@ -56,6 +60,8 @@ class ConnectionBatch(msgspec.Struct, eq=False):
     """What was connected then, such as `all rings`; empty where unknown."""
     comm: CommInit | None
     """None for those made after the set-up (all of them, from 2.22 on): their communicator is found at the end."""
+    mixed: bool
+    """Whether not all of them are certain to be of collectives."""
 
 
 class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
@@ -74,6 +80,8 @@ class ThreadRecord(msgspec.Struct, kw_only=True, eq=False):
     """Connections by the text after `Channel 00/0 : ` in their lines."""
     pending_bytes: int = 0
     """Their size until they are cut."""
+    mixed: bool = False
+    """Whether one of them is, or may be, of a single pair of ranks (send and receive)."""
     batches: list[ConnectionBatch] = []
     """What it connected before these, since it last began a set-up."""
     split: tuple[str, str] = ("", "")

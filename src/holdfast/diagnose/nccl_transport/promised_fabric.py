@@ -12,12 +12,14 @@ from holdfast.events import FabricObserved
 from holdfast.fabric.catalog import CATALOG
 from holdfast.findings import Finding, Owner, Severity
 
-_TCP = "TCP"
+_TCP, _VERBS = "TCP", "IB"
 _GDR = "/GDRDMA"
 _DIRECT = frozenset({"IB", "OFI"})
 """Networks whose NICs reach GPU memory themselves, if the node lets them."""
 _OF_PLUGINS = ("plugin failed", "no plugin")
 """Causes that come first for a network that NCCL has only by a plugin."""
+_OF_SOCKETS = frozenset({"no interface"})
+"""Causes of a failure that any network may have; the others are those of verbs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +43,15 @@ def judge(seen: FabricObserved) -> FabricJudgement:
     wanted, layer = expected_network(fabric)
     if wanted.name != _TCP and _TCP in used:
         return _fallback(seen, wanted)
-    if failing := first_cause(seen.causes, Effect.FAILURE):
+    if used and wanted.name not in used:
+        found = _degraded(seen, f"{_many(used)} instead of {seen.promised}", wanted.remedy)
+        return replace(found, other_network=True)
+    if failing := first_cause(
+        {name for name in seen.causes if wanted.name == _VERBS or name in _OF_SOCKETS}, Effect.FAILURE
+    ):
         return _failed(seen, failing)
     if not used:
         return FabricJudgement(outcome=FabricOutcome.UNKNOWN, line="")
-    if wanted.name not in used and used != {"NVLink"}:
-        found = _degraded(seen, f"{_many(used)} instead of {seen.promised}", wanted.remedy)
-        return replace(found, other_network=True)
     if seen.other_interfaces:
         what = f"{_many(used)} over {', '.join(seen.other_interfaces)}, which NCCL_SOCKET_IFNAME does not name"
         remedy = "Set NCCL_SOCKET_IFNAME in `fabric.env` only, and nowhere in the program or the image."

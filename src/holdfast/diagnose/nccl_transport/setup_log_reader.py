@@ -11,21 +11,22 @@ communicator.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
+from typing import NamedTuple
 
 from holdfast.diagnose.gc_tuning import infrequent_gc
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.memory_budget import NCCL_SETUP_BYTES, MemoryBudget
 from holdfast.diagnose.nccl_transport import line_patterns
-from holdfast.diagnose.nccl_transport.causes import NO_PROVIDER, named_by
+from holdfast.diagnose.nccl_transport.causes import BY_NAME, NO_PROVIDER, Effect, named_by
 from holdfast.diagnose.nccl_transport.connection_parser import ConnectionParser
 from holdfast.diagnose.nccl_transport.fabric_verdict import build_report
 from holdfast.diagnose.nccl_transport.line_patterns import MARK, to_text
 from holdfast.diagnose.nccl_transport.line_quoter import LineQuoter, OverBudget
 from holdfast.diagnose.nccl_transport.merge import merge
-from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler, note_warning
+from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler, note_failure
 from holdfast.diagnose.nccl_transport.process_records import LINE_BYTES, ProcessRecord, ThreadRecord
 from holdfast.diagnose.nccl_transport.transport_report import LogLine, TransportReport
 from holdfast.fabric.catalog import Fabric
@@ -58,6 +59,24 @@ def read_setup_logs(
     return reading.result(expected)
 
 
+class _Failure(NamedTuple):
+    """A warning that says why nodes cannot be connected."""
+
+    begin: int
+    """Where its line begins in the chunk."""
+    name: str
+    process: ProcessRecord
+
+
+def _parts(block: LogChunk, ends: Iterable[int]) -> Iterator[LogChunk]:
+    """The lines of a chunk up to each of these places, and the rest."""
+    begin, line = 0, block.first_line
+    for end in (*ends, len(block.data)):
+        yield LogChunk(source=block.source, first_line=line, data=block.data[begin:end])
+        line = int(line) + block.data.count(b"\n", begin, end)
+        begin = end
+
+
 class SetupLogReader:
     """The pass, for callers that also use the chunks: `feed` each, then get the `result`."""
 
@@ -86,14 +105,24 @@ class SetupLogReader:
     def feed(self, block: LogChunk) -> None:
         """Reads the lines of one chunk."""
         rare = line_patterns.rare_lines(block.data)
+        failures: list[_Failure] = []
         for which, end in rare:
             if which == line_patterns.HAS_VERSION:
                 self._note_version(block, end - len(line_patterns.VERSION_BEGINS))
-            elif which == line_patterns.HAS_WARNING:
-                self._note_warning(block, end)
+            elif which == line_patterns.HAS_WARNING and (failure := self._note_warning(block, end)):
+                failures.append(failure)
             elif which == line_patterns.HAS_LIBRARY:
                 self._note_library(block, end - len(line_patterns.LIBRARY_BEGINS))
         self._note_replica(block, any(which == line_patterns.HAS_REPLICA for which, _ in rare))
+        if not failures:
+            self._read_messages(block)
+            return
+        for failure, part in zip_longest(failures, _parts(block, [failure.begin for failure in failures])):
+            self._read_messages(part)  # what the processes had set up before
+            if failure is not None:
+                note_failure(failure.name, failure.process)
+
+    def _read_messages(self, block: LogChunk) -> None:
         pieces = block.data.split(MARK)
         if len(pieces) > 1:
             self.info_lines += len(pieces) - 1
@@ -216,24 +245,26 @@ class SetupLogReader:
         else:
             self._left_out += 1
 
-    def _note_warning(self, block: LogChunk, at: int) -> None:
-        """Keep a warning that names a cause; `at` is where its message begins."""
+    def _note_warning(self, block: LogChunk, at: int) -> _Failure | None:
+        """Keep a warning that names a cause, and return one of a failure; `at` is where its message begins."""
         begin = block.data.rfind(b"\n", 0, at) + 1
         head = block.data[max(begin, at - _PREFIX_BYTES) : at - len(line_patterns.WARNING_BEGINS)]
         writer = line_patterns.WARNING.search(head)
         end = block.data.find(b"\n", at, at + LINE_BYTES)
         message = block.data[at : at + LINE_BYTES if end < 0 else end].rstrip()
-        if writer is None or not named_by(message):
-            return
+        if writer is None or not (name := named_by(message)):
+            return None
         thread = self._thread(self._threads.setdefault(block.source.node, {}), writer[1], block.source)
         if thread is None:
-            return
+            return None
+        process = self._processes[thread.process]
         try:
-            note_warning(
-                message, thread, self._processes[thread.process], partial(self._quote, block, begin, head, message)
-            )
+            if name not in process.evidence:
+                process.note(name, message, partial(self._quote, block, begin, head, message))
         except OverBudget:
             self._left_out += 1
+            return None
+        return _Failure(begin, name, process) if BY_NAME[name].effect is Effect.FAILURE else None
 
     def _quote(self, block: LogChunk, begin: int, head: bytes, message: bytes) -> LogLine:
         """A line that begins there."""

@@ -141,6 +141,10 @@ class Communicator(msgspec.Struct, frozen=True, kw_only=True):
     links: tuple[Link, ...]
     inferred: int = 0
     """Connection lines that could have been another communicator's too."""
+    failures: Mapping[int, tuple[str, ...]] = {}
+    """Why ranks cannot be connected, by rank: the causes warned of before any ring or tree was complete."""
+    connected: tuple[str, ...] = ()
+    """What all ranks in the logs have connected (`all rings`, `all trees`); empty unless that is all of their links."""
 
     @property
     def missing(self) -> tuple[range, ...]:
