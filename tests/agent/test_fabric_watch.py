@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 import pytest
 from tests.diagnose.nccl_transport.generated_logs import JOB
 from tests.diagnose.nccl_transport.test_promised_fabric import base
@@ -107,6 +109,59 @@ def test_only_lines_that_may_change_a_report_are_news(tmp_path: Path, added: byt
     path.write_bytes(before + added)
     assert has_news({path: len(before)}, {path: len(before + added)}) == news
     assert has_news({}, {path: len(before)}) is False
+
+
+def test_shorter_and_vanished_files_hide_no_news(tmp_path: Path) -> None:
+    path, line = tmp_path / "rank-0.1.log", b"n1:8:9 [0] NCCL INFO comm 0x1 - Init COMPLETE\n"
+    path.write_bytes(line)
+    assert has_news({path: 1 << 20}, {path: len(line)})
+    assert has_news({}, {tmp_path / "rank-0.0.log": 9, path: len(line)})
+
+
+def test_watch_goes_on_after_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [ValueError("once")]
+
+    def read_or_fail(*files: object) -> list[FabricObserved]:
+        if errors:
+            raise errors.pop()
+        return observe(*files)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fabric_watch, "observe", read_or_fail)
+
+    async def go() -> FabricObserved:
+        async with watched(tmp_path, order()) as (watch, sent), asyncio.timeout(DEADLINE_S):
+            append(watch, 0, split_log(0)[0])
+            while errors:  # noqa: ASYNC110 - an error tells nobody
+                await asyncio.sleep(0.01)
+            append(watch, 1, split_log(1)[0].replace(b":41000:", b":41001:"))
+            return await sent.get()
+
+    assert asyncio.run(go()).network == "IB"
+
+
+def test_report_of_the_connected_ranks_is_sent_after_many_others(tmp_path: Path) -> None:
+    sent: list[FabricObserved] = []
+    watch = FabricWatch(order(), node=0, folder=tmp_path, clock=Clock(), send=sent.append)
+    first = msgspec.structs.replace(base("infiniband"), communicator="0x1", size=8, ranks=((0, 3),))
+    for nics in range(1, 9):
+        watch.report([msgspec.structs.replace(first, nics=nics)])
+    assert len(sent) == fabric_watch.MAX_REPORTS - 1
+    connected = msgspec.structs.replace(sent[-1], connected=("all rings",))
+    watch.report([connected])
+    watch.report([connected])
+    assert sent[fabric_watch.MAX_REPORTS - 1 :] == [connected]
+
+
+def test_file_system_without_holes_is_not_asked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no holes")
+
+    monkeypatch.setattr(fabric_watch.sparse_files, "punch_hole", refuse)
+    monkeypatch.setattr(fabric_watch, "MAX_FILE_BYTES", 1 << 20)
+    path = tmp_path / "rank-0.1.log"
+    path.write_bytes(b"x" * (4 << 20))
+    assert not fabric_watch.trim({path: 4 << 20})
+    assert fabric_watch.trim({tmp_path / "gone.log": 4 << 20})
 
 
 def test_files_are_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,9 +78,38 @@ def test_nothing_is_compared_before_all_nodes_have_reported() -> None:
 
 def test_node_that_is_still_connecting_has_not_fewer_nics() -> None:
     seen = reports([FOUR] * NODES)
-    seen[1] = msgspec.structs.replace(seen[1], nics=1, channels=1)
-    seen[2] = msgspec.structs.replace(seen[2], between={}, nics=0, channels=0)
+    seen[1] = msgspec.structs.replace(seen[1], nics=1, connected=("all trees",))
+    seen[2] = msgspec.structs.replace(seen[2], between={}, nics=0, connected=())
     assert found(seen) == {}
+
+
+def test_links_within_a_node_do_not_make_it_connected() -> None:
+    """It has logged links on all channels, but not yet those by the second NIC."""
+    later = b"NET/IB/1", b"Connected all"
+    lines = [log.splitlines(keepends=True) for log in logs_of(FOUR, 2)]
+    (one,) = by_agent(*(b"".join(line for line in log if not any(word in line for word in later)) for log in lines))
+    whole = reports([FOUR] * NODES)
+    assert (one.channels, one.nics) == (whole[2].channels, 1)
+    whole[2] = msgspec.structs.replace(one, node=2)
+    assert found(whole) == {}
+
+
+def test_nodes_with_fewer_ranks_may_use_less() -> None:
+    seen = reports([FOUR, FOUR, ODD["nics"][0], replace(FOUR, gdr=False)])
+    seen[2] = msgspec.structs.replace(seen[2], ranks=((8, 9),))
+    seen[3] = msgspec.structs.replace(seen[3], size=14)
+    assert found([msgspec.structs.replace(each, size=14) for each in seen]) == {}
+
+
+def test_sends_of_a_pipeline_need_not_be_alike() -> None:
+    def on_node(node: int, log: bytes) -> FabricObserved:
+        (seen,) = by_agent(log)
+        return msgspec.structs.replace(seen, node=node)
+
+    logs = [b"".join(replace(FOUR, gpus=1, gdr=gdr).log(rank)) for rank, gdr in enumerate((True, True, True, False))]
+    sends = [log.replace(b"Channel 00/0 ", b"Channel 00/1 ") for log in logs]
+    assert found([on_node(node, log) for node, log in enumerate(logs)]).keys() == {"GPUDirect"}
+    assert found([on_node(node, log) for node, log in enumerate(sends)]) == {}
 
 
 def test_run_is_warned_once_of_each_difference() -> None:

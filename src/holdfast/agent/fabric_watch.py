@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import re
 import shutil
@@ -46,7 +47,7 @@ OUTPUT_BYTES = 128 << 10
 MAX_FILES = 64
 MAX_READER_BYTES = 64 << 20
 MAX_REPORTS = 4
-"""Reports of one communicator, whose transports are added as its ranks connect."""
+"""Reports of one communicator, whose transports are added as its ranks connect; the last is kept for when they have."""
 
 MAX_WORDS_BYTES = 64
 """Bytes before what is new that are searched again, since a line may have been written in two parts."""
@@ -87,6 +88,11 @@ class FabricWatch:
         self._send = send
         self._sent: dict[_Key, list[FabricObserved]] = {}
         self._task: asyncio.Task[None] | None = None
+        self._trims = True
+        """Whether the file system can free the middle of a file, as far as is known."""
+        self._read_sizes: Mapping[Path, int] = {}
+        self._growth: _Growth | None = None
+        self._rest_until = 0.0
 
     def env_defaults(self, rank: int, given: Iterable[str]) -> dict[str, str]:
         """Where a rank's processes log the set-up of NCCL, unless the job or the node already says how they log."""
@@ -102,7 +108,6 @@ class FabricWatch:
         """Watch until `stop`."""
         if self._order.nccl_logs:
             self._task = asyncio.ensure_future(self._run())
-            self._task.add_done_callback(_log_failure)
 
     def stop(self) -> None:
         """The ranks have ended; their files stay until the next attempt."""
@@ -117,24 +122,32 @@ class FabricWatch:
             self._folder.mkdir(mode=0o700, parents=True)
 
     async def _run(self) -> None:
-        read: Mapping[Path, int] = {}
-        growth: _Growth | None = None
-        rest_until = 0.0
+        said = ""
         while True:
             await asyncio.sleep(self._poll_s)
-            sizes, now = _sizes(self._folder), time.monotonic()
-            _trim(self._folder)
-            if sizes == read or now < rest_until:
-                continue
-            rested = growth is not None and growth.sizes == sizes
-            growth = _Growth(sizes=sizes, since=growth.since if growth else now)
-            if rested or now - growth.since >= MAX_GROWING_S:
-                if await asyncio.to_thread(has_news, read, sizes):
-                    began = time.monotonic()
-                    found = await asyncio.to_thread(self._read, sizes)
-                    rest_until = time.monotonic() + min((time.monotonic() - began) / MAX_LOAD, MAX_REST_S)
-                    self._report(found)
-                read, growth = sizes, None
+            try:
+                await self._poll()
+            except Exception as error:
+                if said != (said := repr(error)):
+                    log.error("the logs of NCCL's set-up cannot be read", exc_info=error)
+
+    async def _poll(self) -> None:
+        found = _look(self._folder)
+        sizes, now = {path: min(size, MAX_FILE_BYTES) for path, size in found.items()}, time.monotonic()
+        if self._trims and any(map(_is_long, found.values())):
+            self._trims = await asyncio.to_thread(trim, found)
+        if sizes == self._read_sizes or now < self._rest_until:
+            return
+        growth = self._growth
+        rested = growth is not None and growth.sizes == sizes
+        growth = self._growth = _Growth(sizes=sizes, since=growth.since if growth else now)
+        if rested or now - growth.since >= MAX_GROWING_S:
+            before, self._read_sizes, self._growth = self._read_sizes, sizes, None
+            if await asyncio.to_thread(has_news, before, sizes):
+                began = time.monotonic()
+                seen = await asyncio.to_thread(self._read, sizes)
+                self._rest_until = time.monotonic() + min((time.monotonic() - began) / MAX_LOAD, MAX_REST_S)
+                self.report(seen)
 
     def _read(self, sizes: Mapping[Path, int]) -> list[FabricObserved]:
         base = FabricObserved(
@@ -151,19 +164,13 @@ class FabricWatch:
         outputs = [Path(launch.log) for launch in self._order.ranks]
         return observe(sizes, outputs, base, self._order.env.get(INTERFACES, ""))
 
-    def _report(self, found: Iterable[FabricObserved]) -> None:
+    def report(self, found: Iterable[FabricObserved]) -> None:
         """Send what is new; a communicator is sent again when its connections have changed."""
         for seen in found:
             sent = self._sent.setdefault((seen.communicator, seen.size, seen.ranks), [])
-            if len(sent) < MAX_REPORTS and not (sent and _is_same(sent[-1], seen)):
+            if len(sent) < MAX_REPORTS - (not seen.connected) and not (sent and _is_same(sent[-1], seen)):
                 sent.append(seen)
                 self._send(seen)
-
-
-def _log_failure(task: asyncio.Task[None]) -> None:
-    """Without it the run only has no verdict on its fabric."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("the logs of NCCL's set-up cannot be read", exc_info=error)
 
 
 def observe(
@@ -189,41 +196,54 @@ def _is_same(one: FabricObserved, other: FabricObserved) -> bool:
 
     def compared(seen: FabricObserved) -> tuple[object, ...]:
         ways = (frozenset(seen.between), frozenset(seen.within), seen.network, seen.nics)
-        return *ways, seen.differing, seen.other_interfaces, seen.findings, tuple(seen.causes)
+        found = seen.devices, seen.nccl, seen.connected
+        return *ways, *found, seen.differing, seen.other_interfaces, seen.findings, tuple(seen.causes)
 
     return compared(one) == compared(other)
 
 
-def _sizes(folder: Path) -> dict[Path, int]:
-    """The sizes of the ranks' files, as far as they are read."""
+def _look(folder: Path) -> dict[Path, int]:
+    """The sizes of the ranks' files."""
     found: dict[Path, int] = {}
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir())[:MAX_FILES]:
-            found[path] = min(path.stat().st_size, MAX_FILE_BYTES)
+            with contextlib.suppress(OSError):
+                found[path] = path.stat().st_size
     return found
 
 
 def has_news(read: Mapping[Path, int], sizes: Mapping[Path, int]) -> bool:
     """Whether what was written since may change a report: other lines are not worth reading everything again."""
-    with contextlib.suppress(OSError):
-        for path, size in sizes.items():
-            begin = max(0, read.get(path, 0) - MAX_WORDS_BYTES)
-            with path.open("rb") as file:
-                file.seek(begin)
-                if _NEWS.search(file.read(size - begin)):
-                    return True
+    for path, size in sizes.items():
+        known = read.get(path, 0)
+        begin = max(0, known - MAX_WORDS_BYTES) if known <= size else 0  # NCCL has opened a shorter one anew
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            file.seek(begin)
+            if _NEWS.search(file.read(size - begin)):
+                return True
     return False
 
 
-def _trim(folder: Path) -> None:
-    """Free the middle of files that are too long; NCCL keeps its own offset, so that it writes on behind the hole."""
-    with contextlib.suppress(OSError):  # a file system without holes keeps all
-        for path in folder.iterdir():
+def _is_long(size: int) -> bool:
+    return size > MAX_FILE_BYTES + KEPT_TAIL_BYTES + SLACK_BYTES
+
+
+def trim(sizes: Mapping[Path, int]) -> bool:
+    """Free the middle of files that are too long; NCCL keeps its own offset, so that it writes on behind the hole.
+
+    False if the file system cannot, and keeps all.
+    """
+    for path in (path for path, size in sizes.items() if _is_long(size)):
+        try:
             known = path.stat()
-            middle = known.st_size - KEPT_TAIL_BYTES - MAX_FILE_BYTES
-            if middle > SLACK_BYTES and known.st_blocks * 512 > MAX_FILE_BYTES + KEPT_TAIL_BYTES + SLACK_BYTES:
+            if _is_long(known.st_blocks * 512):
                 with path.open("r+b") as file:
+                    middle = known.st_size - KEPT_TAIL_BYTES - MAX_FILE_BYTES
                     sparse_files.punch_hole(file.fileno(), MAX_FILE_BYTES, middle)
+        except OSError as error:
+            if error.errno in {errno.EOPNOTSUPP, errno.ENOSYS}:
+                return False
+    return True
 
 
 def _chunks(path: Path, limit: int, *, node: str, replica: int) -> Iterable[LogChunk]:

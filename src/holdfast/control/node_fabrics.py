@@ -25,8 +25,8 @@ class NodeFabric:
 
     ranks: int
     """Its ranks of the communicator."""
-    channels: int
-    """Channels that it has connected; 0 before."""
+    connected: tuple[str, ...]
+    """What it has connected, rings or trees; empty before, and where it has other connections too."""
     network: str
     nics: int
     devices: int
@@ -48,7 +48,9 @@ class _Aspect:
     name: str
     value: Callable[[NodeFabric], str | int]
     noun: str
-    when_connected: bool
+    of_ranks: bool = False
+    """Whether nodes with more ranks may have more."""
+    when_connected: bool = False
     """Whether only connections show it."""
     remedy: str
 
@@ -58,20 +60,20 @@ _ASPECTS = (
         name="network",
         value=lambda node: node.network,
         noun="network",
-        when_connected=False,
         remedy="Give it what the other nodes have: libraries, devices, the plugin, and the same NCCL_* variables.",
     ),
     _Aspect(
         name="devices",
         value=lambda node: node.devices or "",
         noun="RDMA devices",
-        when_connected=False,
+        of_ranks=True,
         remedy="`ibv_devinfo` on that node: a port that is down, a device missing from the pod, or NCCL_IB_HCA.",
     ),
     _Aspect(
         name="nics",
         value=lambda node: node.nics or "",
         noun="NICs in use",
+        of_ranks=True,
         when_connected=True,
         remedy="Compare the node's devices and its topology (`nvidia-smi topo -m`) with those of another.",
     ),
@@ -79,6 +81,7 @@ _ASPECTS = (
         name="GPUDirect",
         value=lambda node: "used" if node.direct else "not used",
         noun="GPUDirect",
+        of_ranks=True,
         when_connected=True,
         remedy="`modprobe nvidia_peermem` on that node, or the kernel, driver and PCIe settings (ACS) of the others.",
     ),
@@ -86,7 +89,6 @@ _ASPECTS = (
         name="version",
         value=lambda node: node.nccl,
         noun="version of NCCL",
-        when_connected=False,
         remedy="Use one image for all nodes; LD_LIBRARY_PATH and LD_PRELOAD must not name another libnccl.",
     ),
 )
@@ -101,7 +103,7 @@ def with_report(known: FabricNodes, seen: FabricObserved) -> FabricNodes:
     used = {route.removeprefix(_NET).removesuffix(_GDR) for route in routes} or {seen.network} - {""}
     node = NodeFabric(
         ranks=sum(last - first + 1 for first, last in seen.ranks),
-        channels=seen.channels if routes else 0,
+        connected=seen.connected if routes else (),
         network=" and ".join(sorted(used)),
         nics=seen.nics,
         devices=len(seen.devices),
@@ -117,13 +119,15 @@ def differences(reports: Reports, size: int) -> Iterator[tuple[str, Finding]]:
     """How nodes of a communicator of this size differ, each with its aspect; nothing before all have reported."""
     if len(reports) < 2 or sum(each.ranks * len(nodes) for each, nodes in reports.items()) < size:
         return
-    # Who has connected fewer channels is not done yet.
-    connected = len({each.channels for each in reports}) == 1 and all(each.channels for each in reports)
+    is_even = len({each.ranks for each in reports}) == 1
+    # Who has only connected trees is not done yet. Sends and receives of pairs of ranks need not be alike.
+    connected = len({each.connected for each in reports}) == 1 and all(each.connected for each in reports)
     for aspect in _ASPECTS:
         groups: dict[str | int, NodeSet] = defaultdict(NodeSet)
         for each, nodes in reports.items():
             groups[aspect.value(each)] |= nodes
-        if len(groups) > 1 and "" not in groups and (connected or not aspect.when_connected):
+        shows = (is_even or not aspect.of_ranks) and (connected or not aspect.when_connected)
+        if shows and len(groups) > 1 and "" not in groups:
             yield aspect.name, _finding(aspect, sorted(groups.items(), key=lambda group: min(group[1])))
 
 
