@@ -76,7 +76,7 @@ def test_files_of_other_ranks_and_old_files_explain_nothing(tmp_path: Path) -> N
     written(tmp_path, 1, [MEMLOCK])
     own = written(tmp_path, 0, [MEMLOCK], at=STARTED_S + 1)
     assert nccl_warnings(own, STARTED_S, 1) == [MEMLOCK]
-    assert nccl_warnings(own, STARTED_S + 2, 1) == []
+    assert nccl_warnings(own, STARTED_S + 3, 1) == []
 
 
 def test_files_of_the_processes_that_wrote_last_count(tmp_path: Path) -> None:

@@ -20,6 +20,9 @@ MAX_WARNINGS = 256
 MAX_AGE_S = 3600.0
 """Files that were not written for longer are about something else: torch's longest default timeout is half of that."""
 
+CLOCK_LAG_S = 1.0
+"""Files' times are those of the kernel's last tick, or of a file server."""
+
 _TELLING = re.compile(r" NCCL WARN \S| NCCL INFO (?:Failed to open libibverbs|NET/IB : No device found)")
 # n1:8:9 [0] net.cc:1092 NCCL WARN Error: network IB not found.
 _NO_NETWORK = re.compile(r"NCCL WARN (?:Error: network \S+ not found|Failed to initialize any NET plugin)")
@@ -31,7 +34,7 @@ def nccl_warnings(path: str, since: float, processes: int) -> list[str]:
     `path` is its private path, or empty; it has so many processes, and runs since then, in seconds of the system's
     clock. The files of others that its launcher has started again before are older.
     """
-    since = max(since, time.time() - MAX_AGE_S)
+    since = max(since - CLOCK_LAG_S, time.time() - MAX_AGE_S)
     files = nlargest(min(processes, MAX_FILES), _written_since(path, since))
     lines = [line for _, file in reversed(files) for line in _tail(file) if _TELLING.search(line)]
     return lines[-MAX_WARNINGS:]
