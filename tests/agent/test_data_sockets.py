@@ -11,6 +11,7 @@ from holdfast.agent.data_sockets import (
     NodeAddresses,
     RankSocket,
     ends_of,
+    public_ports,
     report_limit,
     sample,
     to_other_nodes,
@@ -75,7 +76,7 @@ def node(*words: str) -> NodeAddresses:
 def test_data_sockets_lead_to_other_nodes_and_to_no_server(local: str, remote: str, chosen: bool) -> None:
     listeners = [listener(f"10.1.0.2:{GLOO}"), listener(f"0.0.0.0:{HTTP}"), listener(f"[::]:{HTTP + 1}")]
     sockets = [*listeners, connection(local, remote), connection(local, remote, inode=0)]
-    found = [*to_other_nodes(sockets, node().interfaces, {STORE})]
+    found = [*to_other_nodes(sockets, node().interfaces, {STORE}, public_ports(sockets))]
     assert found == ([connection(local, remote)] if chosen else [])
 
 
@@ -125,6 +126,16 @@ def test_connections_over_other_interfaces_come_first() -> None:
     wrong = RankSocket(0, connection("10.0.0.2:50000", "10.0.0.3:41000"))
     assert sample([*fine, wrong], node("=net1"), 4)[0].interface == "eth0"
     assert "eth0" not in {each.interface for each in sample([*fine, wrong], node(), 4)}
+
+
+def test_connections_to_storage_over_another_interface_leave_half_of_the_places() -> None:
+    fine = [RankSocket(0, connection(f"10.1.0.2:{port}", "10.1.0.3:41000", port)) for port in range(2000, 2020)]
+    storage = [RankSocket(0, connection(f"10.0.0.2:{port}", "52.216.1.2:443", port)) for port in range(3000, 3006)]
+    wrong = RankSocket(0, connection("10.0.0.2:50000", "10.0.0.3:41000"))
+    found = sample([*fine, *storage, wrong], node("=net1"), 4)
+    assert [each.interface for each in found] == ["eth0", "eth0", "net1", "net1"]
+    assert found[0].remote == "10.0.0.3:41000"
+    assert len(sample([*fine[:1], *storage], node("=net1"), 4)) == 4
 
 
 def test_reports_of_many_nodes_are_shorter() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, SLOW_SHARE, WINDOW, LinkSpeed, updated
+from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, SLOW_SHARE, WINDOW, LinkSpeed, lost_to_newer, updated
 from holdfast.host.tcp_sockets import TcpCounters
 
 GB_S = 1e9
@@ -30,9 +30,9 @@ def stream(rates_gb_s: Iterable[float], *, busy_s: float = 0.1) -> Iterator[TcpC
         yield now
 
 
-def watched(looks: Iterable[TcpCounters]) -> list[LinkSpeed]:
+def watched(looks: Iterable[TcpCounters], first: int = 1) -> list[LinkSpeed]:
     link = LinkSpeed(since=TcpCounters())
-    return [link := updated(link, counters) for counters in looks]
+    return [link := updated(link, counters, look) for look, counters in enumerate(looks, first)]
 
 
 def slow_at(links: list[LinkSpeed]) -> list[int]:
@@ -45,6 +45,18 @@ def test_lasting_fall_is_found_and_shows_its_figures() -> None:
     last = links[-1]
     assert (last.reference_bytes_s, last.bytes_s) == (FAST * GB_S, 0.5 * FAST * GB_S)
     assert sum(sample.segments for sample in last.recent) == 1000 * WINDOW
+
+
+def test_fall_to_newer_connections_is_none_of_the_link() -> None:
+    old = watched(stream([FAST] * 20 + [0.2 * FAST] * 20))[-1]
+    newer = [watched(stream([0.2 * FAST] * 20), first=21)[-1]] * 4
+    assert old.is_slow
+    assert lost_to_newer(old, [old, *newer])
+    as_old = watched(stream([FAST] * 40))[-1]
+    assert not lost_to_newer(old, [old, as_old, watched([TcpCounters()])[-1]])
+    assert not lost_to_newer(old, [old, *newer[:1]])
+    idle_since = watched(stream([FAST] * 4), first=21)[-1]
+    assert not lost_to_newer(old, [old, idle_since])
 
 
 def test_small_fall_and_short_ones_are_none() -> None:

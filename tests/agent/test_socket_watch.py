@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.agent import socket_watch
 from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, WINDOW
-from holdfast.agent.socket_watch import MAX_NODES, MAX_REPORTS, SocketWatch, spans_nodes
+from holdfast.agent.socket_watch import MAX_FAILURES, MAX_NODES, MAX_REPORTS, SocketWatch, spans_nodes
 from holdfast.clock import Clock
 from holdfast.events import LinkSlowed, LinksMeasured, SocketsObserved
 from holdfast.host.tcp_sockets import Endpoint, TcpSocket
@@ -44,12 +44,12 @@ class Kernel:
         self.open = ExitStack()
         self.sockets: dict[int, TcpSocket] = {}
 
-    def connect(self, interface: str = "net1", inode: int | None = None) -> int:
+    def connect(self, interface: str = "net1", inode: int | None = None, far: str = str(THERE)) -> int:
         if inode is None:
             inode = os.fstat(self.open.enter_context(socket.socket()).fileno()).st_ino
         number = 5000 + len(self.sockets)
         local = ip_address("10.0.0.2" if interface == "eth0" else HERE).packed
-        ends = Endpoint(local, number), Endpoint(THERE.packed, 41000)
+        ends = Endpoint(local, number), Endpoint(ip_address(far).packed, 41000)
         self.sockets[inode] = TcpSocket(local=ends[0], remote=ends[1], inode=inode)
         return inode
 
@@ -175,11 +175,13 @@ def test_bytes_per_step_are_those_of_the_steps_between_two_looks(kernel: Kernel)
 
 def test_rates_of_the_first_steps_are_reported_once_slowest_first(kernel: Kernel) -> None:
     watched = Watched(kernel)
-    slow, fast, idle, small = (kernel.connect() for _ in range(4))
+    slow, fast, idle, small = (kernel.connect(far=f"10.1.0.{host}") for host in (3, 4, 5, 6))
+    second = kernel.connect(far="10.1.0.4")
     for _ in range(4 * MIN_FIRST_SAMPLES):
         watched.look()
         kernel.pass_data(slow, 3 * MB, 0.1)
-        kernel.pass_data(fast, 10 * MB, 0.1)
+        kernel.pass_data(fast, 5 * MB, 0.1)
+        kernel.pass_data(second, 5 * MB, 0.1)
         kernel.pass_data(small, 2 * MB, 0.1)
         counters = replace(kernel.sockets[small].counters, app_limited=True)
         kernel.sockets[small] = replace(kernel.sockets[small], counters=counters)
@@ -204,6 +206,55 @@ def test_slow_connection_is_reported_once_with_the_rates_of_others(kernel: Kerne
     assert (found.before_bytes_s, found.now_bytes_s) == (100 * MB, 20 * MB)
     assert found.segments == 10 * WINDOW
     assert found.others_bytes_s == {str(kernel.sockets[other].remote): 120 * MB}
+
+
+def test_connections_that_carry_data_over_another_interface_are_reported_again(kernel: Kernel) -> None:
+    watched = Watched(kernel)
+    wrong, fine = kernel.connect("eth0"), kernel.connect()
+    watched.look(3)
+    kernel.pass_data(fine, 99 * MB, 0.1)
+    watched.look(3)
+    assert len(watched.reports()) == 1
+    for sent in (2 * MB, MB, 1000 * MB, 1000 * MB):
+        kernel.pass_data(wrong, sent, 0.1)
+        watched.look(3)
+    assert [each.promised_bytes for each in watched.reports()] == [0, 99 * MB, 99 * MB]
+    carried = [{each.interface: each.carried_bytes for each in one.connections} for one in watched.reports()]
+    assert [each["eth0"] for each in carried] == [0, 2 * MB, 1003 * MB]
+
+
+def test_port_of_a_server_that_has_ended_is_none_of_the_ranks(kernel: Kernel) -> None:
+    watched = Watched(kernel)
+    inode = kernel.connect()
+    local = kernel.sockets[inode].local
+    any_address = Endpoint(bytes(4), local.port)
+    kernel.sockets[-1] = TcpSocket(local=any_address, remote=any_address, inode=1, listening=True)
+    watched.look()
+    del kernel.sockets[-1]
+    watched.look(3)
+    assert watched.sent == []
+
+
+def test_slow_storage_takes_no_place_of_the_ranks(kernel: Kernel) -> None:
+    watched = Watched(kernel)
+    storage = [kernel.connect(far=f"52.216.1.{host}") for host in range(socket_watch.MAX_SLOW_LINKS + 2)]
+    rank = kernel.connect()
+    for number in range(MIN_FIRST_SAMPLES + 3 * WINDOW):
+        watched.look()
+        for inode in storage:
+            kernel.pass_data(inode, 10 * MB if number <= MIN_FIRST_SAMPLES else 2 * MB, 0.1)
+        kernel.pass_data(rank, 10 * MB if number <= MIN_FIRST_SAMPLES + WINDOW else 2 * MB, 0.1)
+    slow = [each.ends.local for each in watched.sent if isinstance(each, LinkSlowed)]
+    assert len(slow) == socket_watch.MAX_SLOW_LINKS + 1
+    assert slow[-1] == str(kernel.sockets[rank].local)
+
+
+def test_host_name_that_is_no_name_is_reported_all_the_same(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a" * 64)
+    watched = Watched(kernel)
+    kernel.connect("eth0")
+    watched.look()
+    assert watched.reports()[0].host_name == f"{'a' * 64} (no address)"
 
 
 @pytest.mark.parametrize(
@@ -233,6 +284,31 @@ def test_kernel_that_does_not_tell_ends_the_watch(kernel: Kernel, caplog: pytest
 
     asyncio.run(go())
     assert "are not watched: [Errno 1] Operation not permitted" in caplog.text
+
+
+def test_look_that_fails_once_does_not_end_the_watch_and_a_fault_of_ours_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(socket_watch, "START_POLL_S", 0.01)
+    answers = iter(([], OSError("ENOBUFS"), [], *[OSError("again")] * (MAX_FAILURES - 1), [], KeyError("ours")))
+
+    def answer() -> list[TcpSocket]:
+        if isinstance(found := next(answers), Exception):
+            raise found
+        return found
+
+    async def go() -> None:
+        watch = SocketWatch(
+            order(), node=0, clock=Clock(), pids=dict, environ={}, send=print, steps=int, sockets=answer
+        )
+        watch.start()
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.wait(asyncio.all_tasks() - {asyncio.current_task()})
+
+    asyncio.run(go())
+    assert [each.getMessage() for each in caplog.records] == [
+        "the sockets of the ranks are no longer watched: KeyError('ours')"
+    ]
 
 
 def test_watch_polls_until_it_is_stopped(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:

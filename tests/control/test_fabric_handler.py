@@ -10,8 +10,10 @@ from tests.control.test_node_probes import probed, probed_run
 from tests.diagnose.test_tcp_pairs import ends, measured, report
 
 from holdfast.control.commands import Command, Send
+from holdfast.control.fabric_handler import MAX_SLOW_LINKS
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase
+from holdfast.diagnose.tcp_pairs import DATA_BYTES
 from holdfast.errors import ExitCode
 from holdfast.events import FabricObserved, FindingRaised, LinkSlowed, ShutdownDecided
 from holdfast.events.probe_results import PairRate, ProbeOutcome, ProbeResult
@@ -93,7 +95,7 @@ def test_report_of_an_earlier_attempt_changes_nothing() -> None:
     assert run.decisions == []
 
 
-WRONG = report(0, ends(0, 1, "eth0")), report(1, ends(1, 0, "eth0"))
+WRONG = tuple(report(near, ends(near, 1 - near, "eth0", DATA_BYTES)) for near in (0, 1))
 
 
 def test_other_interface_ends_the_run_as_soon_as_both_ends_are_known() -> None:
@@ -105,6 +107,15 @@ def test_other_interface_ends_the_run_as_soon_as_both_ends_are_known() -> None:
     assert end.finding is not None
     assert (end.finding.code, end.finding.severity) == ("wrong-interface", Severity.ERROR)
     assert "fabric.on_fallback=warn" in end.finding.remedy
+
+
+def test_group_for_barriers_over_another_interface_only_warns_until_it_carries_the_data() -> None:
+    run = running(OnFallback.STOP)
+    assert run.do(*(report(near, ends(near, 1 - near, "eth0")) for near in (0, 1))) == []
+    assert reported(run) == ["wrong-interface"]
+    assert run.do(msgspec.structs.replace(WRONG[0], promised_bytes=9 * DATA_BYTES)) == []
+    assert reported(run) == []
+    assert stops(run.do(WRONG[1]))
 
 
 def test_other_interface_is_reported_once_if_the_run_only_warns() -> None:
@@ -144,6 +155,29 @@ def test_slow_link_is_reported_once_and_ends_no_run() -> None:
     assert run.phase() is ReplicaPhase.RUNNING
 
 
+def test_slow_link_is_one_for_both_ends_and_few_are_reported() -> None:
+    run = running(OnFallback.STOP)
+    nodes = range(MAX_SLOW_LINKS + 4)
+    run.do(*(report(node) for node in nodes))
+    slow = LinkSlowed(
+        at=9.0,
+        node=0,
+        replica=0,
+        attempt=0,
+        ends=ends(0, 1),
+        before_bytes_s=9,
+        now_bytes_s=1,
+        retransmits=0,
+        segments=5,
+    )
+    run.do(slow)
+    assert reported(run) == ["link-slowed"]
+    run.do(msgspec.structs.replace(slow, node=1, ends=ends(1, 0)))
+    assert reported(run) == []
+    run.do(*(msgspec.structs.replace(slow, ends=ends(0, far)) for far in nodes[2:]))
+    assert reported(run) == ["link-slowed"] * (MAX_SLOW_LINKS - 1)
+
+
 def test_slow_connection_to_a_server_is_none_of_the_fabric() -> None:
     run = running(OnFallback.STOP)
     run.do(
@@ -173,6 +207,8 @@ def test_link_that_is_slower_than_in_the_probe_is_reported_until_one_of_its_node
     assert reported(run) == []
     run.do(measured((0, 100)))
     assert reported(run) == ["link-slowed"]
+    run.do(report(7, ends(7, 1)), measured((7, 1)))  # no node has this number
+    assert reported(run) == []
     rates = run.state.replicas[0].probed_bytes_s
     run.do(gone(1), joined(1, generation=1))
     assert frozenset(node.node_id for node in run.state.nodes) not in rates

@@ -7,16 +7,25 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from holdfast.diagnose.tcp_pairs import judge_sockets, link_slowed, pairs, slower_than_probed
+from holdfast.diagnose.tcp_pairs import (
+    DATA_BYTES,
+    DATA_BYTES_WITH_GPUS,
+    carries_data,
+    judge_sockets,
+    link_slowed,
+    pairs,
+    slower_than_probed,
+    wrong_pairs,
+)
 from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
 
 SUBNETS = {"eth0": "10.0.0", "net1": "10.1.0"}
 
 
-def ends(near: int, far: int, interface: str = "net1") -> SocketEnds:
+def ends(near: int, far: int, interface: str = "net1", carried_bytes: int = 0) -> SocketEnds:
     """The end at `near` of a connection between two ranks, each on the node of its number."""
     local, remote = (f"{SUBNETS[interface]}.{rank}:{4000 + near + far}" for rank in (near, far))
-    return SocketEnds(rank=near, interface=interface, local=local, remote=remote)
+    return SocketEnds(rank=near, interface=interface, local=local, remote=remote, carried_bytes=carried_bytes)
 
 
 def report(
@@ -155,8 +164,10 @@ def slowed(remote: str = "", **others: int) -> LinkSlowed:
 
 
 def test_slow_link_is_named_with_its_evidence() -> None:
-    finding = link_slowed(slowed(), three_nodes((7, 8)))
-    assert finding is not None
+    slow = link_slowed(slowed(), three_nodes((7, 8)))
+    assert slow is not None
+    assert slow.nodes == (1, 2)
+    finding = slow.finding
     assert finding.code == "link-slowed"
     assert finding.what == (
         "the link from rank 1 on node1 to rank 2 on node2 over net1 has become slow: 2.4 MB/s instead of 1.23 GB/s"
@@ -169,9 +180,9 @@ def test_slow_link_is_named_with_its_evidence() -> None:
 
 
 def test_rank_at_the_other_end_may_be_unknown_but_not_its_node() -> None:
-    finding = link_slowed(slowed("10.1.0.2:9999"), three_nodes((7, 8)))
-    assert finding is not None
-    assert "to node2 over net1" in finding.what
+    slow = link_slowed(slowed("10.1.0.2:9999"), three_nodes((7, 8)))
+    assert slow is not None
+    assert "to node2 over net1" in slow.finding.what
     assert link_slowed(slowed("10.1.0.99:443"), three_nodes((7, 8))) is None, "storage, perhaps"
     assert link_slowed(slowed("10.1.0.1:9999"), three_nodes((7, 8))) is None
 
@@ -184,15 +195,39 @@ def measured(*rates: tuple[int, int]) -> LinksMeasured:
 
 def test_link_that_is_slower_than_in_the_probe_is_named() -> None:
     probed = {(1, 0): 1e9, (1, 2): 0.9e9}
-    finding = slower_than_probed(
+    slow = slower_than_probed(
         measured((2, 100), (0, 900)), three_nodes((7, 8)), lambda near, far: probed.get((near, far), 0.0)
     )
-    assert finding is not None
+    assert slow is not None
+    finding = slow.finding
     assert finding.what == (
         "the link from rank 1 on node1 to rank 2 on node2 over net1 has been slow since the first steps: "
         "100 MB/s, and 900 MB/s when the nodes probed each other"
     )
     assert finding.evidence == ("10.1.0.1:4003 to 10.1.0.2:4003", "900 MB/s to node0 at the same time")
+
+
+def test_links_that_share_an_interface_are_about_as_slow_as_each_other() -> None:
+    assert slower_than_probed(measured((2, 160), (0, 180)), three_nodes((7, 8)), lambda *_: 1e9) is None
+
+
+@pytest.mark.parametrize(
+    ("carried", "promised", "has_gpus", "data"),
+    [
+        (DATA_BYTES, 0, False, True),
+        (DATA_BYTES - 1, 0, False, False),
+        (9 * DATA_BYTES, 9 * DATA_BYTES, False, False),
+        (DATA_BYTES_WITH_GPUS - 1, 0, True, False),
+        (DATA_BYTES_WITH_GPUS, DATA_BYTES, True, True),
+    ],
+)
+def test_interface_carries_the_data_of_a_node_if_it_carries_most_of_it(
+    carried: int, promised: int, has_gpus: bool, data: bool
+) -> None:
+    new = msgspec.structs.replace(report(0, ends(0, 1, "eth0", carried), ends(0, 2)), promised_bytes=promised)
+    wrong = wrong_pairs(new, of(new, report(1, ends(1, 0, "eth0")), report(2, ends(2, 0))))
+    assert [(one.ends.rank, other.ends.rank) for one, other in wrong] == [(0, 1)]
+    assert carries_data(wrong, has_gpus=has_gpus) is data
 
 
 @pytest.mark.parametrize("probed_bytes_s", [0.0, 100e6, 160e6])

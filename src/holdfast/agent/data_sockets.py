@@ -58,11 +58,15 @@ class NodeAddresses:
         return bool(self.promised) and self.interface(socket) not in self.promised
 
 
+def public_ports(sockets: Iterable[TcpSocket]) -> frozenset[int]:
+    """The ports at which this node listens at all of its addresses."""
+    return frozenset(each.local.port for each in sockets if each.listening and each.local.address in _ANY)
+
+
 def to_other_nodes(
-    sockets: Sequence[TcpSocket], own: Collection[bytes], store_ports: Collection[int]
+    sockets: Iterable[TcpSocket], own: Collection[bytes], store_ports: Collection[int], public: Collection[int]
 ) -> Iterator[TcpSocket]:
-    """The connections that may carry data to other nodes; `own` are this node's addresses."""
-    public = {each.local.port for each in sockets if each.listening and each.local.address in _ANY}
+    """The connections that may carry data to other nodes, of a node with these addresses and public ports."""
     for each in sockets:
         if (
             each.inode  # 0 until a program has accepted it
@@ -84,18 +88,40 @@ def report_limit(nodes: int) -> int:
 def sample(sockets: Iterable[RankSocket], addresses: NodeAddresses, limit: int) -> tuple[SocketEnds, ...]:
     """The ends of at most this many sockets.
 
-    Those over another interface than the run's come first. Otherwise a number that both ends compute decides, so that
-    the other node reports mostly the same connections.
+    Those over another interface than the run's come first; they may lead to storage, so they take at most half of the
+    places that others need. Otherwise a number that both ends compute decides, so that the other node reports mostly
+    the same connections.
     """
 
     def place(each: RankSocket) -> tuple[bool, int]:
         ends = sorted((each.socket.local, each.socket.remote))
-        return not addresses.is_other(each.socket), zlib.crc32(repr(ends).encode())
+        return not is_near(each.socket), zlib.crc32(repr(ends).encode())
 
-    return tuple(ends_of(each, addresses) for each in nsmallest(limit, sockets, key=place))
+    sockets = [*sockets]
+    others = nsmallest(limit, (each for each in sockets if addresses.is_other(each.socket)), key=place)
+    named = nsmallest(limit, (each for each in sockets if not addresses.is_other(each.socket)), key=place)
+    first = others[: max(limit // 2, limit - len(named))]
+    return tuple(ends_of(each, addresses) for each in (*first, *named[: limit - len(first)]))
+
+
+def is_near(socket: TcpSocket) -> bool:
+    """Whether the first halves of both addresses are equal, as in most networks of nodes; storage is rarely so near."""
+    local, remote = socket.local.address, socket.remote.address
+    return len(local) == len(remote) and local[: len(local) // 2] == remote[: len(local) // 2]
+
+
+def carried_bytes(socket: TcpSocket) -> int:
+    """What a connection has sent and received."""
+    return socket.counters.acked_bytes + socket.counters.received_bytes
 
 
 def ends_of(each: RankSocket, addresses: NodeAddresses) -> SocketEnds:
     """A connection as events have it."""
     local, remote = each.socket.local, each.socket.remote
-    return SocketEnds(rank=each.rank, interface=addresses.interface(each.socket), local=str(local), remote=str(remote))
+    return SocketEnds(
+        rank=each.rank,
+        interface=addresses.interface(each.socket),
+        local=str(local),
+        remote=str(remote),
+        carried_bytes=carried_bytes(each.socket),
+    )

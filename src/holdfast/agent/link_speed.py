@@ -6,6 +6,7 @@ an evaluation, nor a peer that is late counts as a slow network.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -34,6 +35,8 @@ class RateSample:
     """Whether the program sent too little to reach the network's rate: then the sample is not slow."""
     segments: int
     retransmits: int
+    look: int
+    """The number of the look that ended it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +52,8 @@ class LinkSpeed:
     recent: tuple[RateSample, ...] = ()
     """The latest samples, oldest first."""
     is_slow: bool = False
+    began: int = 0
+    """The look that ended the first sample; 0 before it."""
 
     @property
     def is_limited_by_network(self) -> bool:
@@ -61,17 +66,31 @@ class LinkSpeed:
         return median(sample.bytes_s for sample in self.recent) if self.recent else 0.0
 
 
-def updated(link: LinkSpeed, counters: TcpCounters) -> LinkSpeed:
-    """The connection after a look at its counters."""
-    sample = _sample(link.since, counters)
+def updated(link: LinkSpeed, counters: TcpCounters, look: int) -> LinkSpeed:
+    """The connection after a look at its counters; looks are numbered from 1."""
+    sample = _sample(link.since, counters, look)
     if sample is None:
         return link
-    link = replace(link, since=counters, recent=(*link.recent, sample)[-WINDOW:])
+    link = replace(link, since=counters, began=link.began or look, recent=(*link.recent, sample)[-WINDOW:])
     if len(link.first) < MAX_FIRST_SAMPLES and not (link.is_slow or _is_slow_sample(link, sample)):
         first = (*link.first, sample.bytes_s)
         reference = median(first) if len(first) >= MIN_FIRST_SAMPLES else 0.0
         link = replace(link, first=first, reference_bytes_s=reference)
     return replace(link, is_slow=_is_slow(link))
+
+
+def lost_to_newer(link: LinkSpeed, others: Iterable[LinkSpeed]) -> bool:
+    """Whether newer connections have what a slow one has lost: `others` are those over the same interface.
+
+    Another phase of the job may use more connections at once. Those that began about when the link did were there
+    when its reference was taken.
+    """
+    newer = sum(
+        each.bytes_s
+        for each in others
+        if each.began > link.began + MIN_FIRST_SAMPLES // 2 and each.recent[-1].look >= link.recent[0].look
+    )
+    return link.bytes_s + newer >= SLOW_SHARE * link.reference_bytes_s
 
 
 def _is_slow(link: LinkSpeed) -> bool:
@@ -84,7 +103,7 @@ def _is_slow_sample(link: LinkSpeed, sample: RateSample) -> bool:
     return sample.bytes_s < SLOW_SHARE * link.reference_bytes_s and not sample.app_limited
 
 
-def _sample(before: TcpCounters, now: TcpCounters) -> RateSample | None:
+def _sample(before: TcpCounters, now: TcpCounters, look: int) -> RateSample | None:
     """None if the connection has done too little since."""
     sent = now.acked_bytes - before.acked_bytes
     busy_us = now.busy_us - now.peer_limited_us - (before.busy_us - before.peer_limited_us)
@@ -95,4 +114,5 @@ def _sample(before: TcpCounters, now: TcpCounters) -> RateSample | None:
         app_limited=now.app_limited,
         segments=now.segments - before.segments,
         retransmits=now.retransmits - before.retransmits,
+        look=look,
     )

@@ -11,21 +11,35 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nlargest, nsmallest
 from ipaddress import ip_address
 
-from holdfast.agent.data_sockets import NodeAddresses, RankSocket, ends_of, report_limit, sample, to_other_nodes
-from holdfast.agent.link_speed import LinkSpeed, updated
+from holdfast.agent.data_sockets import (
+    NodeAddresses,
+    RankSocket,
+    carried_bytes,
+    ends_of,
+    is_near,
+    public_ports,
+    report_limit,
+    sample,
+    to_other_nodes,
+)
+from holdfast.agent.link_speed import LinkSpeed, lost_to_newer, updated
 from holdfast.agent.tcp_traffic import TcpTraffic
 from holdfast.clock import Clock
+from holdfast.diagnose.tcp_pairs import DATA_BYTES
 from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketsObserved
 from holdfast.fabric.catalog import LOCAL_DEFAULT
+from holdfast.host.daemon_threads import in_daemon_thread
 from holdfast.host.processes import descendants, open_sockets
 from holdfast.host.tcp_sockets import TcpSocket, tcp_sockets
 from holdfast.preflight.interfaces import ListInterfaces, system_interfaces
 from holdfast.preflight.node_view import NotLookedAt
 from holdfast.protocol.orders import StartRanks
+
+Message = SocketsObserved | LinksMeasured | LinkSlowed
 
 log = logging.getLogger("holdfast.agent")
 
@@ -37,14 +51,19 @@ START_LOAD, LOAD = 0.02, 0.004
 """Shares of one core that looking may take until the ranks have connected, and later."""
 MAX_REPORTS = 4
 """Reports of one attempt: groups may connect later, or again."""
+REPORT_AT_BYTES = tuple(DATA_BYTES << doublings for doublings in (0, 2, 5, 8, 9))
+"""What connections over interfaces that the run does not name have carried when they are reported once more."""
 MAX_NODES = 1024
 """Nodes of an attempt that report, the first ones: they speak for all, and the run's log has room for them."""
 MAX_SLOW_LINKS = 4
-"""Connections of one attempt that are reported as slow."""
+"""Connections of one attempt that are reported as slow, over one interface to near or to far addresses: a slow storage
+takes no places of the other ranks."""
 RATES_AFTER = 4
 """Looks from the first known rate of a connection until all are reported."""
 MAX_RATES = 16
 """Connections whose rates in the first steps are reported, if as many are in a report."""
+MAX_FAILURES = 5
+"""Looks in a row that fail, after which no more follow."""
 _MAX_TRIES = 3
 """Looks after which a socket that no rank has open is another program's."""
 _MAX_LISTED, _MAX_ADDRESSES = 8, 64
@@ -104,7 +123,7 @@ class SocketWatch:
         clock: Clock,
         pids: Callable[[], Mapping[int, int]],
         environ: Mapping[str, str],
-        send: Callable[[SocketsObserved | LinksMeasured | LinkSlowed], object],
+        send: Callable[[Message], object],
         steps: Callable[[], int],
         sockets: Callable[[], Sequence[TcpSocket]] = tcp_sockets,
         interfaces: ListInterfaces = system_interfaces,
@@ -121,6 +140,9 @@ class SocketWatch:
         """By inode."""
         self._slow: set[int] = set()
         """Connections reported as slow."""
+        self._slow_links = Counter[tuple[str, bool]]()
+        """How many, by interface and whether they are near."""
+        self._looks = 0
         self._measured = 0
         """Looks at which the rate of a connection in its first steps was known."""
         self._traffic = TcpTraffic()
@@ -132,13 +154,19 @@ class SocketWatch:
         self._seen: tuple[int, ...] = ()
         """The inodes of the latest look."""
         self._reported: list[tuple[int, ...]] = []
-        """Those of each report."""
+        """Those of each report, other than by REPORT_AT_BYTES."""
+        self._sizes = 0
+        """How many of REPORT_AT_BYTES the latest report had reached."""
+        self._public: frozenset[int] = frozenset()
+        """Ports at which a server has listened at all addresses, in this attempt."""
+        self._unsent: list[Message] = []
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Watch until `stop`, if the run's nodes exchange data by TCP."""
         if spans_nodes(self._order):
             self._task = asyncio.ensure_future(self.run())
+            self._task.add_done_callback(_log_failure)
 
     def stop(self) -> None:
         if self._task is not None:
@@ -151,15 +179,20 @@ class SocketWatch:
     async def run(self) -> None:
         """Look until cancelled, or until the kernel does not tell."""
         poll_s, load, until = START_POLL_S, START_LOAD, time.monotonic() + START_FOR_S
+        failures = 0
         while True:
             try:
-                data, took_s = await asyncio.to_thread(self._find)
+                settled, messages, took_s = await asyncio.wrap_future(in_daemon_thread(self._look))
             except (OSError, NotLookedAt) as error:
-                log.warning("the sockets of the ranks are not watched: %s", error)
-                return
-            began = time.thread_time()
-            settled = self._judge(data)
-            took_s += time.thread_time() - began
+                failures += 1
+                if not self._looks or failures == MAX_FAILURES:
+                    log.warning("the sockets of the ranks are not watched: %s", error)
+                    return
+                await asyncio.sleep(poll_s)
+                continue
+            failures = 0
+            for message in messages:
+                self._send(message)
             if poll_s == START_POLL_S and settled:
                 poll_s, load, until = EARLY_POLL_S, LOAD, time.monotonic() + EARLY_FOR_S
             elif time.monotonic() >= until:
@@ -168,37 +201,51 @@ class SocketWatch:
 
     def look(self) -> None:
         """Look once."""
-        self._judge(self._find()[0])
+        _, messages, _ = self._look()
+        for message in messages:
+            self._send(message)
 
-    def _judge(self, data: Sequence[RankSocket]) -> bool:
-        """Report and measure what was found; return whether the connections have settled."""
+    def _look(self) -> tuple[bool, list[Message], float]:
+        """Whether the connections have settled, what is to be sent, and the CPU seconds that this took."""
+        began = time.thread_time()
+        data = self._find()
+        self._looks += 1
         settled = self._report(data)
         self._measure(data)
-        return settled
+        messages, self._unsent = self._unsent, []
+        return settled, messages, time.thread_time() - began
 
-    def _find(self) -> tuple[list[RankSocket], float]:
-        """The ranks' sockets to other nodes, and the CPU seconds that it took to find them."""
-        began = time.thread_time()
+    def _find(self) -> list[RankSocket]:
+        """The ranks' sockets to other nodes."""
         sockets = self._sockets()
         local = frozenset(each.local.address for each in sockets if not each.listening and not each.local.is_loopback)
         if not self._addresses.interfaces or local - self._addresses.interfaces.keys() - self._unknown:
             self._addresses = NodeAddresses.of(self._interfaces(), self._order.interfaces)
             self._unknown = local - self._addresses.interfaces.keys()
         store = {int(self._order.env.get("MASTER_PORT", "0"))}
-        data = self._owners.of([*to_other_nodes(sockets, self._addresses.interfaces, store)])
+        self._public |= public_ports(sockets)
+        data = self._owners.of([*to_other_nodes(sockets, self._addresses.interfaces, store, self._public)])
         if not self._host_name and any(self._addresses.is_other(each.socket) for each in data):
             self._host_name = _host_name(self._addresses)
-        return data, time.thread_time() - began
+        return data
 
     def _report(self, data: Sequence[RankSocket]) -> bool:
-        """Report the first connections at once, and others when they no longer change; return whether they do not."""
+        """Report the first connections at once, and others when they no longer change; return whether they do not.
+
+        Those that carry data over another interface are reported again.
+        """
         seen, before = tuple(sorted(each.socket.inode for each in data)), self._seen
         self._seen = seen
         settled = bool(seen) and seen == before
         new = seen and self._limit and seen not in self._reported[-1:]
-        if new and (settled or not self._reported) and len(self._reported) < MAX_REPORTS:
+        due = bool(new and (settled or not self._reported) and len(self._reported) < MAX_REPORTS)
+        carried = sum(carried_bytes(each.socket) for each in data if self._addresses.is_other(each.socket))
+        sizes = sum(carried >= size for size in REPORT_AT_BYTES)
+        if due:
             self._reported.append(seen)
-            self._send(self._observed(data))
+        if due or (self._reported and sizes > self._sizes):
+            self._sizes = max(sizes, self._sizes)
+            self._unsent.append(self._observed(data))
         return settled
 
     def _observed(self, data: Sequence[RankSocket]) -> SocketsObserved:
@@ -212,6 +259,7 @@ class SocketWatch:
             promised=addresses.promised[:_MAX_LISTED],
             other_interfaces=tuple(other[:_MAX_LISTED]),
             connections=sample(data, addresses, self._limit),
+            promised_bytes=sum(carried_bytes(each.socket) for each in data if not addresses.is_other(each.socket)),
             count=len(data),
             addresses={str(ip_address(one)): name for one, name in [*addresses.interfaces.items()][:_MAX_ADDRESSES]},
             variables={name: value for name, value in self._environ.items() if name.endswith(_NAMING)},
@@ -223,27 +271,30 @@ class SocketWatch:
         links: dict[int, LinkSpeed] = {}
         for each in data:
             counters, known = each.socket.counters, self._links.get(each.socket.inode)
-            links[each.socket.inode] = updated(known, counters) if known else LinkSpeed(since=counters)
+            links[each.socket.inode] = updated(known, counters, self._looks) if known else LinkSpeed(since=counters)
         self._links = links
         for each in data:
-            link = links[each.socket.inode]
-            if link.is_slow and each.socket.inode not in self._slow and len(self._slow) < MAX_SLOW_LINKS:
+            link, name = links[each.socket.inode], self._addresses.interface(each.socket)
+            place = name, is_near(each.socket)
+            if not link.is_slow or each.socket.inode in self._slow or self._slow_links[place] == MAX_SLOW_LINKS:
+                continue
+            others = (links[one.socket.inode] for one in data if self._addresses.interface(one.socket) == name)
+            if not lost_to_newer(link, others):
                 self._slow.add(each.socket.inode)
-                self._send(self._slowed(each, link, data))
+                self._slow_links[place] += 1
+                self._unsent.append(self._slowed(each, link, data))
         self._report_rates(data)
         self._traffic.add(data, self._addresses, self._steps())
 
     def _report_rates(self, data: Sequence[RankSocket]) -> None:
         """Report the rates of the first steps once, some looks after the first of them is known."""
-        links = [(self._links[each.socket.inode], each) for each in data]
-        known = [(link.reference_bytes_s, each) for link, each in links if link.reference_bytes_s]
+        known = [each for each in data if self._links[each.socket.inode].reference_bytes_s]
         self._measured += bool(known)
         if self._measured != RATES_AFTER or not known:
             return
-        limited = [(rate, each) for rate, each in known if self._links[each.socket.inode].is_limited_by_network]
-        slowest = nsmallest(min(MAX_RATES, self._limit), limited, key=lambda one: one[0])
+        slowest = nsmallest(min(MAX_RATES, self._limit), self._rates(data), key=lambda one: one[0])
         if slowest:
-            self._send(
+            self._unsent.append(
                 LinksMeasured(
                     at=self._clock(),
                     node=self._node,
@@ -254,6 +305,22 @@ class SocketWatch:
                     ),
                 )
             )
+
+    def _rates(self, data: Sequence[RankSocket]) -> Iterator[tuple[float, RankSocket]]:
+        """The rate to each address over each interface, of all connections together, with the slowest of them."""
+        groups: dict[tuple[str, bytes], list[RankSocket]] = {}
+        for each in data:
+            groups.setdefault((self._addresses.interface(each.socket), each.socket.remote.address), []).append(each)
+        for group in groups.values():
+            links = {each: self._links[each.socket.inode] for each in group}
+            limited = {
+                each: link.reference_bytes_s
+                for each, link in links.items()
+                if link.reference_bytes_s and link.is_limited_by_network
+            }
+            if limited:
+                rate = sum(link.reference_bytes_s or link.bytes_s for link in links.values())
+                yield rate, min(limited, key=limited.__getitem__)
 
     def _slowed(self, slow: RankSocket, link: LinkSpeed, data: Sequence[RankSocket]) -> LinkSlowed:
         others = [(self._links[each.socket.inode].bytes_s, each) for each in data if each is not slow]
@@ -272,12 +339,17 @@ class SocketWatch:
         )
 
 
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("the sockets of the ranks are no longer watched: %r", error)
+
+
 def _host_name(addresses: NodeAddresses) -> str:
     """This node's name with the interface of its first address, as Gloo looks it up; it may ask a name server."""
     name = socket.gethostname()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # a label of more than 63 characters is no name of a host
         return f"{name} (no address)"
     first = str(found[0][4][0]) if found else ""
     interface = next((each for address, each in addresses.interfaces.items() if str(ip_address(address)) == first), "")

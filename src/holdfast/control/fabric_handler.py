@@ -9,10 +9,22 @@ from holdfast.control.context import Context
 from holdfast.control.lifecycle import end_run
 from holdfast.control.node_fabrics import differences, with_report
 from holdfast.control.state import Ending
-from holdfast.diagnose.tcp_pairs import WRONG_INTERFACE, judge_sockets, link_slowed, slower_than_probed
+from holdfast.diagnose.tcp_pairs import (
+    LINK_SLOWED,
+    WRONG_INTERFACE,
+    SlowLink,
+    carries_data,
+    link_slowed,
+    slower_than_probed,
+    wrong_interface,
+    wrong_pairs,
+)
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import OnFallback
+
+MAX_SLOW_LINKS = 16
+"""Links of one attempt that are reported as slow."""
 
 
 def fabric_observed(ctx: Context, event: events.FabricObserved) -> None:
@@ -26,21 +38,25 @@ def fabric_observed(ctx: Context, event: events.FabricObserved) -> None:
 
 
 def sockets_observed(ctx: Context, event: events.SocketsObserved) -> None:
-    """The same for the interfaces of TCP connections, as soon as two nodes have reported both ends of one."""
-    reports = {**ctx.state.replicas[event.replica].sockets, event.node: event}
+    """The same for the interfaces of TCP connections, as soon as two nodes have reported both ends of one.
+
+    Only connections that carry a node's data end the run: a group for barriers may use any interface.
+    """
+    replica = ctx.state.replicas[event.replica]
+    reports = {**replica.sockets, event.node: event}
     ctx.change_replica(event.replica, sockets=reports)
-    is_known = WRONG_INTERFACE in ctx.state.replicas[event.replica].fabric_findings
-    if is_known or not any(each.other_interfaces for each in reports.values()):
+    may_stop = ctx.job.fabric.on_fallback is OnFallback.STOP and not ctx.state.ending
+    if WRONG_INTERFACE in replica.fabric_findings and not may_stop:
         return
-    if finding := judge_sockets(reports).finding:
-        _report(ctx, event.replica, finding, may_stop=True)
+    if wrong := wrong_pairs(event, reports):
+        stops = may_stop and carries_data(wrong, has_gpus=ctx.job.gpus_per_node > 0)
+        _report(ctx, event.replica, wrong_interface(wrong), may_stop=stops, once_for="data" if stops else "")
 
 
 def connection_slowed(ctx: Context, event: events.LinkSlowed) -> None:
     """Report a connection between two nodes that has become slow, once for these two in an attempt."""
-    finding = link_slowed(event, ctx.state.replicas[event.replica].sockets)
-    if finding is not None:
-        _report(ctx, event.replica, finding, once_for=finding.where)
+    if slow := link_slowed(event, ctx.state.replicas[event.replica].sockets):
+        _report_slow(ctx, event.replica, slow)
 
 
 def links_measured(ctx: Context, event: events.LinksMeasured) -> None:
@@ -48,10 +64,18 @@ def links_measured(ctx: Context, event: events.LinksMeasured) -> None:
     replica, nodes = ctx.state.replicas[event.replica], ctx.state.nodes
 
     def probed_bytes_s(one: int, other: int) -> float:
+        if not all(0 <= node < len(nodes) for node in (one, other)):
+            return 0.0
         return replica.probed_bytes_s.get(frozenset((nodes[one].node_id, nodes[other].node_id)), 0.0)
 
-    if finding := slower_than_probed(event, replica.sockets, probed_bytes_s):
-        _report(ctx, event.replica, finding, once_for=finding.where)
+    if slow := slower_than_probed(event, replica.sockets, probed_bytes_s):
+        _report_slow(ctx, event.replica, slow)
+
+
+def _report_slow(ctx: Context, replica: int, slow: SlowLink) -> None:
+    reported = [name for name in ctx.state.replicas[replica].fabric_findings if name.startswith(LINK_SLOWED)]
+    if len(reported) < MAX_SLOW_LINKS:
+        _report(ctx, replica, slow.finding, once_for="node{} node{}".format(*slow.nodes))
 
 
 def _report(ctx: Context, replica: int, finding: Finding, *, may_stop: bool = False, once_for: str = "") -> None:

@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
 
 from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
 from holdfast.findings import Finding, Owner, Severity
 
 WRONG_INTERFACE = "wrong-interface"
 LINK_SLOWED = "link-slowed"
+DATA_BYTES, DATA_BYTES_WITH_GPUS = 1 << 20, 256 << 20
+"""A node's data uses other interfaces if they have carried so much: barriers carry less, and with GPUs the metadata of
+checkpoints, which groups on the CPU exchange."""
 SLOW_SHARE = 0.6
 """A rate below this share of the earlier one is slow."""
 _MAX_SHOWN = 4
@@ -65,6 +70,28 @@ def pairs(reports: Iterable[SocketsObserved]) -> list[Pair]:
     return complete
 
 
+def wrong_pairs(new: SocketsObserved, reports: Mapping[int, SocketsObserved]) -> list[Pair]:
+    """The connections of a new report over other interfaces than the promised ones, if another node reports them too.
+
+    The end of the new report is the first.
+    """
+    ends = {(each.remote, each.local): End(report=new, ends=each) for each in new.connections}
+    both = (
+        (one, End(report=report, ends=each))
+        for report in reports.values()
+        if report.node != new.node
+        for each in report.connections
+        if (one := ends.get((each.local, each.remote))) is not None
+    )
+    return [pair for pair in both if not (pair[0].is_promised and pair[1].is_promised)]
+
+
+def carries_data(wrong: list[Pair], *, has_gpus: bool) -> bool:
+    """Whether such pairs carry the data of the first one's node, rather than a side channel: most of its bytes."""
+    carried = sum(one.ends.carried_bytes for one, _ in wrong)
+    return carried >= (DATA_BYTES_WITH_GPUS if has_gpus else DATA_BYTES) and carried > wrong[0][0].report.promised_bytes
+
+
 def judge_sockets(reports: Mapping[int, SocketsObserved]) -> TcpJudgement:
     """The judgement on one replica by what its nodes report, each under its number."""
     complete = pairs(reports[node] for node in sorted(reports))
@@ -77,13 +104,15 @@ def judge_sockets(reports: Mapping[int, SocketsObserved]) -> TcpJudgement:
     if not wrong:
         return TcpJudgement(line=f"tcp over {shown}{', as promised' if promised else ''}", pairs=len(complete))
     return TcpJudgement(
-        line=f"tcp over {shown} instead of {promised}", pairs=len(complete), finding=_wrong_interface(wrong, promised)
+        line=f"tcp over {shown} instead of {promised}", pairs=len(complete), finding=wrong_interface(wrong)
     )
 
 
-def _wrong_interface(wrong: list[Pair], promised: str) -> Finding:
-    one, other = wrong[0]
+def wrong_interface(wrong: list[Pair]) -> Finding:
+    """The finding on connections over another interface than the promised one."""
+    one, other = sorted(wrong[0], key=lambda end: end.ends.rank)
     worst = one if not one.is_promised else other
+    promised = " or ".join(worst.report.promised)
     also = f", and {len(wrong) - 1} other connections" if len(wrong) > 1 else ""
     cause, remedy = _cause(worst, promised)
     return Finding(
@@ -127,7 +156,15 @@ def _names(value: str, interface: str) -> bool:
     return not value.startswith("^") and interface.startswith(tuple(names))
 
 
-def link_slowed(event: LinkSlowed, reports: Mapping[int, SocketsObserved]) -> Finding | None:
+class SlowLink(NamedTuple):
+    """A link that is slow."""
+
+    nodes: tuple[int, int]
+    """In order."""
+    finding: Finding
+
+
+def link_slowed(event: LinkSlowed, reports: Mapping[int, SocketsObserved]) -> SlowLink | None:
     """The finding on a connection that has become slow; None if it does not lead to another node of the run."""
     far = _far_node(event.ends, event.node, reports)
     if far is None:
@@ -143,15 +180,21 @@ def link_slowed(event: LinkSlowed, reports: Mapping[int, SocketsObserved]) -> Fi
 
 def slower_than_probed(
     event: LinksMeasured, reports: Mapping[int, SocketsObserved], probed_bytes_s: Callable[[int, int], float]
-) -> Finding | None:
+) -> SlowLink | None:
     """The finding on the connection that is slowest, by what its two nodes did in a probe; None if none is slow.
 
-    `probed_bytes_s` returns the rate of two nodes, or 0 if they were not probed with each other.
+    `probed_bytes_s` returns the rate of two nodes, or 0 if they were not probed with each other. They had the interface
+    to themselves then: a link that is about as slow as the node's others over the same interface shares it with them.
     """
     slow: list[tuple[float, LinkRate, SocketsObserved]] = []
     for link in event.links:
         far = _far_node(link.ends, event.node, reports)
-        if far is not None and link.bytes_s < SLOW_SHARE * (probed := probed_bytes_s(event.node, far.node)):
+        if far is None or link.bytes_s >= SLOW_SHARE * (probed := probed_bytes_s(event.node, far.node)):
+            continue
+        others = [
+            each.bytes_s for each in event.links if each is not link and each.ends.interface == link.ends.interface
+        ]
+        if not others or link.bytes_s < SLOW_SHARE * median(others):
             slow.append((probed, link, far))
     if not slow:
         return None
@@ -165,11 +208,11 @@ def slower_than_probed(
     return _slow(link.ends, event.node, far, f"has been slow since the first steps: {rates}", others[:_MAX_SHOWN])
 
 
-def _slow(near: SocketEnds, node: int, far: SocketsObserved, what: str, evidence: tuple[str, ...]) -> Finding:
+def _slow(near: SocketEnds, node: int, far: SocketsObserved, what: str, evidence: tuple[str, ...]) -> SlowLink:
     rank = next((each.rank for each in far.connections if (each.local, each.remote) == (near.remote, near.local)), None)
     peer = f"node{far.node}" if rank is None else f"rank {rank} on node{far.node}"
     name = near.interface
-    return Finding(
+    finding = Finding(
         code=LINK_SLOWED,
         severity=Severity.WARNING,
         what=f"the link from rank {near.rank} on node{node} to {peer} over {name} {what}",
@@ -179,6 +222,7 @@ def _slow(near: SocketEnds, node: int, far: SocketsObserved, what: str, evidence
         "traffic of theirs, and at the switch ports. `holdfast check --full` measures pairs of nodes.",
         owner=Owner.CLUSTER,
     )
+    return SlowLink((min(node, far.node), max(node, far.node)), finding)
 
 
 def _far_node(ends: SocketEnds, node: int, reports: Mapping[int, SocketsObserved]) -> SocketsObserved | None:

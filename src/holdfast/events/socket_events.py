@@ -17,13 +17,16 @@ class SocketEnds(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`ADDRESS:PORT` at this end."""
     remote: str
     """The same at the other: the rank there has these two in the opposite order."""
+    carried_bytes: int = 0
+    """Sent and received so far."""
 
 
 class SocketsObserved(Event, frozen=True, kw_only=True):
     """Which interfaces the ranks of a node use for data, from the kernel's table of their sockets.
 
-    An agent sends it as soon as its ranks have connected, and again when their connections have changed. Connections
-    to anything but another rank have no second end in another node's report (diagnose/tcp_pairs.py).
+    An agent sends it as soon as its ranks have connected, and again when their connections have changed, or have
+    carried many bytes over an interface that the run does not name. Connections to anything but another rank have no
+    second end in another node's report (diagnose/tcp_pairs.py).
     """
 
     node: int
@@ -34,7 +37,10 @@ class SocketsObserved(Event, frozen=True, kw_only=True):
     other_interfaces: tuple[str, ...] = ()
     """Interfaces in use that the run does not name, although it names some."""
     connections: tuple[SocketEnds, ...] = ()
-    """Those over such interfaces first; at most 64, so chosen that both ends choose the same."""
+    """Those over such interfaces first, and at most half of them if there are others; at most 64, so chosen that both
+    ends choose the same."""
+    promised_bytes: int = 0
+    """What all connections over interfaces that the run names have carried so far."""
     count: int = 0
     """All connections of these ranks to other nodes."""
     addresses: dict[str, str] = {}
@@ -46,9 +52,10 @@ class SocketsObserved(Event, frozen=True, kw_only=True):
 
 
 class LinkRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a connection can do, by its first steps."""
+    """What the connections over one interface to one address can do together, by their first steps."""
 
     ends: SocketEnds
+    """The slowest of them."""
     bytes_s: int
     """Bytes/s of the time in which there was data to send."""
 

@@ -135,15 +135,15 @@ CATALOG: tuple[Metric, ...] = (
     Metric(
         name=TCP_SENT_BYTES,
         unit="bytes",
-        help="Bytes that the ranks of a node send to other machines by TCP, per step: mean of the nodes. One for each "
-        "network interface, as `tcp_sent_bytes@eth0`.",
+        help="Bytes that the ranks of a node send to other machines by TCP, per step: mean of the nodes that report "
+        "it with this step, about once a second. One for each network interface, as `tcp_sent_bytes@eth0`.",
         reduction=Reduction.MEAN,
         sticky=True,
     ),
     Metric(
         name=TCP_RETRANSMITS,
         unit="segments",
-        help="Segments of these that were sent again, per step: the most of any node. Also by interface.",
+        help="Segments of these that were sent again, per step: the most of any of these nodes. Also by interface.",
         reduction=Reduction.MAX,
         sticky=True,
     ),
