@@ -108,7 +108,7 @@ def _communicators(groups: Iterable[_Group], records: Sequence[ProcessRecord]) -
     for group in ordered:
         name = replicas.name(group) or _name(group, world, everybody, records)
         named[name] += 1
-        communicators.append(_communicator(group, name if named[name] == 1 else f"{name} ({named[name]})"))
+        communicators.append(_communicator(group, name if named[name] == 1 else f"{name} ({named[name]})", records))
     return tuple(communicators)
 
 
@@ -145,7 +145,7 @@ class _ReplicaNames:
         return f"replica {replicas[0]}" + (f", rank {ranks}" if len(members) < whole else "")
 
 
-def _communicator(group: _Group, name: str) -> Communicator:
+def _communicator(group: _Group, name: str, records: Sequence[ProcessRecord]) -> Communicator:
     views = [group[rank] for rank in sorted(group)]
     links = tuple(link for one in views for link in one.links)
     for one in views:
@@ -170,9 +170,14 @@ def _communicator(group: _Group, name: str) -> Communicator:
         nodes=next((one.nodes for one in views if one.nodes), None),
         links=links,
         inferred=sum(one.inferred for one in views),
-        failures={one.rank: tuple(one.failures) for one in views if one.failures and not (one.complete and one.stages)},
+        failures={one.rank: tuple(sorted(records[one.process].failures)) for one in views if _may_fail(one, records)},
         connected=_connected(views),
     )
+
+
+def _may_fail(one: CommInit, records: Sequence[ProcessRecord]) -> bool:
+    """Whether its process has warned of a failure, and it is not connected: that may be meant."""
+    return bool(records[one.process].failures) and not (one.complete and one.stages)
 
 
 def _connected(views: Sequence[CommInit]) -> tuple[str, ...]:
@@ -201,7 +206,7 @@ def _unnamed(orphans: Mapping[int, list[Link]], records: Sequence[ProcessRecord]
                 ),
             )
             one.links.append(link)
-    return _communicator(group, "ranks of an unseen set-up")
+    return _communicator(group, "ranks of an unseen set-up", records)
 
 
 def _name(group: _Group, world: Mapping[int, int], everybody: set[int], records: Sequence[ProcessRecord]) -> str:

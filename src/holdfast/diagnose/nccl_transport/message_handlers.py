@@ -57,12 +57,6 @@ def note_warning(message: bytes, _thread: ThreadRecord, process: ProcessRecord, 
         process.note(name, message, quote)
 
 
-def note_failure(name: str, process: ProcessRecord) -> None:
-    """A warning says why nodes cannot be connected: any communicator that is not yet may be meant."""
-    for joined in process.comms:
-        joined.failures.add(name)
-
-
 def _network(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Quote) -> None:
     _setup_started(message, thread, process, quote)
     _chosen(message, thread, process, quote)
@@ -193,8 +187,7 @@ def _comm(message: bytes, thread: ThreadRecord, process: ProcessRecord, quote: Q
             )
             if joined.rank >= joined.size:
                 return
-            for earlier in process.comms:  # the process has gone on after their failure
-                earlier.failures.clear()
+            process.failures.clear()  # it has gone on
             process.comms.append(joined)
         _identify(joined, _extras(extra), thread)
         if began:
@@ -212,7 +205,7 @@ def _extras(line: bytes) -> Mapping[bytes, bytes]:
 
 def _init_completed(joined: CommInit, thread: ThreadRecord, process: ProcessRecord) -> None:
     joined.complete = True
-    joined.failures.clear()
+    process.failures.clear()
     close_batch(thread, process)
     for session in thread.batches:
         session.comm = joined

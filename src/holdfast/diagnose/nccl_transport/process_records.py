@@ -45,8 +45,6 @@ class CommInit(msgspec.Struct, kw_only=True, eq=False):
     stages: set[bytes] = set()
     """What of it is connected: rings, trees, …; each is connected once."""
     inferred: int = 0
-    failures: set[str] = set()
-    """The causes warned of since its set-up began, or ended: some one of its process cannot be connected."""
     mixed: bool = False
     """Whether it has connections that are not, or perhaps not, those of complete rings or trees."""
 
@@ -105,6 +103,8 @@ class ProcessRecord(msgspec.Struct, kw_only=True, eq=False):
     evidence: dict[str, LogLine] = {}
     quoted: dict[bytes | str, LogLine] = {}
     """Quoted lines by their text; all processes of a host share it, since they mostly log the same."""
+    failures: set[str] = set()
+    """The causes of failures warned of since it last began or ended a set-up."""
     comms: list[CommInit] = []
     batches: list[ConnectionBatch] = []
 

@@ -26,7 +26,7 @@ from holdfast.diagnose.nccl_transport.fabric_verdict import build_report
 from holdfast.diagnose.nccl_transport.line_patterns import MARK, to_text
 from holdfast.diagnose.nccl_transport.line_quoter import LineQuoter, OverBudget
 from holdfast.diagnose.nccl_transport.merge import merge
-from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler, note_failure
+from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler
 from holdfast.diagnose.nccl_transport.process_records import LINE_BYTES, ProcessRecord, ThreadRecord
 from holdfast.diagnose.nccl_transport.transport_report import LogLine, TransportReport
 from holdfast.fabric.catalog import Fabric
@@ -120,7 +120,7 @@ class SetupLogReader:
         for failure, part in zip_longest(failures, _parts(block, [failure.begin for failure in failures])):
             self._read_messages(part)  # what the processes had set up before
             if failure is not None:
-                note_failure(failure.name, failure.process)
+                failure.process.failures.add(failure.name)
 
     def _read_messages(self, block: LogChunk) -> None:
         pieces = block.data.split(MARK)
