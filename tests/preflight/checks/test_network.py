@@ -79,14 +79,14 @@ def test_nccl_chooses_interfaces_by_prefix_name_and_exclusion(words: str, names:
     ],
 )
 def test_interface_that_the_job_names_is_usable(node: MakeNode, env: dict[str, str], expected: list[str]) -> None:
-    found = [*network.interface_exists(node(env=env, gpus=8), node_interfaces)]
+    found = [*network.interface_exists(node(env=env, gpus=8), node_interfaces, settle_s=0.0)]
     assert codes(found) == expected
     assert all(each.severity is Severity.ERROR for each in found)
 
 
 def test_the_variable_of_the_job_beats_that_of_the_environment(node: MakeNode) -> None:
     view = node(environ={"NCCL_SOCKET_IFNAME": "eth9"}, env={"NCCL_SOCKET_IFNAME": "eth0"}, gpus=8)
-    assert codes([*network.interface_exists(view, pod_interfaces)]) == []
+    assert codes([*network.interface_exists(view, pod_interfaces, settle_s=0.0)]) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_variable_of_the_job_beats_that_of_the_environment(node: MakeNode) -
 def test_a_library_that_the_job_may_not_use_is_a_warning(
     node: MakeNode, variable: str, gpus: int, severity: Severity
 ) -> None:
-    [finding] = network.interface_exists(node(environ={variable: "eth9"}, gpus=gpus), pod_interfaces)
+    [finding] = network.interface_exists(node(environ={variable: "eth9"}, gpus=gpus), pod_interfaces, settle_s=0.0)
     assert finding.severity is severity
     assert finding.evidence == (
         "lo: running, 127.0.0.1",
@@ -112,7 +112,7 @@ def test_a_library_that_the_job_may_not_use_is_a_warning(
 
 def test_interfaces_that_cannot_be_listed_are_no_pass(node: MakeNode) -> None:
     with pytest.raises(NotLookedAt, match="getifaddrs"):
-        [*network.interface_exists(node(env={"NCCL_SOCKET_IFNAME": "eth0"}), no_interfaces)]
+        [*network.interface_exists(node(env={"NCCL_SOCKET_IFNAME": "eth0"}), no_interfaces, settle_s=0.0)]
 
 
 # A pod's file as kubelet writes it, from kubernetes/kubernetes#43632.
@@ -214,3 +214,12 @@ def test_a_virtual_interface_without_a_speed_is_no_pass(node: MakeNode) -> None:
         [*network.interface_speed(view, node_interfaces)]
     assert network.network_facts(view, node_interfaces) == {"MTU of the socket interface": "9001"}
     assert network.network_facts(view, no_interfaces) == {}
+
+
+def test_interface_that_has_just_been_attached_gets_time_to_run(node: MakeNode) -> None:
+    looks = iter((False, False, True))
+
+    def settling() -> tuple[Interface, ...]:
+        return (Interface(name="net1", running=next(looks), addresses=(ip_address("10.0.0.2"),)),)
+
+    assert [*network.interface_exists(node(env={"NCCL_SOCKET_IFNAME": "net1"}, gpus=8), settling)] == []

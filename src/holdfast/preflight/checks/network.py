@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -32,6 +33,11 @@ class _IfnameVariable:
     """Whether the job surely uses the library that reads the variable, so that it cannot start."""
 
 
+SETTLE_S = 2.0
+"""Seconds that an interface may take until it works: the kernel updates its state about once a second, and a pod may
+have got it just now."""
+SETTLE_POLL_S = 0.1
+
 _VARIABLES = (
     _IfnameVariable(name="NCCL_SOCKET_IFNAME", choose=chosen_by_nccl, certain=lambda wanted: wanted.gpus > 0),
     _IfnameVariable(
@@ -43,12 +49,20 @@ _VARIABLES = (
 )
 
 
-def interface_exists(view: NodeView, interfaces: ListInterfaces = system_interfaces) -> Iterator[Finding]:
+def interface_exists(
+    view: NodeView, interfaces: ListInterfaces = system_interfaces, *, settle_s: float = SETTLE_S
+) -> Iterator[Finding]:
     """An interface that the job or the environment names is there, runs, and has an address."""
     named = [(each, value) for each in _VARIABLES if (value := _value(view, each.name))]
-    if not named:
-        return
-    known = interfaces()
+    until = time.monotonic() + settle_s
+    while (found := [*_unusable_interfaces(view, named, interfaces())]) and time.monotonic() < until:
+        time.sleep(SETTLE_POLL_S)
+    yield from found
+
+
+def _unusable_interfaces(
+    view: NodeView, named: Iterable[tuple[_IfnameVariable, str]], known: Sequence[Interface]
+) -> Iterator[Finding]:
     for variable, value in named:
         for words, found in variable.choose(value, known):
             running = [each for each in found if each.running]
