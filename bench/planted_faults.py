@@ -35,6 +35,8 @@ PARTS = ("planted", "probes", "clean")
 CLEAN, QUICK_CLEAN = 200, 12
 QUICK_KINDS = 3
 BUSY_PER_CORE = 2
+ASKS_SWITCHES = {"rdma-links"}
+"""Checks that cannot look at a recorded tree, which has no switches; tests/preflight/test_simulated_fabric.py has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +222,7 @@ def _clean(work: Path, runs: int) -> Result:
         date=today(),
         figure=Figure(value=alarms, unit=f"of {runs} runs"),
         goal="0",
-        met="no" if alarms or blind else "yes",
+        met="no" if alarms or blind.keys() - ASKS_SWITCHES else "yes",
         conditions=f"{busy} busy processes on {load_gate.CORES} cores; a third of the runs each on the machine as it "
         "is, on trees of H100 nodes with InfiniBand, and with RoCE",
         details={
