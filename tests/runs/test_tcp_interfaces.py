@@ -72,7 +72,8 @@ def test_promised_interface_is_confirmed_and_its_later_fall_is_found(isolated_ru
     {watched.wait_for(SocketsObserved).node for _ in nodes}
     assert api.status(watched.folder).fabric == f"tcp over {FAST}, as promised"
     per_step = watched.wait_for(StepCommitted, lambda step: f"tcp_sent_bytes@{FAST}" in step.metrics)
-    assert per_step.metrics[f"tcp_sent_bytes@{FAST}"] == pytest.approx(BYTES, rel=0.5)
+    # A mean of the steps between two looks, which begin and end within steps: of two steps, it may have three.
+    assert BYTES / 2 <= per_step.metrics[f"tcp_sent_bytes@{FAST}"] <= 2.1 * BYTES
     watched.wait_for(StepCommitted, lambda step: step.ended - per_step.ended > 5.0)
     ip_command.tc(f"qdisc replace dev {FAST} {BUCKET}", inside=nodes[1].prefix)
     slowed = watched.wait_for(LinkSlowed, lambda event: event.node == 1)
