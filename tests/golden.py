@@ -9,7 +9,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.cli.finding_text import render_finding
 from holdfast.findings import Finding
 
 WRITE = os.environ.get("HOLDFAST_WRITE_GOLDEN") == "1"
@@ -39,4 +38,6 @@ def file_of(module: Path, test: str) -> Path:
 
 def printed(finding: Finding) -> str:
     """A finding, as `holdfast` prints it."""
+    from holdfast.cli.finding_text import render_finding  # it needs Rich, which is not there with the lowest torch
+
     return render_finding(finding).plain
