@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ from holdfast.events import (
     NodeUnavailable,
     RecoveryDecided,
     StepCommitted,
+    StragglerObserved,
 )
 from holdfast.host.cgroups import CgroupParent, cgroup_parent
 from holdfast.launch.local import netns
@@ -48,6 +49,7 @@ from holdfast.run_dir import RunDir
 ROOT = Path(__file__).resolve().parents[1]
 TORCH_FREE_TRAINER = ROOT / "tests" / "programs" / "torch_free_trainer.py"
 DDP_SESSION = Path(__file__).parent / "programs" / "ddp_session.py"
+WATCHED_LOOP = Path(__file__).parent / "programs" / "watched_loop.py"
 ALLREDUCE_LOOP = Path(__file__).parent / "programs" / "allreduce_loop.py"
 STEPS, STEP_S, AT_STEP = 100_000, 0.02, 12
 CALM_STEPS = 100
@@ -73,6 +75,11 @@ class Case:
     amount: float | None = None
     replicas: int = 1
     """Fewest replicas that the run must have."""
+    warning: str = ""
+    """The finding that names the rank, where nothing fails."""
+    where: str = "rank {0} on node{0}"
+    """The place of that finding."""
+    at_step: int = AT_STEP
     needs: str = ""
     """`netns`, `resources.memory`, or the name of the variable or field whose disk is a small one."""
     peer: Callable[[Peer], None] | None = None
@@ -146,7 +153,11 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
     ),
     (_SKEW, _AGENT): Case(amount=3600.0),
     (_SKEW, _CONTROLLER): Case(amount=-3600.0),
-    (_FILL, FaultTarget.RUN_DIR): Case(failure_class=FailureClass.STORAGE, needs="HOLDFAST_HOME"),
+    (_FILL, FaultTarget.RUN_DIR): Case(
+        failure_class=FailureClass.STORAGE,
+        overrides=("nodes.min_nodes_wait_s=100",),  # a later finding about slow nodes would hide that of the disk
+        needs="HOLDFAST_HOME",
+    ),
     (_FILL, FaultTarget.CHECKPOINTS): Case(failure_class=FailureClass.STORAGE, needs="checkpoint.path"),
     (FaultAction.OOM, _NODE): Case(
         failure_class=FailureClass.OOM_HOST,
@@ -165,6 +176,24 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
         program=DDP_SESSION,
     ),
     **{
+        (FaultAction.NAN, target): Case(
+            failure_class=FailureClass.NAN_DATA, first_failure="rank {0} on node{0}", program=WATCHED_LOOP
+        )
+        for target in (FaultTarget.LOSS, FaultTarget.GRADIENT)
+    },
+    **{
+        (FaultAction.SPIKE, target): Case(amount=100.0, program=WATCHED_LOOP)
+        for target in (FaultTarget.LOSS, FaultTarget.GRADIENT)
+    },
+    **{
+        (FaultAction.BITFLIP, target): Case(
+            failure_class=FailureClass.SILENT_CORRUPTION,
+            program=WATCHED_LOOP,
+            overrides=("recovery.verify_every_steps=5",),
+        )
+        for target in (FaultTarget.WEIGHTS, FaultTarget.OPTIMIZER, FaultTarget.GRADIENT, FaultTarget.ACTIVATIONS)
+    },
+    **{
         drill: Case(failure_class=failure_class, first_failure="rank {0} on node{0}")
         for drill, failure_class in (
             ((FaultAction.FAIL, FaultTarget.GPU), FailureClass.GPU_XID),
@@ -173,7 +202,24 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
             ((FaultAction.FAIL, FaultTarget.NIC), FailureClass.NETWORK_LOSS),
         )
     },
+    (FaultAction.THROTTLE, FaultTarget.GPU): Case(warning="gpu-throttled", where="node{0}, GPU of rank {0}"),
+    (FaultAction.LINK_ERRORS, FaultTarget.NIC): Case(warning="fabric-link-errors", where="node{0}, NIC of rank {0}"),
     (FaultAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_timeout_s=auto",)),
+    **{
+        (FaultAction.SLOW, target): Case(amount=1.6, warning="straggler", at_step=60, program=WATCHED_LOOP)
+        for target in FaultTarget
+        if target.is_phase and target is not FaultTarget.COMMUNICATION
+    },
+    # On a busy machine arrivals vary by more: it is not always named.
+    (FaultAction.SLOW, FaultTarget.COMMUNICATION): Case(amount=1.6, program=WATCHED_LOOP),
+    (FaultAction.DATA_STALL, _RANK): Case(amount=0.05, warning="data-stall", program=WATCHED_LOOP),
+    (FaultAction.LEAK, _RANK): Case(
+        amount=0.2,  # MiB a step: slow enough to be named before the limit, on an idle machine too
+        warning="memory-growing",
+        overrides=("resources.memory=700MiB",),
+        needs="resources.memory",
+        program=WATCHED_LOOP,
+    ),
     (_KILL, _LIGHTHOUSE): Case(replicas=2),
     (_STOP, _LIGHTHOUSE): Case(replicas=2),
 }
@@ -207,8 +253,8 @@ def diagnose_drill(
             api.inject_fault(run, target=target, index=number, action=action)
         else:
             index = number if target.is_numbered else 0
-            api.inject_fault(run, target=target, index=index, action=action, at_step=AT_STEP, amount=case.amount)
-        _until(run, _noticed(case, target, action))
+            api.inject_fault(run, target=target, index=index, action=action, at_step=case.at_step, amount=case.amount)
+        _until(run, _noticed(case, target, action, number))
         return api.diagnose_run(run, [event for event in api.events(run) if not _tells(event)])
 
 
@@ -216,8 +262,14 @@ def _tells(event: AnyEvent) -> bool:
     return isinstance(event, FaultRequested | FaultInjected)
 
 
-def _noticed(case: Case, target: FaultTarget, action: FaultAction) -> Callable[[AnyEvent], bool]:
+def _noticed(case: Case, target: FaultTarget, action: FaultAction, number: int) -> Callable[[AnyEvent], bool]:
     """Whether the run has come far enough after its drill for the diagnosis."""
+    if case.warning:
+        return lambda event: (
+            isinstance(event, FindingRaised | StragglerObserved)
+            and event.finding.code == case.warning
+            and event.finding.where == case.where.format(number)
+        )
     if case.failure_class is None:
         return lambda event: isinstance(event, StepCommitted) and event.step > AT_STEP + CALM_STEPS
     if target is FaultTarget.RUN_DIR:
@@ -238,7 +290,7 @@ def _until(run: RunDir, holds: Callable[[AnyEvent], bool]) -> None:
 
 
 @contextlib.contextmanager
-def _run(case: Case, base: Path, replicas: int) -> Iterator[RunDir]:
+def _run(case: Case, base: Path, replicas: int) -> Generator[RunDir]:
     """A run of two nodes with a rank each, cleaned up at the end."""
     overrides = [
         "nodes=2",
@@ -269,10 +321,10 @@ def _run(case: Case, base: Path, replicas: int) -> Iterator[RunDir]:
         try:
             yield run
         finally:
-            _end(run)
+            end_run(run)
 
 
-def _end(run: RunDir) -> None:
+def end_run(run: RunDir) -> None:
     """Clean up; retry where a busy controller did not answer."""
     for _ in range(10):
         try:
@@ -287,7 +339,7 @@ def _end(run: RunDir) -> None:
 
 
 @contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
+def _environment(name: str, value: str) -> Generator[None]:
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -300,7 +352,7 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _disk(folder: Path, size_bytes: int) -> Iterator[Path]:
+def _disk(folder: Path, size_bytes: int) -> Generator[Path]:
     """A small file system, removed at the end."""
     folder.mkdir()
     options = f"size={size_bytes},mode=0700"
@@ -331,7 +383,7 @@ def ask_torchrun(case: Case, base: Path) -> str:
 
 
 @contextlib.contextmanager
-def _torchrun(base: Path) -> Iterator[Peer]:
+def _torchrun(base: Path) -> Generator[Peer]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     agents: list[subprocess.Popen[bytes]] = []

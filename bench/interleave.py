@@ -34,6 +34,8 @@ class Block:
     supervisors_s: dict[str, float]
     """CPU seconds of its processes that are not ranks, by role."""
     foreign_share: float
+    ranks_ms_a_step: float
+    """CPU milliseconds of its ranks for a step."""
 
 
 class Interleaved:
@@ -78,7 +80,13 @@ class Interleaved:
         if not steps_s:
             raise ContenderFailed(f"no step within {block_s:g} s\n{self._running.last_words()}")
         foreign_share = (busy_s - sum(used.values())) / (ended - began) / load_gate.CORES
-        return Block(steps_s=steps_s, supervisors_s=supervisors_s, foreign_share=foreign_share)
+        ranks_s = sum(seconds for pid, seconds in used.items() if pid not in self._roles)
+        return Block(
+            steps_s=steps_s,
+            supervisors_s=supervisors_s,
+            foreign_share=foreign_share,
+            ranks_ms_a_step=1e3 * ranks_s / len(ends),
+        )
 
 
 def _role(pid: int) -> str:

@@ -30,7 +30,12 @@ TARGETS: Mapping[str, Mapping[str, Any]] = {
 }
 """Targets on the cluster: with holdfast, and without it as the two kinds of object."""
 
-ALWAYS = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
+ALWAYS = (
+    "configmap/kube-root-ca.crt",
+    "configmap/holdfast-quarantine",
+    "serviceaccount/default",
+    "persistentvolumeclaim/home",
+)
 """Objects that a namespace always has; the volume's claim outlives its runs."""
 
 CLEANUP_TIMEOUT_S = 60.0

@@ -41,7 +41,7 @@ SLOW_SHARES = (0.1, 0.4)
 DEADLINE_S = 60.0
 MOST_ROUNDS = 4
 PORT = 29500
-"""Of the store: in a namespace of its own, so that it is free."""
+"""Of the store: in its own namespace, so that it is free."""
 ARGUMENTS = ("--backend=gloo", "--burn-in-s=0.01", "--most-bytes=2097152")
 COPY_BYTES = 1 << 20
 """Of the memory probe, which is not what this measures."""
