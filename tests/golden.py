@@ -1,4 +1,4 @@
-"""Texts that people read, each compared as a whole with a file beside its test.
+"""Texts that people read, each compared as a whole with a file next to its test.
 
 `HOLDFAST_WRITE_GOLDEN=1 pytest tests/cli` writes the files anew; read their diff.
 """

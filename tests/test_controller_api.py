@@ -9,7 +9,7 @@ import logging
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,8 +19,10 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from holdfast.control.commands import StartAttempt
 from holdfast.control.controller import Controller
 from holdfast.control.machine import Machine
+from holdfast.control.state import NodeState
 from holdfast.controller_api import ControllerApi, make_server
 from holdfast.events import (
     AgentConnected,
@@ -38,10 +40,11 @@ from holdfast.events.log import read_events
 from holdfast.events.log_writer import EventWriter
 from holdfast.events.requests import EXPIRES
 from holdfast.findings import Finding
-from holdfast.job.backend import NodeId, NodeObservation
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job, Nodes
-from holdfast.protocol.orders import PROTOCOL, Acknowledge, order_decoder
+from holdfast.protocol.orders import PROTOCOL, Acknowledge, StartRanks, order_decoder
 from holdfast.security.admission import PendingConnections
 from holdfast.security.api_limits import LIMITS, ApiLimits
 from holdfast.security.tokens import TokenIssuer
@@ -60,11 +63,17 @@ class Nowhere:
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         await asyncio.Event().wait()
-        yield NodeObservation(node_id=NodeId(node=0, generation=0), reason="never")
+        yield NodeObservation(node_id=NodeId(node=0, generation=0), state=BackendNodeState.UNAVAILABLE)
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None: ...
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> None: ...
+    async def quarantined(self) -> tuple[Finding, ...]:
+        return ()
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        return ()
 
     async def cordon(self, node_id: NodeId) -> None: ...
 
@@ -104,10 +113,14 @@ async def no_drill(drill: FaultRequested) -> None:
     pytest.fail(f"nothing is broken here: {drill}")
 
 
+def no_start(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
+    pytest.fail("nothing is started here")
+
+
 @contextlib.asynccontextmanager
 async def site(
     folder: Path, code: Path | None = None, limits: ApiLimits = LIMITS, node_grace_s: float = 45.0
-) -> AsyncIterator[Site]:
+) -> AsyncGenerator[Site]:
     silence = HeartbeatTimeouts(node_grace_s=node_grace_s)
     writer = EventWriter(folder / "events.jsonl")
     controller = Controller(
@@ -115,7 +128,7 @@ async def site(
         writer=writer,
         history=[],
         backend=Nowhere(),
-        start_orders=lambda *_: pytest.fail("nothing is started here"),
+        start_orders=no_start,
         inject_fault=no_drill,
         incarnation="c",
     )
@@ -217,7 +230,7 @@ def test_request_without_the_token_is_refused_the_same_everywhere(
     async def scene(here: Site) -> None:
         async with here.client(None) as client:
             for path, token in itertools.product(paths, WRONG_TOKENS):
-                headers = {} if token is None else {"Authorization": f"Bearer {token}".encode()}
+                headers = {} if token is None else {b"Authorization": f"Bearer {token}".encode()}
                 for method in ("GET", "POST"):
                     answer = await client.request(method, path, content=CANCEL, headers=headers)
                     assert answer.status_code == 401
@@ -518,7 +531,7 @@ def test_agent_of_a_node_that_does_not_exist_is_told_to_leave(tmp_path: Path) ->
         for node in (3, 10**8):
             async with here.agent(node) as stranger:
                 await stranger.send(joined(node))
-                assert b"shutdown" in await stranger.recv()
+                assert "shutdown" in str(await stranger.recv())
         assert here.events(AgentConnected) == []
 
     play(tmp_path, scene)

@@ -9,12 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict, Unpack
-
-import msgspec
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from holdfast import code_update, controller_client, run_diagnosis
 from holdfast.controller_client import (
@@ -36,15 +33,11 @@ from holdfast.events import (
     FaultAction,
     FaultRequested,
     FaultTarget,
-    FindingRaised,
-    NodeChecked,
-    NodeProbed,
     ProfileRequested,
     RunFinished,
     StepCommitted,
 )
 from holdfast.events.log import EventReader, read_events
-from holdfast.events.probe_results import ProbeResult
 from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.findings import Finding
 from holdfast.job.fault_catalog import check_fault as check_drill
@@ -53,7 +46,7 @@ from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_te
 from holdfast.job.rules import check_job
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import CheckLevel, Job, Launch, Nodes, Recovery
-from holdfast.job.targets import find_target
+from holdfast.job.targets import TargetSpec, find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
 from holdfast.launch.node_requirements import node_requirements
@@ -67,28 +60,15 @@ from holdfast.report.run_summary import RunSummary, summarise
 from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir, runs_root
 
+if TYPE_CHECKING:
+    from holdfast.launch.target_machines import TargetMachines
+    from holdfast.preflight.node_reports import NodeReports
+
 CHECK_RUN = "check"
 """Name of a run that only checks its nodes."""
 
 LEAVE_S = 5.0
 """Maximum seconds that `follow` waits, after a run's last event, for its processes to exit."""
-
-
-class NodeReports(NamedTuple):
-    """What the checks of some nodes found."""
-
-    checks: tuple[str, ...]
-    """Names of the checks, in order."""
-    nodes: Mapping[int, NodeChecked | None]
-    """Of each node the report that it failed with, else its last; None for one that did not report."""
-    findings: tuple[Finding, ...]
-    """What the comparison of the nodes found, and checks that did not end."""
-    passed: bool
-    """Whether all nodes, or those that replaced them, could run the job."""
-    probe: ProbeResult | None = None
-    """What the probes measured, with `full`; it numbers the nodes in their order."""
-    line_rate: str = ""
-    """What the catalogue expects of the fabric, in Gbit/s."""
 
 
 # Describe
@@ -145,7 +125,7 @@ def check_nodes(
     on_event: Callable[[AnyEvent], object] | None = None,
 ) -> NodeReports:
     """Check nodes of a target, by a run there that does nothing else; raises HoldfastError if it cannot start."""
-    from holdfast.preflight import probe_verdict  # imported on use, as below: many small files
+    from holdfast.preflight.node_reports import NodeReportsFold  # imported on use: many small files
     from holdfast.preflight.run_checks import name_of, quick_checks
 
     given = loaded.job if loaded else load_job(None, command=("true",), overrides=("image=any",))
@@ -160,42 +140,15 @@ def check_nodes(
         }
     )
     run = start(job, target, base=base)
-    reports = dict[int, NodeChecked | None].fromkeys(range(job.nodes.max))
-    findings: list[Finding] = []
-    passed = False
-    probes = defaultdict[int, list[NodeProbed]](list)
+    reports = NodeReportsFold(job.nodes.max)
     for event in follow(run):
         if on_event and event:
             on_event(event)
-        if isinstance(event, NodeChecked):
-            known = reports[event.node]
-            reports[event.node] = known if known and known.problem else event
-        elif isinstance(event, NodeProbed):
-            probes[event.number].append(event)
-        elif isinstance(event, FindingRaised) and (
-            event.finding.code in ("node-differs", "node-check-hangs") or event.finding.code.startswith("probe-")
-        ):
-            if event.finding not in findings:  # a replacement has often the same
-                findings.append(event.finding)
-        elif isinstance(event, RunFinished):
-            passed = event.exit_code == ExitCode.OK
+        if event:
+            reports.add(event)
     accepted = RunSpec.read(run.job)
-    checks = tuple(map(name_of, quick_checks(node_requirements(accepted, run))))
-    known = [reports for reports in probes.values() if probe_verdict.result_of(reports)] or [*probes.values()]
-    first = next(iter(known), None)
-    if first:
-        checks = (*checks, *probe_verdict.CHECKS)
-        outcomes = probe_verdict.probe_results(first)
-        for node, report in reports.items():
-            if report:
-                results = outcomes.get(node, probe_verdict.NOT_PROBED)
-                reports[node] = msgspec.structs.replace(report, results=(*report.results, *results))
-    return NodeReports(
-        checks=checks,
-        nodes=reports,
-        findings=tuple(findings),
-        passed=passed,
-        probe=probe_verdict.result_of(first) if first else None,
+    return reports.result(
+        checks=tuple(map(name_of, quick_checks(node_requirements(accepted, run)))),
         line_rate=CATALOG[accepted.fabric].expected_bandwidth,
     )
 
@@ -207,6 +160,18 @@ def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
     """
     wanted = _submission(job, target, base)
     return open_target(wanted.spec.kind).render(wanted)
+
+
+def machines(target: str, *, base: Path = Path()) -> TargetMachines:
+    """The machines of a target: free, used, and those that runs avoid; raises HoldfastError if it does not answer."""
+    spec = _target_spec(target, base)
+    return open_target(spec.kind).machines(target, spec)
+
+
+def release_machine(machine: str, target: str, *, base: Path = Path()) -> tuple[Finding, ...]:
+    """Let runs use a quarantined machine again; raises HoldfastError if it is not quarantined."""
+    spec = _target_spec(target, base)
+    return open_target(spec.kind).release_machine(target, spec, machine)
 
 
 # Run
@@ -369,7 +334,9 @@ def staleness(run: RunDir) -> Finding | None:
 def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
     """How a run went so far: where its time went, and what failed; reads its log unless its status is given."""
     status = status or read_status(run)
-    return summarise(status, logs=str(run.logs) if run.logs.is_dir() else "", now=status.now)
+    return summarise(
+        status, logs=str(run.logs) if run.logs.is_dir() else "", now=status.now, evidence=run.evidence_paths()
+    )
 
 
 def storage_finding(run: RunDir) -> Finding | None:
@@ -476,8 +443,11 @@ def _loaded(job: Job | LoadedJob) -> LoadedJob:
 
 
 def _submission(job: Job | LoadedJob, target: str, base: Path) -> Submission:
-    spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
-    return Submission(loaded=_loaded(job), target=target, spec=spec, base=base)
+    return Submission(loaded=_loaded(job), target=target, spec=_target_spec(target, base), base=base)
+
+
+def _target_spec(target: str, base: Path) -> TargetSpec:
+    return find_target(target, start=base, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
 
 
 def _wait_for_end(run: RunDir) -> None:

@@ -53,6 +53,7 @@ from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
 from holdfast.protocol import routes
 from holdfast.protocol.orders import CheckNode, ProbeNode, StartRanks, progress_interval_s
+from holdfast.protocol.watch_levels import WatchLevel
 from holdfast.run_dir import RunDir
 from holdfast.security.admission import AdmissionServer
 from holdfast.security.api_limits import LIMITS
@@ -217,6 +218,7 @@ def _start_order_factory(
             endpoints=tuple(f"{member.address}:{member.port}" for member in members),
             shared_secret=keys.attempt_key(start.replica, start.attempt),
             lighthouse=lighthouse.url if lighthouse else "",
+            checkpoints_back=start.checkpoints_back,
         )
         first = start.code is None or (accepted.code is not None and accepted.code.digest == start.code.digest)
         running = accepted if first else accepted.model_copy(update={"code": start.code})
@@ -231,12 +233,15 @@ def _start_order_factory(
                 env=env,
                 progress_interval_s=progress_interval_s(job.nodes.max),
                 step_timeout_s=job.recovery.step_timeout_s,
+                replica_count=job.recovery.replicas,
                 exit_timeout_s=job.recovery.exit_timeout_s,
                 code_digest=running.code.digest if running.code else "",
                 log_max_bytes=job.logs.max_bytes,
                 fabric=accepted.fabric,
                 nccl_logs=nccl_logs,
+                secret_names=tuple(sorted(job.secrets)),
                 interfaces=interfaces,
+                watch_devices=job.watch.device_faults is not WatchLevel.OFF,
             )
 
         return of_node

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from holdfast.controller_client import STACK_DUMP, follow_request, is_finished
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import AnyEvent, Outcome, RankExited, RunFinished, StackDumpRequested, StacksDumped
+from holdfast.events import AnyEvent, Outcome, RankExited, RunFinished, StackDumpRequested, StacksCompared, StacksDumped
 from holdfast.events.log import line_of, read_events
 from holdfast.fabric.catalog import CATALOG, Fabric
 from holdfast.findings import Finding
@@ -90,6 +90,7 @@ def diagnose_run(
         is_inconclusive,
         nothing_failed,
         with_node,
+        with_stacks,
         without_evidence,
     )
 
@@ -114,6 +115,8 @@ def diagnose_run(
     stacks = tuple(path for path in map(Path, failed.stacks) if path.is_file())
     dumps = tuple(path for path in map(Path, failed.flight_dumps) if path.is_file())
     fact = replace(failed.fact, line=line_of(run.events, failed.event))
+    evidence = run.evidence(failed.attempt, failed.replica, job.recovery.replicas)
+    logs = _kept_output(evidence) | logs
     by_nccl = [*private_files(run.nodes, failed.replica, failed.attempt)]
     log_input = LogInput((*logs.values(), *(path for _, path in by_nccl), *stacks, *dumps), shared_logs=shared)
     # A launcher process has the number of its node's first rank, whichever of its ranks failed.
@@ -136,11 +139,20 @@ def diagnose_run(
         answer = replace(answer, last_lines=_last_lines(logs[wrote], hide))
     ranks = range(job.local_world_size if shared else 1)
     answer = with_node(answer, {first + rank: node for first, node in failed.nodes.items() for rank in ranks})
+    answer = replace(answer, notes=(*answer.notes, *(f"evidence of this failure: {each}" for each in evidence)))
+    if failed.compared is not None:
+        answer = with_stacks(answer, failed.compared, f"{run.events}:{line_of(run.events, failed.compared)}")
     if failed.drill is not None:
         return caused_by_drill(answer, failed.drill)
     answer = without_evidence(answer, STACKS_EVIDENCE) if stacks else answer
     whole = len(logs) * (job.local_world_size if shared else 1) >= failed.world_size
     return without_evidence(answer, RUN_LOGS_EVIDENCE) if whole else answer
+
+
+def _kept_output(evidence: Sequence[Path]) -> dict[int, Path]:
+    """The last lines of each rank's output, for those of which the whole is gone."""
+    files = (path for folder in evidence for path in folder.glob("output/rank-*.log"))
+    return {int(number): path for path in files if (number := path.stem.removeprefix("rank-")).isdecimal()}
 
 
 def _exits_with_warnings(
@@ -197,6 +209,20 @@ def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> li
     return taken
 
 
+def _compare(run: RunDir, dumped: Sequence[StacksDumped]) -> StacksCompared | None:
+    """What the stacks of a replica's ranks show together; None if they do not differ."""
+    from holdfast.diagnose.stack_groups import group_stacks, to_event
+    from holdfast.job.parallel_layout import ParallelLayout
+
+    job = RunSpec.read(run.job).job
+    layout = ParallelLayout.of(job.parallel, len(dumped)) if job.parallel and dumped else None
+    verdict = group_stacks({each.rank: each.frames for each in dumped}, layout)
+    if len(verdict.groups) < 2:
+        return None
+    nodes = {each.node for each in dumped if each.rank in verdict.suspects}
+    return to_event(verdict, at=time.time(), replica=dumped[0].replica, attempt=dumped[0].attempt, nodes=nodes)
+
+
 def _diagnose_standstill(
     run: RunDir, still: Stall, fabric: Fabric | None, hide: Callable[[str], str] | None
 ) -> Diagnosis:
@@ -204,7 +230,7 @@ def _diagnose_standstill(
     from holdfast.diagnose.failed_attempt import early_exit_fact
     from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_logs
-    from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_standstill, without_evidence
+    from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_stacks, with_standstill, without_evidence
     from holdfast.diagnose.structured.flight_summary import from_summary
 
     taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
@@ -221,4 +247,6 @@ def _diagnose_standstill(
         LogInput((*logs, *files, *dumps)), known=early, summaries=summaries, fabric=fabric, hide=hide
     )
     answer = with_standstill(answer, "; ".join(filter(None, (still.what, format_stacks(taken)))))
+    if (compared := _compare(run, dumped)) is not None:
+        answer = with_stacks(answer, compared, str(run.nodes))
     return without_evidence(answer, STACKS_EVIDENCE) if files else answer

@@ -21,6 +21,7 @@ RUNS/<run id>/
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
     nodes/node1.0/          one node slot and generation: agent.json (its process), agent.log, stacks, exit-reason,
                             the path of its cgroup, the node's own token (0600)
+    nodes/node1.0/evidence/ one folder per failed attempt; agent/failure_evidence.py lists its files
     logs/attempt-0/rank-3.log
     checkpoints/            the default checkpoint path
 """
@@ -45,6 +46,9 @@ AGENT_RECORD_NAME = "agent.json"
 
 EXIT_REASON_NAME = "exit-reason"
 """Why an agent exited by itself, in a node's folder, for a later controller."""
+
+EVIDENCE_NAME = "evidence"
+"""Folder of the evidence of failures, in a node's folder."""
 
 TAIL_BYTES = 64 * 1024
 """Bytes at the end of the controller's log from which its last lines are read."""
@@ -228,14 +232,22 @@ class RunDir:
         except OSError:
             return ()
 
+    def evidence(self, attempt: int | None = None, replica: int = 0, replicas: int = 1) -> list[Path]:
+        """Folders with the evidence of an attempt, one per node; of all attempts without a number."""
+        name = "*attempt-*" if attempt is None else attempt_name(attempt, replica, replicas)
+        return sorted(self.nodes.glob(f"node*/{EVIDENCE_NAME}/{name}"))
+
+    def evidence_paths(self) -> tuple[str, ...]:
+        """Those of all attempts, the newest last."""
+        return tuple(map(str, sorted(self.evidence(), key=lambda path: path.stat().st_mtime_ns)))
+
     @property
     def logs(self) -> Path:
         return self.path / "logs"
 
     def attempt_log_dir(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
         """Folder of an attempt's rank logs; with several replicas each has its own."""
-        name = f"attempt-{attempt}" if replicas == 1 else f"replica-{replica}-attempt-{attempt}"
-        return self.logs / name
+        return self.logs / attempt_name(attempt, replica, replicas)
 
     def rank_log(self, attempt: int, rank: int, replica: int = 0, replicas: int = 1) -> Path:
         return self.attempt_log_dir(attempt, replica, replicas) / rank_log_name(rank)
@@ -249,6 +261,11 @@ def read_controller_record(record: Path) -> dict[str, Any]:
         return {}
     known = {name: value for name, value in found.items() if isinstance(value, _RECORD_FIELDS.get(name, ()))}
     return {name: value for name, value in known.items() if name not in _PORTS or 0 < value < 1 << 16}
+
+
+def attempt_name(attempt: int, replica: int = 0, replicas: int = 1) -> str:
+    """Name of an attempt's folders; with several replicas each has its own."""
+    return f"attempt-{attempt}" if replicas == 1 else f"replica-{replica}-attempt-{attempt}"
 
 
 def rank_log_name(rank: int) -> str:

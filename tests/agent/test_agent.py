@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,10 +19,12 @@ from websockets.asyncio.server import Server, ServerConnection, serve
 from holdfast.errors import ExitCode
 from holdfast.events import (
     AgentConnected,
+    EvidenceKept,
     ExitReason,
     FaultAction,
     FaultInjected,
     FaultTarget,
+    MonitorsStarted,
     RankExited,
     RanksStarted,
     RanksStopped,
@@ -65,11 +67,13 @@ class FakeController:
         return await self.receive(AgentConnected)
 
     async def receive(self, kind: type[M]) -> M:
-        """The next message, which is of this kind; it is acknowledged."""
+        """The next message, which is of this kind, without those that a thread sends when it is done; acknowledged."""
         assert self.connection is not None
-        if not self.received:
-            self.received += decode_frame(await self.connection.recv())
-        message = self.received.pop(0)
+        message: AgentMessage | None = None
+        while message is None or isinstance(message, MonitorsStarted | EvidenceKept):
+            if not self.received:
+                self.received += decode_frame(await self.connection.recv(decode=False))
+            message = self.received.pop(0)
         assert isinstance(message, kind), message
         await self.order(Acknowledge(seq=message.seq))
         return message
@@ -90,7 +94,7 @@ class FakeController:
 
 
 @contextlib.asynccontextmanager
-async def fake_controller(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> AsyncIterator[FakeController]:
+async def fake_controller(folder: Path, sockets: str, *, grace_s: float = 1000.0) -> AsyncGenerator[FakeController]:
     here = FakeController(folder)
     (folder / "token").write_text("token\n")
     async with serve(here.take, "127.0.0.1", 0) as server:

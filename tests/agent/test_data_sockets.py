@@ -1,4 +1,4 @@
-"""Sockets by which ranks exchange data with other nodes are told from those of stores, servers and the node itself."""
+"""Sockets of ranks for data to other nodes are told apart from those of stores, servers and the node itself."""
 
 from __future__ import annotations
 

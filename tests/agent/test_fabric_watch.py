@@ -131,7 +131,7 @@ def test_watch_goes_on_after_an_error(tmp_path: Path, monkeypatch: pytest.Monkey
     async def go() -> FabricObserved:
         async with watched(tmp_path, order()) as (watch, sent), asyncio.timeout(DEADLINE_S):
             append(watch, 0, split_log(0)[0])
-            while errors:  # noqa: ASYNC110 - an error tells nobody
+            while errors:  # noqa: ASYNC110 - no event follows an error
                 await asyncio.sleep(0.01)
             append(watch, 1, split_log(1)[0].replace(b":41000:", b":41001:"))
             return await sent.get()
@@ -192,7 +192,7 @@ def test_middle_of_a_long_file_is_freed_while_nccl_writes_on(tmp_path: Path, mon
     async def go(file: BinaryIO) -> int:
         async with watched(tmp_path, order()), asyncio.timeout(DEADLINE_S):
             file.write(setup + line * (size // len(line)))
-            while path.stat().st_blocks * 512 > 3 << 20:  # noqa: ASYNC110 - freeing blocks tells nobody
+            while path.stat().st_blocks * 512 > 3 << 20:  # noqa: ASYNC110 - no event follows the freeing of blocks
                 await asyncio.sleep(0.01)
             return file.write(b"last\n")
 

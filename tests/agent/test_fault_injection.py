@@ -10,6 +10,7 @@ from tests.agent.test_controller_connection import FakeController, connection_to
 
 from holdfast.agent import fault_injection
 from holdfast.agent.fault_injection import FaultInjector, InjectionContext
+from holdfast.agent.node_monitors import NodeMonitors, WatchedNode
 from holdfast.clock import Clock
 from holdfast.events import FaultAction, FaultTarget
 from holdfast.protocol.orders import Acknowledge, InjectFault, encode
@@ -27,7 +28,10 @@ def test_drill_of_a_node_waits_for_a_controller_that_writes_it_down_and_is_done_
 
     async def scene(port: int) -> None:
         link = connection_to(port)
-        node = FaultInjector(InjectionContext(node=1, worker_groups=tuple, controller=link, clock=Clock()))
+        monitors = NodeMonitors(WatchedNode(node=1, generation=0, address=""), Clock(), print, lambda: None)
+        node = FaultInjector(
+            InjectionContext(node=1, worker_groups=tuple, controller=link, clock=Clock(), monitors=monitors)
+        )
         node.schedule(InjectFault(requested_at=5.0, target=FaultTarget.NODE, action=FaultAction.KILL))
         await asyncio.sleep(0)
         loop = asyncio.get_running_loop()

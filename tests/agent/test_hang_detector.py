@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from holdfast.agent.hang_detector import CPU_WAIT_POLL_S, MIN_REPORT_INTERVAL_S, RankProgress
+from holdfast.agent.hang_detector import CPU_WAIT_POLL_S, MAX_RECHECK_S, MIN_REPORT_INTERVAL_S, RankProgress
+from holdfast.agent.process_use import Silence
 from holdfast.job.step_timeouts import AUTO_MAX_S, EARLY_MARGIN_S, EARLY_STEPS, NON_STEP_FACTOR, StepTimeouts
 from holdfast.protocol.rank_messages import Activity
 
@@ -96,3 +97,26 @@ def test_time_without_a_cpu_is_what_the_kernel_counts_since_the_last_word(monkey
     progress.cpu_wait_polled_at -= CPU_WAIT_POLL_S
     progress.on_step(2)
     assert progress.cpu_starved_s() == 0.0
+
+
+def test_rank_that_may_work_is_checked_again_later_and_later_until_its_next_step() -> None:
+    progress = progress_after(*[2.0] * EARLY_STEPS)
+    silent_since = progress.last_message_at
+    for silent_s, again_s in ((7.0, 3.5), (60.0, 30.0), (600.0, MAX_RECHECK_S)):
+        progress.hung = True
+        progress.postpone(silent_since + silent_s, Silence.BUSY)
+        assert not progress.hung
+        assert progress.deadline(AUTO) == pytest.approx(silent_since + silent_s + again_s)
+    progress.on_step(99)
+    assert allowed_s(progress) > 6.0
+    assert progress.deadline(AUTO) < silent_since + 600.0
+
+
+def test_idle_rank_without_a_session_has_ten_of_its_longest_steps_and_a_minute() -> None:
+    progress = progress_after(*[0.1] * 20, 12.0, 0.1)
+    assert progress.idle_limit_s == 0.0
+    progress.has_session = False
+    assert progress.idle_limit_s == pytest.approx(120.0, abs=1.0)
+    assert progress_after(*[0.1] * 20).longest_step_s < 1.0
+    progress.postpone(progress.last_message_at + 3.0, Silence.IDLE)
+    assert progress.recheck_at == pytest.approx(progress.last_message_at + progress.idle_limit_s)

@@ -1,4 +1,4 @@
-"""A connection that stays slow is told from one that is noisy, idle, waited for, or sends small messages."""
+"""A connection that stays slow is distinguished from one that is noisy, idle, waited for, or sends small messages."""
 
 from __future__ import annotations
 

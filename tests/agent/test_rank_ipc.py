@@ -37,8 +37,8 @@ class RecordingHandler:
     def on_close(self, rank: int) -> None:
         self.changed.set()
 
-    def on_drop(self, rank: int, why: DropReason, sample: str) -> None:
-        self.dropped.append(why)
+    def on_drop(self, rank: int, reason: DropReason, sample: str) -> None:
+        self.dropped.append(reason)
         self.changed.set()
 
 

@@ -69,7 +69,7 @@ def kernel() -> Iterator[Kernel]:
 
 
 class Watched:
-    """A watch that looks when the test says so."""
+    """A watch that looks when the test requests it."""
 
     def __init__(self, kernel: Kernel, **environ: str) -> None:
         self.sent: list[SocketsObserved | LinksMeasured | LinkSlowed] = []

@@ -22,6 +22,7 @@ from tests.conftest import SmallDisk, fill, mount_read_only
 from tests.waiting import until
 
 from holdfast.agent import hang_detector, rank_stopper, rendezvous_check
+from holdfast.agent.failure_evidence import FailedRanks
 from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.prewarm import PrewarmPool
 from holdfast.agent.rate_limits import CHECKPOINT_LIMIT, FINDING_LIMIT
@@ -93,6 +94,7 @@ class WorkerGroupBench:
         self.steps: list[tuple[int, int]] = []
         self.sources = Sources()
         self.stopped: list[WorkerGroup] = []
+        self.failed: list[FailedRanks] = []
         self.codes: asyncio.Queue[Path | HoldfastError] = asyncio.Queue()
         """What comes of asking for code."""
         self._news = asyncio.Event()
@@ -148,6 +150,7 @@ class WorkerGroupBench:
             send=self.send,
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,
+            on_failed=self.failed.append,
         )
 
     def launch(self, rank: int, command: list[str], attempt: int, ranks: int = 1) -> RankLaunch:
@@ -478,13 +481,17 @@ def test_orphan_daemon_is_gone_before_the_attempt_is_reported_over(tmp_path: Pat
     play(tmp_path, sockets, scene)
 
 
+def without_cgroup(name: str) -> None:
+    """No group of processes can be made here."""
+
+
 @pytest.mark.parametrize("grouped", [True, False], ids=["cgroup", "no-cgroup"])
 @pytest.mark.parametrize("code", [0, 3])
 def test_daemon_with_an_emptied_environment_is_named_with_its_port_and_ended(
     tmp_path: Path, sockets: Path, grouped: bool, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not grouped:
-        monkeypatch.setattr(cgroups, "tracking_group", lambda name: None)
+        monkeypatch.setattr(cgroups, "tracking_group", without_cgroup)
     elif cgroups.tracking_group("test") is None:
         pytest.skip("needs a cgroup v2 below which groups can be made")
 
@@ -1089,7 +1096,11 @@ def test_rank_that_makes_steps_after_its_program_has_ended_is_ended_only_once_it
         over = '{"type":"program-ended","rank":0,"threads":["trainer"]}'
         group = bench.group(speaker("stay", over), exit_timeout_s=0.1)
         steps = iter(range(4))
-        group._exit_watcher._steps_of = lambda rank: next(steps, 3)
+
+        def steps_of(rank: int) -> int:
+            return next(steps, 3)
+
+        group._exit_watcher._steps_of = steps_of
         await group.start()
         await bench.until(RanksStopped)
         assert next(steps, None) is None

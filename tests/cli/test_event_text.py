@@ -117,7 +117,7 @@ def test_restart_of_a_program_without_steps_shows_what_it_repeats() -> None:
         EventLineFilter()
         .lines_for(decided)[-1]
         .endswith(
-            "decision: restart in place; the program reports no steps: unless it loads its own checkpoint, "
+            "decision: restart in place; the program has no Session: unless it loads its own checkpoint, "
             "it repeats the last 2 h 10 min"
         )
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from io import StringIO
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -106,7 +107,7 @@ STEPS = [
 
 
 def test_headline_has_progress_speed_and_remaining_time(golden: Golden) -> None:
-    golden(shown(render_status(status_from_events([*log(1, 1), *STEPS]), now=60, ettr=0.5)))
+    golden(shown(render_status(status_from_events([*log(1, 1), *STEPS]), now=60, ettr="ETTR 50.0 %")))
 
 
 def test_view_shows_last_events_and_findings(golden: Golden) -> None:
@@ -162,7 +163,7 @@ HARMFUL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 def hostile_log() -> list[AnyEvent]:
     """A run in which everything that comes from a rank or a node is hostile, as a log of an older version may be."""
     finding = Finding(code=HOSTILE, what=HOSTILE, where=HOSTILE, evidence=(HOSTILE,), remedy=HOSTILE)
-    of = {"node": 0, "replica": 0, "attempt": 0}
+    of: dict[str, Any] = {"node": 0, "replica": 0, "attempt": 0}
     return [
         *log(1, 2),
         AgentConnected(

@@ -43,7 +43,7 @@ def test_the_same_text_each_time_and_the_objects_as_json(cli: Cli, cluster: Path
     assert "hf_do_not_show" not in first.out + first.err
     objects = cli("render", "--on", "cluster", "-o", "json").data["objects"]
     assert list(yaml.safe_load_all(first.out)) == objects
-    assert objects[0]["kind"] == "JobSet"
+    assert [each["kind"] for each in objects[:2]] == ["ConfigMap", "JobSet"]
 
 
 def test_demo_lists_what_it_does_not_guarantee(cli: Cli, cluster: Path) -> None:

@@ -28,6 +28,8 @@ from holdfast.events import (
     CancelRequested,
     CheckpointCommitted,
     ControllerStarted,
+    DeviceFault,
+    DeviceFaultObserved,
     ExitReason,
     FaultAction,
     FaultInjected,
@@ -48,8 +50,9 @@ from holdfast.events import (
 )
 from holdfast.events.log import read_events
 from holdfast.events.log_writer import EventWriter
-from holdfast.findings import Finding, Severity
+from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job, Nodes
 from holdfast.protocol.orders import (
     Acknowledge,
@@ -87,7 +90,17 @@ class Nowhere:
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
         self.made.append(node_id)
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> None: ...
+    def generation(self, node: int, address: str) -> int | None: ...
+
+    async def uncordon(self, node_id: NodeId) -> None: ...
+
+    async def quarantined(self) -> tuple[Finding, ...]:
+        return ()
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        return ()
 
     async def cordon(self, node_id: NodeId) -> None: ...
 
@@ -588,7 +601,7 @@ def test_node_that_its_back_end_removes_at_the_end_is_no_news_and_one_that_went_
             if isinstance(event, ShutdownDecided | NodeTerminated | RunFinished)
         ]
         assert [type(event) for event in told] == [ShutdownDecided, NodeTerminated, RunFinished]
-        assert desk.events(NodeTerminated)[0].node == 1
+        assert [event.node for event in told if isinstance(event, NodeTerminated)] == [1]
 
     asyncio.run(play())
 
@@ -942,5 +955,59 @@ def test_pending_message_is_not_acknowledged(small_disk: SmallDisk) -> None:
             await asyncio.gather(*desk.controller._tasks)
         assert first.outbox == {}
         assert len(desk.events(FindingRaised)) == said
+
+    asyncio.run(play())
+
+
+class SlowToRemember(Nowhere):
+    """A backend that takes a while to remember a bad machine, and fails the first time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries = 0
+        self.remembered: list[tuple[NodeId, str]] = []
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        self.tries += 1
+        await asyncio.sleep(0)
+        if self.tries == 1:
+            raise OSError("not yet")
+        assert not self.told, "the run has not ended before it is remembered"
+        assert evidence is not None
+        self.remembered.append((node_id, evidence.finding.code))
+        return (msgspec.structs.replace(GPU_FAILED, code="machine-quarantined", severity=Severity.WARNING),)
+
+
+GPU_FAILED = Finding(code="gpu-failed", what="GPU 3 is lost", owner=Owner.CLUSTER)
+
+
+def test_machine_whose_fault_ends_the_run_is_remembered_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "RETRY_S", 0.0)
+    monkeypatch.setattr(controller, "AGENT_SHUTDOWN_S", 0.0)
+
+    async def play() -> None:
+        backend = SlowToRemember()
+        desk = Desk(tmp_path / "events.jsonl", backend=backend)
+        work = asyncio.ensure_future(desk.controller.run())
+        await asyncio.sleep(0)
+        for generation in (0, 1):
+            agent = Agent(0, generation)
+            agent.join(desk.controller)
+            fault = DeviceFault.GPU
+            desk.controller.handle(
+                DeviceFaultObserved(at=desk.now, node=0, generation=generation, fault=fault, finding=GPU_FAILED)
+            )
+        await asyncio.wait_for(work, 10)
+        (ended,) = (event for event in read_events(desk.path) if isinstance(event, ShutdownDecided))
+        assert ended.finding is not None
+        assert ended.finding.code == "node-check-failed"
+        lost = {NodeId(node=0, generation=generation) for generation in (0, 1)}
+        assert set(backend.remembered) == {(node_id, "gpu-failed") for node_id in lost}
+        codes = [event.finding.code for event in read_events(desk.path) if isinstance(event, FindingRaised)]
+        assert "machine-quarantined" in codes
 
     asyncio.run(play())

@@ -28,6 +28,7 @@ from holdfast.events import (
 )
 from holdfast.findings import Owner
 from holdfast.job.backend import NodeId
+from holdfast.job.quarantine import Certainty, MachineEvidence
 from holdfast.job.spec import Recovery
 
 RECOVERY = Recovery(max_restarts=100)
@@ -254,7 +255,8 @@ def test_failed_node_is_replaced_once_its_ranks_are_gone_and_its_machine_avoided
     run.running()
     assert replacements(run.do(fails(1, DeviceFault.GPU), stopped(0))) == []
     avoid, request = replacements(run.do(stopped(1)))
-    assert avoid == AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7", cordon=True)
+    evidence = MachineEvidence(certainty=Certainty.CERTAIN, finding=decided(run).finding)
+    assert avoid == AvoidMachine(node_id=NodeId(node=1, generation=0), machine="m7", evidence=evidence)
     assert isinstance(request, ReplaceNode)
     assert request.node_id == NodeId(node=1, generation=1)
     assert decided(run).finding.remedy.startswith(Spare.NONE)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
 from tests.control.test_machine import Run, gone, joined, left, made
 
 from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartAttempt
 from holdfast.control.machine import Machine
 from holdfast.control.state import ReplicaPhase
-from holdfast.events import FindingRaised, NodeChecked, ShutdownDecided, TimerExpired
-from holdfast.findings import CheckResult, Finding
+from holdfast.events import FindingRaised, NodeChecked, NodeCreated, ShutdownDecided, TimerExpired
+from holdfast.findings import CheckResult, Finding, Owner
 from holdfast.job.backend import NodeId
+from holdfast.job.quarantine import Certainty
 from holdfast.job.spec import CheckLevel, Checks, Job
 
 BROKEN = CheckResult(
@@ -18,8 +20,8 @@ BROKEN = CheckResult(
 DEADLINE_S = 30.0
 
 
-def checked_run(**more: int) -> Run:
-    run = Run(**more)
+def checked_run(nodes: int = 2, least: int | None = None) -> Run:
+    run = Run(nodes=nodes, least=least)
     checks = Checks(before_start=CheckLevel.QUICK, deadline_s=DEADLINE_S)
     run.job = Job.model_validate(run.job.model_dump() | {"checks": checks})
     run.machine = Machine(run.job)
@@ -36,9 +38,9 @@ def reported(run: Run) -> list[Finding]:
 
 def test_ranks_start_once_every_node_has_passed() -> None:
     run = checked_run()
-    assert run.do(joined(0)) == [CheckNode(node=0)]
+    assert run.do(joined(0)) == [CheckNode(node=0, number=0)]
     assert run.do(checked(0)) == []
-    assert run.do(joined(1)) == [CheckNode(node=1)]
+    assert run.do(joined(1)) == [CheckNode(node=1, number=0)]
     assert [type(command) for command in run.do(checked(1))] == [StartAttempt]
 
 
@@ -56,6 +58,16 @@ def test_node_that_fails_is_replaced_and_its_machine_avoided() -> None:
     assert run.phase() is ReplicaPhase.GATHERING
     run.do(gone(1), made(1, generation=1), joined(1, generation=1))
     assert [type(command) for command in run.do(checked(1, generation=1))] == [StartAttempt]
+
+
+def test_problem_of_the_cluster_is_remembered_of_its_machine_and_one_of_the_job_is_not() -> None:
+    for owner, remembered in ((Owner.CLUSTER, Certainty.CHECK), (Owner.USER, None)):
+        run = checked_run()
+        run.do(NodeCreated(at=0.5, node=1, generation=0, machine="m7"), joined(0), joined(1), checked(0))
+        problem = CheckResult(check="gpu-ecc", findings=(replace(BROKEN.findings[0], owner=owner),))
+        (avoid, _) = run.do(checked(1, problem))
+        assert isinstance(avoid, AvoidMachine)
+        assert (avoid.machine, avoid.evidence and avoid.evidence.certainty) == ("m7", remembered)
 
 
 def test_run_ends_when_the_next_node_fails_too() -> None:
@@ -145,14 +157,14 @@ def test_checks_have_no_deadline_while_their_agent_is_away() -> None:
     run = checked_run(nodes=1)
     run.do(joined(0), left(0))
     assert "check:0" not in run.state.timers
-    assert run.do(joined(0, at=50.0)) == [CheckNode(node=0)]
+    assert run.do(joined(0, at=50.0)) == [CheckNode(node=0, number=0)]
     assert "check:0" in run.state.timers
 
 
 def test_agent_that_reconnects_before_its_report_is_asked_again() -> None:
     run = checked_run(nodes=1)
-    assert run.do(joined(0)) == [CheckNode(node=0)]
-    assert run.do(joined(0, at=3.0)) == [CheckNode(node=0)]
+    assert run.do(joined(0)) == [CheckNode(node=0, number=0)]
+    assert run.do(joined(0, at=3.0)) == [CheckNode(node=0, number=0)]
     assert [type(command) for command in run.do(checked(0))] == [StartAttempt]
     assert run.do(joined(0, at=9.0, attempt=0)) == []
 

@@ -123,6 +123,20 @@ def test_fault_of_no_node_in_particular_ends_the_run() -> None:
     assert run.state.ending.exit_code == ExitCode.CANNOT_RUN_HERE
 
 
+def test_no_node_is_requested_when_the_second_one_that_the_probe_names_ends_the_run() -> None:
+    """The first costs no restart: the loss before is its failure too. The slot of the second is lost again."""
+    run = probed_run(nodes=3, max_restarts=1)
+    everyone = (0, 1, 2)
+    run.do(*map(joined, everyone), *map(checked, everyone), *(probed(node, everyone) for node in everyone))
+    run.do(gone(2), stopped(0), stopped(1))
+    run.do(joined(0), joined(1), joined(2, generation=1), checked(2, generation=1))
+    run.do(probed(0, everyone, (1,), (2,), number=2), probed(1, everyone, number=2))
+    commands = run.do(probed(2, everyone, number=2, generation=1))
+    assert run.state.ending is not None
+    assert "recovery.max_restarts is 1" in run.state.ending.reason
+    assert not [command for command in commands if isinstance(command, ReplaceNode)]
+
+
 def test_promoted_standby_starts_at_once() -> None:
     run = probed_run(standby=1)
     run.do(*map(joined, range(3)), *map(checked, range(3)))

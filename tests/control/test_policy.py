@@ -133,7 +133,7 @@ def test_failures_that_differ_are_no_crash_loop(other: Failure) -> None:
         (FailureKind.CRASHED, 1, True, Action.RESTART),
         (FailureKind.KILLED, 9, False, Action.RESTART),
         (FailureKind.CRASHED, 128 + 9, False, Action.RESTART),
-        (FailureKind.HUNG, 0, False, Action.RESTART),
+        (FailureKind.HUNG, 0, False, Action.GO_BACK),
     ],
 )
 def test_failure_on_another_rank_each_time_is_a_crash_loop_where_any_rank_may_meet_it_first(
@@ -151,6 +151,7 @@ def test_failure_on_another_rank_each_time_is_a_crash_loop_where_any_rank_may_me
 def test_end_of_unknown_cause_is_laid_to_no_node(golden: Golden) -> None:
     unknown = Failure(kind=FailureKind.CAUSE_UNKNOWN, at=1000.0, node=None, attempt=2, replica=1)
     patient = Recovery(max_restarts=9, replicas=2, restart_window_s=100.0)
+    verdict = decide(unknown, (), patient)
     for earlier in range(FLAP_LIMIT + CRASH_LOOP_LENGTH):
         verdict = decide(unknown, (unknown,) * earlier, patient)
         assert not verdict.replace_node
@@ -330,7 +331,8 @@ def test_errors_without_words_or_of_a_connection_are_no_crash_loop_of_a_program_
         silent, error="requests.exceptions.ReadTimeout: Read timed out. (read timeout=10)", is_network_error=True
     )
     for one in (silent, hub):
-        assert decide(one, (one, one), Recovery(max_restarts=100)).action is Action.RESTART
+        before = (replace(one, at=one.at - 900.0), replace(one, at=one.at - 400.0))
+        assert decide(one, before, Recovery(max_restarts=100)).action is Action.RESTART
         assert decide(one, (one, one), Recovery(max_restarts=2, restart_window_s=1e9)).action is Action.STOP
     assert decide(replace(hub, uptime_s=5.0), (), RECOVERY).action is Action.STOP
 

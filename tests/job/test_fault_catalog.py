@@ -71,7 +71,8 @@ def test_pair_without_a_row_is_refused_with_what_there_is() -> None:
 def test_kill_for_a_while_is_refused() -> None:
     finding = refusal(asked(FaultAction.KILL, FaultTarget.NODE, for_s=3.0), ExitCode.USAGE)
     assert "cannot last 3 s" in finding.what
-    assert "`--for` goes with `fill` or `partition` or `slow` or `stop`" in finding.remedy
+    reversible = ("data-stall", "fill", "leak", "link-errors", "partition", "slow", "stop", "throttle")
+    assert f"`--for` goes with {' or '.join(f'`{name}`' for name in reversible)}" in finding.remedy
 
 
 def test_partition_of_nodes_that_share_a_network_is_refused_with_the_remedy() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from tests.preflight.simulated_fabric import NODES, PROGRAMS, SimulatedFabric, wait_until
 
-from holdfast.agent.rdma_traffic import Traffic, updated
+from holdfast.events import DeviceFault
 from holdfast.findings import CheckOutcome, Finding
 from holdfast.host.rdma_counters import CounterReading
 from holdfast.preflight.checks import rdma, rdma_links
@@ -16,6 +16,7 @@ from holdfast.preflight.node_view import NotLookedAt
 from holdfast.preflight.run_checks import run_checks
 from holdfast.preflight.subnet_links import COUNTERS, error_counters
 from holdfast.protocol.node_requirements import NodeRequirements
+from holdfast.watch.rdma_ports import port_judge
 
 pytestmark = pytest.mark.needs(*PROGRAMS)
 
@@ -107,11 +108,16 @@ def test_errors_that_grow_while_a_job_runs_are_found_by_perfquery_too(managed: S
         counted = error_counters(managed.run(1, ("perfquery", "1", "1")))
         return CounterReading(at_s=at_s, ports={"ibsim0:1": {COUNTERS[name]: each for name, each in counted.items()}})
 
-    traffic, _ = updated(Traffic(), reading(0.0), "node0")
+    judge = port_judge(None)
+    assert [*judge(reading(0.0), 0.0)] == []
     managed.command('PerformanceSet "node1"[1] PortCounters.SymbolErrorCounter=900')
     wait_until(lambda: reading(0.0).ports["ibsim0:1"]["symbol_error"] == 900)
-    _, (found,) = updated(traffic, reading(5.0), "node0")
-    assert (found.code, found.evidence) == ("fabric-link-errors", ("ibsim0:1 in 5 s: symbol_error +900",))
+    (found,) = judge(reading(5.0), 5.0)
+    assert (found.code, found.evidence()) == ("fabric-link-errors", ("ibsim0:1 in 5 s: symbol_error +900",))
+    managed.command('PerformanceSet "node1"[1] PortCounters.LinkDownedCounter=2')
+    wait_until(lambda: reading(5.0).ports["ibsim0:1"]["link_downed"] == 2)
+    (lost,) = judge(reading(10.0), 10.0)
+    assert (lost.code, lost.fault) == ("fabric-link-down", DeviceFault.NIC_LINK_DOWN)
     managed.run(1, ("ibqueryerrors", "-k", "--skip-sl"))
 
 
@@ -126,14 +132,14 @@ def test_port_without_link_is_down(managed: SimulatedFabric) -> None:
 
 def test_node_without_the_programs_is_no_pass(managed: SimulatedFabric) -> None:
     with pytest.raises(NotLookedAt, match="no program `smpquery`"):
-        [*rdma_links.rdma_links(managed.view(2, programs=False))]
+        list(rdma_links.rdma_links(managed.view(2, programs=False)))
 
 
 def test_file_that_may_not_be_opened_is_no_pass(managed: SimulatedFabric) -> None:
     view = managed.view(2)
     (view.root / "dev/infiniband/umad0").unlink()
     with pytest.raises(NotLookedAt, match="/dev/infiniband/umad0: missing, or no permission"):
-        [*rdma_links.rdma_links(view)]
+        list(rdma_links.rdma_links(view))
 
 
 def test_network_without_verbs_needs_no_programs(managed: SimulatedFabric) -> None:

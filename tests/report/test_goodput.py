@@ -295,3 +295,23 @@ def test_time_of_a_restart_with_more_nodes_is_recovering_though_nothing_failed()
         TimeCategory.STOPPING: 1,
     }
     assert account.recomputed_steps == 0
+
+
+# Programs without a Session
+
+
+def clocked(number: int, started: float, ended: float, attempt: int = 0) -> StepCommitted:
+    return msgspec.structs.replace(step(number, started, ended, attempt), step_clock=True)
+
+
+def test_steps_without_a_session_are_training_in_the_last_attempt_and_perhaps_before() -> None:
+    log: list[AnyEvent] = [created(0), attempt(1, 0), ranks(2, 0), clocked(1, 10, 20), clocked(2, 20, 30)]
+    assert account_of(log).parts[TimeCategory.TRAINING] == 20
+    log += [failed(30, 31), attempt(32, 1), ranks(33, 1), clocked(1, 40, 50, 1), clocked(2, 50, 55, 1)]
+    account = account_of(log)
+    assert (account.parts[TimeCategory.TRAINING], account.parts[TimeCategory.MAYBE_RECOMPUTING]) == (15, 20)
+    assert TimeCategory.RECOMPUTING not in account.parts
+    assert (account.steps, account.recomputed_steps) == (2, 0)
+    assert account.ettr == pytest.approx(15 / 55)
+    assert account.most_ettr == pytest.approx(35 / 55)
+    assert sum(account.parts.values()) == account.total_s == 55

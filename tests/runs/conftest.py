@@ -33,6 +33,9 @@ FAST_FILES = ("test_launch.py",)
 PREWARMED = "recovery.prewarm=true"
 """The default of jobs, but not of test runs: a zygote imports torch once more, for 3 s of CPU time per rank."""
 
+STEP_CLOCK = ("watch.step_clock=true",)
+"""The default of jobs, but not of test runs: a rank with another PYTHONPATH cannot be forked."""
+
 STARTED_BY_EXEC = (
     *("test_hangs.py", "test_standstill.py"),  # py-spy would show the parents' frames below a rank's own
     *(
@@ -41,7 +44,7 @@ STARTED_BY_EXEC = (
         "test_resource_faults.py",
     ),  # limits of memory and descriptors
     *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py", "test_unmodified_programs.py"),
-    *("test_network_faults.py", "test_prewarm.py", "test_secret_exposure.py"),
+    *("test_network_faults.py", "test_prewarm.py", "test_secret_exposure.py", "test_step_clock.py"),
 )
 """Files whose runs start every process as users do; in all others they are forks, which saves the imports."""
 
@@ -136,7 +139,7 @@ class Runs:
     def start(
         self, *command: str, nodes: int = 2, target: str = "local", overrides: tuple[str, ...] = ()
     ) -> WatchedRun:
-        overrides = ("recovery.prewarm=false", *overrides)
+        overrides = ("recovery.prewarm=false", "watch.step_clock=false", *overrides)
         job: Job = api.load_job(None, command=command, nodes=nodes, name="test", overrides=overrides)
         watched = WatchedRun(api.start(job, target, base=self.base))
         self._watched.append(watched)
@@ -175,10 +178,11 @@ def _cancel(folder: RunDir) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:
-            return api.cancel(folder, force=True)
+            api.cancel(folder, force=True)
+            return
         except HoldfastError:
             if api.is_finished(folder):
-                return None
+                return
             if time.monotonic() > deadline:
                 raise
 

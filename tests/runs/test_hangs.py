@@ -10,7 +10,15 @@ from tests.runs.conftest import NCCL_LIKE, Runs
 
 from holdfast import api
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
-from holdfast.events import FaultAction, FaultTarget, RankHung, RecoveryDecided, StepCommitted
+from holdfast.events import (
+    EvidenceKept,
+    FaultAction,
+    FaultTarget,
+    RankHung,
+    RecoveryDecided,
+    StacksCompared,
+    StepCommitted,
+)
 
 SLEEPING_RANK = str(Path(__file__).parents[1] / "programs" / "sleeping_rank.py")
 MISMATCHED_GROUP = str(Path(__file__).parents[1] / "programs" / "mismatched_group.py")
@@ -72,4 +80,35 @@ def test_rank_still_at_the_end_of_its_step_is_the_root_cause_and_not_a_waiting_o
     lines = {event.rank: event.commit_line for event in watched.all(RankHung)}
     assert lines[rank] > 0
     assert lines[1 - rank] == 0
+    api.cancel(watched.folder, force=True)
+
+
+@pytest.mark.slow
+def test_stopped_rank_is_named_by_the_stacks_of_all_and_each_node_keeps_its_evidence(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OF_THE_USER", "hunter2-hunter2")
+    overrides = (
+        *("nodes=3", "parallel.dp=3", "secrets.DATA.env=OF_THE_USER"),
+        *("recovery.step_timeout_s=2", "env.OMP_NUM_THREADS=1"),
+    )
+    watched = runs.start(sys.executable, DDP_SESSION, "100000", "0.01", overrides=overrides)
+    watched.wait_for(StepCommitted)
+    watched.drill(FaultTarget.RANK, 1, FaultAction.STOP, at_step=12)
+    decided = watched.wait_for(RecoveryDecided)
+    (compared,) = watched.all(StacksCompared)
+    assert (decided.first_failed_rank, compared.suspects, compared.nodes) == (1, ((1, 1),), ((1, 1),))
+    assert compared.origin == "rank 1"
+    assert "stacks: the others wait for rank 1 on node 1" in decided.finding.evidence
+    kept = {event.node: event for event in (watched.wait_for(EvidenceKept) for _ in range(3))}
+    assert [str(path) for path in watched.folder.evidence(0)] == [kept[node].folder for node in range(3)]
+    shown = [{path.name for path in folder.rglob("*") if path.is_file()} for folder in watched.folder.evidence(0)]
+    assert shown[1] >= {"rank-1.log", "stacks-attempt-0-rank-1.txt", "environment.json", "versions.json"}
+    assert shown[2] >= {"rank-2.log", "counters.json", "stacks-attempt-0-rank-2.txt", "flight-attempt-0-rank-2.gloo"}
+    files = [path for folder in watched.folder.evidence(0) for path in folder.rglob("*") if path.is_file()]
+    assert not any(b"hunter2" in path.read_bytes() for path in files)
+    answer = api.diagnose_run(watched.folder)
+    assert any(each.text == "stacks: the others wait for rank 1 on node 1" for each in answer.evidence)
+    assert [note for note in answer.notes if kept[1].folder in note]
+    assert api.summary(watched.folder).evidence[-1] in {event.folder for event in kept.values()}
     api.cancel(watched.folder, force=True)

@@ -65,7 +65,7 @@ def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pyte
         "a b",
         "$c",
     )
-    awkward = ('env={MESSAGE: "it\'s $HOME; `x`"}',)
+    awkward = ('env={MESSAGE: "it\'s $HOME; `x`"}', "watch.step_clock=false")
     job = api.load_job(None, command=command, nodes=2, name="test", overrides=awkward)
     text = api.render(job, "local", base=runs.base).text
     watched = runs.start(*command, overrides=awkward)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import PREWARMED, Runs
+from tests.runs.conftest import PREWARMED, STEP_CLOCK, Runs
 
-from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, RunFinished
+from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, RunFinished, StepCommitted
 
 UNMODIFIED = Path(__file__).parents[1] / "programs" / "unmodified"
 WITHIN_S = 300.0
@@ -36,6 +36,8 @@ class Program:
     resumes: bool = True
     """Whether it loads its own checkpoint; else it starts over."""
     launch: str = "per-rank"
+    steps: bool = True
+    """Whether it has an optimizer of torch, whose steps the step clock counts."""
 
 
 PROGRAMS = {
@@ -56,9 +58,9 @@ PROGRAMS = {
     ),
     "lightning": Program(command=("python", "lightning_fit.py")),
     "deepspeed": Program(command=(beside_python("deepspeed"), "deepspeed_zero.py"), launch="deepspeed"),
-    "jax": Program(command=("python", "jax_env.py")),
-    "jax-own-coordinator": Program(command=("python", "jax_own.py", "PORT")),
-    "mpi4py": Program(command=("mpirun", "python", "-m", "mpi4py", "mpi_average.py"), launch="mpi"),
+    "jax": Program(command=("python", "jax_env.py"), steps=False),
+    "jax-own-coordinator": Program(command=("python", "jax_own.py", "PORT"), steps=False),
+    "mpi4py": Program(command=("mpirun", "python", "-m", "mpi4py", "mpi_average.py"), launch="mpi", steps=False),
 }
 
 
@@ -70,6 +72,8 @@ class Result:
     attempts: list[int]
     recoveries: list[RecoveryDecided]
     logs: tuple[str, str]
+    clocked_steps: int
+    """Highest number of a step that the step clock counted."""
     notes: list[list[str]]
     """Of each rank: the epoch where its last process began, and its weights."""
 
@@ -85,7 +89,7 @@ def killed_once(name: str, folder: Path) -> Result:
         port = str(server.getsockname()[1])
     command = tuple({"python": sys.executable, "PORT": port}.get(word, word) for word in program.command)
     try:
-        watched = runs.start(*command, overrides=(PREWARMED, f"launch={program.launch}", "fabric=tcp"))
+        watched = runs.start(*command, overrides=(PREWARMED, *STEP_CLOCK, f"launch={program.launch}", "fabric=tcp"))
         ended = watched.wait_for_end(WITHIN_S)
         runs.close()
     finally:
@@ -95,6 +99,7 @@ def killed_once(name: str, folder: Path) -> Result:
         attempts=[event.attempt for event in watched.all(AttemptStarted)],
         recoveries=watched.all(RecoveryDecided),
         logs=(watched.log(0), watched.log(1)),
+        clocked_steps=max((step.step for step in watched.all(StepCommitted) if step.step_clock), default=0),
         notes=[path.read_text().split() for path in sorted(folder.glob("rank-*.txt"))],
     )
 
@@ -132,3 +137,4 @@ def test_unmodified_program_is_killed_once_and_finishes(results: Results, name: 
     assert all(any("terminate called" in line for line in event.finding.evidence) for event in aborted)
     assert [int(first) > 0 for first, _ in result.notes] == [PROGRAMS[name].resumes] * 2
     assert result.notes[0][1] == result.notes[1][1]
+    assert (result.clocked_steps > 0) == PROGRAMS[name].steps

@@ -22,14 +22,14 @@ from urllib.parse import urlsplit
 from holdfast.agent.code_cache import CodeCache
 from holdfast.agent.controller_connection import ControllerConnection, TokenRejected
 from holdfast.agent.echo import Echo
+from holdfast.agent.failure_evidence import FailedRanks, keep_evidence
 from holdfast.agent.fault_injection import FaultInjector, InjectionContext
 from holdfast.agent.log_replica import LogReplica
 from holdfast.agent.log_retention import LogRetention
-from holdfast.agent.memory_pressure import watch_memory
 from holdfast.agent.node_check import NodeCheck
+from holdfast.agent.node_monitors import NodeMonitors, WatchedNode
 from holdfast.agent.node_probe import NodeProbe
 from holdfast.agent.prewarm import PrewarmPool
-from holdfast.agent.rdma_watch import watch_rdma
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
 from holdfast.agent.standby_preparation import prepare_standby
@@ -42,6 +42,7 @@ from holdfast.events import (
     AgentConnected,
     AgentEvent,
     CodeFetched,
+    EvidenceKept,
     FindingRaised,
     NodePreemptionNotice,
     RanksPrewarmed,
@@ -67,6 +68,9 @@ PREWARM_TIMEOUT_S = 60.0
 
 ECHO_DRAIN_TIMEOUT_S = 2.0
 """Longest to wait, in seconds, until the rest of the ranks' output is on standard output."""
+
+EVIDENCE_TIMEOUT_S = 5.0
+"""Longest that the agent stays, in seconds, to write the evidence of the failure with which the run ends."""
 
 DRAIN_MARGIN_S = 5.0
 """Seconds after the grace within which killed ranks must be gone."""
@@ -136,6 +140,12 @@ class Agent:
             clock=self._clock,
             send=self._send,
         )
+        self._monitors = NodeMonitors(
+            WatchedNode(node=settings.node, generation=settings.generation, address=settings.address),
+            self._clock,
+            self._send,
+            on_memory_pressure=lambda: self._prewarm_pool.disable("memory was short"),
+        )
         self._state_memory = StateMemory()
         self._store_host = TcpStoreHost()
         self._sources: defaultdict[int, Sources] = defaultdict(Sources)
@@ -146,6 +156,8 @@ class Agent:
         self._start_tasks: dict[int, asyncio.Task[None]] = {}
         self._fetch_tasks: set[asyncio.Task[None]] = set()
         """Downloads of code for a later start."""
+        self._evidence_tasks: set[asyncio.Task[None]] = set()
+        """Evidence of failures that is being written."""
         self._standby_task: asyncio.Task[None] | None = None
         self._group_stopped = asyncio.Event()
         self._drain_task: asyncio.Task[None] | None = None
@@ -169,6 +181,7 @@ class Agent:
                 worker_groups=self._worker_groups.values,
                 controller=self._controller,
                 clock=self._clock,
+                monitors=self._monitors,
             )
         )
 
@@ -184,18 +197,19 @@ class Agent:
             self._watch_clock(),
             self._log_retention.run(),
             *([self._echo.run()] if self._echo else []),
-            watch_memory(f"node{self._settings.node}", self._on_memory_pressure),
-            watch_rdma(f"node{self._settings.node}", self._report_finding),
         )
         watches = [asyncio.ensure_future(each) for each in work]
         await self._exiting.wait()
         for watch in watches:
             watch.cancel()
+        self._monitors.stop()
         for group in list(self._worker_groups.values()):
             group.stop(0.0)
         link.cancel()
         for group in list(self._worker_groups.values()):
             group.kill_orphans()
+        if self._evidence_tasks:
+            await asyncio.wait(self._evidence_tasks, timeout=EVIDENCE_TIMEOUT_S)
         await self._store_host.stop()  # kill_all would reap it, of which asyncio warns
         kill_all(lambda: descendants(os.getpid()), within_s=DRAIN_MARGIN_S)
         if self._echo is not None:
@@ -368,6 +382,7 @@ class Agent:
             return
         self._latest_attempts[order.replica] = order.attempt
         self._fault_injector.forget_pending()
+        self._monitors.start(devices=order.watch_devices)
         self._prewarm_pool.assign_standby(order.replica)
         group = WorkerGroup(
             order,
@@ -386,6 +401,7 @@ class Agent:
             send=self._send,
             on_step=self._fault_injector.on_step,
             on_stopped=self._on_group_stopped,
+            on_failed=self._keep_evidence,
         )
         self._worker_groups[order.replica] = group
         start = asyncio.ensure_future(group.start())
@@ -394,6 +410,7 @@ class Agent:
 
     async def _prepare_standby(self, start: orders.StartRanks) -> None:
         node, generation = self._settings.node, self._settings.generation
+        self._monitors.start(devices=start.watch_devices)
         ready = await prepare_standby(
             start,
             node=node,
@@ -440,12 +457,33 @@ class Agent:
     def _report_finding(self, finding: Finding) -> None:
         self._controller.send(FindingRaised(at=self._clock(), finding=finding))
 
-    def _on_memory_pressure(self, finding: Finding) -> None:
-        self._prewarm_pool.disable("memory was short")
-        self._report_finding(finding)
-
     def _on_prewarmed(self, replica: int, ranks: tuple[int, ...]) -> None:
         self._controller.send(RanksPrewarmed(at=self._clock(), node=self._settings.node, replica=replica, ranks=ranks))
+
+    def _keep_evidence(self, ranks: FailedRanks) -> None:
+        """Keep the evidence of a failure in a thread, while the next attempt may already start."""
+        task = asyncio.ensure_future(self._keep_and_report(ranks))
+        self._evidence_tasks.add(task)
+        task.add_done_callback(self._evidence_tasks.discard)
+
+    async def _keep_and_report(self, ranks: FailedRanks) -> None:
+        try:
+            kept = await asyncio.to_thread(keep_evidence, ranks)
+        except OSError as error:
+            log.warning("the evidence of attempt %d cannot be kept: %s", ranks.attempt, error)
+            return
+        self._controller.send(
+            EvidenceKept(
+                at=self._clock(),
+                node=self._settings.node,
+                replica=ranks.replica,
+                attempt=ranks.attempt,
+                folder=str(kept.folder),
+                files=kept.files,
+                bytes=kept.bytes,
+                left_out=kept.left_out,
+            )
+        )
 
     def _on_group_stopped(self, group: WorkerGroup) -> None:
         if self._worker_groups.get(group.replica) is group:

@@ -1,4 +1,4 @@
-"""What a rank writes when a device fails: the lines of torch and NCCL, for drills on machines without that fault.
+"""What a rank writes when a device fails, and what monitors then read, for drills on machines without that fault.
 
 Sources: torch 2.15 ProcessGroupNCCL.cpp and c10/cuda/CUDAException.cpp; NCCL 2.27 src/misc/nvmlwrap.cc and
 src/transport/net_ib; the texts of CUDA errors are those of cudaGetErrorString.
@@ -6,9 +6,14 @@ src/transport/net_ib; the texts of CUDA errors are those of cudaGetErrorString.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from holdfast.events import FaultAction, FaultTarget
+from holdfast.host.rdma_counters import CounterReading
+from holdfast.watch.gpu_readings import GpuReading, GpuState
+from holdfast.watch.monitor_loop import Overlay
+from holdfast.watch.monitor_table import GPUS, RDMA_PORTS
 
 _EXPLAINED = """\
 CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be incorrect.
@@ -47,3 +52,35 @@ DEVICE_OUTPUTS: Mapping[tuple[FaultAction, FaultTarget], str] = {
     (FaultAction.FAIL, FaultTarget.NIC): _LINK_DOWN + _by_watchdog(_SYSTEM_ERROR),
 }
 """The output by fault; `{rank}` stands for the rank."""
+
+THERMAL_SLOWDOWN = 0x40
+SYMBOL_ERRORS_S = 100.0
+
+
+def _throttled(rank: int) -> Overlay:
+    """One more GPU, which the hardware slows down because it is too hot."""
+    hot = GpuState(utilisation=100, temperature_c=92, slowdowns=THERMAL_SLOWDOWN)
+
+    def overlay(reading: GpuReading | None, at_s: float) -> GpuReading:
+        return GpuReading(at_s=at_s, gpus={**(reading.gpus if reading else {}), f"GPU of rank {rank}": hot})
+
+    return overlay
+
+
+def _with_link_errors(rank: int) -> Overlay:
+    """One more port, whose symbol errors grow."""
+
+    def overlay(reading: CounterReading | None, at_s: float) -> CounterReading:
+        known = reading or CounterReading(at_s=at_s, ports={})
+        return replace(
+            known, ports={**known.ports, f"NIC of rank {rank}": {"symbol_error": int(SYMBOL_ERRORS_S * at_s)}}
+        )
+
+    return overlay
+
+
+OVERLAYS: Mapping[tuple[FaultAction, FaultTarget], tuple[str, Callable[[int], Overlay]]] = {
+    (FaultAction.THROTTLE, FaultTarget.GPU): (GPUS, _throttled),
+    (FaultAction.LINK_ERRORS, FaultTarget.NIC): (RDMA_PORTS, _with_link_errors),
+}
+"""By fault: the source whose readings it changes, and how, for a rank."""

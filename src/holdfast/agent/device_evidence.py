@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.kernel_log import KERNEL_LOG, kernel_records
 from holdfast.agent.nccl_warnings import explaining
 from holdfast.events import DeviceFault
+from holdfast.host.kernel_log import KERNEL_LOG, kernel_records
 
 TAIL_BYTES = 32 * 1024
 """Output before a rank's end that is searched: torch's report of a failed watchdog, twice with its C++ frames."""
@@ -63,6 +63,15 @@ def device_evidence(
     if found is None:
         return DeviceEvidence(warnings=told) if told else None
     return DeviceEvidence(line=found[0].strip()[:MAX_LINE_CHARS], fault=found[1], warnings=told)
+
+
+def fault_of_line(line: str) -> DeviceFault | None:
+    """What a line of the kernel's log says of a device."""
+    if not _OF_DEVICES.search(line):
+        return None
+    from holdfast.diagnose.device_fault_lines import device_fault
+
+    return device_fault(line)
 
 
 def _tail(log: Path) -> list[str]:

@@ -69,7 +69,7 @@ class _Growth:
 
 
 class FabricWatch:
-    """The set-up logs of one attempt's ranks on this node, in a folder of their own."""
+    """The set-up logs of one attempt's ranks on this node, in their own folder."""
 
     def __init__(
         self,

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 import msgspec
 
 from holdfast.agent.controller_connection import ControllerConnection
-from holdfast.agent.device_drills import DEVICE_OUTPUTS
+from holdfast.agent.device_drills import DEVICE_OUTPUTS, OVERLAYS
+from holdfast.agent.node_monitors import NodeMonitors
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.clock import Clock, shift_wall_clock
 from holdfast.events import FaultAction, FaultInjected, FaultTarget
 from holdfast.host.processes import HELPER, descendants, send_signal, stop_processes
 from holdfast.protocol.orders import InjectFault
-from holdfast.protocol.rank_messages import RankFault
+from holdfast.protocol.rank_messages import InjectRankFault, RankFault
 
 log = logging.getLogger("holdfast.agent")
 
@@ -44,6 +45,7 @@ class InjectionContext:
     """The current worker groups."""
     controller: ControllerConnection
     clock: Clock
+    monitors: NodeMonitors
 
     def pid_of_rank(self, rank: int) -> int | None:
         """The pid of a rank that runs here."""
@@ -138,6 +140,12 @@ def _fail_device(context: InjectionContext, order: InjectFault) -> None:
             send_signal(pid, signal.SIGABRT)
 
 
+def _change_readings(context: InjectionContext, order: InjectFault) -> None:
+    """Let the monitors read a device as if something were wrong with it."""
+    source, overlay = OVERLAYS[order.action, order.target]
+    context.monitors.overlay(source, overlay(order.rank), math.inf if order.for_s is None else order.for_s)
+
+
 def _kill_node(_context: InjectionContext, _order: InjectFault) -> None:
     for pid in [*descendants(os.getpid()), os.getpid()]:
         send_signal(pid, signal.SIGKILL)
@@ -157,9 +165,10 @@ def _stop_agent(_context: InjectionContext, order: InjectFault) -> None:
 
 def _inject_in_session(context: InjectionContext, order: InjectFault) -> None:
     what = RankFault.COLLECTIVE if order.target is FaultTarget.COLLECTIVE else RankFault(order.action.value)
+    drill = InjectRankFault(fault=what, target=order.target.value, amount=order.amount, for_s=order.for_s)
     for group in context.worker_groups():
         if group.pid_of(order.rank) is not None:
-            group.inject(order.rank, what)
+            group.inject(order.rank, drill)
 
 
 async def _slow_node(context: InjectionContext, order: InjectFault) -> None:
@@ -203,9 +212,21 @@ INJECT_FUNCTIONS: Mapping[tuple[FaultAction, FaultTarget], InjectFunction] = {
     (FaultAction.CLOCK_SKEW, FaultTarget.AGENT): _shift_agent_clock,
     (FaultAction.OOM, FaultTarget.NODE): _exhaust_memory,
     (FaultAction.RAISE, FaultTarget.RANK): _inject_in_session,
+    (FaultAction.NAN, FaultTarget.LOSS): _inject_in_session,
+    (FaultAction.NAN, FaultTarget.GRADIENT): _inject_in_session,
+    (FaultAction.SPIKE, FaultTarget.LOSS): _inject_in_session,
+    (FaultAction.SPIKE, FaultTarget.GRADIENT): _inject_in_session,
+    (FaultAction.BITFLIP, FaultTarget.WEIGHTS): _inject_in_session,
+    (FaultAction.BITFLIP, FaultTarget.OPTIMIZER): _inject_in_session,
+    (FaultAction.BITFLIP, FaultTarget.GRADIENT): _inject_in_session,
+    (FaultAction.BITFLIP, FaultTarget.ACTIVATIONS): _inject_in_session,
     (FaultAction.HANG, FaultTarget.RANK): _inject_in_session,
     (FaultAction.HANG, FaultTarget.COLLECTIVE): _inject_in_session,
     (FaultAction.SLOW, FaultTarget.NODE): _slow_node,
+    **{(FaultAction.SLOW, target): _inject_in_session for target in FaultTarget if target.is_phase},
+    (FaultAction.DATA_STALL, FaultTarget.RANK): _inject_in_session,
+    (FaultAction.LEAK, FaultTarget.RANK): _inject_in_session,
     **dict.fromkeys(DEVICE_OUTPUTS, _fail_device),
+    **dict.fromkeys(OVERLAYS, _change_readings),
 }
 """The rows of job/fault_catalog.py that agents can inject."""

@@ -1,7 +1,9 @@
 """Detects hung ranks on one node and tracks their steps.
 
-Only a rank with a Session has deadlines: a program without one reports no steps. Ranks that have not connected yet are
-inspected when another rank, on any node, keeps waiting; all ranks are inspected when another has given up waiting.
+Only a rank with a Session or a step clock has deadlines: any other reports no steps. Ranks that have not connected yet
+are inspected when another rank, on any node, keeps waiting; all ranks are inspected when another has given up waiting.
+With `auto` and one replica, a silent rank is reported only if its process does nothing (process_use.py): it may
+evaluate or save, while the others wait for it.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.agent.flight_dump import FlightRecorders, RankCollectives
+from holdfast.agent.process_use import ProcessUse, Silence, classify_silence, is_busy, process_use
 from holdfast.agent.stack_dump import StackDump, dump_stacks
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung, StacksDumped
@@ -42,6 +45,17 @@ MAX_CONCURRENT_DUMPS = 4
 MIN_REPORT_INTERVAL_S = 15.0
 """Least seconds between two reports of one hang: the controller may have ignored the first, blaming other ranks."""
 
+USE_WINDOW_S = 0.3
+"""Seconds for which a silent process is watched before its stacks are dumped."""
+
+MIN_RECHECK_S, MAX_RECHECK_S = 2.0, 60.0
+"""Seconds after which a rank that was at work is checked again: half of those that it has been silent, in these bounds.
+"""
+
+IDLE_FACTOR, MIN_IDLE_S = 10.0, 60.0
+"""Without a Session, a rank that is idle outside a collective is reported after this factor times its longest step, and
+these seconds: it may wait for a server, as in an upload or an evaluation elsewhere."""
+
 
 @dataclass
 class RankProgress:
@@ -51,12 +65,17 @@ class RankProgress:
     clock_ahead_s: float = 0.0
     """Offset of the rank's clock from ours, in seconds."""
     has_session: bool = True
+    """Whether it has a Session; if not, it has a step clock, or has not connected."""
     step: int = -1
     last_message_at: float = field(default_factory=time.monotonic)
     """Monotonic time of its last message, or of its start if it has sent none."""
     hung: bool = False
     reported_at: float = 0.0
     """Monotonic time of the latest report, if it hangs."""
+    recheck_at: float = 0.0
+    """Monotonic time before which a rank that was at work is not checked again."""
+    first_use: ProcessUse | None = None
+    """What its process had used when it was first checked since its last message."""
     closed: bool = False
     """Whether the rank has disconnected or exited, so its silence is expected."""
     exits_on_request: bool = False
@@ -66,19 +85,23 @@ class RankProgress:
     """Whether it did something else since its last step, so that the next step's duration does not count."""
     first_step_s: float = 0.0
     """Duration of the attempt's first step in seconds, since the rank's previous message."""
+    longest_step_s: float = 0.0
+    """Longest duration of a step in this attempt, after the first."""
     step_durations_s: deque[float] = field(default_factory=lambda: deque[float](maxlen=AUTO_TIMEOUT_STEPS))
     """Durations of the latest steps after the first, in seconds, without interrupted ones."""
     cpu_wait_s: float = 0.0
     """Seconds that it had waited for a CPU at the last poll."""
     cpu_wait_polled_at: float = 0.0
 
-    def on_step(self, step: int) -> None:
-        """Record a finished step, which clears a hang."""
-        now = time.monotonic()
+    def on_step(self, step: int, at: float | None = None) -> None:
+        """Record a step that finished now, or at this monotonic time; it clears a hang."""
+        now = time.monotonic() if at is None else at
+        took_s = now - self.last_message_at
         if self.step < 0:
-            self.first_step_s = now - self.last_message_at
+            self.first_step_s = took_s
         elif not self.interrupted:
-            self.step_durations_s.append(now - self.last_message_at)
+            self.step_durations_s.append(took_s)
+            self.longest_step_s = max(self.longest_step_s, took_s)
         self.step, self.interrupted = step, False
         self._on_message(Activity.STEPPING, now)
 
@@ -89,6 +112,7 @@ class RankProgress:
 
     def _on_message(self, activity: Activity, now: float) -> None:
         self.activity, self.last_message_at, self.hung = activity, now, False
+        self.recheck_at, self.first_use = 0.0, None
         if now - self.cpu_wait_polled_at >= CPU_WAIT_POLL_S:
             self.cpu_wait_s, self.cpu_wait_polled_at = cpu_wait_s(self.pid), now
 
@@ -99,10 +123,23 @@ class RankProgress:
         in_step = self.step >= 0 and self.activity is Activity.STEPPING
         allowed_s = timeouts.step_s(self.first_step_s, self.step_durations_s) if in_step else timeouts.non_step_s
         if not self.hung:
-            return self.last_message_at + allowed_s
+            return max(self.last_message_at + allowed_s, self.recheck_at)
         # When two ranks wait for each other, the reports of both must arrive within seconds of each other.
         soon = self.reported_at - self.last_message_at < 2 * allowed_s
         return self.reported_at + (MIN_REPORT_INTERVAL_S if soon else max(MIN_REPORT_INTERVAL_S, allowed_s))
+
+    def postpone(self, now: float, silence: Silence) -> None:
+        """The rank may be at work: check it again later."""
+        silent_s = now - self.last_message_at
+        self.hung = False
+        self.recheck_at = now + min(MAX_RECHECK_S, max(MIN_RECHECK_S, silent_s / 2))
+        if silence is Silence.IDLE:
+            self.recheck_at = max(now + MIN_RECHECK_S, self.last_message_at + self.idle_limit_s)
+
+    @property
+    def idle_limit_s(self) -> float:
+        """Seconds after which it is reported if it is idle outside a collective."""
+        return 0.0 if self.has_session else max(MIN_IDLE_S, IDLE_FACTOR * self.longest_step_s)
 
     def cpu_starved_s(self) -> float:
         """Seconds since its last message in which the rank was runnable but waited for a CPU."""
@@ -133,6 +170,8 @@ class HangDetector:
         self._clock = clock
         self._send = send
         self._started_at = time.monotonic()
+        self._needs_evidence = order.step_timeout_s == "auto" and order.replica_count == 1
+        """Whether a rank is reported only if its process does nothing."""
         self._watch_task: asyncio.Task[None] | None = None
         self._report_tasks: set[asyncio.Task[None]] = set()
         self._dump_slots = asyncio.Semaphore(MAX_CONCURRENT_DUMPS)
@@ -179,16 +218,17 @@ class HangDetector:
     def report_silent(self, running: Mapping[int, int], *, all_ranks: bool) -> None:
         """Report the ranks in `running` (rank to pid) that have not connected yet, or all of them, once each."""
         for rank, pid in running.items():
-            if rank not in self.progress and rank not in self._without_session:
+            unknown = self._without_session.get(rank)
+            if rank not in self.progress and (unknown is None or not unknown.hung):
                 self._without_session[rank] = RankProgress(pid, has_session=False, last_message_at=self._started_at)
-                self._start_report(rank, self._without_session[rank])
+                self._start_report(rank, self._without_session[rank], forced=all_ranks)
             elif (
                 all_ranks
                 and (progress := self.progress.get(rank)) is not None
                 and not progress.hung
                 and not progress.closed
             ):
-                self._start_report(rank, progress)
+                self._start_report(rank, progress, forced=True)
 
     def dump_stacks(self, rank: int, pid: int) -> None:
         """Dump a rank's stacks and send them, on a user's request."""
@@ -212,6 +252,7 @@ class HangDetector:
                 process_state=state,
                 stacks=stacks.path,
                 top_frame=stacks.top_frame,
+                frames=stacks.frames,
                 flight_dumps=shown.files,
                 collectives=shown.collectives,
             )
@@ -240,25 +281,41 @@ class HangDetector:
                 next_at = min(next_at, due - ahead_s)
             await asyncio.sleep(max(0.0, next_at - time.monotonic()) + 0.001)
 
-    def _start_report(self, rank: int, progress: RankProgress, due: float = 0.0) -> None:
-        """Report in a task per rank: dumping takes seconds, and another rank's deadline may be milliseconds away."""
+    def _start_report(self, rank: int, progress: RankProgress, due: float = 0.0, *, forced: bool = False) -> None:
+        """Report in a task per rank: dumping takes seconds, and another rank's deadline may be milliseconds away.
+
+        `forced`: whatever its process does, since another rank gave up waiting.
+        """
         progress.hung, progress.reported_at = True, time.monotonic()
-        report = asyncio.ensure_future(self._report_hang(rank, progress, due))
+        needs_evidence = self._needs_evidence and not forced
+        report = asyncio.ensure_future(self._report_hang(rank, progress, due, needs_evidence=needs_evidence))
         self._report_tasks.add(report)
         report.add_done_callback(self._report_tasks.discard)
 
-    async def _report_hang(self, rank: int, progress: RankProgress, due: float) -> None:
+    async def _report_hang(
+        self, rank: int, progress: RankProgress, due: float, *, needs_evidence: bool = False
+    ) -> None:
         """Dump the stacks and flight recorders of a silent rank, and report it unless it has resumed or exited.
 
-        The report waits for the deadline.
+        The report waits for the deadline. If it `needs_evidence`, a rank that may be at work is checked again later.
         """
         last_message_at = progress.last_message_at
         last_step_at = self._clock() - (time.monotonic() - last_message_at)
+        busy = needs_evidence and await self._is_busy(progress)
         state = state_letter(progress.pid)
         into = self._folder / f"stacks-attempt-{self._order.attempt}-rank-{rank}.txt"
-        stacks, shown = await self._dump(rank, progress.pid, state, into)
+        if busy and state != "T":  # its stacks matter only if it waits for a GPU
+            stacks, shown = StackDump(), await self._recorders.dump(rank)
+        else:
+            stacks, shown = await self._dump(rank, progress.pid, state, into)
         await self._wait_due(progress, due)
         if progress.closed or progress.last_message_at != last_message_at:
+            return
+        silence = classify_silence(state=state, busy=busy, top_frame=stacks.top_frame, collectives=shown.collectives)
+        silent_s = time.monotonic() - last_message_at
+        idle = silence is Silence.IDLE and progress.step >= 0 and silent_s < progress.idle_limit_s
+        if needs_evidence and (silence is Silence.BUSY or idle):
+            progress.postpone(time.monotonic(), silence)
             return
         self._send(
             RankHung(
@@ -273,12 +330,24 @@ class HangDetector:
                 process_state=state,
                 stacks=stacks.path,
                 top_frame=stacks.top_frame,
+                frames=stacks.frames,
                 has_session=progress.has_session,
                 commit_line=stacks.commit_line,
                 flight_dumps=shown.files,
                 collectives=shown.collectives,
+                waits_for_peers=silence is Silence.WAITING_FOR_PEERS,
+                unless_others_work=needs_evidence and silence is not Silence.STOPPED,
             )
         )
+
+    async def _is_busy(self, progress: RankProgress) -> bool:
+        """Whether a rank's process is at work: now, or on average since the first check in this silence."""
+        before = await asyncio.to_thread(process_use, progress.pid)
+        await asyncio.sleep(USE_WINDOW_S)
+        after = await asyncio.to_thread(process_use, progress.pid)
+        if progress.first_use is None:
+            progress.first_use = before
+        return is_busy(before, after) or is_busy(progress.first_use, after)
 
     async def _wait_due(self, progress: RankProgress, due: float) -> None:
         """Wait until the deadline, which time without a CPU postpones."""

@@ -82,7 +82,7 @@ def updated(link: LinkSpeed, counters: TcpCounters, look: int) -> LinkSpeed:
 def lost_to_newer(link: LinkSpeed, others: Iterable[LinkSpeed]) -> bool:
     """Whether newer connections have what a slow one has lost: `others` are those over the same interface.
 
-    Another phase of the job may use more connections at once. Those that began about when the link did were there
+    Another phase of the job may use more connections together. Those that began about when the link did were there
     when its reference was taken.
     """
     newer = sum(

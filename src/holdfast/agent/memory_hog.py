@@ -11,11 +11,11 @@ import os
 import time
 from pathlib import Path
 
-from holdfast.agent.memory_pressure import HIGH_USE, POLL_S
 from holdfast.agent.oom import kills_since, oom_snapshot
 from holdfast.host.cgroups import PREFIX, memory_group
 from holdfast.host.memory_usage import cgroup_usage
 from holdfast.host.process_limits import RANK_OOM_SCORE
+from holdfast.watch.memory_pressure import HIGH_USE, POLL_S
 
 CHUNK_BYTES = 1 << 16
 """Small, because this process cannot notice a kill while it allocates."""

@@ -66,7 +66,7 @@ def explaining(lines: Iterable[str]) -> tuple[str, ...]:
 
 
 def _written_since(path: str, since: float) -> Iterator[tuple[float, Path]]:
-    """The files, each with when it was last written; a pipe in their place would block whoever opens it."""
+    """The files, each with when it was last written; a pipe in their place would block the reader."""
     for file in files_written(path):
         try:
             known = file.lstat()

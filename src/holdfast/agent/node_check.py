@@ -19,7 +19,7 @@ FACTS_S = 1.0
 
 
 class NodeCheck:
-    """Checks this node once; later requests get the same report."""
+    """Checks this node once for each number; later requests with it get the same report."""
 
     def __init__(
         self, *, node: int, generation: int, address: str, clock: Clock, send: Callable[[NodeChecked], object]
@@ -28,10 +28,12 @@ class NodeCheck:
         self._clock = clock
         self._send = send
         self._task: asyncio.Task[NodeChecked] | None = None
+        self._number = 0
 
     def request(self, order: CheckNode) -> None:
         """Send the report, now or when the checks have ended."""
-        if self._task is None:
+        if self._task is None or (self._task.done() and order.number > self._number):
+            self._number = order.number
             self._task = asyncio.ensure_future(asyncio.to_thread(self._check, order))
             self._task.add_done_callback(lambda done: self._send(done.result()))
         elif self._task.done():

@@ -199,7 +199,7 @@ def options(order: ProbeNode, view: NodeView) -> tuple[str, ...]:
 
 
 async def _kill(ranks: Iterable[_Rank]) -> None:
-    """Kill what is left, and reap it; the report says that no process is left."""
+    """Kill and reap the processes that still run, before the report that there are none."""
     for each in ranks:
         if each.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):

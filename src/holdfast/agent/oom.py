@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.agent.kernel_log import kernel_records
 from holdfast.host.cgroups import KILL_COUNTERS, memory_group
+from holdfast.host.kernel_log import kernel_records
 
 _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 

@@ -29,6 +29,7 @@ from holdfast.protocol.rank_messages import (
     Hello,
     ProgramEnded,
     RankToAgent,
+    StepClockFailed,
     UnknownKindError,
     decode_rank_message,
 )
@@ -70,7 +71,9 @@ class RankServer:
         self.known_ranks: set[int] = set()
         """Ranks that have sent a hello at any time."""
         self.connections: dict[int, asyncio.WriteTransport] = {}
-        """Ranks that have sent a hello and are still connected."""
+        """Ranks whose Session has sent a hello and is still connected."""
+        self.step_clocks: dict[int, asyncio.WriteTransport] = {}
+        """Ranks whose step clock is connected; it takes no requests."""
         self.open_connections = 0
         """Open connections, including those without a hello."""
         self.idle = asyncio.Event()
@@ -104,6 +107,14 @@ class RankServer:
         if self._stop_request:
             transport.write(self._stop_request)
 
+    def register_step_clock(self, rank: int, transport: asyncio.WriteTransport) -> bool:
+        """A rank's step clock has sent its hello; whether it is the first, and the rank has no Session."""
+        if rank in self.connections or rank in self.step_clocks:
+            return False
+        self.known_ranks.add(rank)
+        self.step_clocks[rank] = transport
+        return True
+
     def accepts(self, rank: int) -> bool:
         """Whether it can be a rank of this attempt."""
         return rank < self.world_size and (rank in self.known_ranks or len(self.known_ranks) < MAX_CONNECTIONS)
@@ -130,7 +141,7 @@ class RankServer:
                     await self.idle.wait()
 
     def close(self) -> None:
-        for transport in self.connections.values():
+        for transport in (*self.connections.values(), *self.step_clocks.values()):
             transport.close()
         if self._server is not None:
             self._server.close()
@@ -184,6 +195,10 @@ class _RankConnection(asyncio.Protocol):
         if self._rank is not None and server.connections.get(self._rank) is self._transport:
             del server.connections[self._rank]
             server.handler.on_close(self._rank)
+        elif self._rank is not None and server.step_clocks.get(self._rank) is self._transport:
+            del server.step_clocks[self._rank]
+            if self._rank not in server.connections:
+                server.handler.on_close(self._rank)
         server.open_connections -= 1
         server.idle.set()
 
@@ -200,9 +215,12 @@ class _RankConnection(asyncio.Protocol):
             if self._rank not in (None, message.rank) or not self._server.accepts(message.rank):
                 self._drop(DropReason.ANOTHER_RANK, line)
                 return
+            if not message.step_clock:
+                self._server.register(message.rank, self._transport)
+            elif not self._server.register_step_clock(message.rank, self._transport):
+                return
             self._rank = message.rank
-            self._server.register(message.rank, self._transport)
-        if isinstance(message, ProgramEnded):
+        if isinstance(message, ProgramEnded | StepClockFailed):
             if not self._server.accepts(message.rank):
                 self._drop(DropReason.ANOTHER_RANK, line)
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import shutil
@@ -18,16 +19,17 @@ from typing import BinaryIO
 from holdfast.agent.device_evidence import device_evidence
 from holdfast.agent.error_line import last_error_line
 from holdfast.agent.jax_coordinator import bind_address_env
-from holdfast.agent.kernel_log import KERNEL_LOG
 from holdfast.agent.launcher_report import LauncherReport, read_launcher_report
 from holdfast.agent.nccl_warnings import nccl_warnings
 from holdfast.agent.oom import OomSnapshot, oom_evidence, oom_snapshot
 from holdfast.agent.rendezvous_port import port_conflict
+from holdfast.agent.step_clock import step_clock_file, with_step_clock
 from holdfast.agent.zygote import ColdStart, RankCommand
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode
 from holdfast.events import DeviceFault, ExitReason
 from holdfast.host.files import private_opener
+from holdfast.host.kernel_log import KERNEL_LOG
 from holdfast.host.process_limits import become_rank
 from holdfast.host.processes import by_env, descendants, send_signal
 from holdfast.os_errors import probe_disk, room_in
@@ -99,6 +101,12 @@ class RankProcess:
         return ended is not None and not ended.stopped and ended.reason.is_success(ended.code)
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended, and not because the agent stopped it or its program was done."""
+        ended = self.exit
+        return ended is not None and not (ended.stopped or ended.reason.is_success(ended.code))
+
+    @property
     def ranks(self) -> range:
         """The ranks of this process: its own, or those that it launches."""
         return range(self.rank, self.rank + self.launch.rank_count)
@@ -132,7 +140,7 @@ class RankProcess:
             ours |= memory
         cwd = code / self.launch.cwd
         ours |= bind_address_env(self.launch.argv, cwd, self.launch.env.get("JAX_COORDINATOR_ADDRESS", ""))
-        environ = {**defaults, **self.launch.env_defaults, **os.environ, **self.launch.env, **ours}
+        environ = with_step_clock({**defaults, **self.launch.env_defaults, **os.environ, **self.launch.env, **ours})
         self._nccl_file = defaults.get(FILE, "") if environ.get(FILE) == defaults.get(FILE) else ""
         return RankCommand(
             rank=self.rank, argv=self.launch.argv, cwd=cwd, environ=environ, code_dir=code, cgroup=cgroup
@@ -224,8 +232,11 @@ class RankProcess:
         self.signal(signal.SIGKILL, group=True)
 
     def clean_up(self) -> None:
-        """Remove the folder next to its socket, which holds files that must not outlive it."""
+        """Remove what lies next to its socket and must not outlive it."""
         shutil.rmtree(f"{self.socket}.d", ignore_errors=True)
+        for rank in self.ranks:
+            with contextlib.suppress(OSError):  # the agent has usually removed it at the rank's first step
+                os.unlink(step_clock_file(self.socket, rank))
 
     def _reap(self, descriptor: int, on_exit: Callable[[RankProcess], None]) -> None:
         at = self._clock()

@@ -7,14 +7,16 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
 from holdfast.agent.hang_detector import HangDetector, RankProgress
 from holdfast.agent.rate_limits import CHECKPOINT_LIMIT, FINDING_LIMIT, DropCounter, DropReason, RateLimiter
 from holdfast.agent.step_aggregator import StepAggregator
+from holdfast.agent.step_clock import StepClockReader
 from holdfast.clock import Clock
-from holdfast.events import AgentEvent, CheckpointCommitted, RanksDrained
+from holdfast.events import AgentEvent, CheckpointCommitted, CorruptionObserved, NumericFaultObserved, RanksDrained
 from holdfast.findings import Finding, replica_suffix
 from holdfast.protocol.clipping import clip_finding
 from holdfast.protocol.metric_validation import DroppedMetrics
@@ -22,14 +24,19 @@ from holdfast.protocol.orders import StartRanks
 from holdfast.protocol.rank_messages import (
     Activity,
     ActivityChanged,
+    CorruptionReported,
     ExitingOnRequest,
     FindingReported,
+    GpuMemory,
     Hello,
+    NumericFaultReported,
     ProgramEnded,
     RankCheckpointCommitted,
+    RankPhases,
     RankStep,
     RankStepMetrics,
     RankToAgent,
+    StepClockFailed,
 )
 
 log = logging.getLogger("holdfast.agent")
@@ -65,8 +72,11 @@ class RankReports:
         report_finding: Callable[[Finding], None],
         on_step: Callable[[int, int], None],
         on_first_step: Callable[[], None],
+        on_gpu_memory: Callable[[int, GpuMemory], None],
         on_program_ended: Callable[[ProgramEnded], None],
+        socket_of: Callable[[int], Path] = lambda _: Path(),
     ) -> None:
+        """`socket_of` returns the path of the socket on which a rank reaches this agent."""
         self._replica = order.replica
         self._attempt = order.attempt
         self._node = node
@@ -78,7 +88,10 @@ class RankReports:
         self._on_step = on_step
         self._on_first_step = on_first_step
         """Called at the first step of each rank."""
+        self._on_gpu_memory = on_gpu_memory
         self._on_program_ended = on_program_ended
+        self._socket_of = socket_of
+        self._step_clocks = StepClockReader(self._on_clocked_step)
         self._drop_counter = DropCounter(node)
         self._limits: dict[int, _RankLimits] = {}
         """Keyed by rank."""
@@ -92,8 +105,13 @@ class RankReports:
         for finding in self._drop_counter.totals():
             self._report_finding(finding)
 
+    def stop(self) -> None:
+        """The attempt is over."""
+        self._step_clocks.stop()
+
     def on_close(self, rank: int) -> None:
         """A rank has closed its connection."""
+        self._step_clocks.remove_rank(rank)
         self._hang_detector.mark_closed(rank)
         self._step_aggregator.complete(rank)
 
@@ -106,24 +124,30 @@ class RankReports:
     def on_message(self, rank: int, message: RankToAgent, dropped: Mapping[str, str]) -> None:
         """Handle a rank's message; `dropped` maps the name of each missing metric to the reason."""
         match message:
+            case Hello(step_clock=True):
+                if self._step_clocks.add_rank(rank, self._socket_of(rank)):
+                    self._hang_detector.add_rank(rank, RankProgress(message.pid, has_session=False))
+                    self._step_aggregator.add_rank(rank, step_clock=True)
             case Hello():
+                self._step_clocks.remove_rank(rank)
                 self._hang_detector.add_rank(
                     rank, RankProgress(message.pid, self._clock.offset_s(message.clock) or 0.0)
                 )
                 self._step_aggregator.add_rank(rank)
             case RankStep():
                 progress = self._hang_detector.progress[rank]
-                if progress.step < 0:
-                    self._on_first_step()
-                progress.on_step(message.step)
-                self._step_aggregator.add(rank, _to_agent_time(message, progress.clock_ahead_s))
-                self._on_step(rank, message.step)
+                self._record_step(rank, _shifted(message, -progress.clock_ahead_s), time.monotonic())
                 for finding in self._limits_of(rank).metrics.report(message.step, dropped):
                     self._report_finding(finding)
             case RankStepMetrics():
                 self._step_aggregator.add_metrics(rank, message)
                 for finding in self._limits_of(rank).metrics.report(message.step, dropped):
                     self._report_finding(finding)
+            case RankPhases(times=times, gpu=gpu):
+                if gpu is not None:
+                    self._on_gpu_memory(rank, gpu)
+                ahead_s = self._hang_detector.progress[rank].clock_ahead_s
+                self._step_aggregator.add_phases(rank, times, ahead_s=ahead_s)
             case ActivityChanged():
                 self._hang_detector.progress[rank].set_activity(message.to)
                 if self.draining and message.to is Activity.FINISHED:
@@ -132,10 +156,29 @@ class RankReports:
                 self._on_checkpoint(rank, message)
             case ProgramEnded():
                 self._on_program_ended(message)
+            case StepClockFailed():
+                log.warning("the step clock of rank %s is off: %s", message.rank, ascii(message.error[:500]))
             case ExitingOnRequest():
                 self._hang_detector.progress[rank].exits_on_request = True
             case FindingReported(finding=finding):
                 self._forward_finding(rank, clip_finding(finding))
+            case NumericFaultReported():
+                self._forward_numeric_fault(rank, message)
+            case CorruptionReported():
+                self._forward_corruption(rank, message)
+
+    def _record_step(self, rank: int, step: RankStep, ended_at: float) -> None:
+        """Record a rank's step, which ended at a time of the monotonic clock."""
+        progress = self._hang_detector.progress[rank]
+        if progress.step < 0:
+            self._on_first_step()
+        progress.on_step(step.step, ended_at)
+        self._step_aggregator.add(rank, step)
+        self._on_step(rank, step.step)
+
+    def _on_clocked_step(self, rank: int, step: RankStep, ended_at: float) -> None:
+        """Record a step of a rank without a Session, with times of the monotonic clock."""
+        self._record_step(rank, _shifted(step, self._clock() - time.monotonic()), ended_at)
 
     def _limits_of(self, rank: int) -> _RankLimits:
         if rank not in self._limits:
@@ -189,11 +232,52 @@ class RankReports:
         self._recent_findings[finding.code] = rank, time.monotonic()
         self._report_finding(finding)
 
+    def _forward_numeric_fault(self, rank: int, message: NumericFaultReported) -> None:
+        """Forward what is wrong with a rank's numbers, unless it exceeds its limit; damage is always reported."""
+        if not message.damaged and not self._limits_of(rank).findings.try_acquire(time.monotonic()):
+            self.on_drop(rank, DropReason.FINDINGS, message.finding.what)
+            return
+        self._step_aggregator.flush()  # report the step before what is wrong with it
+        self._send(
+            NumericFaultObserved(
+                at=self._clock(),
+                node=self._node,
+                replica=self._replica,
+                attempt=self._attempt,
+                rank=rank,
+                step=message.step,
+                fault=message.fault,
+                quantity=message.quantity,
+                parameter_group=message.parameter_group,
+                damaged=message.damaged,
+                is_origin=message.is_origin,
+                finding=clip_finding(message.finding),
+            )
+        )
+
+    def _forward_corruption(self, rank: int, message: CorruptionReported) -> None:
+        self._step_aggregator.flush()
+        self._send(
+            CorruptionObserved(
+                at=self._clock(),
+                node=self._node,
+                replica=self._replica,
+                attempt=self._attempt,
+                rank=rank,
+                step=message.step,
+                agreed_step=message.agreed_step,
+                quantity=message.quantity,
+                certain=message.certain,
+                continues=message.continues,
+                finding=clip_finding(message.finding),
+            )
+        )
+
     def _report_drained(self) -> None:
         self.draining = False
         self._step_aggregator.flush()
         self._send(RanksDrained(at=self._clock(), node=self._node, replica=self._replica, attempt=self._attempt))
 
 
-def _to_agent_time(step: RankStep, ahead_s: float) -> RankStep:
-    return msgspec.structs.replace(step, started=step.started - ahead_s, ended=step.ended - ahead_s)
+def _shifted(step: RankStep, by_s: float) -> RankStep:
+    return msgspec.structs.replace(step, started=step.started + by_s, ended=step.ended + by_s)

@@ -230,7 +230,7 @@ class SocketWatch:
         return data
 
     def _report(self, data: Sequence[RankSocket]) -> bool:
-        """Report the first connections at once, and others when they no longer change; return whether they do not.
+        """Report the first connections immediately, and others when they no longer change; return whether they do not.
 
         Those that carry data over another interface are reported again.
         """

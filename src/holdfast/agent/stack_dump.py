@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from holdfast.diagnose.rank_stack import Stack, training_stack
+
 log = logging.getLogger("holdfast.agent")
 
 DUMP_TIMEOUT_S = 5.0
@@ -38,6 +40,8 @@ class StackDump:
 
     path: str = ""
     top_frame: str = ""
+    frames: Stack = ()
+    """The training thread's frames, by which ranks are compared."""
     commit_line: int = 0
     """Line of the main thread in `Session.commit`, after the step's report; 0 elsewhere."""
 
@@ -81,7 +85,8 @@ async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDu
     dump = output.decode(errors="replace")
     match = _MAIN_FRAME.search(dump)
     innermost = f"{match['function']} ({match['place']})" if match else ""
-    return StackDump(path=str(into), top_frame=innermost, commit_line=commit_line(dump))
+    frames, line = training_stack(dump), commit_line(dump)
+    return StackDump(path=str(into), top_frame=innermost, frames=frames, commit_line=line)
 
 
 async def _output(process: asyncio.subprocess.Process) -> bytes:

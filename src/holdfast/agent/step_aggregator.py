@@ -18,6 +18,7 @@ import msgspec
 from holdfast.metrics.metric_catalog import reduce_metrics, reduced_metrics
 from holdfast.protocol.metric_validation import limit_metric_count, split_valid_metrics
 from holdfast.protocol.orders import NodeStep, Progress, StartRanks
+from holdfast.protocol.phase_times import PhaseTimes, merged
 from holdfast.protocol.rank_messages import RankStep, RankStepMetrics
 
 MAX_STEPS_PER_MESSAGE = 128
@@ -35,6 +36,8 @@ class _RankSteps:
     """Steps that one rank has reported."""
 
     last_step: int = -1
+    step_clock: bool = False
+    """Whether no Session reports them, but the step clock."""
     awaited: deque[RankStep] = field(default_factory=deque[RankStep])
     """Steps whose metrics have not arrived, and those after them."""
     pending: deque[RankStep] = field(default_factory=lambda: deque[RankStep](maxlen=MAX_PENDING_STEPS))
@@ -70,12 +73,14 @@ class StepAggregator:
         self._ranks: dict[int, _RankSteps] = {}
         self._expected = sum(launch.rank_count for launch in order.ranks)
         self._completed: list[NodeStep] = []
+        self._phases: dict[int, PhaseTimes] = {}
+        """By rank, how it spent the steps since the last message."""
         self._flushed_at = 0.0
         self._flush_timer: asyncio.TimerHandle | None = None
 
-    def add_rank(self, rank: int) -> None:
-        """A rank will report steps."""
-        self._ranks[rank] = _RankSteps()
+    def add_rank(self, rank: int, *, step_clock: bool = False) -> None:
+        """A rank will report steps, with a Session or with the step clock."""
+        self._ranks[rank] = _RankSteps(step_clock=step_clock)
 
     def add(self, rank: int, step: RankStep) -> None:
         """Record a rank's step, unless its metrics follow; times are on the agent's clock."""
@@ -95,6 +100,14 @@ class StepAggregator:
                 self.complete(rank, until=message.step)
                 return
 
+    def add_phases(self, rank: int, times: PhaseTimes, *, ahead_s: float) -> None:
+        """Record how a rank spent its last steps, to be sent with the node's next steps."""
+        if not times.is_valid:
+            return
+        arrived = times.arrived - ahead_s if times.arrived else 0.0
+        times = msgspec.structs.replace(times, rank=rank, arrived=arrived)
+        self._phases[rank] = merged(self._phases[rank], times) if rank in self._phases else times
+
     def complete(self, rank: int, *, until: float = math.inf) -> None:
         """Record the rank's steps up to this one, although their metrics may not have arrived."""
         awaited = self._ranks[rank].awaited if rank in self._ranks else deque[RankStep]()
@@ -110,9 +123,12 @@ class StepAggregator:
         ranks = [one for _, one in sorted(self._ranks.items())]
         completed_step = min(one.last_step for one in ranks)
         while (first := next(iter(ranks[0].pending), None)) and first.step <= completed_step:
-            finished = [one.pop(first.step) for one in ranks]
+            finished = [found for one in ranks if (found := one.pop(first.step)) is not None]
             self.step_count += 1
-            self._completed.append(_merge([step for step in finished if step is not None], has_rank0=0 in self._ranks))
+            completed = _merge(finished, has_rank0=0 in self._ranks)
+            if any(one.step_clock for one in ranks):
+                completed = msgspec.structs.replace(completed, step_clock=True)
+            self._completed.append(completed)
         if self._completed and self._flush_timer is None:
             wait_s = max(0.0, self._flushed_at + self._order.progress_interval_s - time.monotonic())
             self._flush_timer = asyncio.get_running_loop().call_later(wait_s, self.flush)
@@ -129,8 +145,18 @@ class StepAggregator:
         if measured := self._node_metrics():
             kept, _ = limit_metric_count({**completed[-1].metrics, **measured})
             completed[-1] = msgspec.structs.replace(completed[-1], metrics=kept)
+        phases, self._phases = tuple(self._phases.values()), {}
         for steps in _split_into_messages(completed):
-            self._send(Progress(node=self._node, replica=self._order.replica, attempt=self._order.attempt, steps=steps))
+            self._send(
+                Progress(
+                    node=self._node,
+                    replica=self._order.replica,
+                    attempt=self._order.attempt,
+                    steps=steps,
+                    phases=phases,
+                )
+            )
+            phases = ()
 
 
 def _split_into_messages(completed: list[NodeStep]) -> Iterator[tuple[NodeStep, ...]]:

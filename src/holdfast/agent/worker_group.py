@@ -17,9 +17,11 @@ from pathlib import Path
 from holdfast.agent.echo import Echo
 from holdfast.agent.exit_watcher import ExitWatcher
 from holdfast.agent.fabric_watch import FabricWatch
+from holdfast.agent.failure_evidence import FailedRanks
 from holdfast.agent.flight_dump import FlightRecorders
 from holdfast.agent.hang_detector import HangDetector
 from holdfast.agent.log_retention import LogRetention
+from holdfast.agent.memory_watch import MemoryWatch
 from holdfast.agent.orphans import OrphanProcesses
 from holdfast.agent.prewarm import PrewarmPool, RankSlot
 from holdfast.agent.rank_ipc import RankServer
@@ -53,7 +55,6 @@ from holdfast.protocol.rank_messages import (
     AgentToRank,
     CheckpointAndExitNow,
     InjectRankFault,
-    RankFault,
     TakeCheckpointNow,
 )
 from holdfast.protocol.rank_output import OutputSource
@@ -91,6 +92,7 @@ class WorkerGroup:
         send: Callable[[AgentEvent | Progress], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[WorkerGroup], None],
+        on_failed: Callable[[FailedRanks], None],
         echo: Echo | None = None,
     ) -> None:
         self.replica = order.replica
@@ -115,6 +117,9 @@ class WorkerGroup:
         self._commands: dict[RankSlot, RankCommand] = {}
         self._send = send
         self._on_stopped = on_stopped
+        self._on_failed = on_failed
+        self._killed = False
+        """Whether the ranks were killed at once, as a failure elsewhere requires."""
         self._recorders = FlightRecorders(folder, order.attempt)
         self._fabric_watch = FabricWatch(order, node=node, folder=folder, clock=clock, send=send)
         self._hang_detector = HangDetector(
@@ -141,6 +146,14 @@ class WorkerGroup:
             report_finding=self._report_finding,
             kill=self._kill_ended_program,
         )
+        self._memory_watch = MemoryWatch(
+            node=node,
+            replica=order.replica,
+            pids=self._session_pids,
+            steps_of=lambda rank: self._hang_detector.progress[rank].step,
+            report_finding=self._report_finding,
+            clock=clock,
+        )
         self._reports = RankReports(
             order,
             node=node,
@@ -150,8 +163,10 @@ class WorkerGroup:
             send=send,
             report_finding=self._report_finding,
             on_step=on_step,
+            on_gpu_memory=self._memory_watch.add_gpu,
             on_first_step=partial(self._schedule_prewarm, PREWARM_AFTER_FIRST_STEP_S),
             on_program_ended=self._exit_watcher.on_program_over,
+            socket_of=lambda rank: next(process.socket for process in self.processes if rank in process.ranks),
         )
         self._orphans = OrphanProcesses(
             folder, run=order.env.get("HOLDFAST_RUN", ""), node=node, replica=order.replica, attempt=order.attempt
@@ -237,6 +252,7 @@ class WorkerGroup:
         self._hang_detector.start()
         self._fabric_watch.start()
         self._socket_watch.start()
+        self._memory_watch.start()
         if first is not None:
             rank_0 = next(process for process in self.processes if process.rank == 0)
             self._rendezvous_check = RendezvousCheck(first, pid_of=lambda: rank_0.pid if rank_0.running else None)
@@ -326,6 +342,7 @@ class WorkerGroup:
             if self._code_task is not None:
                 self._code_task.cancel()
             return
+        self._killed |= grace_s == 0.0
 
         def announce() -> None:
             if together:
@@ -344,9 +361,9 @@ class WorkerGroup:
         for channel in self._rank_servers.values():
             channel.send(request)
 
-    def inject(self, rank: int, fault: RankFault) -> None:
+    def inject(self, rank: int, drill: InjectRankFault) -> None:
         """Have a rank's Session inject a fault that no signal can; report if it has no Session."""
-        self._send_to_sessions([self._rank_servers[rank]], InjectRankFault(fault=fault), f"can inject `{fault}`")
+        self._send_to_sessions([self._rank_servers[rank]], drill, f"can inject `{drill.fault}`")
 
     def send_to_sessions(self, request: AgentToRank, what: str) -> None:
         """Send a request to the Sessions; report if no rank has one."""
@@ -399,6 +416,10 @@ class WorkerGroup:
         """The pid of each running rank."""
         running = (process for process in self.processes if process.running)
         return {rank: pid for process in running for rank, pid in process.pids().items()}
+
+    def _session_pids(self) -> dict[int, int]:
+        """The pid of each rank that has a Session."""
+        return {rank: each.pid for rank, each in self._hang_detector.progress.items() if not each.closed}
 
     def _running_pid(self, rank: int) -> int | None:
         """A rank's own pid while it runs, even after its Session has ended."""
@@ -472,7 +493,7 @@ class WorkerGroup:
                 first_failed_rank=ended.first_failed_rank,
                 error_location=ended.error_location,
                 last_step=progress.step if progress else -1,
-                has_session=progress is not None,
+                has_session=progress is not None and progress.has_session,
                 exited_on_request=by_code and self._hang_detector.exited_on_request(process.ranks),
             )
         )
@@ -483,9 +504,11 @@ class WorkerGroup:
     def _finish(self) -> None:
         """Clean up once all ranks have exited: kill their orphans, then report that none is left."""
         self._hang_detector.stop()
+        self._reports.stop()
         self._recorders.close()
         self._fabric_watch.stop()
         self._socket_watch.stop()
+        self._memory_watch.stop()
         self._exit_watcher.stop()
         if self._store_task is not None:
             self._store_task.cancel()
@@ -525,4 +548,17 @@ class WorkerGroup:
                 port=self._rendezvous_port.number,
             )
         )
+        if self._killed or any(process.failed for process in self.processes):
+            self._on_failed(self._failed_ranks())
         self._on_stopped(self)
+
+    def _failed_ranks(self) -> FailedRanks:
+        return FailedRanks(
+            folder=self._folder,
+            replica=self.replica,
+            replica_count=int(self._order.env.get("HOLDFAST_REPLICA_COUNT", "1")),
+            attempt=self.attempt,
+            logs=tuple(Path(process.launch.log) for process in self.processes),
+            environs={command.rank: command.environ for command in self._commands.values()},
+            secret_names=frozenset(self._order.secret_names),
+        )

@@ -22,6 +22,7 @@ from holdfast.cli import (
     explain,
     logs,
     look_up,
+    nodes,
     ps,
     run,
     run_requests,
@@ -46,7 +47,7 @@ COMMANDS = {
         run_requests.cancel,
     ),
     "Inject faults": (drill.drill,),
-    "Verify": (check.check,),
+    "Verify": (check.check, nodes.nodes),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target),
 }

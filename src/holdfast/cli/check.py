@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-    from holdfast.api import NodeReports
     from holdfast.events import AnyEvent, NodeChecked
     from holdfast.events.probe_results import ProbeResult
     from holdfast.findings import CheckResult, Finding
+    from holdfast.preflight.node_reports import NodeReports
 
 NodesOption = Annotated[
     int | None,

@@ -16,16 +16,16 @@ def drill(
         str,
         typer.Argument(
             metavar="ACTION",
-            help="kill, stop, hang, raise, slow, fail, ecc-error, remove, restore, partition, clock-skew, fill, oom, "
-            "or a fault file.",
+            help="kill, stop, hang, raise, slow, data-stall, leak, nan, spike, bitflip, fail, ecc-error, throttle, "
+            "link-errors, remove, restore, partition, clock-skew, fill, oom, or a fault file.",
         ),
     ],
     target: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="TARGET",
-            help="rank:1, collective:1, gpu:1, nvlink:1, nic:1 (of rank 1), node:1, agent:0, controller, lighthouse, "
-            "run-dir or checkpoints.",
+            help="rank:1, collective:1, loss:1, gradient:1, gpu:1, nvlink:1, nic:1 (of rank 1), node:1, agent:0, "
+            "controller, lighthouse, run-dir or checkpoints.",
         ),
     ] = None,
     at_step: Annotated[

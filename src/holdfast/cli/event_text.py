@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast import events
+from holdfast.diagnose.stack_groups import describe_origin
 from holdfast.diagnose.tcp_pairs import format_rate
 from holdfast.events import AnyEvent, CheckpointCommitted, FaultAction, FaultTarget, StepCommitted
 from holdfast.events.probe_results import STAGE_TEXT
@@ -89,6 +90,7 @@ _QUIET = (
     events.RanksStarted,
     events.RanksPrewarmed,
     events.StacksDumped,
+    events.EvidenceKept,
     events.CodeFetched,
     events.RanksStopped,
     events.NodesStarted,
@@ -99,6 +101,7 @@ _QUIET = (
     events.SocketsObserved,
     events.LinksMeasured,
     events.LinkSlowed,
+    events.MonitorsStarted,
 )
 """Internal events that are not printed while following a run."""
 
@@ -182,7 +185,8 @@ def _exited(who: str, event: events.RankExited | events.RanksExited, error: str 
 def _rank_hung(event: events.RankHung) -> str:
     where = f" in {event.top_frame}" if event.top_frame else ""
     after = f", after step {event.last_step}" if event.last_step >= 0 else ""
-    return f"{_rank(event)} has completed no step for {duration(event.waited_s)}{where}{after}"
+    unless = "; it hangs if all other ranks wait too" if event.unless_others_work else ""
+    return f"{_rank(event)} has completed no step for {duration(event.waited_s)}{where}{after}{unless}"
 
 
 _DONE: dict[str, str] = {
@@ -198,6 +202,8 @@ _DONE: dict[str, str] = {
     FaultAction.HANG: "hung",
     FaultAction.SLOW: "slowed",
     FaultAction.FAIL: "failed",
+    FaultAction.THROTTLE: "throttled",
+    FaultAction.LINK_ERRORS: "made link errors of",
     FaultAction.ECC_ERROR: "made an ECC error of",
 }
 
@@ -300,6 +306,21 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.SocketsObserved: _sockets_observed,
     events.LinksMeasured: _links_measured,
     events.LinkSlowed: _link_slowed,
+    events.MonitorsStarted: lambda event: (
+        f"{_node(event)} is watched by {', '.join(event.sources)}; {count(len(event.missing), 'source')} missing"
+    ),
+    events.DeviceFaultObserved: lambda event: f"node{event.node}: {event.finding.what}",
+    events.NumericFaultObserved: lambda event: event.finding.what,
+    events.CorruptionObserved: lambda event: event.finding.what,
+    events.StragglerObserved: lambda event: event.finding.what,
+    events.EvidenceKept: lambda event: (
+        f"node{event.node} kept {count(event.files, 'file')} of attempt {event.attempt}{replica_suffix(event.replica)}"
+        f" in {event.folder}"
+    ),
+    events.StacksCompared: lambda event: (
+        f"compared the stacks of attempt {event.attempt}{replica_suffix(event.replica)}: "
+        + "; ".join((count(len(event.groups) + event.more_groups, "kind"), *describe_origin(event)))
+    ),
     events.StandbyReady: lambda event: f"node{event.node} is ready to take the place of another",
     # The finding's text is in the decision, one line above.
     events.ShutdownDecided: lambda event: (

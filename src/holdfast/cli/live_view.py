@@ -17,9 +17,10 @@ from holdfast.cli.event_text import EventLineFilter
 from holdfast.cli.finding_text import render_recent
 from holdfast.events import AnyEvent
 from holdfast.metrics.metric_text import BREAKDOWN, DETAILS, format_metrics, format_number
-from holdfast.report.formatting import count, duration, format_numbers, percentage, sanitize, short_digest
+from holdfast.report.formatting import count, duration, format_numbers, sanitize, short_digest
 from holdfast.report.rank_table import RankPhase, RankStatus
 from holdfast.report.run_status import NodePhase, NodeStatus, ReplicaStatus, RunPhase, RunStatus
+from holdfast.report.run_summary import format_ettr
 from holdfast.report.status_reducer import update_status
 from holdfast.report.world_size_text import format_world_size
 
@@ -76,11 +77,15 @@ class LiveView:
         now = self._clock(self.status)
         findings = render_recent(self.status, now, most=FINDINGS_SHOWN)
         return Group(
-            render_status(self.status, now, self.status.account(now).ettr), self._output, Text(), recent, *findings
+            render_status(self.status, now, format_ettr(self.status.account(now))),
+            self._output,
+            Text(),
+            recent,
+            *findings,
         )
 
 
-def render_status(status: RunStatus, now: float, ettr: float | None = None) -> RenderableType:
+def render_status(status: RunStatus, now: float, ettr: str = "") -> RenderableType:
     """Headline, progress, and the table of nodes and ranks; `ettr` covers the run up to `now`."""
     parts: list[RenderableType] = [_headline(status, now), *_world_sizes(status), *_progress(status, now, ettr)]
     if fabric := status.worst_fabric:
@@ -122,7 +127,7 @@ def _world_sizes(status: RunStatus) -> Iterator[Text]:
             yield Text(format_world_size(replica.world_size_change), style="bold yellow")
 
 
-def _progress(status: RunStatus, now: float, ettr: float | None) -> Iterator[Text]:
+def _progress(status: RunStatus, now: float, ettr: str) -> Iterator[Text]:
     lead = status.leader
     if lead.step is None:
         return
@@ -134,8 +139,8 @@ def _progress(status: RunStatus, now: float, ettr: float | None) -> Iterator[Tex
         figures += _speed(status)
     elif still_s := lead.stalled_s(now):
         figures.append(f"no step for {duration(still_s)}")
-    if ettr is not None:
-        figures.append(f"ETTR {percentage(ettr)}")
+    if ettr:
+        figures.append(ettr)
     yield Text("   ".join(figures))
     if moves and (details := format_metrics(lead.metrics, DETAILS)):
         yield Text("   ".join(details), style="dim")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from holdfast.cli.common_options import OutputOption, RunArgument
 from holdfast.cli.output import Output, print_json, print_rich, print_text, with_properties
 
 if TYPE_CHECKING:
     from holdfast.report.run_status import ReplicaStatus, RunStatus
-
+from holdfast.report.run_summary import format_ettr
 
 _SUMMARISED = ("history", "ledgers")
 """Fields of the status that the summary shows."""
@@ -18,6 +20,9 @@ _SUMMARISED = ("history", "ledgers")
 def status(
     run: RunArgument = None,
     output: OutputOption = Output.TEXT,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also list what agents monitor, and what their nodes lack for it.")
+    ] = False,
 ) -> None:
     """Show how a run is doing, or how it went.
 
@@ -26,6 +31,7 @@ def status(
     from holdfast import api
     from holdfast.cli.finding_text import join_blocks, render_finding, render_recent
     from holdfast.cli.live_view import render_status
+    from holdfast.cli.monitor_text import monitor_lines
     from holdfast.cli.summary_text import print_summary, summary_document
     from holdfast.report.run_status import RunPhase
 
@@ -50,11 +56,13 @@ def status(
         if known.phase is RunPhase.FAILED:
             print_text(f"why   `holdfast diagnose {found.run_id}`")
     else:
-        print_rich(render_status(known, known.now, known.account(known.now).ettr))
+        print_rich(render_status(known, known.now, format_ettr(known.account(known.now))))
         storage, failing = api.storage_finding(found), api.controller_failing(found)
         still = api.standstill_finding(found, known)
         present = [finding for finding in (unheard, waits, failing, storage, still) if finding]
         present += api.controller_dead(found).findings if abandoned else ()
+        if verbose:
+            print_text("\n".join(monitor_lines(known.nodes.values())))
         if findings := [*render_recent(known, known.now), *map(render_finding, present)]:
             print_rich(join_blocks(findings))
 

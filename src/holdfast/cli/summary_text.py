@@ -18,7 +18,7 @@ _STYLES = {Outcome.SUCCEEDED: "bold green", Outcome.FAILED: "bold red", Outcome.
 
 def summary_document(summary: RunSummary) -> dict[str, object]:
     """The summary as JSON."""
-    account = with_properties(summary.account, "ettr")
+    account = with_properties(summary.account, "ettr", "most_ettr")
     recoveries = [with_properties(recovery, "recomputed_steps") for recovery in summary.recoveries]
     return with_properties(summary) | {"account": account, "recoveries": recoveries}
 

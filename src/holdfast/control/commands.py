@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from holdfast.events import AnyEvent, FaultRequested
 from holdfast.job.backend import NodeId
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import CodeArchive
 from holdfast.protocol.orders import Order
 
@@ -33,6 +34,8 @@ class StartAttempt:
     master_port: int
     code: CodeArchive | None = None
     """The code they run; None for code in place."""
+    checkpoints_back: int = 0
+    """Newest checkpoints that they set aside before they resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,8 @@ class CheckNode:
     """Have a node check itself before it gets ranks; the controller fills in what the job needs."""
 
     node: int
+    number: int
+    """Greater for a check that is to be made anew."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +86,8 @@ class AvoidMachine:
     """The node that failed there."""
     machine: str
     """The target's name of the machine; empty where nodes have none."""
-    cordon: bool = False
-    """Whether other jobs are to avoid it too: its devices have failed, and no earlier controller has cordoned it."""
+    evidence: MachineEvidence | None = None
+    """What later runs and other jobs are to know of it; None if an earlier controller has seen to that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,6 +52,7 @@ from holdfast.control.controller_findings import command_failed, disk_space_find
 from holdfast.control.event_batching import MAX_BATCH_DELAY_S, EventBatcher
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
+from holdfast.control.run_watch import RunWatch
 from holdfast.control.state import NodeState, State
 from holdfast.control.step_commit import StepTracker
 from holdfast.control.step_sampling import MAX_INTERVAL_S, StepSampler, merge_steps
@@ -79,6 +80,9 @@ REPEAT_FINDING_S = 60.0
 
 SHUTDOWN_TRIES = 5
 """Tries to remove the nodes before a run ends without it."""
+
+AVOID_TIMEOUT_S = 15.0
+"""Longest time that the run's end waits until bad machines are remembered."""
 
 AGENT_SHUTDOWN_S = 3.0
 """Seconds that agents have to exit by themselves before the target removes them."""
@@ -122,6 +126,7 @@ class Controller:
         self._agents = AgentRegistry()
         self._step_trackers: dict[int, StepTracker] = {}
         self._step_samplers: defaultdict[int, StepSampler] = defaultdict(StepSampler)
+        self._run_watch = RunWatch()
         self._batcher = EventBatcher()
         self._last_seq: dict[str, int] = {}
         self._reported_info: set[Finding] = set()
@@ -139,6 +144,8 @@ class Controller:
         self._wake = asyncio.Event()
         self._finished = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._avoiding: list[asyncio.Task[None]] = []
+        """What remembers bad machines: the run's end waits for it."""
         former, latest = None, 0.0
         for event in history:
             self._replay(event)
@@ -158,6 +165,7 @@ class Controller:
         self._spawn(self._watch_nodes())
         self._spawn(self._watch_timers())
         self._spawn(self._watch_clock())
+        self._retry("the quarantined machines cannot be avoided yet", self._avoid_quarantined)
         await self._finished.wait()
         for task in self._tasks:
             task.cancel()
@@ -374,7 +382,9 @@ class Controller:
         last = progress.steps[-1].step
         connection.unacked.append((progress.seq, partial(self._is_written, progress.replica, progress.attempt, last)))
         steps = tracker.add(to_controller_time(progress, connection.clock_offset_s), self._clock())
-        return [line for step in steps for line in self._sampled(step)]
+        observed = self._run_watch.add_phases(progress, self._clock())
+        observed += [one for step in steps for one in self._run_watch.add_step(step, nodes=len(tracker.nodes))]
+        return [*(line for step in steps for line in self._sampled(step)), *observed]
 
     def _sampled(self, step: events.StepCommitted) -> list[events.StepCommitted]:
         """The log lines of a newly committed step; a step that a fault waits for is logged immediately."""
@@ -428,8 +438,9 @@ class Controller:
                 current = partial(self._is_current_attempt, replica, attempt)
                 subject = f"attempt {attempt} cannot be started yet"
                 self._send_or_retry(subject, partial(self._send_start, command), current)
-            case CheckNode(node=node):
-                if (order := self._check_order) is not None:
+            case CheckNode(node=node, number=number):
+                if self._check_order is not None:
+                    order = msgspec.structs.replace(self._check_order, number=number)
                     self._agents.send((node,), lambda _: order)
             case StartProbe(replica=replica, number=number):
                 subject = f"the nodes of replica {replica} cannot be probed yet"
@@ -446,7 +457,8 @@ class Controller:
                 self._retry(f"node{node_id.node} cannot be replaced yet", replace, requested)
             case AvoidMachine(node_id=node_id):
                 subject = f"the machine of node{node_id.node} cannot be avoided yet"
-                self._retry(subject, partial(self._avoid_machine, command))
+                avoid = partial(self._avoid_machine, command)
+                self._avoiding.append(self._spawn(self._retry_until_done(subject, avoid, lambda: True, at_end=True)))
             case Cordon(node_id=node_id):
                 subject = f"the machine of node{node_id.node} cannot be put out of use yet"
                 self._retry(subject, partial(self._backend.cordon, node_id))
@@ -460,9 +472,11 @@ class Controller:
             case RecordEvent():
                 pass  # it is in the log by now
 
+    async def _avoid_quarantined(self) -> None:
+        self.report(*await self._backend.quarantined())
+
     async def _avoid_machine(self, command: AvoidMachine) -> None:
-        if finding := await self._backend.avoid_machine(command.node_id, command.machine, cordon=command.cordon):
-            self.report(finding)
+        self.report(*await self._backend.avoid_machine(command.node_id, command.machine, command.evidence))
 
     def _retry(
         self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool] = lambda: True
@@ -517,15 +531,16 @@ class Controller:
         return self._state.replicas[replica].attempt == attempt
 
     async def _retry_until_done(
-        self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool]
+        self, subject: str, act: Callable[[], Awaitable[None]], current: Callable[[], bool], *, at_end: bool = False
     ) -> None:
-        """Execute a command; retry until it succeeds, is no longer `current`, or the run ends.
+        """Execute a command; retry until it succeeds, is no longer `current`, or the run ends; `at_end`: once then too.
 
         A failure affects only this command: its cause is logged, and the machine, which waits for the command's effect,
         decides what follows if it does not come.
         """
         written, pauses = "", _retry_delays()
-        while not self._state.ending and current():
+        while (at_end or not self._state.ending) and current():
+            at_end = at_end and not self._state.ending
             try:
                 await act()
                 return
@@ -558,6 +573,8 @@ class Controller:
         ending = self._state.ending
         assert ending is not None, "FinishRun follows the decision to end"
         outcome, code, reason = ending.outcome, ending.exit_code, ending.reason
+        if self._avoiding:
+            await asyncio.wait(self._avoiding, timeout=AVOID_TIMEOUT_S)
         conclude = partial(self._backend.report_outcome, outcome, code, reason)
         await self._try_at_shutdown("the target cannot be notified how the run ended", conclude)
         self._agents.send(None, lambda _: Shutdown())
@@ -638,6 +655,8 @@ class Controller:
             self._reported_info.add(info)
         if isinstance(event, events.RunCreated):
             self._created_at = event.at
+        if isinstance(event, events.FindingRaised | events.StragglerObserved):
+            self._run_watch.note(event)
         if isinstance(event, events.StepCommitted | events.CheckpointCommitted):
             tracker = self._step_tracker(event.replica)
             if event.attempt == tracker.attempt and isinstance(event, events.StepCommitted):
@@ -646,10 +665,11 @@ class Controller:
             elif event.attempt == tracker.attempt:
                 tracker.checkpointed = max(tracker.checkpointed, event.step)
 
-    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+    def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
+        return task
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         """A task fails here only if it feeds the machine an event that the machine holds to be impossible."""

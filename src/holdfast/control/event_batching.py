@@ -60,7 +60,7 @@ class EventBatcher:
                 pass
             case events.RankExited() if not ending and (message.stopped or message.failed):
                 return False
-            case events.RankHung() if not ending and not hang_suspected:
+            case events.RankHung(unless_others_work=False) if not ending and not hang_suspected:
                 return False
             case _:
                 pass
@@ -103,6 +103,8 @@ def _batch_key(message: BatchableEvent) -> object:
     """Equal for messages that can be merged."""
     if isinstance(message, events.RankExited):
         return (message.replica, message.reason, message.code, message.stopped, message.exited_on_request)
+    if isinstance(message, events.RankHung):
+        return (message.replica, message.unless_others_work)
     return message.replica
 
 
@@ -142,6 +144,13 @@ def _merge(group: list[BatchableEvent]) -> events.AnyEvent:
             return events.RanksExited(
                 at=at, replica=replica, attempt=attempt, ranks=ranks, reason=how, code=code, stopped=stopped
             )
-        case events.RankHung():
-            ranks = events.to_ranges(message.rank for message in group if isinstance(message, events.RankHung))
-            return events.RanksHung(at=at, replica=replica, attempt=attempt, ranks=ranks)
+        case events.RankHung(unless_others_work=provisional):
+            hung = [message for message in group if isinstance(message, events.RankHung)]
+            return events.RanksHung(
+                at=at,
+                replica=replica,
+                attempt=attempt,
+                ranks=events.to_ranges(message.rank for message in hung),
+                unless_others_work=provisional,
+                last_step_at=max(message.last_step_at for message in hung),
+            )

@@ -28,7 +28,7 @@ MAX_SLOW_LINKS = 16
 
 
 def fabric_observed(ctx: Context, event: events.FabricObserved) -> None:
-    """Report once per attempt that the fabric is not as promised; another network ends the run, if the job says so."""
+    """Report once per attempt that the fabric differs from its promise; another network ends the run, if wanted."""
     from holdfast.diagnose.nccl_transport import judge  # 40 ms, which runs without NCCL need not spend
 
     _compare_nodes(ctx, event)

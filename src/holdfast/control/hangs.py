@@ -7,6 +7,9 @@ is conclusive: a rank is stopped by a signal, or is anywhere but in a wait for i
 and the flight recorders name one, or all wait, none of them for another replica. The replicas that wait for it continue
 when it is gone.
 
+With `recovery.step_timeout_s: auto` and one replica, most reports count only if every rank reports: a rank that is at
+work, in an evaluation or a checkpoint, reports nothing, and the others wait for it.
+
 A report begins in agent/rank_reports.py, where a step or another activity renews the deadline of
 job/step_timeouts.py, and in agent/hang_detector.py, which finds it passed. `Timer.FIRST_STEP` asks for reports too, and
 a rank that exits because it waited too long is suspected by rank_handlers.py. After the stop lifecycle.py asks
@@ -16,7 +19,7 @@ root_cause.py and policy.py.
 from __future__ import annotations
 
 from holdfast.control.context import Context, FollowUp
-from holdfast.control.node_set import NO_RANKS
+from holdfast.control.node_set import NO_RANKS, RankSet, ranks_of
 from holdfast.control.notices import has_quorum
 from holdfast.control.policy import HANG_VERDICT_S
 from holdfast.control.rollout import advance_rollout
@@ -26,14 +29,15 @@ from holdfast.control.root_cause import (
     hang_culprits,
     hang_suspicion,
     is_not_waiting,
+    is_standstill,
     timed_out_waiting,
     waits_for_other_replicas,
     waits_inside_replica,
 )
 from holdfast.control.state import ReplicaPhase, ReplicaState, State, Timer
-from holdfast.events import RankHung, StepCommitted
+from holdfast.events import RankHung, RanksHung, StepCommitted
 from holdfast.job.spec import Job
-from holdfast.job.step_timeouts import EARLY_MARGIN_S, EARLY_STEPS, StepTimeouts
+from holdfast.job.step_timeouts import AUTO_MAX_S, EARLY_MARGIN_S, EARLY_STEPS, StepTimeouts
 from holdfast.protocol.orders import ReportSilentRanks
 
 
@@ -42,11 +46,50 @@ def rank_hung(ctx: Context, event: RankHung) -> None:
     replica = ctx.state.replicas[event.replica]
     if ctx.state.has_replicas and not has_quorum(ctx.job, ctx.state):
         return  # it waits for lost replicas
+    if event.unless_others_work and replica.phase is ReplicaPhase.RUNNING:
+        _add_silent(ctx, event, RankSet().with_member(event.rank))
+        return
+    _count_silent(ctx, event.replica)
+    replica = ctx.state.replicas[event.replica]
     ctx.change_replica(event.replica, reported=replica.reported.with_member(event.rank), hangs=(*replica.hangs, event))
     if ctx.state.has_replicas and _is_conclusive(ctx.job, ctx.state, event):
         _stop_suspect(ctx, event.replica)
     else:
         await_reports(ctx, event.replica)
+
+
+def ranks_silent(ctx: Context, event: RanksHung) -> None:
+    """Many ranks report that they do nothing."""
+    if event.unless_others_work:
+        _add_silent(ctx, event, ranks_of(event.ranks))
+
+
+def _add_silent(ctx: Context, event: RankHung | RanksHung, ranks: RankSet) -> None:
+    """Add reports that count only together; stop the replica if all ranks are silent and wait for one another."""
+    replica = ctx.state.replicas[event.replica]
+    if not replica.silent_ranks or event.last_step_at > replica.silent_since:  # a rank has made a step since
+        replica = ctx.change_replica(event.replica, silent=(), silent_ranks=NO_RANKS, silent_since=event.at)
+    own = (event,) if isinstance(event, RankHung) else ()
+    others = tuple(one for one in replica.silent if one.rank not in ranks)
+    replica = ctx.change_replica(event.replica, silent=(*others, *own), silent_ranks=replica.silent_ranks | ranks)
+    everyone = len(replica.silent_ranks | replica.succeeded) >= len(replica.members) * ctx.job.local_world_size
+    if everyone and is_standstill(replica.silent):
+        _count_silent(ctx, event.replica)
+        ctx.raise_(FollowUp.STOP, index=event.replica)
+    elif own and own[0].waited_s >= AUTO_MAX_S and own[0].last_step >= 0:
+        request_reports(ctx, event.replica)
+
+
+def _count_silent(ctx: Context, index: int) -> None:
+    """Count the reports of silent ranks as reports of hung ranks from now on."""
+    replica = ctx.state.replicas[index]
+    ctx.change_replica(
+        index,
+        reported=replica.reported | replica.silent_ranks,
+        hangs=(*replica.hangs, *replica.silent),
+        silent=(),
+        silent_ranks=NO_RANKS,
+    )
 
 
 def await_reports(ctx: Context, index: int) -> None:

@@ -14,11 +14,13 @@ from holdfast import events
 from holdfast.control import elastic, rollout
 from holdfast.control.commands import FinishRun, StartAttempt
 from holdfast.control.context import Context, FollowUp
+from holdfast.control.hang_stacks import compare_stacks
 from holdfast.control.node_set import NO_NODES, NO_RANKS
 from holdfast.control.node_slots import (
     avoid_machine,
     begin_probe,
     empty_slot,
+    examine_nodes,
     mark_failed,
     promote_standbys,
     refill_slot,
@@ -38,8 +40,10 @@ from holdfast.control.policy import (
 from holdfast.control.requests import send_pending_faults
 from holdfast.control.root_cause import first_failure
 from holdfast.control.state import Ending, NodeState, ReplicaPhase, ReplicaState, Timer
+from holdfast.diagnose.stack_groups import describe_stacks
 from holdfast.errors import ExitCode
 from holdfast.findings import Finding, Severity
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job
 from holdfast.job.step_timeouts import StepTimeouts
 from holdfast.preflight.compare import compare, name_nodes
@@ -69,6 +73,7 @@ def start_attempt(ctx: Context, index: int) -> None:
         **rollout.code_of_next_attempt(ctx.state, previous, members),
         members=members,
         lost_slots=NO_NODES,
+        examined=False,
         phase=ReplicaPhase.RUNNING,
         attempt=previous.attempt + 1,
         started_at=ctx.at,
@@ -111,7 +116,7 @@ def _differ(ctx: Context, nodes: tuple[NodeState, ...], *, again: bool) -> bool:
         errors = [finding for finding in findings if finding.severity is Severity.ERROR]
         if errors:
             failed = True
-            mark_failed(ctx, node, errors[0])
+            mark_failed(ctx, node, errors[0], None)
             ctx.raise_(FollowUp.LOSE_FAILED, index=node)
         for finding in findings:
             if finding.severity is not Severity.ERROR and not again:
@@ -131,6 +136,7 @@ def start_command(replica: ReplicaState, nodes: tuple[int, ...]) -> StartAttempt
         master_addr=replica.master_addr,
         master_port=replica.master_port,
         code=replica.code,
+        checkpoints_back=replica.checkpoints_back,
     )
 
 
@@ -206,7 +212,7 @@ def judge_attempt(ctx: Context, index: int) -> None:
         _gather(ctx, index, scale_ups=scale_ups)
         ctx.raise_(FollowUp.ADVANCE, index=index)
         return
-    failure = first_failure(replica, ctx.at)
+    failure = _compare_stacks(ctx, replica, first_failure(replica, ctx.at))
     if failure.node is not None:
         failure = _on_machine(ctx, replica, failure, failure.node)
     if any(loss.evicted for loss in replica.node_failures):
@@ -219,6 +225,17 @@ def judge_attempt(ctx: Context, index: int) -> None:
         _roll_back(ctx, replica, failure)
     else:
         _recover(ctx, replica, failure)
+
+
+def _compare_stacks(ctx: Context, replica: ReplicaState, failure: Failure) -> Failure:
+    """A hang with what the stacks of all ranks show together, which the log gets too; any other failure unchanged."""
+    compared = compare_stacks(ctx.job, replica, ctx.at) if failure.kind is FailureKind.HUNG else None
+    if compared is None:
+        return failure
+    ctx.record(compared)
+    suspects = set(events.from_ranges(compared.suspects)) if compared.origin else set[int]()
+    failure = first_failure(replica, ctx.at, suspects)
+    return replace(failure, evidence=(*failure.evidence, *describe_stacks(compared)))
 
 
 def _on_machine(ctx: Context, replica: ReplicaState, failure: Failure, node: int) -> Failure:
@@ -242,11 +259,17 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     index = replica.replica
     earlier = tuple(one for each in ctx.state.replicas for one in each.failures)
     left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index  # a standby has it
+    failure = replace(failure, was_updated=rollout.was_updated(ctx.state))
     verdict = decide(failure, earlier, ctx.job.recovery, Spare.STANDBY if left_slot else _spare(ctx, replica))
     if verdict.action is Action.REPLACE_NODE and left_slot:
         verdict = replace(verdict, action=Action.PROMOTE)
     _record_recovery(ctx, replica, verdict, failure)
+    # An attempt that has made no step may not have gone back as far as it was to.
+    pending = 0 if replica.has_stepped else replica.checkpoints_back
     _gather(ctx, index, failures=(*replica.failures, failure))
+    ctx.change_replica(index, checkpoints_back=max(verdict.checkpoints_back, pending))
+    if verdict.rolls_code_back:
+        rollout.undo_last_update(ctx, verdict.finding)
     if verdict.action is Action.STOP:
         ending = Ending(outcome=events.Outcome.FAILED, exit_code=verdict.exit_code, reason=verdict.finding.what)
         end_run(ctx, ending, verdict.finding)
@@ -255,6 +278,8 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
         ctx.set_timer(Timer.BACK_OFF, index, ctx.at + verdict.wait_s)
     if verdict.replace_node and failure.node is not None and not left_slot:
         _replace_node(ctx, replica, failure.node, verdict)
+    if verdict.check_nodes:
+        examine_nodes(ctx, index)
     ctx.raise_(FollowUp.ADVANCE, index=index)
 
 
@@ -263,7 +288,7 @@ def _replace_node(ctx: Context, replica: ReplicaState, node: int, verdict: Verdi
     if node in replica.lost_slots:
         return  # it was lost meanwhile, and requested again
     if verdict.avoid_machine:
-        avoid_machine(ctx, node, cordon=True)
+        avoid_machine(ctx, node, MachineEvidence(certainty=verdict.certainty, finding=verdict.finding))
     ctx.set_timer(Timer.MIN_NODES, replica.replica, ctx.at + ctx.job.nodes.min_nodes_wait_s)
     empty_slot(ctx, node, verdict.finding.what, maybe_alive=False)
     promote_standbys(ctx)
@@ -299,6 +324,7 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
     ctx.change_replica(
         index,
         phase=ReplicaPhase.GATHERING,
+        checkpoints_back=0,
         exit_requested=False,
         transfers_state=False,
         attempt_steps=0,
@@ -306,7 +332,11 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         rank_failures=(),
         reported=NO_RANKS,
         hangs=(),
+        silent=(),
+        silent_ranks=NO_RANKS,
         node_failures=(),
+        observed=(),
+        watched=frozenset(),
         drilled=NO_NODES,
         fabric_findings=frozenset(),
         fabric_nodes={},

@@ -9,6 +9,7 @@ failure, root_cause.py which one came first.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -25,6 +26,7 @@ from holdfast.control import (
     rank_handlers,
     requests,
     rollout,
+    watch_handlers,
 )
 from holdfast.control.commands import Commands
 from holdfast.control.context import Context, FollowUp
@@ -78,6 +80,7 @@ NODE_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.StandbyReady: {_STANDBY: node_handlers.standby_ready},
     events.NodeChecked: {_ANY + _STANDBY: node_checks.node_checked},
     events.NodeProbed: {_ANY + _STANDBY: node_checks.node_probed},
+    events.DeviceFaultObserved: {_ANY + _STANDBY: watch_handlers.device_fault_observed},
     Timer.CHECK: {_ANY + _STANDBY: node_checks.check_timed_out},
     Timer.RECONNECT: {_ANY + _STANDBY: node_handlers.reconnect_timed_out},
     Timer.STANDBY_JOIN: {_STANDBY: node_handlers.standby_join_timed_out},
@@ -93,10 +96,13 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
         (_RUNNING, _STOPPING, _DONE): rank_handlers.ranks_exited,
     },
     events.RankHung: {_AT_WORK: hangs.rank_hung},
-    events.RanksHung: {(_HANG_SUSPECTED,): rank_handlers.ranks_hung},
+    events.RanksHung: {(_HANG_SUSPECTED,): rank_handlers.ranks_hung, (_RUNNING,): hangs.ranks_silent},
     events.RanksDrained: {(_STOPPING,): rank_handlers.ranks_drained},
     events.RanksStopped: {_ANY: rank_handlers.ranks_stopped},
     events.NodesStopped: {_ANY: rank_handlers.nodes_stopped},
+    events.NumericFaultObserved: {(*_AT_WORK, _STOPPING): watch_handlers.numeric_fault_observed},
+    events.CorruptionObserved: {(*_AT_WORK, _STOPPING): watch_handlers.corruption_observed},
+    events.StragglerObserved: {(_RUNNING,): watch_handlers.straggler_observed},
     events.StepCommitted: {_ANY: rank_handlers.step_committed},
     events.FabricObserved: {_AT_WORK: fabric_handler.fabric_observed},
     events.SocketsObserved: {_AT_WORK: fabric_handler.sockets_observed},
@@ -140,6 +146,9 @@ _BY_PHASE: dict[Trigger, dict[ReplicaPhase | None, Handler]] = {
     trigger: {phase: handler for phases, handler in rows.items() for phase in phases}
     for trigger, rows in (NODE_HANDLERS | REPLICA_HANDLERS).items()
 }
+_LAST = (FollowUp.REFILL, FollowUp.SCALE_UP)
+"""Handled when nothing else follows: one event may cost several nodes, and the last of them may end the run."""
+
 _ATTEMPT_EVENTS = frozenset(
     trigger for trigger in REPLICA_HANDLERS if isinstance(trigger, type) and trigger is not events.StepCommitted
 )
@@ -158,14 +167,16 @@ class Machine:
         if isinstance(event, events.RunCreated):
             return self._initial_state(event.at), ()
         ctx = Context(job=self.job, state=state, at=event.at)
-        pending = [_trigger_of(ctx, event)]
-        while pending:
-            trigger, subject = pending.pop()
+        pending: list[tuple[Trigger, Any]] = [_trigger_of(ctx, event)]
+        last = deque[tuple[Trigger, Any]]()
+        while pending or last:
+            trigger, subject = pending.pop() if pending else last.popleft()
             before = ctx.state
             if handler := _find_handler(before, trigger, subject):
                 handler(ctx, subject)
                 announce_changes(ctx, before)
-                pending.extend(reversed(ctx.raised))
+                last.extend(each for each in ctx.raised if each[0] in _LAST)
+                pending.extend(each for each in reversed(ctx.raised) if each[0] not in _LAST)
                 ctx.raised.clear()
         return ctx.state, tuple(ctx.commands)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from holdfast import events
 from holdfast.control import elastic
 from holdfast.control.context import Context, FollowUp
@@ -16,7 +18,8 @@ from holdfast.control.node_slots import avoid_machine, mark_failed, nodes_change
 from holdfast.control.policy import CHECK_TRIES, FailureKind
 from holdfast.control.state import CheckPhase, Ending, NodeState, ProbePhase, Timer
 from holdfast.errors import ExitCode
-from holdfast.findings import Finding, Owner
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.job.quarantine import Certainty
 from holdfast.preflight.probe_verdict import ProbeVerdict, judge, no_report, pair_rates
 
 
@@ -26,17 +29,17 @@ def node_checked(ctx: Context, event: events.NodeChecked) -> None:
         return
     ctx.set_timer(Timer.CHECK, event.node, None)
     if problem := event.problem:
-        _fail(ctx, {event.node: problem})
+        _fail(ctx, {event.node: problem}, Certainty.CHECK)
     else:
         node = ctx.change_node(event.node, check=CheckPhase.PASSED, facts=event.facts)
         nodes_changed(ctx, node.replica)
-        _fail(ctx, {})
+        _fail(ctx, {}, None)
 
 
 def check_timed_out(ctx: Context, index: int) -> None:
     """The node has not reported its checks: something on it hangs. Or it has failed, and the others' time is up."""
     if ctx.state.nodes[index].check is CheckPhase.PENDING:
-        mark_failed(ctx, index, _no_report(ctx.job.checks.quick_deadline_s))
+        mark_failed(ctx, index, _no_report(ctx.job.checks.quick_deadline_s), Certainty.CHECK)
     ctx.raise_(FollowUp.LOSE_FAILED, index=index)
 
 
@@ -56,7 +59,10 @@ def probe_timed_out(ctx: Context, index: int) -> None:
     silent = [n for n in (probe.members if probe else ()) if ctx.state.nodes[n].probe is ProbePhase.RUNNING]
     for node in silent:
         ctx.change_node(node, probe=ProbePhase.NONE)
-    _fail(ctx, dict.fromkeys(silent, no_report(ctx.job.checks.probe_deadline_s)))
+    if probe and ctx.state.replicas[index].examined and len(silent) == len(probe.members):
+        _acquit(ctx, probe.members, no_report(ctx.job.checks.probe_deadline_s))
+    else:
+        _fail(ctx, dict.fromkeys(silent, no_report(ctx.job.checks.probe_deadline_s)), Certainty.CHECK)
     ctx.raise_(FollowUp.PROBED, index=index)
 
 
@@ -84,10 +90,12 @@ def judge_probe(ctx: Context, index: int) -> None:
     proven = (report.node for report in probe.reports if report.node not in probe.new)  # by an earlier probe
     for node in {*verdict.passed, *proven} - verdict.failed.keys():
         ctx.change_node(node, probe=ProbePhase.PASSED)
-    _fail(ctx, verdict.failed)
-    if verdict.of_all and not ctx.state.ending:
+    _fail(ctx, verdict.failed, Certainty.NAMED)
+    if verdict.of_all and ctx.state.replicas[index].examined:
+        _acquit(ctx, probe.members, verdict.of_all)
+    elif verdict.of_all and not ctx.state.ending:
         if ctx.state.running_replicas or len(probe.new) < len(probe.members):
-            _fail(ctx, dict.fromkeys(probe.new, verdict.of_all))
+            _fail(ctx, dict.fromkeys(probe.new, verdict.of_all), None)
         else:
             what = verdict.of_all.what
             ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=what)
@@ -96,13 +104,21 @@ def judge_probe(ctx: Context, index: int) -> None:
     nodes_changed(ctx, index)
 
 
-def _fail(ctx: Context, problems: Mapping[int, Finding]) -> None:
+def _acquit(ctx: Context, members: tuple[int, ...], finding: Finding) -> None:
+    """A probe after a failure has no result: it says nothing against any node, and the replica starts again."""
+    ctx.report(msgspec.structs.replace(finding, severity=Severity.WARNING))
+    for node in members:
+        if ctx.state.nodes[node].probe is ProbePhase.NONE:
+            ctx.change_node(node, probe=ProbePhase.PASSED)
+
+
+def _fail(ctx: Context, problems: Mapping[int, Finding], certainty: Certainty | None) -> None:
     """Replace nodes; the last that may fail in its slot stays until the others have reported, since it ends the run.
 
     The user then knows of all that fail. Without problems: the others may just have reported.
     """
     for index, problem in problems.items():
-        mark_failed(ctx, index, problem)
+        mark_failed(ctx, index, problem, certainty)
     failed = [node for node in ctx.state.nodes if node.check is CheckPhase.FAILED]
     last = [node.node for node in failed if node.failed_checks >= CHECK_TRIES]
     awaited = any(node.check is CheckPhase.PENDING or node.is_expected for node in ctx.state.nodes)
@@ -121,7 +137,7 @@ def lose_failed(ctx: Context, index: int) -> None:
     node = ctx.state.nodes[index]
     if node.check is not CheckPhase.FAILED:
         return
-    avoid_machine(ctx, index, cordon=False)
+    avoid_machine(ctx, index, node.evidence)
     if node.failed_checks >= CHECK_TRIES and _is_needed(ctx, node):
         finding = _failed_for_good(index, node.reason)
         ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=finding.what)

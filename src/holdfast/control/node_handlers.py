@@ -202,7 +202,7 @@ def agent_disconnected(ctx: Context, event: events.AgentDisconnected) -> None:
 
 def _disconnect(ctx: Context, node: int, at: float) -> None:
     ctx.change_node(node, phase=NodePhase.DISCONNECTED)
-    ctx.set_timer(Timer.CHECK, node, None)  # it is asked again when it is back
+    ctx.set_timer(Timer.CHECK, node, None)  # the order is sent again when it is back
     leave_probe(ctx, node, gone=False)
     ctx.set_timer(Timer.RECONNECT, node, at + _reconnect_timeout_s(ctx.job))
 

@@ -7,6 +7,8 @@ from typing import Self
 
 import msgspec
 
+from holdfast.events import Ranges
+
 
 class _IndexSet(msgspec.Struct, frozen=True, gc=False):
     """A frozen set of small numbers."""
@@ -65,6 +67,11 @@ class NodeSet(_IndexSet, frozen=True, gc=False):
 
 class RankSet(_IndexSet, frozen=True, gc=False):
     """A frozen set of an attempt's ranks."""
+
+
+def ranks_of(spans: Ranges) -> RankSet:
+    """The ranks that ranges in an event describe."""
+    return RankSet(sum(RankSet.span(first, last + 1 - first).bits for first, last in spans))
 
 
 NO_NODES = NodeSet()

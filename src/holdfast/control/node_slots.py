@@ -23,7 +23,8 @@ from holdfast.control.state import (
     Timer,
 )
 from holdfast.events import NodeRequested, StandbyPromoted
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Owner
+from holdfast.job.quarantine import Certainty, MachineEvidence
 from holdfast.job.spec import CheckLevel
 from holdfast.protocol.orders import StopProbe
 
@@ -46,11 +47,14 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
         maybe_alive=maybe_alive or ctx.state.nodes[index].maybe_alive,
         has_processes=False,
         evicted=False,
+        corruptions=(),
+        link_losses=(),
         machine="",
         incarnation="",
         check=CheckPhase.NONE,
         probe=ProbePhase.NONE,
         facts={},
+        evidence=None,
         generation=ctx.state.nodes[index].generation + 1,
     )
     arm_join_timeout(ctx, node)
@@ -58,17 +62,17 @@ def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> N
         ctx.set_timer(timer, index, None)
 
 
-def avoid_machine(ctx: Context, index: int, *, cordon: bool) -> None:
-    """Create no further node on the machine of a failed node; `cordon`: other jobs are to avoid it too."""
+def avoid_machine(ctx: Context, index: int, evidence: MachineEvidence | None) -> None:
+    """Create no further node on the machine of a failed node; with evidence, later runs avoid it too."""
     node = ctx.state.nodes[index]
     ctx.change(avoided=(*ctx.state.avoided, (node.node_id, node.machine)))
-    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, cordon=cordon))
+    ctx.emit(AvoidMachine(node_id=node.node_id, machine=node.machine, evidence=evidence))
 
 
 def avoid_again(ctx: Context) -> None:
     """Avoid the machines of failed nodes, for a target that may not know them.
 
-    None is cordoned again: meanwhile somebody may have repaired it.
+    None is quarantined again: meanwhile somebody may have repaired it.
     """
     ctx.emit(*(AvoidMachine(node_id=node_id, machine=name) for node_id, name in ctx.state.avoided))
 
@@ -100,11 +104,12 @@ def refill_slot(ctx: Context, index: int) -> None:
 def request_check(ctx: Context, index: int) -> None:
     """Have a node that has joined check itself before it gets ranks, if the job wants it and it has not passed."""
     checks, node = ctx.job.checks, ctx.state.nodes[index]
-    if checks.before_start is CheckLevel.OFF or node.check is CheckPhase.PASSED or node.has_processes:
+    wanted = checks.before_start is not CheckLevel.OFF or is_examined(ctx, node)
+    if not wanted or node.check is CheckPhase.PASSED or node.has_processes:
         return
     ctx.change_node(index, check=CheckPhase.PENDING)
     ctx.set_timer(Timer.CHECK, index, ctx.at + checks.quick_deadline_s + CHECK_MARGIN_S)
-    ctx.emit(CheckNode(node=index))
+    ctx.emit(CheckNode(node=index, number=node.checks))
 
 
 def begin_probe(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool:
@@ -113,7 +118,8 @@ def begin_probe(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool:
     Returns whether a probe has begun.
     """
     new = [node for node in nodes if node.probe is not ProbePhase.PASSED]
-    if ctx.job.checks.before_start is not CheckLevel.FULL or not new:
+    examined = ctx.state.replicas[index].examined and (len(nodes) > 1 or ctx.job.gpus_per_node > 0)
+    if not new or not (ctx.job.checks.before_start is CheckLevel.FULL or examined):
         return False
     passed = [node for node in nodes if node.probe is ProbePhase.PASSED]
     partners = passed[: max(len(new), MIN_PROBE_NODES - len(new))]
@@ -126,6 +132,20 @@ def begin_probe(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool:
     _arm_probe_timeout(ctx, index)
     ctx.emit(StartProbe(replica=index, number=number, members=numbers))
     return True
+
+
+def is_examined(ctx: Context, node: NodeState) -> bool:
+    """Whether a node is checked after a failure without a culprit."""
+    return node.replica is not None and ctx.state.replicas[node.replica].examined
+
+
+def examine_nodes(ctx: Context, index: int) -> None:
+    """Have the nodes of a replica, which stay, be checked and probe each other before its next attempt."""
+    ctx.change_replica(index, examined=True)
+    for node in ctx.state.nodes_of(index):
+        if node.phase is NodePhase.JOINED:
+            ctx.change_node(node.node, check=CheckPhase.NONE, checks=node.checks + 1, probe=ProbePhase.NONE)
+            request_check(ctx, node.node)
 
 
 def leave_probe(ctx: Context, index: int, *, gone: bool) -> None:
@@ -163,11 +183,17 @@ def _arm_probe_timeout(ctx: Context, index: int) -> None:
     ctx.set_timer(Timer.PROBE, index, ctx.at + ctx.job.checks.probe_deadline_s + PROBE_MARGIN_S)
 
 
-def mark_failed(ctx: Context, index: int, problem: Finding) -> None:
-    """A node has failed its checks: it gets no ranks, and leaves (FollowUp.LOSE_FAILED)."""
+def mark_failed(ctx: Context, index: int, problem: Finding, certainty: Certainty | None) -> None:
+    """A node has failed its checks: it gets no ranks, and leaves (FollowUp.LOSE_FAILED).
+
+    With a certainty, its machine is remembered, unless the problem is the job's.
+    """
+    if problem.owner is not Owner.CLUSTER:
+        certainty = None
     ctx.report(check_failed_finding(index, problem))
     failed = ctx.state.nodes[index].failed_checks + 1
-    ctx.change_node(index, check=CheckPhase.FAILED, failed_checks=failed, reason=problem.what)
+    evidence = MachineEvidence(certainty=certainty, finding=problem) if certainty else None
+    ctx.change_node(index, check=CheckPhase.FAILED, failed_checks=failed, reason=problem.what, evidence=evidence)
 
 
 def nodes_changed(ctx: Context, replica: int | None) -> None:
@@ -205,7 +231,7 @@ def _replaceable(ctx: Context, replica: ReplicaState) -> Iterator[NodeState]:
 
 def _swap_roles(ctx: Context, standby: NodeState, missing: NodeState, index: int) -> None:
     ctx.change(ready_standbys=ctx.state.ready_standbys.with_member(standby.node, False))
-    # A standby is there to start at once: it has passed its own checks, and is not probed with the others.
+    # A standby must start immediately: it has passed its own checks, and is not probed with the others.
     ctx.change_node(standby.node, replica=index, node_rank=missing.node_rank, probe=ProbePhase.PASSED)
     arm_join_timeout(ctx, ctx.change_node(missing.node, replica=None, node_rank=standby.node_rank))
     slots = ctx.state.replicas[index].slots

@@ -21,6 +21,7 @@ from holdfast.errors import ExitCode
 from holdfast.events import DeviceFault
 from holdfast.findings import Finding, Owner, Severity, replica_suffix
 from holdfast.host.processes import signal_name
+from holdfast.job.quarantine import Certainty
 from holdfast.job.spec import Recovery
 from holdfast.job.step_timeouts import EARLY_STEPS
 from holdfast.os_errors import resource_error_in
@@ -107,6 +108,16 @@ class FailureKind(StrEnum):
     """The node had no file descriptors, processes or memory left."""
     PORT_IN_USE = "rendezvous-port-in-use"
     HUNG = "rank-hung"
+    NUMBERS_DAMAGED = "weights-not-finite"
+    """Weights or optimizer state are NaN or infinite."""
+    SPIKED = "loss-spike"
+    """Its loss or gradient norm is far above its running median."""
+    CORRUPTED = "silent-corruption"
+    """It holds or computes other numbers than the ranks that must be equal to it."""
+    DIVERGED = "ranks-diverged"
+    """Ranks that must be equal differ, and none is proven to be wrong."""
+    STRAGGLING = "straggler"
+    """It computes slower than the other ranks, which wait for it."""
     NODE_LOST = "node-lost"
     NODE_PREEMPTED = "node-preempted"
     NEVER_JOINED = "node-never-joined"
@@ -149,7 +160,7 @@ class Failure:
     evidence: tuple[str, ...] = ()
     where: str = ""
     step: int = 0
-    """Highest step committed when it happened."""
+    """Highest step committed when it happened; 0 without a Session, whose steps alone have numbers that last."""
     made_progress: bool = False
     """Whether its replica had committed `PROGRESS_STEPS` steps in the attempt."""
     has_session: bool = False
@@ -164,6 +175,12 @@ class Failure:
     """The rank that gave up waiting for this one."""
     holds_up_others: bool = False
     """Whether flight recorders show that this hung rank keeps the others waiting, and made no call that differs."""
+    confirmed: bool = False
+    """Whether a detector saw it often enough to be sure of the node."""
+    is_origin: bool = True
+    """Whether it began with this rank; False for wrong numbers that it may have received from another."""
+    was_updated: bool = False
+    """Whether the run's code was updated, and the code before that update can run again."""
     excused: bool = False
     """Whether something else than its node explains it: a drill, or several nodes that were lost together."""
 
@@ -187,7 +204,8 @@ class Failure:
     @property
     def is_before_first_step(self) -> bool:
         """Whether the run had most likely made no step."""
-        return self.step == 0 and (self.has_session or self.uptime_s < FIRST_STEP_HORIZON_S)
+        unseen = self.step == 0 and not self.made_progress
+        return unseen and (self.has_session or self.uptime_s < FIRST_STEP_HORIZON_S)
 
     @property
     def signature(self) -> tuple[FailureKind, int | None, int, str]:
@@ -252,6 +270,29 @@ _KINDS: dict[FailureKind, _KindText] = {
     ),
     FailureKind.PORT_IN_USE: _KindText("{who} found its rendezvous port in use", Owner.CLUSTER, _own),
     FailureKind.HUNG: _KindText("{who} completed no step within its timeout", Owner.USER, _always(ExitCode.HUNG)),
+    FailureKind.NUMBERS_DAMAGED: _KindText(
+        "weights are no longer finite, and {who} was the first", Owner.USER, _always(ExitCode.CANNOT_RUN_HERE)
+    ),
+    FailureKind.SPIKED: _KindText(
+        "the loss or gradient norm of {who} spiked", Owner.USER, _always(ExitCode.CANNOT_RUN_HERE)
+    ),
+    FailureKind.CORRUPTED: _KindText(
+        "{who} held or computed wrong numbers, and nothing reported an error",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.CERTAIN,
+        "test its devices and memory; if it happens again, replace them",
+    ),
+    FailureKind.DIVERGED: _KindText(
+        "ranks that must be equal differed, among them {who}", Owner.CLUSTER, _always(ExitCode.CANNOT_RUN_HERE)
+    ),
+    FailureKind.STRAGGLING: _KindText(
+        "{who} was slower than the other ranks",
+        Owner.CLUSTER,
+        _always(ExitCode.NODES_LOST),
+        NodeBlame.SUSPECTED,
+        "compare clocks, temperature and power limit of its devices with other machines",
+    ),
     FailureKind.NODE_LOST: _KindText("{who} was lost", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NODE_PREEMPTED: _KindText("{who} is taken away", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
     FailureKind.NEVER_JOINED: _KindText("{who} has not joined", Owner.CLUSTER, _always(ExitCode.NODES_LOST)),
@@ -344,6 +385,9 @@ _KINDS: dict[FailureKind, _KindText] = {
         "attempt {failure.attempt} ended, and the log does not say why", Owner.CLUSTER, _always(ExitCode.STORAGE_FAILED)
     ),
 }
+_NOT_TRACED = "weights are no longer finite; {who} is among the first"
+"""For wrong numbers that ranks had already exchanged when they were seen."""
+
 _NEVER_ARRIVED = "{who} did not arrive before rank {failure.waiting_rank} timed out waiting for it"
 """For a rank that hung while another gave up waiting."""
 
@@ -375,12 +419,15 @@ _BEFORE_THE_PROGRAM = (
 
 _OF_NODES = (FailureKind.NODE_LOST, FailureKind.NODE_PREEMPTED, FailureKind.NEVER_JOINED, FailureKind.CHECK_FAILED)
 
+_OF_NUMBERS = (FailureKind.NUMBERS_DAMAGED, FailureKind.SPIKED, FailureKind.DIVERGED)
+"""Failures of the training itself: ranks run, and what they compute is wrong."""
+
 _WHERE_TO_LOOK = (
     "Its agent's own log says why, if the target keeps one: nodes/node{node}.*/agent.log in the run's folder."
 )
 
 _STARTS_OVER = (
-    "Unless the program loads its own checkpoint, it repeats all it did: it reports no steps, so holdfast has no "
+    "Unless the program loads its own checkpoint, it repeats all it did: it has no Session, so holdfast has no "
     "checkpoint of it."
 )
 
@@ -409,6 +456,8 @@ class Action(StrEnum):
     """The action that follows a failure."""
 
     RESTART = "restart in place"
+    CHECK_NODES = "check the nodes and restart"
+    GO_BACK = "restart from an earlier checkpoint"
     REPLACE_NODE = "replace the node and restart"
     PROMOTE = "put a standby in its place and restart"
     STOP = "stop"
@@ -438,8 +487,16 @@ class Verdict:
     """Whether `_recover` replaces the node although it is there; `lose_nodes` has already replaced a lost one."""
     avoid_machine: bool = False
     """Whether its machine is not to be used again, nor by other jobs where the run may have them avoid it."""
+    certainty: Certainty = Certainty.NAMED
+    """How sure it is that an avoided machine is at fault."""
     is_suspicion: bool = False
     """Whether the node is replaced because its machine may be the cause."""
+    check_nodes: bool = False
+    """Whether its nodes are checked and probe each other before the next attempt."""
+    checkpoints_back: int = 0
+    """Newest checkpoints that the next attempt sets aside."""
+    rolls_code_back: bool = False
+    """Whether the next attempt runs the code before the last update."""
     recomputed_s: float = 0.0
     """Seconds of work that the next attempt repeats, unless the program loads its own checkpoint.
 
@@ -447,8 +504,8 @@ class Verdict:
     """
 
 
-def node_blame(fault: DeviceFault) -> NodeBlame:
-    """How far a fault of a device is its node's."""
+def node_blame(fault: DeviceFault | FailureKind) -> NodeBlame:
+    """How far a fault of a device, or a kind of failure, is its node's."""
     return _KINDS[FailureKind(fault.value)].blame
 
 
@@ -525,6 +582,7 @@ def _error_before_first_step(failure: Failure, earlier: tuple[Failure, ...], rec
         return None
     young = all(one.uptime_s < FIRST_STEP_HORIZON_S for one in (*earlier, failure))
     before = failure.step == 0 and not failure.is_peer_symptom and (failure.has_session or young)
+    before = before and not failure.made_progress
     if failure.kind is not FailureKind.CRASHED or not before:
         return None
     soon = "before its first step, so a restart would fail too"
@@ -543,7 +601,7 @@ def _crash_loop(failure: Failure, earlier: tuple[Failure, ...], recovery: Recove
     Its own error, with the same text, is the same error again, however late it comes; one about a connection is not. A
     lost node and a used port are not repeated by the program.
     """
-    if failure.kind in (*_OF_NODES, FailureKind.PORT_IN_USE):
+    if failure.kind in (*_OF_NODES, *_OF_NUMBERS, FailureKind.PORT_IN_USE):
         return None
     unseen = not failure.has_session and failure.uptime_s > CRASH_LOOP_HORIZON_S
     if unseen and not (failure.is_program_error and failure.error and not failure.is_network_error):
@@ -630,7 +688,8 @@ def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Rec
     kind = _KINDS[failure.kind]
     since = failure.at - recovery.suspect_window_s
     before = [one for one in earlier if one.at > since and _has_device_fault(one) and _on_one_machine(one, failure)]
-    if not _has_device_fault(failure) or (kind.blame is NodeBlame.SUSPECTED and not before):
+    is_sure = kind.blame is NodeBlame.CERTAIN or failure.confirmed or bool(before)
+    if not _has_device_fault(failure) or not is_sure:
         return None
     window = f"of this node within recovery.suspect_window_s, {recovery.suspect_window_s:g} s"
     because = f"fault {len(before) + 1} {window}" if before else ""
@@ -641,6 +700,7 @@ def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Rec
         finding=_finding(failure, because, f"{remedy} {_STARTS_OVER}" if repeats_s else remedy),
         replace_node=True,
         avoid_machine=True,
+        certainty=Certainty.CERTAIN if kind.blame is NodeBlame.CERTAIN else Certainty.NAMED,
         recomputed_s=repeats_s,
     )
 
@@ -681,6 +741,118 @@ def _suspect_node(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
         replace_node=True,
         is_suspicion=True,
         recomputed_s=repeats_s,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Level:
+    """What follows a failure without a culprit, the more often it has come."""
+
+    words: str
+    action: Action
+    check_nodes: bool = False
+    checkpoints_back: int = 0
+    rolls_code_back: bool = False
+    """If the code was updated."""
+
+
+_CHECK_NODES = _Level(
+    words="Its nodes are checked, then all ranks restart from the last checkpoint.",
+    action=Action.CHECK_NODES,
+    check_nodes=True,
+)
+_GO_BACK = _Level(
+    words="All ranks restart from the checkpoint before the last one.",
+    action=Action.GO_BACK,
+    checkpoints_back=1,
+    rolls_code_back=True,
+)
+_CHECK_AND_GO_BACK = _Level(
+    words="Its nodes are checked again, then all ranks restart from one more checkpoint before.",
+    action=Action.GO_BACK,
+    check_nodes=True,
+    checkpoints_back=1,
+)
+_CHECKED_WITHOUT_SESSION = f"Its nodes are checked, then all ranks restart. {_STARTS_OVER}"
+_WITH_EARLIER_CODE = "All ranks restart with the code before the last update, from the checkpoint before the last one."
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Unexplained:
+    """Failures that neither a device nor the program explains, and what follows each in a row."""
+
+    applies: Callable[[Failure], bool]
+    tolerated: int
+    """The first so many restart as usual."""
+    levels: tuple[_Level, ...]
+    window_s: float | None = None
+    """Seconds in which they count; None means `recovery.restart_window_s`."""
+    is_last_repeated: bool = False
+    """Whether the last level follows all further ones too; else the run stops."""
+
+    def counts(self, failure: Failure) -> bool:
+        """Whether a failure is one of these."""
+        unknown = not failure.excused and not failure.is_before_first_step
+        return unknown and self.applies(failure)
+
+
+def _has_wrong_numbers(failure: Failure) -> bool:
+    return failure.kind in _OF_NUMBERS
+
+
+def _hangs_without_culprit(failure: Failure) -> bool:
+    return failure.kind is FailureKind.HUNG and not failure.holds_up_others
+
+
+def _crashed_silently(failure: Failure) -> bool:
+    silent = not failure.error or failure.error.startswith(_FAULT_HANDLER)
+    return failure.kind is FailureKind.KILLED and failure.code in CRASH_SIGNALS and silent
+
+
+def _lost_a_connection(failure: Failure) -> bool:
+    return failure.kind is FailureKind.CRASHED and failure.is_network_error
+
+
+_UNEXPLAINED = (
+    _Unexplained(applies=_has_wrong_numbers, tolerated=0, levels=(_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK)),
+    _Unexplained(applies=_hangs_without_culprit, tolerated=1, levels=(_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK)),
+    _Unexplained(applies=_crashed_silently, tolerated=1, levels=(_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK)),
+    _Unexplained(
+        applies=_lost_a_connection, tolerated=2, levels=(_CHECK_NODES,), window_s=300.0, is_last_repeated=True
+    ),
+)
+"""The stop-diagnose flow: the first row that applies counts the failures like it, and takes the level for that number.
+
+docs/watch.md explains it for users.
+"""
+
+
+def _without_culprit(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
+    """A failure that neither a device nor the program explains: check the nodes, then go back further each time."""
+    row = next((row for row in _UNEXPLAINED if row.counts(failure)), None)
+    if row is None:
+        return None
+    window_s = recovery.restart_window_s if row.window_s is None else row.window_s
+    like = [one for one in earlier if one.at > failure.at - window_s and row.counts(one)]
+    number = len(like) - row.tolerated
+    has_session = _has_reported(failure, earlier)
+    if number < 0 or (number > 0 and not has_session and not row.is_last_repeated):
+        return None  # without a Session there is no known checkpoint to go back to
+    window = "recovery.restart_window_s" if row.window_s is None else f"{window_s:g} s"
+    because = f"failure {len(like) + 1} of this kind within {window}" if like else ""
+    if number >= len(row.levels) and not row.is_last_repeated:
+        because = f"{because}, whatever its nodes' checks and earlier checkpoints"
+        return _stop(failure, because, "Resume from an older checkpoint, or change the program or its data.")
+    level = row.levels[min(number, len(row.levels) - 1)]
+    rolls_back = level.rolls_code_back and failure.was_updated
+    words = _WITH_EARLIER_CODE if rolls_back else level.words if has_session else _CHECKED_WITHOUT_SESSION
+    return Verdict(
+        action=Action.ROLL_BACK if rolls_back else level.action,
+        finding=_finding(failure, because, words),
+        check_nodes=level.check_nodes,
+        checkpoints_back=level.checkpoints_back,
+        rolls_code_back=rolls_back,
+        recomputed_s=_repeats_s(failure, earlier, recovery),
     )
 
 
@@ -779,6 +951,7 @@ _RULES: tuple[Callable[[Failure, tuple[Failure, ...], Recovery], Verdict | None]
     _budget_spent,
     _device_failed,
     _suspect_node,
+    _without_culprit,
     _replace,
     _flapping,
     _restart,
@@ -830,4 +1003,6 @@ def _finding(failure: Failure, because: str, remedy: str) -> Finding:
 def _describe(failure: Failure) -> str:
     """One plain clause: who, and what happened to it."""
     words = _KINDS[failure.kind].words if failure.waiting_rank is None else _NEVER_ARRIVED
+    if failure.kind is FailureKind.NUMBERS_DAMAGED and not failure.is_origin:
+        words = _NOT_TRACED
     return words.format(who=failure.subject, signal=signal_name(failure.code), failure=failure)

@@ -9,7 +9,7 @@ from holdfast.control.context import Context, FollowUp
 from holdfast.control.elastic import shorten_exit_timeout
 from holdfast.control.hangs import await_reports, on_progress
 from holdfast.control.node_handlers import fail_replica
-from holdfast.control.node_set import RankSet
+from holdfast.control.node_set import RankSet, ranks_of
 from holdfast.control.requests import inject_faults_due
 from holdfast.control.rollout import settle_update
 from holdfast.control.root_cause import exited_on_request, timed_out_waiting
@@ -94,7 +94,7 @@ def ranks_exited(ctx: Context, event: events.RanksExited) -> None:
     """Many ranks exited: successfully, or after their attempt had failed."""
     if not event.failed and not event.stopped:
         succeeded = ctx.state.replicas[event.replica].succeeded
-        ctx.change_replica(event.replica, succeeded=succeeded | _ranks(event.ranks))
+        ctx.change_replica(event.replica, succeeded=succeeded | ranks_of(event.ranks))
 
 
 def ranks_exited_in_hang(ctx: Context, event: events.RanksExited) -> None:
@@ -107,12 +107,8 @@ def ranks_exited_in_hang(ctx: Context, event: events.RanksExited) -> None:
 
 def ranks_hung(ctx: Context, event: events.RanksHung | events.RanksExited) -> None:
     """Many ranks report that they wait, which were not the first to hang."""
-    ctx.change_replica(event.replica, reported=ctx.state.replicas[event.replica].reported | _ranks(event.ranks))
+    ctx.change_replica(event.replica, reported=ctx.state.replicas[event.replica].reported | ranks_of(event.ranks))
     await_reports(ctx, event.replica)
-
-
-def _ranks(spans: events.Ranges) -> RankSet:
-    return RankSet(sum(RankSet.span(first, last + 1 - first).bits for first, last in spans))
 
 
 def step_committed(ctx: Context, event: events.StepCommitted) -> None:
@@ -120,13 +116,14 @@ def step_committed(ctx: Context, event: events.StepCommitted) -> None:
     replica = ctx.state.replicas[event.replica]
     current = event.attempt == replica.attempt
     steps = replica.attempt_steps + (event.steps if current else 0)
-    if steps and not replica.has_stepped:
+    if steps and not replica.has_stepped and not event.step_clock:
         took_s = event.ended - replica.started_at
         ctx.change(longest_first_step_s=max(ctx.state.longest_first_step_s, took_s))
         ctx.clear_timers(event.replica, Timer.FIRST_STEP)
     ctx.change_replica(
         event.replica,
-        highest_step=max(replica.highest_step, event.step),
+        # The step clock counts from 1 in each attempt, and what an attempt repeats of the last is not known.
+        highest_step=replica.highest_step if event.step_clock else max(replica.highest_step, event.step),
         attempt_steps=steps,
         step_rate=_updated_step_rate(replica.step_rate, event),
     )

@@ -11,7 +11,9 @@ from holdfast.control.context import Context
 from holdfast.job.fault_catalog import FAULTS, Executor
 from holdfast.protocol import orders
 
-_DEVICES = frozenset(target.value for target in events.FaultTarget if target.is_device)
+_IMITATIONS = frozenset(
+    target.value for target in events.FaultTarget if target.is_device or target.is_number or target.is_phase
+)
 
 
 def checkpoint_requested(ctx: Context, event: events.CheckpointRequested) -> None:
@@ -53,7 +55,7 @@ def fault_injected(ctx: Context, event: events.FaultInjected) -> None:
 
 def _mark_drilled(ctx: Context, event: events.FaultInjected) -> None:
     """Until the attempt ends, no failure counts against the node, unless the drill imitates a failed device."""
-    if event.node < 0 or event.target.partition(" ")[0] in _DEVICES:
+    if event.node < 0 or event.target.partition(" ")[0] in _IMITATIONS:
         return
     if (replica := ctx.state.nodes[event.node].replica) is not None:
         drilled = ctx.state.replicas[replica].drilled

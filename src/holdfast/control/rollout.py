@@ -23,7 +23,10 @@ TRIAL_STEPS = 10
 STATE_TRANSFER_S, STATE_TRANSFER_STEPS = 60.0, 10
 """Maximum seconds, and maximum steps, that ranks have to finish their step and transfer their state."""
 
-_PROGRAM_FAILURES = (FailureKind.CRASHED, FailureKind.NOT_STARTED, FailureKind.HUNG, FailureKind.OUT_OF_MEMORY)
+_PROGRAM_FAILURES = (
+    *(FailureKind.CRASHED, FailureKind.NOT_STARTED, FailureKind.HUNG, FailureKind.OUT_OF_MEMORY),
+    *(FailureKind.NUMBERS_DAMAGED, FailureKind.SPIKED),
+)
 
 
 def code_shipped(ctx: Context, event: CodeShipped) -> None:
@@ -175,8 +178,34 @@ def end_update(ctx: Context, outcome: UpdateOutcome, finding: Finding | None = N
     )
     for replica in state.replicas:
         ctx.change_replica(replica.replica, rollout_base_step=None)
-    ctx.change(update=None, code=update.code if outcome is UpdateOutcome.APPLIED else state.code)
+    ctx.change(update=None)
     ctx.clear_timers(0, Timer.UPDATE)
+    if outcome is UpdateOutcome.APPLIED:
+        ctx.change(code=update.code, code_before=state.code, was_updated=update.code is not None)
+
+
+def was_updated(state: State) -> bool:
+    """Whether the code before the last update can run again.
+
+    Not among several replicas, of which all would have to restart, nor if the next attempt gets other code anyway.
+    """
+    return state.was_updated and state.update is None and not state.has_replicas
+
+
+def undo_last_update(ctx: Context, finding: Finding) -> None:
+    """The next attempt runs the code before the last update, which had ended its trial."""
+    state = ctx.state
+    ctx.record(
+        UpdateEnded(
+            at=ctx.at,
+            digest=state.code.digest if state.code else "",
+            previous_digest=state.code_before.digest if state.code_before else "",
+            outcome=UpdateOutcome.ROLLED_BACK,
+            step=max(replica.highest_step for replica in state.replicas),
+            finding=finding,
+        )
+    )
+    ctx.change(code=state.code_before, code_before=None, was_updated=False)
 
 
 def _has_started(state: State) -> bool:

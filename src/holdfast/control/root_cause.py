@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, NodeBlame, node_blame
 from holdfast.control.state import ReplicaState
@@ -56,8 +57,10 @@ def exited_on_request(replica: ReplicaState, exited: RankExited) -> bool:
     return replica.exit_requested and exited.exited_on_request
 
 
-def first_failure(replica: ReplicaState, at: float) -> Failure:
+def first_failure(replica: ReplicaState, at: float, awaited_ranks: Collection[int] = ()) -> Failure:
     """The failure that began the end, at `at`, of an attempt that did not succeed.
+
+    `awaited_ranks` are those of a hang for which the others wait by the stacks of all, where recorders name none.
 
     Ranks that end after a reported hang end because a hung replica is being stopped. If the ranks that ended only gave
     up waiting, the cause is the rank that was seen doing something else.
@@ -65,6 +68,7 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
     reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
     ends = sorted((one for one in replica.rank_failures if one.failed and one.at <= reported_at), key=precedence)
     verdicts = hang_culprits(replica.hangs)
+    named = verdicts or awaited_ranks
     awaited = [hung for hung in replica.hangs if hung.rank in verdicts or is_not_waiting(hung)]
     gave_up = bool(awaited and ends) and not replica.node_failures and all(map(timed_out_waiting, ends))
     suspects: list[Suspect[RankExited | RankHung | Failure]] = [
@@ -79,7 +83,8 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
         for seen, sure in (
             (ends, Confidence.UNSURE if gave_up else Confidence.CERTAIN),
             (sorted(replica.node_failures, key=lambda lost: lost.at), Confidence.CERTAIN),
-            (by_hang_suspicion(awaited if gave_up else replica.hangs, verdicts)[:1], Confidence.LIKELY),
+            (_origins(replica.observed), Confidence.CERTAIN),
+            (by_hang_suspicion(awaited if gave_up else replica.hangs, named)[:1], Confidence.LIKELY),
         )
         for one in seen
     ]
@@ -89,8 +94,8 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
             return _from_exit(replica, exited)
         case RankHung() as hung:
             return _from_hang(replica, hung, verdicts.get(hung.rank), ends[0] if gave_up else None)
-        case Failure() as lost:
-            return lost
+        case Failure() as seen:
+            return _with_others(seen, replica.observed)
         case None:
             unknown = FailureKind.CAUSE_UNKNOWN
             return Failure(
@@ -101,6 +106,24 @@ def first_failure(replica: ReplicaState, at: float) -> Failure:
                 replica=replica.replica,
                 step=replica.highest_step,
             )
+
+
+def _origins(observed: Sequence[Failure]) -> Sequence[Failure]:
+    """What was observed in running ranks, without its consequences.
+
+    A failed device explains wrong numbers, and a rank with wrong numbers of its own those that others received.
+    """
+    broken = [one for one in observed if _is_of_hardware(one)]
+    return broken or [one for one in observed if one.is_origin] or observed
+
+
+def _with_others(first: Failure, observed: Sequence[Failure]) -> Failure:
+    """The failure of a rank, no longer sure to be the first if other ranks found the same in themselves."""
+    others = sorted({one.rank for one in observed if one.kind is first.kind and one.is_origin and one.rank is not None})
+    if first.rank not in others or len(others) == 1:
+        return first
+    numbers = ", ".join(str(rank) for rank in others)
+    return replace(first, is_origin=False, evidence=(*first.evidence, f"ranks {numbers} report it at the same time"))
 
 
 def precedence(exited: RankExited) -> tuple[PeerSymptom, bool, float]:
@@ -119,8 +142,13 @@ def exit_symptom(exited: RankExited) -> PeerSymptom:
 
 def _is_of_hardware(one: RankExited | RankHung | Failure) -> bool:
     """Whether a rank ended by a fault of a device that a peer's end cannot cause."""
-    fault = one.device_fault if isinstance(one, RankExited) else None
-    return fault is not None and node_blame(fault) is NodeBlame.CERTAIN
+    match one:
+        case RankExited(device_fault=DeviceFault() as fault):
+            return node_blame(fault) is NodeBlame.CERTAIN
+        case Failure(kind=kind):
+            return node_blame(kind) is NodeBlame.CERTAIN
+        case _:
+            return False
 
 
 def timed_out_waiting(exited: RankExited) -> bool:
@@ -131,6 +159,16 @@ def timed_out_waiting(exited: RankExited) -> bool:
 def is_not_waiting(hung: RankHung) -> bool:
     """Whether a rank was seen doing something other than waiting for other ranks."""
     return hung.process_state == "T" or bool(hung.top_frame and not _waits(hung))
+
+
+def is_standstill(hangs: Collection[RankHung]) -> bool:
+    """Whether ranks that all do nothing hang: one waits for others, or none has got as far as a step.
+
+    If none does either, the program may rest, or wait for something outside it.
+    """
+    return any(hung.waits_for_peers or hung.process_state == "T" for hung in hangs) or not any(
+        map(_reports_steps, hangs)
+    )
 
 
 def waits_inside_replica(hung: RankHung) -> bool:
@@ -176,8 +214,13 @@ def hang_suspicion(hung: RankHung) -> HangSuspicion:
     others have passed everything that it could wait in for them. Of waiting ranks, those that wait for other replicas
     are the least suspect: no rank waits for them there.
     """
-    evidence = (hung.process_state != "T", hung.has_session, hung.last_step, hung.commit_line or math.inf)
+    evidence = (hung.process_state != "T", _reports_steps(hung), hung.last_step, hung.commit_line or math.inf)
     return (*evidence, _waits(hung), waits_for_other_replicas(hung), hung.last_step_at)
+
+
+def _reports_steps(hung: RankHung) -> bool:
+    """Whether a rank has a Session, or a step clock, which connects at the first step."""
+    return hung.has_session or hung.last_step > 0
 
 
 def _waits(hung: RankHung) -> bool:
@@ -247,7 +290,9 @@ def _from_hang(
         rank=hung.rank,
         waiting_rank=waiter.rank if waiter else None,
         holds_up_others=verdict is not None and verdict.kind not in _PROGRAM_HANGS and hung.process_state != "T",
-        error=f"no step after step {max(hung.last_step, 0)}" if hung.has_session else "it has not opened its Session",
+        error=f"no step after step {max(hung.last_step, 0)}"
+        if _reports_steps(hung)
+        else "it has not opened its Session",
         evidence=tuple(evidence),
         step=replica.highest_step,
         made_progress=replica.attempt_steps >= PROGRESS_STEPS,

@@ -1,4 +1,7 @@
-"""The controller's state of a run: frozen data, changed only by the state machine (machine.py)."""
+"""The controller's state of a run: frozen data, changed only by the state machine (machine.py).
+
+A long file, because it is the single list of all that the log restores.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
 from holdfast.control.policy import Failure
 from holdfast.events import FaultRequested, NodeProbed, Outcome, RankExited, RankHung, SocketsObserved
 from holdfast.job.backend import NodeId
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import CodeArchive
 
 
@@ -147,6 +151,14 @@ class NodeState(_Frozen):
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What its checks found that has to be the same on all nodes."""
     probe: ProbePhase = ProbePhase.NONE
+    checks: int = 0
+    """Times that it was to be checked anew."""
+    corruptions: tuple[float, ...] = ()
+    """When one of its ranks differed from those that must be equal to it."""
+    link_losses: tuple[float, ...] = ()
+    """Unix seconds at which an adapter of it lost its link lately."""
+    evidence: MachineEvidence | None = None
+    """What its failed checks say against its machine."""
     failed_checks: int = 0
     """Nodes in this slot that failed their checks, since the last one that passed."""
     has_processes: bool = False
@@ -260,8 +272,18 @@ class ReplicaState(_Frozen):
     reported: RankSet = NO_RANKS
     """Ranks of this attempt that were reported hung or gave up waiting for others."""
     hangs: tuple[RankHung, ...] = ()
+    silent: tuple[RankHung, ...] = ()
+    """Reports of ranks that do nothing, which are hung only if all are; not of all of `silent_ranks` in a large run."""
+    silent_ranks: RankSet = NO_RANKS
+    """Ranks that have reported so since any of them made a step."""
+    silent_since: float = 0.0
+    """Unix seconds of the first of these reports."""
     node_failures: tuple[Failure, ...] = ()
     """Nodes lost in this attempt."""
+    observed: tuple[Failure, ...] = ()
+    """Failures that agents or detectors saw in this attempt while its ranks ran."""
+    watched: frozenset[str] = frozenset()
+    """Codes of findings of running ranks that were reported in this attempt."""
     drilled: NodeSet = NO_NODES
     """Node slots that got a fault on purpose in this attempt, other than that of a device."""
     lost_slots: NodeSet = NO_NODES
@@ -269,6 +291,11 @@ class ReplicaState(_Frozen):
     probe: Probe | None = None
     probes: int = 0
     """Number of probes so far."""
+    examined: bool = False
+    """Whether its nodes are checked and probed before its next attempt, whatever the job says: a failure lacks a
+    culprit."""
+    checkpoints_back: int = 0
+    """Newest checkpoints that its next attempt sets aside."""
     compared: tuple[int, ...] = ()
     """The nodes that were compared with each other last."""
     probed_bytes_s: Mapping[frozenset[NodeId], float] = field(default_factory=dict[frozenset[NodeId], float])
@@ -321,6 +348,10 @@ class State(_Frozen):
     code: CodeArchive | None = None
     """The code of ranks without an update; None for code in place."""
     update: Update | None = None
+    was_updated: bool = False
+    """Whether ranks run the code of an update that has ended its trial, and have not gone back from it."""
+    code_before: CodeArchive | None = None
+    """The code before that update; None for code in place."""
     cordoned: tuple[NodeId, ...] = ()
     """Nodes whose machine is cordoned by a drill."""
     quorum_lost: bool = False

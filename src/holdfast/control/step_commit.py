@@ -30,6 +30,7 @@ class _PendingStep:
     started: float = 0.0
     ended: float = 0.0
     checkpoint_s: float = 0.0
+    step_clock: bool = False
 
     def add(self, node_step: NodeStep, *, of_head: bool) -> None:
         self.node_count += 1
@@ -40,6 +41,7 @@ class _PendingStep:
         self.started = max(self.started, node_step.started)
         self.ended = max(self.ended, node_step.ended)
         self.checkpoint_s = max(self.checkpoint_s, node_step.checkpoint_s)
+        self.step_clock = self.step_clock or node_step.step_clock
 
 
 @dataclass
@@ -100,5 +102,6 @@ class StepTracker:
             started=step.started,
             ended=step.ended,
             checkpoint_s=step.checkpoint_s,
+            step_clock=step.step_clock,
             metrics=reduce_metrics(step.head_step.metrics if step.head_step else {}, step.others),
         )

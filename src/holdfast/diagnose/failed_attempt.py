@@ -27,6 +27,7 @@ from holdfast.events import (
     RankHung,
     RecoveryDecided,
     ShutdownDecided,
+    StacksCompared,
 )
 from holdfast.findings import Finding, replica_suffix
 from holdfast.job.fault_attribution import (
@@ -66,6 +67,8 @@ class FailedAttempt:
     """Files with the dumps of their flight recorders."""
     summaries: tuple[FlightDump, ...] = ()
     """What their agents reported of those dumps."""
+    compared: StacksCompared | None = None
+    """What the stacks of its ranks showed together."""
     nodes: Mapping[int, str] = field(default_factory=dict[int, str])
     """The node of each of its ranks that reported."""
 
@@ -83,7 +86,9 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
         hangs = [
             event
             for event in events
-            if isinstance(event, RankHung) and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+            if isinstance(event, RankHung)
+            and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+            and (not event.unless_others_work or event.at >= decided.failed_at)  # no earlier wait
         ]
         return FailedAttempt(
             replica=decided.replica,
@@ -98,6 +103,15 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
             stacks=tuple(event.stacks for event in hangs if event.stacks and event.process_state != "T"),
             flight_dumps=tuple(file for event in hangs for file in event.flight_dumps),
             summaries=tuple(from_summary(event.rank, event.collectives) for event in hangs if event.collectives),
+            compared=next(
+                (
+                    event
+                    for event in reversed(events)
+                    if isinstance(event, StacksCompared)
+                    and (event.replica, event.attempt) == (decided.replica, decided.attempt)
+                ),
+                None,
+            ),
             nodes={
                 event.rank: f"node{event.node}"
                 for event in events

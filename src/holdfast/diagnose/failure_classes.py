@@ -39,6 +39,7 @@ class FailureClass(StrEnum):
     RDMA_DEVICE_MISSING = "rdma-device-missing"
     RENDEZVOUS = "rendezvous/dns"
     SHM_TOO_SMALL = "shm-too-small"
+    SILENT_CORRUPTION = "silent-corruption"
     STRAGGLER = "straggler"
     TCP_FALLBACK = "tcp-fallback"
     VERSION_MISMATCH = "version-mismatch"
@@ -188,6 +189,13 @@ FAILURE_CLASS_INFO: dict[FailureClass, FailureClassInfo] = {
         1,
         "`df -h /dev/shm` inside the container.",
         "emptyDir with `medium: Memory` at /dev/shm, `--shm-size=16g`, or `--ipc=host`.",
+    ),
+    FailureClass.SILENT_CORRUPTION: FailureClassInfo(
+        "a device or its memory changed a bit, and reported no error",
+        1,
+        "The same rank or node differs again; `holdfast check` on it, with matrix products of known results.",
+        "Another node, and the last checkpoint on which all ranks agreed; test the devices and memory of the node.",
+        FailureClass.OTHER,
     ),
     FailureClass.STRAGGLER: FailureClassInfo(
         "one rank was far behind the others",

@@ -67,7 +67,7 @@ def raised_at(data: bytes, start: int, end: int) -> str | None:
     frames = list(_FRAME.finditer(data, begin, start))
     if not frames or data.count(b"\n", frames[-1].end(), start) > LINES_BELOW:
         return None
-    return _location(next((frame for frame in reversed(frames) if _is_user_code(frame["file"])), frames[-1]))
+    return _location(next((frame for frame in reversed(frames) if is_user_code(frame["file"])), frames[-1]))
 
 
 def _syntax_error_at(data: bytes, start: int) -> str | None:
@@ -93,7 +93,7 @@ def crashed_at(data: bytes, start: int, end: int) -> str | None:
         return None
     head = _THREAD_HEADER.search(data, end, end + _THREAD_HEADER_BYTES)
     frames = list(_frames_below(data, head.end())) if head else []
-    return _location(next((frame for frame in frames if _is_user_code(frame["file"])), frames[0])) if frames else None
+    return _location(next((frame for frame in frames if is_user_code(frame["file"])), frames[0])) if frames else None
 
 
 def thread_position(data: bytes, start: int, end: int) -> Mapping[str, str]:
@@ -105,7 +105,7 @@ def thread_position(data: bytes, start: int, end: int) -> Mapping[str, str]:
     if _FATAL_ERROR in data[max(0, start - _FATAL_ERROR_BYTES) : start]:
         return {}
     frames = list(_frames_below(data, end))
-    own = next((number for number, frame in enumerate(frames) if _is_user_code(frame["file"])), None)
+    own = next((number for number, frame in enumerate(frames) if is_user_code(frame["file"])), None)
     if not frames:
         return {}
     inner = frames[: len(frames) if own is None else own]
@@ -127,7 +127,7 @@ def _lines(data: bytes, begin: int) -> Iterable[bytes]:
     return data[begin : begin + LOOKBACK_BYTES].splitlines()
 
 
-def _is_user_code(file: bytes) -> bool:
+def is_user_code(file: bytes) -> bool:
     """Whether the frame is the user's; py-spy omits the folder of a package or a Python module."""
     first = file.partition(b"/")[0].removesuffix(b".py")
     compiled = file.endswith((b".pyx", b".pxi"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from holdfast.diagnose.diagnosis import Diagnosis, NextEvidence
+from holdfast.diagnose.diagnosis import Diagnosis, Evidence, NextEvidence
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
-from holdfast.events import FaultInjected, Outcome
+from holdfast.diagnose.stack_groups import describe_stacks
+from holdfast.events import FaultInjected, Outcome, StacksCompared
 from holdfast.job.fault_attribution import format_fault, remedy_for
 
 RUN_LOGS_EVIDENCE = ("all-ranks", "peer-log", "first-traceback", "who-joined")
@@ -69,6 +70,12 @@ def with_standstill(answer: Diagnosis, what: str) -> Diagnosis:
     """The diagnosis of a run without progress: `what` says since when, and where its ranks wait."""
     known = answer.failure_class is not FailureClass.UNKNOWN
     return replace(answer, what=f"{answer.what}; {what}" if known else f"the run makes no progress: {what}")
+
+
+def with_stacks(answer: Diagnosis, compared: StacksCompared, where: str) -> Diagnosis:
+    """The diagnosis with what the stacks of all ranks show together."""
+    lines = (Evidence(where=where, text=line, code="") for line in describe_stacks(compared))
+    return replace(answer, evidence=(*answer.evidence, *lines))
 
 
 def nothing_failed(answer: Diagnosis, outcome: Outcome | None) -> Diagnosis:

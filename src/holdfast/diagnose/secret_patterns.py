@@ -75,7 +75,13 @@ CUDACachingAllocator.
 @cache
 def patterns() -> tuple[Any, ...]:
     """Every pattern; its match, or the match's group `hidden`, is a secret."""
-    return tuple(map(re2.compile, _OWN_PATTERNS)) + tuple(_detect_secrets_patterns())
+    return own_patterns() + tuple(_detect_secrets_patterns())
+
+
+@cache
+def own_patterns() -> tuple[Any, ...]:
+    """The patterns that need no extra, and 10 ms."""
+    return tuple(map(re2.compile, _OWN_PATTERNS))
 
 
 def secret_spans(pattern: Any, text: str) -> Iterator[tuple[int, int]]:

@@ -14,6 +14,7 @@ from holdfast.events.agent_events import (
     CheckpointCommitted,
     CodeFetched,
     DeviceFault,
+    EvidenceKept,
     ExitReason,
     FabricObserved,
     FaultInjected,
@@ -70,6 +71,16 @@ from holdfast.events.requests import (
     UpdateRequested,
 )
 from holdfast.events.socket_events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
+from holdfast.events.watch_events import (
+    CorruptionObserved,
+    DeviceFaultObserved,
+    EqualStacks,
+    MonitorsStarted,
+    NumericFault,
+    NumericFaultObserved,
+    StacksCompared,
+    StragglerObserved,
+)
 
 AgentEvent = (
     AgentConnected
@@ -85,8 +96,13 @@ AgentEvent = (
     | SocketsObserved
     | LinksMeasured
     | LinkSlowed
+    | MonitorsStarted
+    | DeviceFaultObserved
+    | NumericFaultObserved
+    | CorruptionObserved
     | RankExited
     | RanksStopped
+    | EvidenceKept
     | RankHung
     | CheckpointCommitted
     | NodePreemptionNotice
@@ -116,6 +132,8 @@ RunEvent = (
     | NodeUnavailable
     | AgentDisconnected
     | WorldSizeChanged
+    | StragglerObserved
+    | StacksCompared
 )
 BatchedEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
 AnyEvent = AgentEvent | BatchedEvent | RequestEvent | RunEvent

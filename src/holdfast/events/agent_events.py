@@ -157,6 +157,8 @@ class StacksDumped(Event, frozen=True, kw_only=True):
     """File on its node with the stacks of its threads; empty if they could not be dumped."""
     top_frame: str = ""
     """The function and line that its main thread was in."""
+    frames: tuple[str, ...] = ()
+    """Its training thread's frames, innermost first, by which ranks are compared (diagnose/rank_stack.py)."""
     flight_dumps: tuple[str, ...] = ()
     """Files on its node with the dumps of its flight recorders."""
     collectives: tuple[GroupCollectives, ...] = ()
@@ -337,6 +339,8 @@ class RankHung(Event, frozen=True, kw_only=True):
     """File with the stacks, if they could be dumped."""
     top_frame: str = ""
     """The innermost Python frame of its main thread, such as `all_reduce (distributed_c10d.py:2841)`."""
+    frames: tuple[str, ...] = ()
+    """Its training thread's frames, innermost first, by which ranks are compared (diagnose/rank_stack.py)."""
     has_session: bool = True
     """Whether the rank had connected to its agent's socket."""
     commit_line: int = 0
@@ -345,6 +349,24 @@ class RankHung(Event, frozen=True, kw_only=True):
     """Files on its node with the dumps of its flight recorders."""
     collectives: tuple[GroupCollectives, ...] = ()
     """Its position in the collectives of its process groups, from those dumps; at most 16 groups."""
+    waits_for_peers: bool = False
+    """Whether it was seen waiting in a collective, or in a backward pass."""
+    unless_others_work: bool = False
+    """Whether this is a hang only if all other ranks of the replica report too: they may be evaluating or saving."""
+
+
+class EvidenceKept(Event, frozen=True, kw_only=True):
+    """A node has kept what it can show of a failed attempt; the attempt with which a run ends has no event."""
+
+    node: int
+    replica: int
+    attempt: int
+    folder: str
+    """On the node."""
+    files: int
+    bytes: int
+    left_out: int = 0
+    """Files over the limit, or that could not be read."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):

@@ -54,3 +54,7 @@ class RanksHung(Event, frozen=True, kw_only=True):
     replica: int
     attempt: int
     ranks: Ranges
+    unless_others_work: bool = False
+    """As in `RankHung`."""
+    last_step_at: float = 0.0
+    """The latest of these ranks' last steps."""

@@ -120,6 +120,9 @@ class StepCommitted(Event, frozen=True, kw_only=True):
     checkpoint_s: float = 0.0
     metrics: dict[str, float] = {}
     """From the replica's rank 0, by catalogue name: loss, tokens, ... Values of the last step."""
+    step_clock: bool = False
+    """Whether the program has no Session: its optimizer steps are numbered from 1 in each attempt, and holdfast knows
+    no checkpoint of them. The next attempt may repeat them or not."""
 
     @property
     def first(self) -> int:
@@ -141,7 +144,7 @@ class RecoveryDecided(Event, frozen=True, kw_only=True):
     log_owner_rank: int | None = None
     """The rank whose log file holds its output, if that is another rank: the first rank of its launcher."""
     recomputed_s: float = 0.0
-    """Seconds of work that a program without reported steps repeats, unless it loads its own checkpoint."""
+    """Seconds of work that a program without a Session repeats, unless it loads its own checkpoint."""
 
 
 class UpdateOutcome(StrEnum):

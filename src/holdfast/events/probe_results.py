@@ -25,7 +25,7 @@ class ProbeStage(StrEnum):
 
 STAGE_TEXT: dict[ProbeStage, str] = {
     ProbeStage.ARRIVE: "nodes meet",
-    ProbeStage.MATMUL: "devices multiply matrices",
+    ProbeStage.MATMUL: "devices multiply matrices and train a small model",
     ProbeStage.MEMORY: "devices copy memory",
     ProbeStage.NODE_ALL_REDUCE: "all-reduce within each node",
     ProbeStage.PAIRS: "all-reduce between pairs of nodes",
@@ -44,6 +44,17 @@ class MatmulRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Products that are not bit-exact."""
 
 
+class MiniModelAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What training a tiny transformer gives on a device: the same to the bit for devices of equal arithmetic."""
+
+    arithmetic: str
+    """What decides how it rounds, such as `NVIDIA H100 80GB HBM3, torch 2.10.0`."""
+    digest: str
+    """Of the weights at the end."""
+    contradictions: int = 0
+    """Repetitions that gave other weights."""
+
+
 class DeviceRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank's device does alone."""
 
@@ -52,6 +63,7 @@ class DeviceRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     device: str
     """Its name, such as `NVIDIA H100 80GB HBM3 (cuda:3)`."""
     matmul: tuple[MatmulRate, ...] = ()
+    mini_model: MiniModelAnswer | None = None
     copy_gb_s: float = 0.0
     """Memory bandwidth of a copy: bytes read and bytes written."""
     wrong_copies: int = 0

@@ -20,6 +20,26 @@ class FaultTarget(StrEnum):
     """The service that forms the quorum of replicas for each step."""
     COLLECTIVE = "collective"
     """A rank's collective."""
+    LOSS = "loss"
+    """What a rank's model computes, from which it has its loss."""
+    GRADIENT = "gradient"
+    """A gradient of a rank, before it is reduced."""
+    WEIGHTS = "weights"
+    """The weights of a rank."""
+    OPTIMIZER = "optimizer"
+    """A rank's optimizer: its state, or its step."""
+    ACTIVATIONS = "activations"
+    """What a layer of a rank's model computes."""
+    DATA = "data"
+    """A rank's wait for samples."""
+    FORWARD = "forward"
+    """A rank's forward pass."""
+    BACKWARD = "backward"
+    """A rank's backward pass."""
+    COMMUNICATION = "communication"
+    """A rank's reduction of gradients."""
+    HOST = "host"
+    """What a rank does between two steps."""
     GPU = "gpu"
     """A rank's GPU."""
     NVLINK = "nvlink"
@@ -35,7 +55,35 @@ class FaultTarget(StrEnum):
     @property
     def is_rank(self) -> bool:
         """Whether its number is a rank."""
-        return self in (FaultTarget.RANK, FaultTarget.COLLECTIVE) or self.is_device
+        return self.is_part_of_rank or self is FaultTarget.RANK or self.is_device
+
+    @property
+    def is_part_of_rank(self) -> bool:
+        """Whether the fault is one of the rank's own program, which its Session injects."""
+        return self is FaultTarget.COLLECTIVE or self.is_number or self.is_phase
+
+    @property
+    def is_number(self) -> bool:
+        """Whether it is what a rank computes: a fault of it imitates that of a device."""
+        return self in (
+            FaultTarget.LOSS,
+            FaultTarget.GRADIENT,
+            FaultTarget.WEIGHTS,
+            FaultTarget.OPTIMIZER,
+            FaultTarget.ACTIVATIONS,
+        )
+
+    @property
+    def is_phase(self) -> bool:
+        """Whether it is a phase of a rank's step."""
+        return self in (
+            FaultTarget.DATA,
+            FaultTarget.FORWARD,
+            FaultTarget.BACKWARD,
+            FaultTarget.OPTIMIZER,
+            FaultTarget.COMMUNICATION,
+            FaultTarget.HOST,
+        )
 
     @property
     def is_device(self) -> bool:
@@ -56,9 +104,16 @@ class FaultAction(StrEnum):
     OOM = "oom"
     RAISE = "raise"
     HANG = "hang"
+    NAN = "nan"
+    SPIKE = "spike"
+    BITFLIP = "bitflip"
     SLOW = "slow"
+    DATA_STALL = "data-stall"
+    LEAK = "leak"
     FAIL = "fail"
     ECC_ERROR = "ecc-error"
+    THROTTLE = "throttle"
+    LINK_ERRORS = "link-errors"
 
 
 EXPIRES = "holdfast-expires"

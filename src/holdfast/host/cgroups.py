@@ -2,7 +2,7 @@
 
 Cgroups without a limit (v2 only) track what an attempt starts, whatever it does to its environment and session. Each
 cgroup is recorded in a folder before it is created, so that cleanup after a dead process finds it. OOM kills are read
-in agent/oom.py, memory pressure in agent/memory_pressure.py.
+in agent/oom.py, memory pressure in watch/memory_pressure.py.
 """
 
 from __future__ import annotations

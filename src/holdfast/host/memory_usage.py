@@ -1,6 +1,6 @@
 """Reads the memory limit and usage of this machine and of this process's cgroups (v1 or v2).
 
-agent/memory_pressure.py reports when memory is nearly used up; agent/oom.py proves that a process was killed for it.
+watch/memory_pressure.py reports when memory is nearly used up; agent/oom.py proves that a process was killed for it.
 """
 
 from __future__ import annotations

@@ -53,6 +53,8 @@ class CounterReading:
     """Monotonic seconds."""
     ports: Mapping[str, Mapping[str, int]]
     """By `device:port`, as in NCCL's log: name of a counter to its value, as far as the driver has it."""
+    down: frozenset[str] = frozenset()
+    """Ports that are not active any more, or gone."""
 
 
 class RdmaCounterFiles:
@@ -60,6 +62,7 @@ class RdmaCounterFiles:
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._files: dict[str, dict[str, int]] = {}
+        self._states: dict[str, Path] = {}
         self.kinds: dict[str, str] = {}
         """What ports with the same work have in common: rate and link layer."""
         self.interfaces: dict[str, str] = {}
@@ -80,14 +83,21 @@ class RdmaCounterFiles:
         if not opened:
             return
         place = f"{device.name}:{port.name}"
-        self._files[place] = opened
+        self._files[place], self._states[place] = opened, port / "state"
         self.kinds[place] = f"{_text(port / 'rate')} {_text(port / 'link_layer')}"
         if _text(port / "link_layer") == "Ethernet" and (device / "device/net").is_dir():
             self.interfaces[place] = next((each.name for each in sorted((device / "device/net").iterdir())), "")
 
     def read(self, at_s: float) -> CounterReading:
         """All counters now; one that cannot be read is left out."""
-        return CounterReading(at_s=at_s, ports={port: _values(files) for port, files in self._files.items()})
+        return CounterReading(
+            at_s=at_s,
+            ports={port: _values(files) for port, files in self._files.items()},
+            down=frozenset(port for port, path in self._states.items() if "ACTIVE" not in _text(path)),
+        )
+
+    def descriptor(self) -> None:
+        """Counters have to be polled."""
 
     def close(self) -> None:
         """Close the files."""

@@ -24,7 +24,7 @@ _INFO = 2
 _ESTABLISHED, _LISTEN = 1, 10
 _RECEIVE_BYTES = 1 << 16
 _TIMEOUT_S = 5.0
-"""The kernel answers at once, unless a sandbox accepts the request and never answers."""
+"""The kernel answers immediately, unless a sandbox accepts the request and never answers."""
 
 _HEADER = struct.Struct("=IHHII")
 _MESSAGE = struct.Struct("=xB2x2s2s16s16s12x16xI")

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from holdfast.events import Outcome
 from holdfast.findings import Finding
+from holdfast.job.quarantine import MachineEvidence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +75,17 @@ class Backend(Protocol):
         """Remove the slot's earlier generation, then submit this one."""
         ...
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> Finding | None:
+    async def quarantined(self) -> tuple[Finding, ...]:
+        """Avoid the machines that other runs have quarantined; returns what the user does not know of that yet."""
+        ...
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
         """Create no further node of this run on the machine of a node that failed.
 
-        Returns what the user must know or do about that, if anything. `cordon`: other jobs are to avoid it as well,
-        where this run may have them do so, for its devices failed, and the user does not know yet.
+        With evidence it is also remembered for later runs (job/quarantine.py), and other jobs are to avoid it where
+        this run may have them do so. Without, an earlier controller has done that. Returns what the user must know.
         """
         ...
 

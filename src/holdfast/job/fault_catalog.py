@@ -13,6 +13,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import FaultAction, FaultRequested, FaultTarget
 from holdfast.job.isolation import Isolation
 from holdfast.job.run_spec import RunSpec
+from holdfast.protocol.watch_levels import WatchLevel
 
 
 class Executor(StrEnum):
@@ -65,6 +66,22 @@ NEEDS_REPLICAS = Precondition(
     evidence="the job of {run} has one replica",
     remedy="Start the run with, for example, `--set recovery.replicas=2`.",
 )
+NEEDS_PHASES = Precondition(
+    field="watch.stragglers",
+    what="ranks that measure the phases of their steps",
+    met=lambda accepted: accepted.job.watch.stragglers is not WatchLevel.OFF,
+    where="watch.stragglers",
+    evidence="the job of {run} has `watch.stragglers: off`",
+    remedy="Start the run with `--set watch.stragglers=warn`.",
+)
+NEEDS_DEVICE_WATCH = Precondition(
+    field="watch.device_faults",
+    what="agents that read the nodes' GPUs",
+    met=lambda accepted: accepted.job.watch.device_faults is not WatchLevel.OFF,
+    where="watch.device_faults",
+    evidence="the job of {run} has `watch.device_faults: off`",
+    remedy="Start the run with `--set watch.device_faults=warn`.",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +105,10 @@ _RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTar
 _RAISE, _HANG, _SLOW = FaultAction.RAISE, FaultAction.HANG, FaultAction.SLOW
 _LIGHTHOUSE, _COLLECTIVE = FaultTarget.LIGHTHOUSE, FaultTarget.COLLECTIVE
 _FAIL, _ECC_ERROR = FaultAction.FAIL, FaultAction.ECC_ERROR
+_THROTTLE, _LINK_ERRORS = FaultAction.THROTTLE, FaultAction.LINK_ERRORS
 _GPU, _NVLINK, _NIC = FaultTarget.GPU, FaultTarget.NVLINK, FaultTarget.NIC
+_NAN, _SPIKE, _LOSS, _GRADIENT = FaultAction.NAN, FaultAction.SPIKE, FaultTarget.LOSS, FaultTarget.GRADIENT
+_BITFLIP = FaultAction.BITFLIP
 _RUN_FOLDER, _CHECKPOINTS = FaultTarget.RUN_DIR, FaultTarget.CHECKPOINTS
 
 FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
@@ -157,6 +177,39 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
     (_HANG, _COLLECTIVE): FaultSpec(
         description="It enters an all-reduce that no other rank enters: detected after `recovery.step_timeout_s`."
     ),
+    (_NAN, _LOSS): FaultSpec(
+        description="The model's output of the rank is NaN in one step, so its loss is: all ranks restart as soon as "
+        "weights are damaged."
+    ),
+    (_NAN, _GRADIENT): FaultSpec(
+        description="The gradient of the last parameter of the rank is NaN in one step, before ranks reduce it: all "
+        "ranks restart as soon as weights are damaged."
+    ),
+    (_SPIKE, _LOSS): FaultSpec(
+        description="The model's output of the rank is multiplied in one step: a spike of its loss is reported.",
+        amount_unit="times",
+    ),
+    (_SPIKE, _GRADIENT): FaultSpec(
+        description="The gradient of the last parameter of the rank is multiplied in one step: a spike of the gradient "
+        "norm is reported, if the program reports `grad_norm`.",
+        amount_unit="times",
+    ),
+    (_BITFLIP, FaultTarget.WEIGHTS): FaultSpec(
+        description="One bit of one weight of the rank changes: found when ranks are compared, and its node is "
+        "replaced."
+    ),
+    (_BITFLIP, FaultTarget.OPTIMIZER): FaultSpec(
+        description="One bit of the optimizer state of the rank changes: found when ranks are compared, and its node "
+        "is replaced."
+    ),
+    (_BITFLIP, _GRADIENT): FaultSpec(
+        description="From then on one bit of a gradient of the rank is wrong in each step, before ranks reduce it: "
+        "found when a pass is repeated, and its node is replaced."
+    ),
+    (_BITFLIP, FaultTarget.ACTIVATIONS): FaultSpec(
+        description="From then on one bit of what a layer of the rank computes is wrong in each step: found when a "
+        "pass is repeated, and its node is replaced."
+    ),
     (_FAIL, _GPU): FaultSpec(
         description="The rank's output reports a lost GPU and it ends with SIGABRT, as by torch: its node is replaced."
     ),
@@ -170,10 +223,48 @@ FAULTS: Mapping[tuple[FaultAction, FaultTarget], FaultSpec] = {
         description="The same with a lost link of an adapter and NCCL's error: all ranks restart; the second time "
         "within `recovery.suspect_window_s` its node is replaced."
     ),
+    (_THROTTLE, _GPU): FaultSpec(
+        description="Readings of its GPU show a thermal slowdown: `gpu-throttled` is reported after 15 s, nothing "
+        "restarts.",
+        reversible=True,
+        precondition=NEEDS_DEVICE_WATCH,
+    ),
+    (_LINK_ERRORS, _NIC): FaultSpec(
+        description="Readings of its adapter show symbol errors: `fabric-link-errors` is reported after 5 s, nothing "
+        "restarts.",
+        reversible=True,
+    ),
     (_SLOW, _NODE): FaultSpec(
-        description="Its ranks are suspended most of the time: nothing is reported, nothing restarts.",
+        description="Its ranks are suspended most of the time: nothing restarts; those with a Session are stragglers.",
         amount_unit="times",
         reversible=True,
+    ),
+    **{
+        (_SLOW, target): FaultSpec(
+            description=f"{what} of the rank takes longer, by a share of its step: it is named as the straggler.",
+            amount_unit="times",
+            reversible=True,
+            precondition=NEEDS_PHASES,
+        )
+        for target, what in (
+            (FaultTarget.DATA, "The wait for samples"),
+            (FaultTarget.FORWARD, "The forward pass"),
+            (FaultTarget.BACKWARD, "The backward pass"),
+            (FaultTarget.OPTIMIZER, "The optimizer's step"),
+            (FaultTarget.COMMUNICATION, "The reduction of gradients"),
+            (FaultTarget.HOST, "What is between two steps"),
+        )
+    },
+    (FaultAction.DATA_STALL, _RANK): FaultSpec(
+        description="Every batch comes later by so many seconds: `data-stall` is reported, nothing restarts.",
+        amount_unit="seconds",
+        reversible=True,
+    ),
+    (FaultAction.LEAK, _RANK): FaultSpec(
+        description="It keeps so much memory of each step: `memory-growing` is reported, until the kernel kills it.",
+        amount_unit="MiB per step",
+        reversible=True,
+        precondition=NEEDS_MEMORY_LIMIT,
     ),
     (_KILL, _LIGHTHOUSE): FaultSpec(
         description="SIGKILL: it restarts at its port, no rank restarts; replicas that need a quorum wait for it.",

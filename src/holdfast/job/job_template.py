@@ -40,7 +40,7 @@ checkpoint:
 recovery:
   max_restarts: 10        # within restart_window_s seconds; the next failure ends the run
   restart_window_s: 3600
-  # step_timeout_s: 600  # a rank without a step for this long is hung; needs holdfast.train
+  # step_timeout_s: 600  # a rank without a step for this long is hung; auto by default, or off
 
 # logs:
 #   max_bytes: 1GiB       # per rank, over all attempts; the oldest output is dropped

@@ -38,7 +38,6 @@ from holdfast.job.yaml_source import (
 M = TypeVar("M", bound=BaseModel)
 
 RESERVED_FIELDS: Mapping[str, str] = {
-    "parallel": "how tensors, pipelines and data are split over ranks",
     "placement": "which nodes may stand next to each other",
     "mounts": "folders given to every node",
     "priority": "which job goes first",

@@ -294,6 +294,33 @@ def invalid_peer_checkpoints(job: Job) -> Iterator[Finding]:
         )
 
 
+def invalid_parallel(job: Job) -> Iterator[Finding]:
+    """The parallel groups divide the ranks of a replica, whatever its number of nodes."""
+    parallel = job.parallel
+    if parallel is None:
+        return
+    fixed = parallel.tp * parallel.cp * parallel.pp
+    if parallel.dp is not None and job.nodes.is_elastic:
+        what = f"`dp` is {parallel.dp}, and it varies with the number of nodes, {job.nodes.min} to {job.nodes.max}"
+        yield _error("bad-parallel", "parallel.dp", what, "Leave it out: it follows from the others.")
+        return
+    counts = (job.nodes.min, job.nodes.max) if job.nodes.is_elastic else (job.nodes.max,)
+    for ranks in (nodes * job.local_world_size // job.recovery.replicas for nodes in counts):
+        dp = ranks // fixed if parallel.dp is None else parallel.dp
+        if dp * fixed != ranks:
+            what = (
+                f"tp x cp x pp is {fixed:,}, which does not divide {ranks:,} ranks"
+                if parallel.dp is None
+                else f"tp x cp x dp x pp is {fixed * dp:,}, and there are {ranks:,} ranks"
+            )
+            yield _error("bad-parallel", "parallel", what, "Write the sizes with which the program makes its groups.")
+            return
+        if (dp * parallel.cp) % parallel.ep:
+            what = f"`ep` is {parallel.ep}, which does not divide cp x dp, {dp * parallel.cp:,}"
+            yield _error("bad-parallel", "parallel.ep", what, "Write a size that divides it.")
+            return
+
+
 RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     learning_rate_without_scaling,
     reserved_names,
@@ -310,6 +337,7 @@ RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     restart_window_too_short,
     invalid_replicas,
     invalid_peer_checkpoints,
+    invalid_parallel,
 )
 
 

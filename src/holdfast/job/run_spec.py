@@ -85,6 +85,8 @@ class RunSpec(Model):
     """The kind of the target it was started with."""
     workload: Workload = Workload.JOBSET
     """Kubernetes: the kind of object that represents the run."""
+    node_selector: dict[str, str] = {}
+    """Kubernetes: labels of the target's machines."""
     agent: bool = True
     """Whether holdfast's agents start the ranks; otherwise the cluster starts the command."""
     durable_controller_disk: bool = True

@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from holdfast.failure_rates import standby_count
+from holdfast.protocol.watch_levels import WatchLevel
 
 JOB_NAME_PATTERN = r"^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -103,11 +104,13 @@ def _parse_size(value: object) -> object:
 
 
 def _seconds_or_auto(value: object) -> object:
-    """Reject anything else here, so that it gets one finding instead of two."""
+    """Reject anything else here, so that it gets one finding instead of two. YAML reads `off` as false."""
+    if value == "off" or value is False:
+        return None
     seconds = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
     if value is None or value == "auto" or seconds:
         return value
-    raise PydanticCustomError("bad-value", "must be a number of seconds above 0, or auto")
+    raise PydanticCustomError("bad-value", "must be a number of seconds above 0, auto or off")
 
 
 def _count_or_auto(of: str) -> BeforeValidator:
@@ -396,6 +399,40 @@ class Checks(Model):
         return PROBE_DEADLINE_S if self.deadline_s is None else self.deadline_s
 
 
+class Parallel(Model):
+    """How a replica's ranks are divided: every group of `tp`, `cp`, `ep`, `dp` or `pp` communicates on its own.
+
+    Ranks count up along `tp` first, then `cp`, `dp` and `pp`, as in Megatron-LM (`tp-cp-ep-dp-pp`) and torchtitan.
+    holdfast divides nothing: it names the group in which a failure lies, and the program makes the groups.
+    """
+
+    tp: Count = Field(default=1, ge=1)
+    """Ranks of a tensor-parallel group, which are neighbours."""
+    cp: Count = Field(default=1, ge=1)
+    """Ranks of a context-parallel group."""
+    ep: Count = Field(default=1, ge=1)
+    """Ranks of an expert-parallel group; they are taken from `cp` and `dp`, so it divides `cp` x `dp`."""
+    dp: Count | None = Field(default=None, ge=1)
+    """Ranks of a data-parallel group, sharded or not; none means what `tp`, `cp` and `pp` leave."""
+    pp: Count = Field(default=1, ge=1)
+    """Stages of the pipeline."""
+
+
+class Watch(Model):
+    """Detection of what is wrong with ranks and nodes that still run. Hangs: `recovery.step_timeout_s`."""
+
+    device_faults: WatchLevel = WatchLevel.ACT
+    """Failed GPUs, links and adapters that an agent sees before a rank fails."""
+    non_finite: WatchLevel = WatchLevel.ACT
+    """NaN or infinite losses, gradients and weights; acted on as soon as weights or optimizer state are damaged."""
+    spikes: WatchLevel = WatchLevel.WARN
+    """Losses and gradient norms of at least five times their running median."""
+    stragglers: WatchLevel = WatchLevel.WARN
+    """Ranks that compute slower than the others."""
+    step_clock: Annotated[bool, Strict()] = True
+    """Whether torch programs without a Session report their optimizer steps."""
+
+
 class Logs(Model):
     """Retention of the ranks' output."""
 
@@ -459,23 +496,29 @@ class Recovery(Model):
     None means that they synchronise at every step. Needs a `holdfast.train` Session.
     """
     verify_every_steps: Count = Field(default=100, ge=0)
-    """Interval, in steps, of comparing the weights and optimizer states of several replicas; 0 means never.
+    """Interval, in steps, of comparing the weights and optimizer states of replicas, or of DDP ranks; 0 means never.
 
     It also happens after the first and after the last step. If replicas differ, the minority receives the majority's
     state; with two replicas the run resumes from the newest checkpoint up to their last agreement
     (`replicas-diverged`). With `outer_sync`, only weights are compared, at the next synchronisation.
-    """
-    step_timeout_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = None
-    """Seconds without a completed step after which a rank counts as hung; none means never.
 
-    Applies only to ranks with a `holdfast.train` Session, and only during steps. Set it longer than the slowest normal
-    step. The first step of an attempt, which compiles and connects, has ten times this limit. So has work between two
-    steps: a checkpoint, a wait for other replicas, an evaluation in `session.untimed()`.
+    Ranks of the only replica that DDP keeps equal are compared as well, and another rank repeats a forward and
+    backward pass of each. The node of a wrong rank is replaced (`silent-corruption`), and the run resumes from the
+    newest checkpoint up to the last agreement. Needs a `holdfast.train` Session.
+    """
+    step_timeout_s: Annotated[Seconds | Literal["auto"] | None, BeforeValidator(_seconds_or_auto)] = "auto"
+    """Seconds without a completed step after which a rank counts as hung; `off` means never.
+
+    Applies to ranks with a `holdfast.train` Session, and to torch programs without one (`watch.step_clock`). Set it
+    longer than the slowest normal step: without a Session, an evaluation and a checkpoint are part of one. With a
+    Session, the first step of an attempt, which compiles and connects, has ten times this limit. So has work between
+    two steps: a checkpoint, a wait for other replicas, an evaluation in `session.untimed()`.
 
     `auto` is three times the 99th percentile of the rank's own steps plus 0.75 s; the limit for the first step and for
     work between steps is then ten minutes. Until eight more steps are known, any of them may recompile: their limit is
     three times the longest so far, including the first, plus 30 s. Time in which a rank is runnable but has no CPU does
-    not count.
+    not count. With one replica, a rank that uses the CPU, moves data or waits for a disk does not count as hung with
+    `auto`, and within these limits no rank does before all of them are silent (docs/hangs.md).
     """
     exit_timeout_s: Seconds | None = 600.0
     """Seconds that threads may keep a rank's process alive after its program has ended; none means no limit.
@@ -552,6 +595,8 @@ class Job(Model):
     """Ranks per node; none means one per GPU, or one without GPUs."""
     resources: Resources = Resources()
     """CPU, memory and shared memory per node."""
+    parallel: Parallel | None = None
+    """How the program divides its ranks into parallel groups, so that diagnoses can name one; none means unknown."""
     fabric: Annotated[Fabric, _shorthand("fabric", str | Fabric)] = Fabric()
     """The network for collectives."""
     checkpoint: Annotated[Checkpoint, _shorthand("checkpoint", str | Checkpoint)] = Checkpoint()
@@ -560,6 +605,8 @@ class Job(Model):
     """Failure detection, restarts, replicas and standby nodes."""
     checks: Annotated[Checks, _shorthand("checks", CheckLevel | Checks)] = Checks()
     """Whether nodes are checked before ranks start on them; a cluster's `template: production` makes it `quick`."""
+    watch: Watch = Watch()
+    """What is detected in ranks that still run, and whether it is acted on."""
     logs: Logs = Logs()
     """How much rank output is kept."""
     queue: NonEmpty | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from holdfast.fabric.catalog import LOCAL_DEFAULT, Fabric
 from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.spec import GlobalBatch, Job, Launch
+from holdfast.job.spec import GlobalBatch, Job, Launch, Watch
 from holdfast.job.step_timeouts import StepTimeouts
 from holdfast.protocol import flight_recorder_files
 from holdfast.run_dir import RunDir
@@ -50,6 +50,8 @@ class Attempt:
     """A secret that only the processes of this attempt have."""
     lighthouse: str = ""
     """URL of the run's lighthouse, if there are several replicas."""
+    checkpoints_back: int = 0
+    """Newest checkpoints that its ranks set aside before they resume."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,17 @@ def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str
     }
     if several:
         env = _TORCHFT_DEFAULTS | _nccl_env(job) | _agent_store_env(job) | env | _replica_env(job, attempt)
+    if attempt.checkpoints_back:
+        env["HOLDFAST_CHECKPOINTS_BACK"] = str(attempt.checkpoints_back)
+    watch, usual = job.watch, Watch()
+    if watch.non_finite is not usual.non_finite:
+        env["HOLDFAST_WATCH_NON_FINITE"] = watch.non_finite.value
+    if watch.spikes is not usual.spikes:
+        env["HOLDFAST_WATCH_SPIKES"] = watch.spikes.value
+    if watch.stragglers is not usual.stragglers:
+        env["HOLDFAST_WATCH_STRAGGLERS"] = watch.stragglers.value
+    if not watch.step_clock:
+        env["HOLDFAST_STEP_CLOCK"] = "0"
     if checkpoint.local is not None or checkpoint.is_remote:
         env["HOLDFAST_CHECKPOINT_LOCAL"] = str(checkpoint_dir(accepted, folder))
     if not accepted.durable_controller_disk and not checkpoint.is_remote:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.local.run_network import RunNetwork
     from holdfast.launch.rank_env import NodeResources
+    from holdfast.launch.target_machines import TargetMachines
     from holdfast.run_dir import RunDir
 
 
@@ -144,6 +145,14 @@ class Target(Protocol):
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """What keeps a run's nodes, or this user, away; None if nothing does."""
+        ...
+
+    def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
+        """The machines of the target of this name: free, used, and those that runs avoid."""
+        ...
+
+    def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
+        """End the quarantine of a machine; raises HoldfastError if it has none."""
         ...
 
     def controller_hooks(self) -> ControllerHooks:

@@ -80,7 +80,7 @@ class Port:
 
     @property
     def awaits_subnet_manager(self) -> bool:
-        """Whether its link is up and nobody has configured it."""
+        """Whether its link is up and no subnet manager has configured it."""
         return self.is_infiniband and self.state.endswith(("INIT", "ARMED")) and self.phys_state.endswith("LinkUp")
 
     @property

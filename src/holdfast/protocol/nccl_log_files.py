@@ -1,7 +1,7 @@
 """Names shared by agents, renderers and readers for the files in which ranks log the set-up of NCCL.
 
-NCCL opens its file with `fopen(…, "w")`, writes whole lines, and keeps its own offset: whoever frees the middle of a
-file changes nothing for it.
+NCCL opens its file with `fopen(…, "w")`, writes whole lines, and keeps its own offset: to free the middle of a file
+changes nothing for it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.events import AgentEvent, encoding
 from holdfast.events.requests import FaultAction, FaultTarget
 from holdfast.protocol.node_requirements import NodeRequirements
+from holdfast.protocol.phase_times import PhaseTimes
 from holdfast.protocol.validation import ValidatingDecoder
 
 PROTOCOL = 3
@@ -66,6 +67,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     progress_interval_s: float = MIN_PROGRESS_INTERVAL_S
     """Minimum seconds between progress messages; a step is sent immediately after a longer silence."""
     step_timeout_s: float | Literal["auto"] | None = None
+    replica_count: int = 1
+    """Number of replicas of the run; of several, the others wait for one that hangs, so it is stopped alone."""
     exit_timeout_s: float | None = None
     """Seconds after which the agent ends a rank whose program has ended but whose threads keep the process alive."""
     code_digest: str = ""
@@ -76,8 +79,12 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     """The run's fabric, as the catalogue names it."""
     nccl_logs: bool = False
     """Whether ranks log NCCL's set-up for the agent, which then reports what carries their traffic."""
+    secret_names: tuple[str, ...] = ()
+    """Variables whose values are the job's secrets."""
     interfaces: tuple[str, ...] = ()
     """The values by which the run names interfaces for data, in the syntax of NCCL_SOCKET_IFNAME."""
+    watch_devices: bool = True
+    """Whether the agent looks for failed devices from now on."""
 
     @property
     def launches(self) -> tuple[RankLaunch, ...]:
@@ -97,6 +104,8 @@ class CheckNode(Order, frozen=True, kw_only=True, tag="check-node"):
 
     wanted: NodeRequirements
     deadline_s: float
+    number: int = 0
+    """Greater for a check that is to be made anew."""
 
 
 class ProbeNode(Order, frozen=True, kw_only=True, tag="probe-node"):
@@ -252,6 +261,8 @@ class NodeStep(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ended: float
     checkpoint_s: float = 0.0
     metrics: dict[str, float] = {}
+    step_clock: bool = False
+    """As in `StepCommitted`."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="progress"):
@@ -261,6 +272,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     replica: int
     attempt: int
     steps: tuple[NodeStep, ...]
+    phases: tuple[PhaseTimes, ...] = ()
+    """How ranks of the node spent their last steps, one for each rank."""
     source: str = ""
     seq: int = 0
 

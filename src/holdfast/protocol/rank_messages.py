@@ -15,9 +15,10 @@ from typing import Any, cast, get_args
 import msgspec
 
 from holdfast.clock import ClockSample
-from holdfast.events import encoding
+from holdfast.events import NumericFault, encoding
 from holdfast.findings import Finding
 from holdfast.protocol.metric_validation import split_valid_metrics
+from holdfast.protocol.phase_times import PhaseTimes
 from holdfast.protocol.validation import ValidatingDecoder, out_of_range
 
 RANK_PROTOCOL = 2
@@ -36,6 +37,8 @@ class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
     protocol: int = RANK_PROTOCOL
     clock: ClockSample | None = None
     """The clock of the rank's timestamps; None means the agent's clock."""
+    step_clock: bool = False
+    """Whether the sender is no Session, but the step clock, which sends nothing else (agent/step_clock.py)."""
 
 
 class RankStep(RankMessage, frozen=True, kw_only=True, tag="step"):
@@ -61,6 +64,22 @@ class RankStepMetrics(RankMessage, frozen=True, kw_only=True, tag="step-metrics"
     metrics: dict[str, float] = {}
 
 
+class GpuMemory(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Memory of a rank's GPU at the end of a step."""
+
+    used_bytes: float
+    """What its tensors use."""
+    free_bytes: float
+    """What more tensors could use: memory that is free, and what the allocator keeps without a tensor in it."""
+
+
+class RankPhases(RankMessage, frozen=True, kw_only=True, tag="phases"):
+    """How the rank spent its last steps; times are on its clock."""
+
+    times: PhaseTimes
+    gpu: GpuMemory | None = None
+
+
 class RankCheckpointCommitted(RankMessage, frozen=True, kw_only=True, tag="checkpoint-committed"):
     """A checkpoint is complete; sent by the rank that committed it."""
 
@@ -72,6 +91,29 @@ class RankCheckpointCommitted(RankMessage, frozen=True, kw_only=True, tag="check
 class FindingReported(RankMessage, frozen=True, kw_only=True, tag="finding"):
     """The session reports a finding."""
 
+    finding: Finding
+
+
+class NumericFaultReported(RankMessage, frozen=True, kw_only=True, tag="numeric-fault"):
+    """Loss, gradients or weights of this rank are not finite, or spiked; fields as in `NumericFaultObserved`."""
+
+    step: int
+    fault: NumericFault
+    quantity: str
+    parameter_group: str = ""
+    damaged: bool = False
+    is_origin: bool = True
+    finding: Finding
+
+
+class CorruptionReported(RankMessage, frozen=True, kw_only=True, tag="corruption"):
+    """This rank holds or computes other numbers than the others; fields as in `CorruptionObserved`."""
+
+    step: int
+    agreed_step: int
+    quantity: str
+    certain: bool
+    continues: bool = False
     finding: Finding
 
 
@@ -98,6 +140,13 @@ class ProgramEnded(RankMessage, frozen=True, kw_only=True, tag="program-ended"):
     failed: bool = False
     """Whether it ended with an exception."""
     threads: tuple[str, ...] = ()
+
+
+class StepClockFailed(RankMessage, frozen=True, kw_only=True, tag="step-clock-failed"):
+    """The step clock has stopped because of an error; sent on a separate connection."""
+
+    rank: int
+    error: str = ""
 
 
 class ExitingOnRequest(RankMessage, frozen=True, kw_only=True, tag="exiting-on-request"):
@@ -147,6 +196,12 @@ class RankFault(StrEnum):
 
     RAISE = "raise"
     HANG = "hang"
+    NAN = "nan"
+    SPIKE = "spike"
+    BITFLIP = "bitflip"
+    SLOW = "slow"
+    DATA_STALL = "data-stall"
+    LEAK = "leak"
     COLLECTIVE = "collective"
     """Enter a collective that no other rank enters."""
 
@@ -155,16 +210,25 @@ class InjectRankFault(RankRequest, frozen=True, kw_only=True, tag="inject-rank-f
     """Inject this fault at the end of the current step, for a drill."""
 
     fault: RankFault
+    target: str = ""
+    """The part of the rank, such as `forward` or `gradients`, for faults that have several targets."""
+    amount: float | None = None
+    """In the unit of the fault catalogue."""
+    for_s: float | None = None
 
 
 RankToAgent = (
     Hello
     | RankStep
     | RankStepMetrics
+    | RankPhases
     | ActivityChanged
     | RankCheckpointCommitted
     | FindingReported
+    | NumericFaultReported
+    | CorruptionReported
     | ProgramEnded
+    | StepClockFailed
     | ExitingOnRequest
 )
 

@@ -11,7 +11,8 @@
     stopping       from the last step, or else from ShutdownDecided, to RunFinished
     running        for a replica that never reports a step: from the start of its ranks to their end
     possibly recomputing  the same for attempts before the last: a program that loads no checkpoint repeated it. Not
-                   used with several replicas: a restarted one catches up from another
+                   used with several replicas: a restarted one catches up from another. Also the steps of such attempts
+                   of a program without a Session: they were training if the next attempt loaded a checkpoint
 
 Times are clipped to be in order, so a clock that is set back shortens a category but never makes it negative. If steps
 end after RunFinished, the account ends with the last of them. Sums are whole microseconds, so the categories add up
@@ -57,10 +58,21 @@ class Account:
 
     @property
     def ettr(self) -> float | None:
-        """Effective training time ratio, 0 to 1; None if the run reports no steps or has no duration."""
+        """Effective training time ratio, 0 to 1; None if the run reports no steps or has no duration.
+
+        If it is not known whether attempts repeated steps, the least that it can be.
+        """
+        return self._share(TimeCategory.TRAINING)
+
+    @property
+    def most_ettr(self) -> float | None:
+        """The most that the ETTR can be; as `ettr` if the program has a Session."""
+        return self._share(TimeCategory.TRAINING, TimeCategory.MAYBE_RECOMPUTING)
+
+    def _share(self, *parts: TimeCategory) -> float | None:
         if self.total_s <= 0 or self.steps == 0:
             return None
-        return self.parts.get(TimeCategory.TRAINING, 0.0) / self.total_s
+        return sum(self.parts.get(part, 0.0) for part in parts) / self.total_s
 
 
 _BETWEEN_STEPS = frozenset({"rank-terminated-externally", "node-preempted"})
@@ -111,6 +123,12 @@ class ReplicaLedger(Struct, frozen=True, kw_only=True):
     """Time in which ranks ran without a step, by the category that applies if steps follow."""
     maybe_recomputed: int = 0
     """How much of it belongs to attempts before the last."""
+    step_clock: bool = False
+    """Whether its program has no Session, so that steps are numbered from 1 in each attempt."""
+    step_attempt: int = -1
+    """The attempt of the last committed step."""
+    clocked_before: int = 0
+    """Training time in attempts before that one, if it has no Session."""
 
     def spend_until(self, moment: int, part: TimeCategory) -> ReplicaLedger:
         """Assign the time up to a moment to a category; a moment in the past changes nothing."""
@@ -147,7 +165,8 @@ class ReplicaLedger(Struct, frozen=True, kw_only=True):
     def step_committed(self, event: StepCommitted) -> ReplicaLedger:
         if event.attempt <= self.failed_attempt:
             return self
-        redone = event.step <= self.highest_step
+        again = event.step_clock and event.attempt != self.step_attempt
+        redone = not event.step_clock and event.step <= self.highest_step
         work = TimeCategory.RECOMPUTING if redone else TimeCategory.TRAINING
         started, ended = microseconds(event.started), microseconds(event.ended)
         worked_until = ended - max(0, microseconds(event.checkpoint_s))
@@ -156,9 +175,12 @@ class ReplicaLedger(Struct, frozen=True, kw_only=True):
         return replace(
             after,
             activity=after.activity if after.activity is _Activity.STOPPING else _Activity.STEPPING,
-            lowest_step=event.first if self.lowest_step is None else min(self.lowest_step, event.first),
-            highest_step=max(self.highest_step, event.step),
+            lowest_step=event.first if self.lowest_step is None or again else min(self.lowest_step, event.first),
+            highest_step=event.step if event.step_clock else max(self.highest_step, event.step),
             step=event.step,
+            step_clock=event.step_clock,
+            step_attempt=event.attempt,
+            clocked_before=self.spent.get(TimeCategory.TRAINING, 0) if again else self.clocked_before,
             recomputed_steps=self.recomputed_steps + event.steps * redone,
         )
 
@@ -187,6 +209,9 @@ class ReplicaLedger(Struct, frozen=True, kw_only=True):
         if alone and self.lowest_step is None and self.maybe_recomputed:
             parts[TimeCategory.MAYBE_RECOMPUTING] = self.maybe_recomputed
             parts[TimeCategory.RUNNING] -= self.maybe_recomputed
+        if alone and self.step_clock and self.clocked_before:
+            parts[TimeCategory.MAYBE_RECOMPUTING] = self.clocked_before
+            parts[TimeCategory.TRAINING] -= self.clocked_before
         return Account(
             parts={part: parts[part] / 1e6 for part in TimeCategory if parts.get(part)},
             total_s=sum(parts.values()) / 1e6,

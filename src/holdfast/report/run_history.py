@@ -32,13 +32,14 @@ class RecoverySummary(Struct, frozen=True, kw_only=True):
     step: int | None = None
     """Last step committed before the failure."""
     resumed_step: int | None = None
-    """First step committed after the failure; None if there was none."""
+    """First step committed after the failure; None if there was none, or without a Session, whose steps have no
+    numbers that last."""
     until_step_s: float | None = None
     """Seconds from the failure to the end of that step."""
     other_replica_step_s: float | None = None
     """Duration of the first step that another replica committed after the failure; None if none did."""
     maybe_recomputed_s: float = 0.0
-    """Seconds that the restart repeats unless the program loads its own checkpoint; 0 if it reports steps."""
+    """Seconds that the restart repeats unless the program loads its own checkpoint; 0 if it has a Session."""
 
     @property
     def recomputed_steps(self) -> int:
@@ -53,7 +54,8 @@ class RecoverySummary(Struct, frozen=True, kw_only=True):
             return self.with_other_replica_step(step)
         if self.until_step_s is not None or step.attempt <= self.attempt:
             return self
-        return replace(self, resumed_step=step.first, until_step_s=max(0.0, step.ended - self.failed_at))
+        resumed_step = None if step.step_clock else step.first
+        return replace(self, resumed_step=resumed_step, until_step_s=max(0.0, step.ended - self.failed_at))
 
     def with_other_replica_step(self, step: StepCommitted) -> RecoverySummary:
         """Another replica's first step after a failure is its longest: it waited in that step or repeated it."""

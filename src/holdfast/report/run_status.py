@@ -66,6 +66,10 @@ class NodeStatus(Struct, frozen=True, kw_only=True):
     """Whether it is a standby node."""
     ready: bool = False
     """Whether the standby node is ready."""
+    sources: tuple[str, ...] = ()
+    """What its agent's monitors read."""
+    missing_sources: dict[str, str] = {}
+    """Why each other source is not read."""
 
     @property
     def name(self) -> str:

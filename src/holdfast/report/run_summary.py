@@ -30,6 +30,7 @@ class Heading(StrEnum):
     VERSIONS = "which code ran"
     CODE = "code"
     LOGS = "logs"
+    EVIDENCE = "evidence"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class RunSummary:
     """Changes of the world size, oldest first."""
     restarts: int
     logs: str
+    evidence: tuple[str, ...] = ()
+    """Folders with the evidence of failures, one per node and failure, the newest last."""
     other_findings: tuple[Finding, ...] = ()
     """Errors and warnings that caused no recovery, each once, in order."""
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -66,8 +69,11 @@ class RunSummary:
     """What carried the traffic between nodes in the last attempt; empty if not known."""
 
 
-def summarise(status: RunStatus, *, logs: str, now: float) -> RunSummary:
-    """Project a status; `logs` is the folder of the ranks' output, `now` (Unix seconds) ends a live run's account."""
+def summarise(status: RunStatus, *, logs: str, now: float, evidence: tuple[str, ...] = ()) -> RunSummary:
+    """Project a status; `logs` is the folder of the ranks' output, `evidence` are the folders of its failures.
+
+    `now` (Unix seconds) ends a live run's account.
+    """
     history = status.history
     return RunSummary(
         run=status.run,
@@ -81,6 +87,7 @@ def summarise(status: RunStatus, *, logs: str, now: float) -> RunSummary:
         world_size_changes=history.world_size_changes,
         restarts=status.restarts,
         logs=logs,
+        evidence=evidence,
         other_findings=tuple(history.raised.values()),
         metrics=history.metrics,
         corrupt_lines=status.corrupt_lines,
@@ -92,9 +99,17 @@ def summarise(status: RunStatus, *, logs: str, now: float) -> RunSummary:
 
 
 def format_maybe_recomputed(seconds: float) -> str:
-    """Cost of restarting a program that reports no steps."""
+    """Cost of restarting a program without a Session."""
     unless = "unless it loads its own checkpoint, it repeats"
-    return f"the program reports no steps: {unless} the last {duration(seconds)}"
+    return f"the program has no Session: {unless} the last {duration(seconds)}"
+
+
+def format_ettr(account: Account) -> str:
+    """The ETTR, or the range that it lies in; empty if no steps are reported."""
+    if account.ettr is None or account.most_ettr is None:
+        return ""
+    most = f" to {percentage(account.most_ettr)}" if account.most_ettr > account.ettr else ""
+    return f"ETTR {percentage(account.ettr)}{most}"
 
 
 def format_summary(summary: RunSummary) -> str:
@@ -116,7 +131,7 @@ def format_summary(summary: RunSummary) -> str:
 def _result(summary: RunSummary) -> str:
     word = summary.outcome.value if summary.outcome else "is not over"
     account = summary.account
-    ettr = f"ETTR {percentage(account.ettr)}" if account.ettr is not None else "no steps reported, so no ETTR"
+    ettr = format_ettr(account) or "no steps reported, so no ETTR"
     facts = [count(account.steps, "step")] if account.steps else []
     facts += [duration(account.total_s), count(summary.restarts, "restart"), ettr]
     because = f": {sanitize(summary.reason)}" if summary.reason else ""
@@ -129,7 +144,9 @@ def _result(summary: RunSummary) -> str:
 def _locations(summary: RunSummary) -> str:
     code = [f"{Heading.CODE}  {short_digest(summary.code)}, shipped"] if summary.code else []
     logs = [f"{Heading.LOGS}  {summary.logs}"] if summary.logs else []
-    return "\n".join([*code, *logs])
+    more = f" and {len(summary.evidence) - 1} more" if len(summary.evidence) > 1 else ""
+    evidence = [f"{Heading.EVIDENCE}  {summary.evidence[-1]}{more}"] if summary.evidence else []
+    return "\n".join([*code, *logs, *evidence])
 
 
 UNREMARKABLE_CATEGORIES = frozenset({TimeCategory.STARTING, TimeCategory.RUNNING, TimeCategory.STOPPING})
@@ -213,8 +230,11 @@ def _block(heading: Heading, lines: list[str]) -> list[str]:
 def _cost(recovery: RecoverySummary) -> str:
     others = recovery.other_replica_step_s
     continued = f"; another replica continued, with a step of {others:.2f} s" if others is not None else ""
+    maybe = f"; {format_maybe_recomputed(recovery.maybe_recomputed_s)}" if recovery.maybe_recomputed_s else ""
     if recovery.until_step_s is None:
-        return f"; {format_maybe_recomputed(recovery.maybe_recomputed_s)}" if recovery.maybe_recomputed_s else continued
+        return maybe or continued
     again = f", {count(recovery.recomputed_steps, 'step')} done again" if recovery.recomputed_steps else ""
     its = "its" if others is not None else "the"
-    return f"{continued}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}"
+    return (
+        f"{continued}; {its} next step was committed {duration(recovery.until_step_s)} after the failure{again}{maybe}"
+    )

@@ -179,6 +179,13 @@ def _standby_ready(status: RunStatus, event: events.StandbyReady) -> RunStatus:
     return _with_node(status, replace(known, ready=True))
 
 
+def _monitors_started(status: RunStatus, event: events.MonitorsStarted) -> RunStatus:
+    known = status.nodes.get(event.node)
+    if known is None or known.generation != event.generation:
+        return status
+    return _with_node(status, replace(known, sources=event.sources, missing_sources=event.missing))
+
+
 def _standby_promoted(status: RunStatus, event: events.StandbyPromoted) -> RunStatus:
     for node, standby in ((event.node, False), (event.replaces, True)):
         if known := status.nodes.get(node):
@@ -373,6 +380,8 @@ def _ranks_exited(status: RunStatus, event: events.RanksExited) -> RunStatus:
 
 
 def _ranks_hung(status: RunStatus, event: events.RanksHung) -> RunStatus:
+    if event.unless_others_work:
+        return status
     return _with_ranks(_with_hang(status, event), event, RankPhase.HUNG, "")
 
 
@@ -393,6 +402,8 @@ def _with_ranks(
 
 
 def _rank_hung(status: RunStatus, event: events.RankHung) -> RunStatus:
+    if event.unless_others_work:  # it may wait for a rank that is at work
+        return status
     where = f" in {event.top_frame}" if event.top_frame else ""
     detail = f"no step for {event.waited_s:.0f} s{where}"
     last_step = event.last_step if event.last_step >= 0 else None
@@ -540,6 +551,7 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     events.UpdateEnded: _update_ended,
     events.NodeRequested: _node_requested,
     events.StandbyReady: _standby_ready,
+    events.MonitorsStarted: _monitors_started,
     events.StandbyPromoted: _standby_promoted,
     events.AgentConnected: _agent_connected,
     events.AgentDisconnected: _agent_disconnected,

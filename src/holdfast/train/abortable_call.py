@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from threading import Thread
 from typing import Any
+
+from holdfast.host.daemon_threads import resolve_in_daemon_thread
 
 
 class AbortableCall:
@@ -16,8 +17,8 @@ class AbortableCall:
         self._awaited = Future[Any]()
 
     def run(self, work: Callable[[], Any], timeout_s: float | None = None) -> Any:
-        awaited = self._awaited = Future[Any]()
-        Thread(target=_resolve, args=(awaited, work), daemon=True).start()
+        awaited = self._awaited = Future[Any]()  # before the thread starts, so that no abort is missed
+        resolve_in_daemon_thread(awaited, work)
         try:
             return awaited.result(timeout_s)
         finally:
@@ -26,14 +27,3 @@ class AbortableCall:
     def abort(self, error: Exception) -> None:
         with suppress(InvalidStateError):  # there is no call to abort
             self._awaited.set_exception(error)
-
-
-def _resolve(awaited: Future[Any], work: Callable[[], Any]) -> None:
-    try:
-        result = work()
-    except Exception as error:
-        with suppress(InvalidStateError):
-            awaited.set_exception(error)
-    else:
-        with suppress(InvalidStateError):  # an abandoned result is dropped, which closes it
-            awaited.set_result(result)

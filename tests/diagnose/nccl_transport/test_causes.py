@@ -1,4 +1,4 @@
-"""Each cause is told apart by its line, in every version's wording, and has a remedy of its own."""
+"""Each cause is distinguished by its line, in every version's wording, and has its own remedy."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import pytest
 from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
 from holdfast.findings import Finding
+from holdfast.job.quarantine import QuarantineRow
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
     NOT_READABLE,
@@ -22,8 +23,10 @@ SERVED = {(kind.group, kind.resource): frozenset({kind.version}) for kind in CAT
 SERVED[KUEUE, "localqueues"] = frozenset({"v1beta2"})
 
 
-def machine(name: str, *, taints: list[dict[str, str]] | None = None, **allocatable: str) -> dict[str, Any]:
-    offers = {"cpu": "100", "memory": "2Ti", "nvidia.com/gpu": "8"} | allocatable
+def machine(
+    name: str, *, taints: list[dict[str, str]] | None = None, gpus: str = "8", **allocatable: str
+) -> dict[str, Any]:
+    offers = {"cpu": "100", "memory": "2Ti", "nvidia.com/gpu": gpus} | allocatable
     return {
         "metadata": {"name": name, "labels": {"node-group": "h100"}},
         "spec": {"taints": taints or []},
@@ -50,6 +53,14 @@ def found(cluster: ClusterInventory, case: Case | None = None) -> dict[str, Find
 def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
     asked = render_context(CASES[name])
     assert check_cluster(asked, replace(GOOD, suspended_by_kueue=bool(asked.queue))) == ()
+
+
+def test_machines_that_a_run_avoids_are_reported_and_offer_no_room() -> None:
+    row = QuarantineRow(machine="b", since=1.0, until=2.0, code="gpu-failed", run="demo-aaaaaa")
+    findings = found(replace(GOOD, quarantined=[row]))
+    assert findings["machines-quarantined"].what.startswith("1 of 3 machines of ")
+    others = replace(GOOD, quarantined=[row, QuarantineRow(machine="a", since=1.0, until=2.0, code="gpu-failed")])
+    assert set(found(others)) == {"machines-quarantined", "no-machines"}
 
 
 def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
@@ -91,7 +102,7 @@ def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
         ),
         (replace(GOOD, rejections=["something new"]), "manifest-refused", "something new"),
         (replace(GOOD, nodes=[]), "no-machines", "labels"),
-        (replace(GOOD, nodes=[machine("a", **{"nvidia.com/gpu": "0"})] * 2), "device-missing", "nvidia.com/gpu"),
+        (replace(GOOD, nodes=[machine("a", gpus="0")] * 2), "device-missing", "nvidia.com/gpu"),
         (replace(GOOD, nodes=[machine("a"), machine("b", memory="900Gi")]), "too-few-machines", "1 machines"),
         (replace(GOOD, claim=None), "claim-missing", "checkpoints"),
         (replace(GOOD, claim={"spec": {"accessModes": ["ReadWriteOnce"]}}), "claim-not-shared", "one machine"),
@@ -161,7 +172,7 @@ def test_controller_has_a_machine_that_no_node_needs_whole(
     taint = [{"key": "gpu", "effect": "NoSchedule"}]
     nodes = [machine(name, taints=taint if name.isupper() else None) for name in machines.replace("+", "")]
     if "+" in machines:
-        nodes.append(machine("small", cpu="2", **{"nvidia.com/gpu": "0"}))
+        nodes.append(machine("small", cpu="2", gpus="0"))
         nodes[-1]["metadata"]["labels"]["pool"] = "cpu"
     place = {"controller": own, "tolerations": [{"key": "gpu"}]}
     findings = check_cluster(render_context(replace(WHOLE, target=place)), replace(GOOD, nodes=nodes))

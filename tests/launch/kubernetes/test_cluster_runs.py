@@ -58,8 +58,13 @@ agent: {agent}
 """
 VOLUME = "volume: {claim: home, size: 1GiB, storage_class: lab}\n"
 
-OF_EVERY_NAMESPACE = ("configmap/kube-root-ca.crt", "serviceaccount/default", "persistentvolumeclaim/home")
-"""What is there whatever is run; the volume's claim outlives its runs."""
+OF_EVERY_NAMESPACE = (
+    "configmap/kube-root-ca.crt",
+    "configmap/holdfast-quarantine",
+    "serviceaccount/default",
+    "persistentvolumeclaim/home",
+)
+"""What is there whatever is run; the quarantine and the volume's claim outlive its runs."""
 
 
 LOSSES = 5
@@ -626,9 +631,14 @@ def test_node_with_a_failed_device_moves_to_another_machine(site: Site) -> None:
     after = _machines(site)
     assert (after[0], after[1] != before[1]) == (before[0], True)
     told = {event.finding.code for event in api.events(run) if isinstance(event, RecoveryDecided | FindingRaised)}
-    assert {"gpu-failed", "machine-not-cordoned"} <= told
+    assert {"gpu-failed", "machine-quarantined", "machine-not-cordoned"} <= told
     api.cancel(run)
     to_its_end(run)
+    later = site.start("true")
+    terms = "jsonpath={..nodeAffinity..matchFields[*].values[*]}"
+    assert site.kubectl("get", "jobset", later.run_id, "-o", terms) == before[1]
+    api.cancel(later)
+    to_its_end(later)
 
 
 def test_lost_machines_nodes_move_and_the_others_stay(site: Site) -> None:

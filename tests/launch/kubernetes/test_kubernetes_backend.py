@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from holdfast.events import NodeCreated
 from holdfast.events.log_writer import EventWriter
+from holdfast.findings import Finding, Owner
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.quarantine import Certainty, MachineEvidence
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.incluster.kubernetes_backend import KubernetesBackend
+from holdfast.launch.kubernetes.machine_list import _read as machines_of  # pyright: ignore[reportPrivateUsage] - its client is of the kubeconfig
+from holdfast.launch.kubernetes.machine_list import _release as release  # pyright: ignore[reportPrivateUsage] - the same
+from holdfast.launch.kubernetes.quarantine_object import QuarantineObject, with_machines_excluded
+from holdfast.launch.target_machines import MachineState
 from holdfast.run_dir import RunDir
 from lab import Lab
 
@@ -52,6 +60,9 @@ spec:
             containers: [{name: node, image: none}]
 """
 
+GPU_FAILED = MachineEvidence(
+    certainty=Certainty.CERTAIN, finding=Finding(code="gpu-failed", what="its GPU failed", owner=Owner.CLUSTER)
+)
 ACCEPTED = RunSpec(job=Job(command=("true",)), base="/", created_at=1.0, fabric="tcp")
 
 
@@ -91,6 +102,20 @@ class Site:
         )
         return said.split()
 
+    async def machine_of_later_run(self, avoided: tuple[str, ...]) -> str:
+        """Where the scheduler places a pod of another run that avoids these machines."""
+        gang = yaml.safe_load(GANG.replace("NAMESPACE", self.namespace).replace("SELECTED", "kwok"))
+        gang["metadata"]["name"] = "later"
+        gang["spec"]["replicatedJobs"][0]["replicas"] = 1
+        later = json.dumps(with_machines_excluded(gang, avoided))
+        await asyncio.to_thread(self.lab.kubectl, "create", "-f", "-", input=later)
+        pods = ("pod", "-l", "jobset.sigs.k8s.io/jobset-name=later")
+        await self.kubectl("wait", *pods, "--for=create", "--timeout=60s")
+        await self.kubectl("wait", *pods, "--for=condition=PodScheduled", "--timeout=60s")
+        machine = await self.kubectl("get", *pods, "-o", "jsonpath={.items[0].spec.nodeName}")
+        await self.kubectl("delete", "jobset", "later", "--wait=false")
+        return machine
+
     async def suspend(self, suspended: bool) -> None:
         patch = json.dumps({"spec": {"suspend": suspended}})
         await self.kubectl("patch", "jobset", "run", "--type=merge", "-p", patch)
@@ -126,15 +151,16 @@ def played(lab: Lab, namespace: str, folder: Path, scene: Callable[[Site], Await
         lab.kubectl("delete", "node", "pretended", "pretended-spare", "--ignore-not-found")
 
 
+Play = Callable[[Callable[[Site], Awaitable[None]]], None]
+
+
 @pytest.fixture
-def play(
-    lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[Callable[[Site], Awaitable[None]]], None]:
+def play(lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     return lambda scene: played(lab, namespace, tmp_path, scene)
 
 
-def test_pods_are_nodes_and_are_replaced_one_by_one(play, lab: Lab, namespace: str, tmp_path: Path) -> None:
+def test_pods_are_nodes_and_are_replaced_one_by_one(play: Play, lab: Lab, namespace: str, tmp_path: Path) -> None:
     async def scene(here: Site) -> None:
         here.make()
         await here.backend.submit((at(0, 0), at(1, 0)))
@@ -166,28 +192,44 @@ def test_pods_are_nodes_and_are_replaced_one_by_one(play, lab: Lab, namespace: s
     play(scene)
 
 
-def test_replacement_avoids_the_machine_of_a_failed_device(play, lab: Lab) -> None:
+def test_replacement_avoids_the_machine_of_a_failed_device(play: Play, lab: Lab) -> None:
     async def scene(here: Site) -> None:
         here.make()
         await here.backend.submit((at(0, 0), at(1, 0)))
         machines = {(await here.created()).machine for _ in range(2)}
         assert machines == {"pretended"}
-        assert await here.backend.avoid_machine(at(0, 0), "pretended", cordon=False) is None
+        assert await here.backend.avoid_machine(at(0, 0), "pretended", None) == ()
         await here.backend.replace_node(at(0, 1), "its GPU failed")
         while (seen := await here.next()).state is not BackendNodeState.UNAVAILABLE or "avoids" not in seen.reason:
             pass
         assert seen.reason == "its pod was placed on pretended, which this run avoids"
         lab.kubectl("apply", "-f", "-", input=MACHINE.replace("pretended", "pretended-spare"))
         assert (await here.created()).machine == "pretended-spare"
-        cordoned = await here.backend.avoid_machine(at(1, 0), "pretended", cordon=True)
-        assert cordoned is not None
-        assert cordoned.code == "machine-cordoned"
-        assert await here.kubectl("get", "node", "pretended", "-o", "jsonpath={.spec.unschedulable}") == "true"
+        quarantined, cordoned = await here.backend.avoid_machine(at(1, 0), "pretended", GPU_FAILED)
+        assert (quarantined.code, cordoned.code) == ("machine-quarantined", "machine-cordoned")
+        cluster = ClusterClient(namespace=here.namespace)
+        listed = {each.name: each for each in (await machines_of(cluster, {"type": "kwok"})).machines}
+        assert listed["pretended"].state is MachineState.QUARANTINED
+        assert listed["pretended-spare"].runs == ("run",)
+        unschedulable, _, why = (await here.kubectl("get", "node", "pretended", "-o", CORDON)).partition(" ")
+        assert (unschedulable, why.partition(",")[0]) == ("true", "pretended: gpu-failed")
+        await here.kubectl("uncordon", "pretended")
+        assert await here.machine_of_later_run(await quarantined_machines(cluster)) == "pretended-spare"
+        assert await release(cluster, "gpus", "pretended") == ()
+        assert await here.kubectl("get", "node", "pretended", "-o", CORDON) == " "
+        assert await quarantined_machines(cluster) == ()
 
     play(scene)
 
 
-def test_pod_that_finds_no_machine_says_why(play) -> None:
+CORDON = r"jsonpath={.spec.unschedulable} {.metadata.annotations.holdfast/quarantine}"
+
+
+async def quarantined_machines(cluster: ClusterClient) -> tuple[str, ...]:
+    return tuple(row.machine for row in (await QuarantineObject(cluster).read())[0].active(time.time()))
+
+
+def test_pod_that_finds_no_machine_says_why(play: Play) -> None:
     async def scene(here: Site) -> None:
         here.make(machine="none-such")
         await here.backend.submit((at(0, 0), at(1, 0)))
@@ -199,7 +241,7 @@ def test_pod_that_finds_no_machine_says_why(play) -> None:
     play(scene)
 
 
-def test_gang_that_is_suspended_is_evicted_and_waits_until_it_is_admitted(play) -> None:
+def test_gang_that_is_suspended_is_evicted_and_waits_until_it_is_admitted(play: Play) -> None:
     async def scene(here: Site) -> None:
         here.make()
         await here.backend.submit((at(0, 0), at(1, 0)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
 import pytest
 
+from holdfast.job.quarantine import Quarantine, QuarantineRow
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError
+from holdfast.launch.kubernetes.quarantine_object import KEY, MANIFEST
 from holdfast.launch.kubernetes.submit import submit_worker
 from holdfast.launch.kubernetes.submit.submit_request import ClusterAddress, SubmitRequest
 
@@ -57,6 +61,9 @@ class Failing:
         self.kind, self.error, self.away, self.keeps = kind, error, away, keeps
         self.there: list[str] = []
 
+    async def get(self, path: str) -> Mapping[str, Any]:
+        raise ApiError(404, f"{path} not found")
+
     async def create(self, path: str, one: Mapping[str, Any], dryRun: str = "") -> Mapping[str, Any]:
         if not dryRun:
             fails = one["kind"] == self.kind
@@ -94,13 +101,45 @@ def test_start_that_fails_leaves_nothing_though_the_api_server_is_away_for_a_whi
 
 def test_what_cannot_be_removed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit_worker, "ROLL_BACK_S", 0.0)
+    cluster = Failing("Service", ApiUnavailable("timed out"), away=100)
     with pytest.raises(ApiUnavailable, match="timed out; not removed: trainjobs/run, trainingruntimes/run"):
-        asyncio.run(
-            submit_worker.create_objects(Failing("Service", ApiUnavailable("timed out"), away=100), THERE, REQUEST)
-        )  # pyright: ignore[reportArgumentType]
+        asyncio.run(submit_worker.create_objects(cluster, THERE, REQUEST))  # pyright: ignore[reportArgumentType]
 
 
 def test_what_may_not_be_removed_is_named() -> None:
     cluster = Failing("Service", ApiError(403, "it is denied"), away=0, keeps=ApiError(403, "ann may not"))
     with pytest.raises(ApiError, match="it is denied; not removed: trainjobs/run, trainingruntimes/run"):
         asyncio.run(submit_worker.create_objects(cluster, THERE, REQUEST))  # pyright: ignore[reportArgumentType]
+
+
+class Accepting(Failing):
+    """An API server that has a quarantine and creates everything."""
+
+    def __init__(self, known: Quarantine) -> None:
+        super().__init__("", ApiError(403, ""), away=0)
+        self.known, self.created = known, dict[str, Mapping[str, Any]]()
+
+    async def get(self, path: str) -> Mapping[str, Any]:
+        return {"data": {KEY: msgspec.json.encode(self.known).decode()}}
+
+    async def create(self, path: str, one: Mapping[str, Any], dryRun: str = "") -> Mapping[str, Any]:
+        if not dryRun:
+            self.created[one["kind"]] = one
+        return await super().create(path, one, dryRun)
+
+
+def test_quarantined_machines_are_excluded_and_the_quarantine_is_not_created_again() -> None:
+    template: dict[str, Any] = {"metadata": {"labels": {"holdfast/part": "node"}}, "spec": {"containers": [{}]}}
+    now = time.time()
+    rows = [
+        QuarantineRow(machine=machine, since=now - 60, until=now + left_s, code="gpu-failed")
+        for machine, left_s in (("m7", 60), ("m8", -1))
+    ]
+    request = msgspec.structs.replace(
+        REQUEST, prerequisites=({**RUNTIME, "spec": {"template": template}}, dict(MANIFEST))
+    )
+    cluster = Accepting(Quarantine(rows=tuple(rows)))
+    asyncio.run(submit_worker.create_objects(cluster, THERE, request))  # pyright: ignore[reportArgumentType]
+    assert set(cluster.created) == {"TrainingRuntime", "TrainJob", "Service"}
+    assert "m7" in str(cluster.created["TrainingRuntime"])
+    assert "m8" not in str(cluster.created)

@@ -18,14 +18,17 @@ from pathlib import Path
 import pytest
 from tests.waiting import until_async
 
+from holdfast.findings import Finding, Owner
 from holdfast.host.files import atomic_write
 from holdfast.host.processes import HELPER, adopt_orphans, all_pids, by_env, identify, send_signal, wait_for_end
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.quarantine import Certainty, MachineEvidence, release
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.local import memory_limit, socket_dir
 from holdfast.launch.local.local_backend import LocalBackend
 from holdfast.launch.local.run_network import RunNetwork, SharedNetwork
+from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.run_dir import RunDir
 
 NODE_ID = NodeId(node=0, generation=0)
@@ -294,11 +297,64 @@ def test_node_without_a_machine_told_and_made_when_one_is_of_use_again(folder: R
             assert (told.node_id, told.state) == (lost, BackendNodeState.UNAVAILABLE)
             assert "2 machines for nodes here, 1 of them out of use" in told.reason
             await here.uncordon(node_ids[0])
-            assert await anext(seen) == NodeObservation(node_id=lost, state=BackendNodeState.CREATED)
+            there = NodeObservation(node_id=lost, state=BackendNodeState.CREATED, machine="machine0")
+            assert await anext(seen) == there
         finally:
             await here.cancel()
 
     play(folder, scene)
+
+
+GPU_FAILED = MachineEvidence(
+    certainty=Certainty.CERTAIN, finding=Finding(code="gpu-failed", what="its GPU failed", owner=Owner.CLUSTER)
+)
+
+
+def test_replacement_and_later_runs_avoid_a_quarantined_machine_until_it_is_released(
+    folder: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    first, second = NodeId(node=0, generation=0), NodeId(node=0, generation=1)
+
+    async def machine_of(here: LocalBackend, node_id: NodeId) -> str:
+        return await anext(seen.machine async for seen in here.observe() if seen.node_id == node_id)
+
+    async def scene(_: LocalBackend) -> None:
+        here = backend(folder, capacity=3)
+        await here.submit((first,))
+        assert await machine_of(here, first) == "machine0"
+        (told,) = await here.avoid_machine(first, "machine0", GPU_FAILED)
+        assert (told.code, told.where) == ("machine-quarantined", "machine0")
+        (full,) = await here.avoid_machine(first, "machine1", GPU_FAILED)
+        assert full.code == "quarantine-full"
+        await here.replace_node(second, "its GPU failed")
+        assert await machine_of(here, second) == "machine2", "machine1 is avoided by this run alone"
+        await here.cancel()
+        (row,) = QuarantineFile("local").read()[0].rows
+        assert (row.machine, row.run, row.code) == ("machine0", folder.run_id, "gpu-failed")
+        for machine in ("machine1", "machine0"):
+            later = RunDir(tmp_path / f"later-{secrets.token_hex(3)}")
+            later.path.mkdir()
+            later.token.write_text("token")
+            there = backend(later, capacity=3)
+            await there.submit((first,))
+            assert await machine_of(there, first) == machine
+            await there.cancel()
+            QuarantineFile("local").change(lambda known: release(known, "machine0", time.time()) or known)
+
+    play(folder, scene)
+
+
+def test_only_machine_is_neither_avoided_nor_quarantined(
+    folder: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    for capacity, machine in ((None, ""), (1, "machine0")):
+        here = backend(folder, capacity=capacity)
+        (told,) = asyncio.run(here.avoid_machine(NODE_ID, machine, GPU_FAILED))
+        assert told.code == "machine-not-avoided"
+        assert asyncio.run(here.avoid_machine(NODE_ID, machine, None)) == ()
+        assert QuarantineFile("local").read()[0].rows == ()
 
 
 def sockets_of(folder: RunDir, node_id: NodeId = NODE_ID) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from holdfast.train.probe.matmul import LARGEST, PERIOD, PERIODS, burn_in, copy_rate, operands
+from holdfast.train.probe.matmul import DTYPES, LARGEST, PERIOD, PERIODS, burn_in, copy_rate, operands
 
 CPU = torch.device("cpu")
 
@@ -16,7 +16,8 @@ def test_product_known_in_advance_is_that_of_integers(dtype: torch.dtype, period
     given = operands(dtype, periods, CPU)
     exact = given.left.long() @ given.right.long()
     assert torch.equal(given.product.long(), exact), "the type does not hold the product"
-    assert torch.equal(torch.mm(given.left, given.right), given.product)
+    product = torch.mm(given.left.float(), given.right.float())  # not in bfloat16: see DTYPES
+    assert torch.equal(product.to(dtype), given.product)
     assert len(given.product.unique()) > PERIOD // 4
 
 
@@ -30,8 +31,7 @@ def test_float32_operands_fit_tf32() -> None:
 
 def test_healthy_device_makes_no_wrong_product() -> None:
     rates = burn_in(CPU, 0.0)
-    assert [each.wrong for each in rates] == [0, 0]
-    assert [each.products for each in rates] == [2, 2]
+    assert [(each.wrong, each.products) for each in rates] == [(0, 2)] * len(DTYPES["cpu"])
     assert all(each.tflop_s > 0 for each in rates)
 
 
@@ -41,7 +41,7 @@ def test_one_wrong_bit_is_counted() -> None:
         out.view(torch.int16)[-1, -1] ^= 1
         return out
 
-    assert [each.wrong for each in burn_in(CPU, 0.0, multiply=flips_a_bit)] == [2, 2]
+    assert [each.wrong for each in burn_in(CPU, 0.0, multiply=flips_a_bit)] == [2]
 
 
 def test_copy_is_exact_and_has_a_rate() -> None:

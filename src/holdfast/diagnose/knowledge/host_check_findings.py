@@ -42,7 +42,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "host-name-elsewhere",
         "The node's own host name resolves to an address that no interface of the node has: an old record, or NAT.",
-        "`getent ahosts $(hostname)` beside `ip -br addr`.",
+        "`getent ahosts $(hostname)`, compared with `ip -br addr`.",
         "Correct DNS or /etc/hosts, or set GLOO_SOCKET_IFNAME in the job's `env`.",
     ),
     (

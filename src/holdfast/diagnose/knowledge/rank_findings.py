@@ -118,6 +118,61 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "step's samples.",
     ),
     (
+        "weights-not-finite",
+        "Weights or optimizer state became NaN or infinite, so that nothing computed from them is right.",
+        "The evidence: the rank whose loss or gradient was the first, its parameter group, and the step.",
+        "Nothing at first: all ranks stop, their nodes are checked, and the run resumes from a checkpoint of before. "
+        "If it returns at the same step: a lower learning rate, clipped gradients, or without that step's samples.",
+    ),
+    (
+        "gradient-not-finite",
+        "A gradient of a rank was NaN or infinite, and the weights still are finite: the update was skipped.",
+        "The evidence: the parameter group, and the first parameter in it.",
+        "Nothing, if it is rare: loss scaling does this until its scale fits.",
+    ),
+    (
+        "loss-spike",
+        "The loss of a rank is at least 5 times its running median, and twice its highest recent value.",
+        "`holdfast events`: whether it recovers within some steps. The samples of that step.",
+        "Nothing, if it recovers. Else resume from a checkpoint of before with a lower learning rate, or without "
+        "those samples; `watch.spikes: act` restarts from the last checkpoint at once.",
+    ),
+    (
+        "gradient-spike",
+        "The gradient norm is at least 5 times its running median, and twice its highest recent value.",
+        "`holdfast events`: whether the loss follows.",
+        "As for `loss-spike`; clipped gradients limit its effect.",
+    ),
+    # Slow ranks
+    (
+        "straggler",
+        "A rank's own time for a step, without waits for others or for a CPU, is longer than the others': by 8 % for "
+        "20 steps, or by 30 % for 3 steps that cost a second. In communication: it is late although its own time is "
+        "not longer.",
+        "The phase in the finding. `holdfast profile`: the breakdown of a step. Clocks and temperature of its device.",
+        "Compare its device, disk or network with the other nodes'. `watch.stragglers: act` replaces its node if a "
+        "standby node or another replica can take its place.",
+    ),
+    (
+        "run-slow",
+        "Steps take at least a ninth longer than in the run's best stretch of 60 steps, for 60 steps.",
+        "The evidence: which part of a step has grown, and what else was reported meanwhile.",
+        "Begin with the part that has grown most. Forward and backward on all ranks: clocks, throttling, samples.",
+    ),
+    (
+        "data-stall",
+        "A rank waits for samples in 30 % of each of 20 steps, or once for over a second and ten times its median.",
+        "`data_wait_s` of the steps; CPU use of DataLoader workers; read latency of the data's disk.",
+        "More or faster workers, fewer bytes per sample, data on a nearer disk.",
+    ),
+    (
+        "memory-growing",
+        "The memory of a rank, or of its GPU, grows without slowing down, and will be used up within an hour.",
+        "`host_memory_peak_bytes` and `memory_peak_bytes` of the steps; `torch.cuda.memory_summary()` in the program.",
+        "Find what is kept of each step: lists of losses that are tensors, graphs, caches without a limit. Take a "
+        "checkpoint before it ends: `holdfast checkpoint`.",
+    ),
+    (
         "metric-not-finite",
         "A metric other than the loss is NaN or infinite.",
         "Check the program that logs it.",
@@ -409,10 +464,28 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "ranks-diverged",
-        "With recovery.replicas, the ranks inside each replica hold different weights, although DDP wraps the model.",
+        "Ranks that DDP keeps equal hold or compute different numbers. A device computed or stored a wrong bit; or the "
+        "script changes weights outside optimizer.step.",
         "The evidence: the digest of each rank. Where the script sets weights, and its use of no_sync.",
-        "Set weights before DistributedDataParallel is made, reduce the last micro-batch, and change weights in "
-        "optimizer.step only.",
+        "Nothing at the first time: the nodes are checked, and the run resumes from the last checkpoint that all ranks "
+        "agreed on. If it comes at the same step: set weights before DistributedDataParallel is made, reduce the last "
+        "micro-batch, and change weights in optimizer.step only.",
+    ),
+    (
+        "silent-corruption",
+        "A rank holds other weights or optimizer state, or computes other gradients from the same samples, than the "
+        "ranks that must be equal to it: a device or its memory changed a bit, and reported no error.",
+        "The evidence: the digests, or which rank repeated whose pass.",
+        "The node is replaced, and the run resumes from the last checkpoint that all ranks agreed on. Test the node's "
+        "devices and memory before it is used again.",
+    ),
+    (
+        "step-not-repeatable",
+        "A forward and backward pass gives other gradients when it is repeated, or cannot be repeated on another rank, "
+        "so wrong gradients are not looked for.",
+        "The evidence: why.",
+        "`torch.use_deterministic_algorithms(True)`; wrap the whole model in DistributedDataParallel, and give it to "
+        "the Session.",
     ),
     (
         "ranks-found-different-checkpoints",

@@ -46,7 +46,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "rdma-link-degraded",
         "A link of the node has trained with fewer lanes or at a lower speed than adapter and switch both support and "
-        "at least one of them enables. Both ends were asked, so the switch port is known.",
+        "at least one of them enables. The check queries both ends, so the switch port is known.",
         "`iblinkinfo` marks the link `Could be 4X`; `ibportstate LID PORT` shows what each end enables.",
         "Reseat, clean or replace the cable; if one end enables too little, correct its setting.",
     ),

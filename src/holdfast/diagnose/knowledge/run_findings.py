@@ -139,8 +139,59 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "machine-cordoned",
         "A device failed on this machine of the cluster, and the controller's account may cordon machines.",
+        "`kubectl get node MACHINE`: SchedulingDisabled, with the reason in the annotation `holdfast/quarantine`.",
+        "Have the machine repaired, then `holdfast nodes --release MACHINE --on TARGET`, which uncordons it too.",
+    ),
+    (
+        "machine-quarantined",
+        "A run found this machine to be at fault, so later runs on the target avoid it for a day or, if a device "
+        "surely failed, a week; twice as long each further time.",
+        "`holdfast nodes --on TARGET`: why, which run found it, and until when.",
+        "Have the machine repaired, then `holdfast nodes --release MACHINE --on TARGET`.",
+    ),
+    (
+        "machines-quarantined",
+        "Earlier runs found machines of this target to be at fault, so this run is not placed on them.",
+        "`holdfast nodes --on TARGET`.",
+        "Release those that are repaired: `holdfast nodes --release MACHINE --on TARGET`.",
+    ),
+    (
+        "quarantine-full",
+        "A tenth of the target's machines is quarantined already, so one more is not: a wrong rule must not empty a "
+        "cluster.",
+        "`holdfast nodes --on TARGET`: what the machines have in common.",
+        "Release those that are repaired. If all failed alike, look at what they share: switch, driver, image.",
+    ),
+    (
+        "quarantine-doubtful",
+        "One job had the same failure on four machines within an hour. Its program or a check is more likely at fault "
+        "than four machines, so the fourth is not quarantined.",
+        "Run another job on these machines: `holdfast check --full`.",
+        "If they are healthy, release those that are quarantined and fix the program.",
+    ),
+    (
+        "quarantine-unreadable",
+        "The stored list of quarantined machines is damaged, or a newer holdfast wrote it. It counts as empty.",
+        "The file or ConfigMap in the finding, and the copy of the old content beside it.",
+        "Correct the old content and put it back, or quarantine anew as failures come.",
+    ),
+    (
+        "machine-not-quarantined",
+        "The machine to be released is not quarantined: its time is over, or its name is another.",
+        "The evidence: the machines that are.",
+        "`holdfast nodes --on TARGET` lists all of them.",
+    ),
+    (
+        "machine-still-cordoned",
+        "A run cordoned this machine. It is released, and this user may not uncordon it.",
         "`kubectl get node MACHINE`: SchedulingDisabled.",
-        "Have the machine repaired, then `kubectl uncordon MACHINE`.",
+        "Have an administrator run `kubectl uncordon MACHINE`.",
+    ),
+    (
+        "machine-not-remembered",
+        "The run avoids a machine that failed, but its account may not write the ConfigMap of quarantined machines.",
+        "`kubectl auth can-i patch configmaps/holdfast-quarantine --as=system:serviceaccount:NAMESPACE:ACCOUNT`.",
+        "Allow that in the account's Role, or cordon the machine: `kubectl cordon MACHINE`.",
     ),
     (
         "machine-not-cordoned",
@@ -204,10 +255,11 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("no-memory", "The kernel refused memory.", "`free -h`, `ulimit -v`.", "Request less memory."),
     (
         "fabric-link-down",
-        "The agent reads the counters of the node's RDMA ports every 5 s. A port's link_downed has grown: its link was "
-        "lost at least once while the job ran, and NCCL repeated what was under way, or ended with an error.",
+        "The agent reads the state and the counters of the node's RDMA ports every 5 s. A port is not active any more, "
+        "or its link_downed has grown: NCCL repeated what was under way, or ended with an error.",
         "`cat /sys/class/infiniband/DEVICE/ports/1/counters/link_downed` grows; `dmesg` names the port.",
-        "Reseat or replace the cable or transceiver; try another switch port.",
+        "Reseat or replace the cable or transceiver; try another switch port. The third time within 300 s the run "
+        "replaces the node.",
     ),
     (
         "fabric-link-errors",
@@ -223,6 +275,72 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Compare the counters of the ports in /sys/class/infiniband; `iblinkinfo` shows the width and speed of links.",
         "symbol_error or link_error_recovery: replace the cable. port_xmit_wait, rp_cnp_handled, pauses: congestion in "
         "the network. None of them: see whether the job itself has stopped using this port.",
+    ),
+    (
+        "gpu-throttled",
+        "For 15 s a GPU has lowered its clocks because it is too hot, or because its power supply asks for it.",
+        "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE` on that node, while the job runs.",
+        "Check cooling, fans and power supplies of the machine. All ranks wait for the slowest GPU.",
+    ),
+    (
+        "gpu-repair-pending",
+        "A GPU found bad rows or pages in its memory, and takes them out of use at its next reset.",
+        "`nvidia-smi -q -d ROW_REMAPPER,PAGE_RETIREMENT`.",
+        "Reset the GPU between two jobs: `nvidia-smi --gpu-reset -i N`.",
+    ),
+    (
+        "nvlink-errors",
+        "The links between GPUs recover from errors, or repeat more than 100 packets a second.",
+        "`nvidia-smi nvlink -e`, twice.",
+        "Reset the GPUs of the node at the next pause; the same link again: have it replaced.",
+    ),
+    (
+        "gpu-pcie-errors",
+        "A GPU repeats PCIe packets: twice in a row at least 8 in 5 s. NVIDIA tolerates 8 a minute.",
+        "`nvidia-smi -q | grep -i replay`, twice; `dmesg | grep -i aer`.",
+        "Reseat the GPU or its riser.",
+    ),
+    (
+        "host-memory-failed",
+        "The kernel reports that the node's memory returned data that ECC could not correct.",
+        "`dmesg -T | grep -i -e edac -e 'memory failure'`; `edac-util -v`.",
+        "Take the node out of use, and replace the memory module that the line names.",
+    ),
+    (
+        "host-machine-check",
+        "A processor of the node reported a machine check.",
+        "`mcelog --client` or `ras-mc-ctl --errors` decodes it.",
+        "If it comes again: take the node out of use.",
+    ),
+    (
+        "host-disk-failed",
+        "A disk of the node stopped answering, so that the kernel resets or removes it.",
+        "`dmesg -T | grep -i nvme`; `nvme smart-log /dev/nvme0`.",
+        "Take the node out of use, and replace the disk.",
+    ),
+    (
+        "disk-slow",
+        "For 30 s the requests to a disk took half a second or more on average.",
+        "`iostat -x 5` (await) on that node; `iotop` names the processes.",
+        "Put data and checkpoints on another disk, or write less often; replace a disk that fails.",
+    ),
+    (
+        "cpu-limit-reached",
+        "For 30 s the CPU limit of the node's cgroup stopped its processes in a tenth of its periods or more.",
+        "nr_periods and nr_throttled in cpu.stat of the cgroup.",
+        "Raise the limit (`resources.cpu`, or the pod's), or use fewer DataLoader workers and threads.",
+    ),
+    (
+        "cpu-contended",
+        "For 30 s no process of the node's cgroup got a processor in a fifth of the time, though one wanted it.",
+        "cpu.pressure of the cgroup (`full`); `top` on the machine.",
+        "Move the other programs of the machine, or reserve whole processors for the job.",
+    ),
+    (
+        "cpu-throttled",
+        "For 30 s a processor lowered its clock because it was too hot.",
+        "/sys/devices/system/cpu/cpu0/thermal_throttle/package_throttle_count grows.",
+        "Check cooling and fans of the machine.",
     ),
     (
         "memory-pressure",

@@ -250,6 +250,31 @@ RULES: tuple[Rule, ...] = (
         source="holdfast.train",
     ),
     Rule(
+        code="session-numbers-not-finite",
+        matches={
+            r"holdfast: error \[(?P<finding>weights-not-finite|loss-not-finite)\]: (?P<message>.+)$": "holdfast: error [weights-not-finite]: after step 14 weights are no longer finite, and rank 1 was the first",
+        },
+        exclude=r"; where: ",  # logged in one line, and the run continued
+        classes=(FailureClass.NAN_DATA,),
+        confidence=Confidence.CERTAIN,
+        message="a holdfast.train Session ended the rank: {message}",
+        remedy=("the lines below that one tell what to do; `holdfast explain {finding}` gives details",),
+        source="holdfast.train",
+    ),
+    Rule(
+        code="session-corruption",
+        matches={
+            r"holdfast: error \[(?P<finding>silent-corruption|ranks-diverged|replicas-diverged)\]: (?P<message>.+)$": "holdfast: error [silent-corruption]: after step 200 rank 1 computed other gradients than the other ranks, and nothing reported an error",
+        },
+        exclude=r"; where: ",  # logged in one line, and the run continued
+        classes=(FailureClass.SILENT_CORRUPTION, FailureClass.PROGRAM_ERROR),
+        confidence=Confidence.LIKELY,
+        message="a holdfast.train Session ended the rank: {message}",
+        remedy=("the lines below that one tell what to do; `holdfast explain {finding}` gives details",),
+        needs=("all-ranks",),
+        source="holdfast.train",
+    ),
+    Rule(
         code="session-failed",
         matches={
             r"holdfast: error \[(?P<finding>[a-z\d-]+)\]: (?P<message>.+)$": "holdfast: error [checkpoint-from-later-version]: the newest checkpoint has format 2; this holdfast reads up to 1",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from holdfast.job.backend import Backend
     from holdfast.launch.kubernetes.manifests.render_context import RenderContext
     from holdfast.launch.kubernetes.object_names import ObjectNames
+    from holdfast.launch.target_machines import TargetMachines
     from holdfast.run_dir import RunDir
 
 
@@ -102,6 +103,20 @@ class KubernetesTarget:
         seen = read_pending_reason(read_cluster_ref(run))
         return seen and HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
 
+    def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
+        """The cluster's nodes, as far as this user may list them."""
+        _require_client()
+        from holdfast.launch.kubernetes.machine_list import read_machines
+
+        return read_machines(spec)
+
+    def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
+        """Change the namespace's ConfigMap, and undo the cordon of a run."""
+        _require_client()
+        from holdfast.launch.kubernetes.machine_list import release_machine
+
+        return release_machine(name, spec, machine)
+
     def controller_hooks(self) -> ControllerHooks:
         """The controller is in a pod, which may have lost its folder."""
         from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller
@@ -170,6 +185,7 @@ def _context(
         fabric_env=dict(fabric.env),
         target_kind=spec.kind,
         workload=workload_kind(job, spec),
+        node_selector=dict(spec.node_selector),
         agent=spec.agent,
         durable_controller_disk=spec.volume is not None,
         target=wanted.target,

@@ -39,9 +39,12 @@ from holdfast.host.processes import (
     strays,
 )
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.quarantine import Candidate, Certainty, MachineEvidence
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.local import memory_limit, socket_dir
+from holdfast.launch.local.local_machines import LocalMachines
 from holdfast.launch.local.run_network import RunNetwork
+from holdfast.launch.quarantine_file import QuarantineFile, remember
 from holdfast.run_dir import AGENT_RECORD_NAME, EXIT_REASON_NAME, RunDir, write_private
 from holdfast.security.tokens import TokenIssuer
 
@@ -60,8 +63,13 @@ class LocalBackend:
         self._networks = networks
         self._url = url
         self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
-        self._capacity = accepted.capacity or accepted.job.node_slots
-        self._cordoned: set[NodeId] = set()
+        self._quarantine = QuarantineFile(accepted.target)
+        self._machines = LocalMachines(
+            folder,
+            accepted.capacity or accepted.job.node_slots,
+            are_simulated=accepted.capacity is not None,
+            quarantine=self._quarantine,
+        )
         self._pending: dict[int, NodeId] = {}
         """Nodes to start once a machine is free, by node number."""
         self._current_generation: dict[int, int] = {}
@@ -98,26 +106,28 @@ class LocalBackend:
 
         Raises the first error after trying all: a node that cannot start does not block the others.
         """
-        held = sum(node_id not in self._cordoned for node_id in self._existing_nodes() if self._alive(node_id))
-        free = self._capacity - len(self._cordoned) - held
-        node_ids = [node_id for _, node_id in sorted(self._pending.items())]
+        live = [node_id for node_id in self._existing_nodes() if self._alive(node_id)]
+        waiting = list[NodeId]()
         failed: Exception | None = None
-        for node_id in node_ids[: max(0, free)]:
+        for _, node_id in sorted(self._pending.items()):
+            if (machine := self._machines.choose(node_id, live)) is None:
+                waiting.append(node_id)
+                continue
             try:
                 await asyncio.to_thread(self._kill_unrecorded, node_id)
-                self._start(node_id)
+                self._start(node_id, machine)
             except Exception as error:
                 failed = failed or error
                 continue
             del self._pending[node_id.node]
+            live.append(node_id)
             self._watch(node_id)
         if failed is not None:
             raise failed
-        return node_ids[max(0, free) :]
+        return waiting
 
     def _unavailable_reason(self) -> str:
-        out = f", {len(self._cordoned)} of them out of use until `holdfast drill restore`" if self._cordoned else ""
-        return f"there are {self._capacity} machines for nodes here{out}"
+        return self._machines.unavailable_reason()
 
     def _alive(self, node_id: NodeId) -> bool:
         agent = self._agent_process(node_id)
@@ -141,28 +151,42 @@ class LocalBackend:
                     await asyncio.to_thread(self._remove, former)
             await self._submit((node_id,))
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> Finding | None:
-        """Impossible: all nodes are processes of this machine."""
-        return (
-            None
-            if not cordon
-            else Finding(
-                code="machine-not-avoided",
-                severity=Severity.WARNING,
-                what=f"the replacement of node{node_id.node} runs on the same machine: a local run has no other",
-                where=f"node{node_id.node}",
-                remedy="If the device fails again, repair it, or run the job on a target with other machines.",
-                owner=Owner.CLUSTER,
-            )
+    async def quarantined(self) -> tuple[Finding, ...]:
+        """Nothing to do: nodes are never placed there, and the start of the run said so (local_preflight.py)."""
+        return ()
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        """Use another simulated machine if one is free; else it is impossible: all nodes are on this machine."""
+        others = [other for other in self._existing_nodes() if self._alive(other) and other.node != node_id.node]
+        avoided = self._machines.avoid(machine, others)
+        if evidence is None:
+            return ()
+        findings = await asyncio.to_thread(self._remember, machine, evidence) if machine else ()
+        if avoided or evidence.certainty is Certainty.CHECK:
+            return findings
+        same = Finding(
+            code="machine-not-avoided",
+            severity=Severity.WARNING,
+            what=f"the replacement of node{node_id.node} runs on the same machine: a local run has no other",
+            where=f"node{node_id.node}",
+            remedy="If the device fails again, repair it, or run the job on a target with other machines.",
+            owner=Owner.CLUSTER,
         )
+        return (same, *findings)
+
+    def _remember(self, machine: str, evidence: MachineEvidence) -> tuple[Finding, ...]:
+        candidate = Candidate(machine=machine, run=self._folder.run_id, evidence=evidence)
+        return remember(self._quarantine, candidate, machines=len(self._machines.names), target=self._accepted.target)
 
     async def cordon(self, node_id: NodeId) -> None:
-        """Reduce the simulated capacity by one machine."""
-        self._cordoned.add(node_id)
+        """Take a simulated machine out of use."""
+        self._machines.cordon(node_id)
 
     async def uncordon(self, node_id: NodeId) -> None:
-        """Restore one machine, and start a node that waits for it."""
-        self._cordoned.discard(node_id)
+        """Use it again, and start a node that waits for it."""
+        self._machines.uncordon(node_id)
         async with self._lock:
             await self._start_pending()
 
@@ -178,9 +202,10 @@ class LocalBackend:
                 await asyncio.to_thread(self._remove, node_id)
             await asyncio.to_thread(self._networks.remove)
 
-    def _start(self, node_id: NodeId) -> None:
+    def _start(self, node_id: NodeId, machine: str) -> None:
         node_folder = self._folder.node_dir(node_id.node, node_id.generation)
         node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._machines.place(node_id, machine)
         folder_of_sockets = socket_dir.create(node_folder)
         node = self._networks.add_node(node_id.node)
         argv = [
@@ -277,7 +302,7 @@ class LocalBackend:
         if descriptor is None:
             self._report(node_id, BackendNodeState.TERMINATED, self._exit_reason(node_id, agent.pid))
         else:
-            self._report(node_id, BackendNodeState.CREATED)
+            self._report(node_id, BackendNodeState.CREATED, machine=self._machines.name_of(node_id))
             asyncio.get_running_loop().add_reader(descriptor, self._on_agent_exit, descriptor, node_id, agent.pid)
 
     def _on_agent_exit(self, descriptor: int, node_id: NodeId, pid: int) -> None:
@@ -285,8 +310,8 @@ class LocalBackend:
         os.close(descriptor)
         self._report(node_id, BackendNodeState.TERMINATED, self._exit_reason(node_id, pid))
 
-    def _report(self, node_id: NodeId, state: BackendNodeState, reason: str = "") -> None:
-        self._observed.put_nowait(NodeObservation(node_id=node_id, state=state, reason=reason))
+    def _report(self, node_id: NodeId, state: BackendNodeState, reason: str = "", *, machine: str = "") -> None:
+        self._observed.put_nowait(NodeObservation(node_id=node_id, state=state, reason=reason, machine=machine))
 
     def _exit_reason(self, node_id: NodeId, pid: int) -> str:
         """How an agent ended; unknown for one that an earlier controller started, which is not this process's child.

@@ -12,6 +12,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -22,9 +23,14 @@ from holdfast.errors import missing_extra
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.cgroups import cgroup_parent
 from holdfast.job.isolation import Isolation
+from holdfast.job.quarantine import QuarantineRow
+from holdfast.job.quarantine_text import avoided_finding, release_command
 from holdfast.job.spec import Job, Launch
+from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import TargetSpec
+from holdfast.launch.local.local_machines import simulated_names
 from holdfast.launch.local.resource_split import visible_devices
+from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.secret_values import missing_secrets
 from holdfast.os_errors import os_error_finding, probe_disk
 from holdfast.run_dir import runs_root
@@ -58,12 +64,19 @@ class LocalMachine:
     """The target's folder for checkpoints."""
     capacity: int | None = None
     """Number of nodes that the target has machines for."""
+    target: str = LOCAL
+    quarantined: tuple[QuarantineRow, ...] = ()
+    """Simulated machines that runs avoid."""
+    quarantine_findings: tuple[Finding, ...] = ()
     mpi_version: str = ""
     """Version line of the job's `mpirun`, if the job has one."""
 
 
-def check_locally(job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def check_locally(
+    job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str], target: str = LOCAL
+) -> tuple[Finding, ...]:
     """Errors that prevent this job on this machine, and notices of what will differ from the job file."""
+    quarantined, unreadable = _quarantined(target, spec)
     here = LocalMachine(
         base=base.absolute(),
         environ=environ,
@@ -75,9 +88,21 @@ def check_locally(job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[st
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         checkpoint_root=spec.checkpoint_root,
         capacity=spec.capacity,
+        target=target,
+        quarantined=quarantined,
+        quarantine_findings=unreadable,
         mpi_version=_mpi_version(job, base, environ) if job.launch is Launch.MPI else "",
     )
     return run_checks(job, here)
+
+
+def _quarantined(target: str, spec: TargetSpec) -> tuple[tuple[QuarantineRow, ...], tuple[Finding, ...]]:
+    """Simulated machines that runs avoid; a single machine never is."""
+    if spec.capacity is None:
+        return (), ()
+    known, findings = QuarantineFile(target).read()
+    names = simulated_names(spec.capacity)
+    return tuple(row for row in known.active(time.time()) if row.machine in names), findings
 
 
 def run_checks(job: Job, here: LocalMachine) -> tuple[Finding, ...]:
@@ -180,16 +205,25 @@ def quorum(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 def capacity(job: Job, here: LocalMachine) -> Iterator[Finding]:
     """The target may have machines for fewer nodes than the job requests."""
-    if here.capacity is None or here.capacity >= job.nodes.max:
+    usable = None if here.capacity is None else here.capacity - len(here.quarantined)
+    if here.capacity is None or usable is None or usable >= job.nodes.max:
         return
     asked = f"{job.nodes.min} to {job.nodes.max}" if job.nodes.is_elastic else f"{job.nodes.max}"
-    what = f"the job asks for {asked} nodes, and the target has a `capacity` of {here.capacity}"
-    if here.capacity < job.nodes.min:
-        yield _error("too-few-nodes", "nodes", what, "Ask for fewer nodes, or raise the target's `capacity`.")
+    bad = f", of which {len(here.quarantined)} quarantined" if here.quarantined else ""
+    what = f"the job asks for {asked} nodes, and the target has a `capacity` of {here.capacity}{bad}"
+    if usable < job.nodes.min:
+        release = f", or `{release_command(here.quarantined[0].machine, here.target)}`" if here.quarantined else ""
+        yield _error("too-few-nodes", "nodes", what, f"Ask for fewer nodes, raise the target's `capacity`{release}.")
     else:
-        starts = f"it starts with {here.capacity} after {job.nodes.min_nodes_wait_s:g} s"
+        starts = f"it starts with {usable} after {job.nodes.min_nodes_wait_s:g} s"
         remedy = "Nothing, if that will do. Else raise the target's `capacity`."
         yield _notice("starts-with-fewer-nodes", Severity.WARNING, "nodes", f"{what}: {starts}", remedy)
+
+
+def quarantined(job: Job, here: LocalMachine) -> Iterator[Finding]:
+    """Machines that this run avoids, because an earlier one found them to be at fault."""
+    yield from here.quarantine_findings
+    yield from avoided_finding(here.quarantined, here.capacity, here.target)
 
 
 def open_mpi(job: Job, here: LocalMachine) -> Iterator[Finding]:
@@ -236,6 +270,7 @@ CHECKS: tuple[Callable[[Job, LocalMachine], Iterator[Finding]], ...] = (
     devices,
     gpu_numbering,
     capacity,
+    quarantined,
     quorum,
     open_mpi,
     secrets,

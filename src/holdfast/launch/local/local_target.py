@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
+    from holdfast.job.targets import TargetSpec
+    from holdfast.launch.target_machines import TargetMachines
     from holdfast.run_dir import RunDir
 
 
@@ -35,7 +37,7 @@ class LocalTarget:
         from holdfast.launch.local.local_preflight import check_locally
 
         job, spec = wanted.job, wanted.spec
-        here = check_locally(job, spec, base=wanted.base, environ=os.environ)
+        here = check_locally(job, spec, base=wanted.base, environ=os.environ, target=wanted.target)
         code = list_code(job, wanted.base).findings if spec.code is CodeDelivery.SHIPPED else ()
         return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
 
@@ -71,6 +73,18 @@ class LocalTarget:
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """Nothing: the target reports missing machines in the run's log."""
+
+    def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
+        """This machine, or the simulated ones."""
+        from holdfast.launch.local.local_machine_list import read_machines
+
+        return read_machines(name, spec)
+
+    def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
+        """Change the target's file."""
+        from holdfast.launch.local.local_machine_list import release_machine
+
+        return release_machine(name, machine)
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the nodes' machine, and its folder outlives it."""

@@ -25,7 +25,7 @@ TIMES_SIBLINGS = 10
 """Each reboot of the node counts on all of its links: one is bad if it has so many times the errors of the others."""
 
 MAX_PORTS_AT_ONCE = 8
-"""Ports that are asked side by side: six short programs for each."""
+"""Ports that are queried side by side: six short programs for each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,10 +98,13 @@ class CheckpointManager:
         writer: WriterId | None = None,
         peer_checkpointer: PeerCheckpointer | None = None,
         durable: bool = True,
+        checkpoints_back: int = 0,
     ) -> None:
         """`transfer_memory` receives this rank's state for the process that replaces it. `peer_checkpointer` holds peer
         checkpoints, which are restored in preference to stored ones. `durable`: whether the storage outlives the nodes.
+        `checkpoints_back`: how many of the newest are set aside, as far as there are older ones.
         """
+        self._checkpoints_back = checkpoints_back
         self._storage = storage
         self._durable = durable
         self._transfer_memory = transfer_memory
@@ -225,12 +228,15 @@ class CheckpointManager:
     def _restore(self, snapshot: MemorySnapshot | None, findings: list[Finding]) -> Restored:
         """`snapshot` is this rank's state in memory."""
         try:
-            checkpoints = self._take_over()
+            found = self._take_over()
         except HoldfastError as error:
             if snapshot is None or error.findings[0].code != "checkpoint-store-unreachable":
                 raise
             findings.append(_store_skipped(error.findings[0], snapshot.manifest.step))
-            checkpoints = []
+            found = []
+        checkpoints = self._go_back(found)
+        if len(checkpoints) < len(found):
+            snapshot = None  # it is newer
         if snapshot is not None and all(copy.step <= snapshot.manifest.step for copy in checkpoints):
             return self._restore_snapshot(snapshot, findings)
         bad: list[Finding] = []
@@ -264,6 +270,15 @@ class CheckpointManager:
         checkpoints = self._storage.take_over()
         self._taken_over = True
         return checkpoints
+
+    def _go_back(self, checkpoints: list[CheckpointRef]) -> list[CheckpointRef]:
+        """Set aside the newest checkpoints, as far as there are older ones: a failure may come from their state."""
+        steps = list(dict.fromkeys(each.step for each in checkpoints))
+        back = min(self._checkpoints_back, len(steps) - 1)
+        if back <= 0:
+            return checkpoints
+        self._storage.set_aside_after(steps[back])
+        return [each for each in checkpoints if each.step <= steps[back]]
 
     def _on_resumed(self, step: int, snapshot_id: SnapshotId | None = None) -> None:
         self._storage.on_resumed(step)

@@ -52,8 +52,8 @@ def restored(diverged: Divergence, replica: int) -> Finding:
         "of replicas: it receives theirs",
         where=f"{_ranks(ranks)} of replica {replica}",
         evidence=_evidence(diverged),
-        remedy="Nothing at the first time. If the same rank differs again, its device computes or stores wrongly: run "
-        "`holdfast check` and take the node out of use.",
+        remedy="Nothing at the first time. If a rank of its node differs again within recovery.suspect_window_s, the "
+        "node is replaced: its device computes or stores wrongly.",
         owner=Owner.CLUSTER,
     )
 

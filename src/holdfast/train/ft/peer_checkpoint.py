@@ -114,15 +114,20 @@ class PeerCheckpointer:
 
         Snapshots of later steps belong to an abandoned history and are invalidated.
         """
-        for memory in self.memories:
-            lying = MemorySnapshot.load(memory)
-            if lying is not None and lying.snapshot_id.step > step:
-                memory_snapshot.invalidate(memory)
+        self.set_aside_after(step)
         if snapshot_id is not None and self._own_segments[0].holds(snapshot_id):
             self._own_segments.reverse()
             self._staging.reverse()
         if snapshot_id is not None and self._peer_segments[0].holds(snapshot_id):
             self._peer_segments.reverse()
+
+    def set_aside_after(self, step: int) -> None:
+        """Invalidate the copies of later steps, once none is being made."""
+        self.wait_finished()
+        for memory in self.memories:
+            lying = MemorySnapshot.load(memory)
+            if lying is not None and lying.snapshot_id.step > step:
+                memory_snapshot.invalidate(memory)
 
     def placement_finding(self) -> Finding | None:
         """Finding on the backup placement, if any."""

@@ -34,21 +34,15 @@ class Digest(NamedTuple):
     """Of the optimizer's state; 0 if it was not read."""
 
 
-class StateDigest:
-    """Computes the digest of one training loop's weights and optimizer state."""
+class TensorDigest:
+    """Computes digests of tensors."""
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
-        # The same tensors at each call: FSDP2 replaces the parameters of the modules while it computes.
-        self._parameters = [*model.parameters()]
-        self._optimizer = optimizer
+    def __init__(self) -> None:
         self._factors: dict[torch.device, torch.Tensor] = {}
 
     @torch.no_grad()
-    def compute(self, *, weights_only: bool = False) -> Digest:
-        """The digest of the current state; waits for the device."""
-        return Digest(self._compute(self._parameters), 0 if weights_only else self._compute(self._optimizer_tensors()))
-
-    def _compute(self, tensors: Iterable[torch.Tensor]) -> int:
+    def compute(self, tensors: Iterable[torch.Tensor]) -> int:
+        """The digest of these tensors, in this order; waits for the device."""
         sums: dict[torch.device, torch.Tensor] = {}
         small: dict[torch.device, list[torch.Tensor]] = {}
         for tensor in tensors:
@@ -79,6 +73,21 @@ class StateDigest:
         if device not in self._factors:
             self._factors[device] = _mixed(torch.arange(1, SUMS + 1, device=device) * _signed(_MIX)) | 1
         return self._factors[device]
+
+
+class StateDigest:
+    """Computes the digest of one training loop's weights and optimizer state."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        # The same tensors at each call: FSDP2 replaces the parameters of the modules while it computes.
+        self._parameters = [*model.parameters()]
+        self._optimizer = optimizer
+        self._digest = TensorDigest()
+
+    def compute(self, *, weights_only: bool = False) -> Digest:
+        """The digest of the current state; waits for the device."""
+        weights = self._digest.compute(self._parameters)
+        return Digest(weights, 0 if weights_only else self._digest.compute(self._optimizer_tensors()))
 
     def _optimizer_tensors(self) -> Iterator[torch.Tensor]:
         """The optimizer's state, in an order that is the same on all replicas."""

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding
+from holdfast.protocol.rank_messages import CorruptionReported
 from holdfast.train.checkpoint.train_state import TrainState
 from holdfast.train.ft import divergence
 from holdfast.train.ft.divergence import Divergence
@@ -112,9 +113,24 @@ class StateVerifier:
             self._stop(divergence.unresolved(diverged, self.agreed_step))
         if self._replica in diverged.outliers:
             self.is_outlier = True
-            self._coordinator.report_finding(divergence.restored(diverged, self._replica))
+            self._report_outlier(diverged, divergence.restored(diverged, self._replica))
         self._replica_group.leave(ValueError(f"replicas differ after step {step}"))
         return False
+
+    def _report_outlier(self, diverged: Divergence, finding: Finding) -> None:
+        """Report the first rank of this replica that differs from the majority: its node is a suspect."""
+        self._coordinator.report_finding(finding)
+        if self._ranks.rank == diverged.outliers[self._replica][0]:
+            self._coordinator.report_corruption(
+                CorruptionReported(
+                    step=diverged.step,
+                    agreed_step=self.agreed_step,
+                    quantity="weights or optimizer state",
+                    certain=True,
+                    continues=True,
+                    finding=finding,
+                )
+            )
 
     def _require_equal_ranks(self, step: int, weights: int) -> None:
         """Raise HoldfastError if the ranks of this replica differ: then those of all others do as well."""

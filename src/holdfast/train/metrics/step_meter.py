@@ -19,6 +19,7 @@ from holdfast.metrics.devices import find_device
 from holdfast.metrics.flops import FlopsPerToken, ModelShape, model_shape
 from holdfast.metrics.throughput import Throughput
 from holdfast.protocol.metric_validation import invalid_name_reason
+from holdfast.protocol.rank_messages import GpuMemory
 from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.metrics.late_numbers import LateNumbers
 from holdfast.train.metrics.profiler import waiting_for_data
@@ -28,6 +29,13 @@ Item = TypeVar("Item")
 
 MEMORY_EVERY_S = 1.0
 """Minimum seconds between two allocator queries, which take 0.1 ms each."""
+
+
+class _Wait(NamedTuple):
+    """A wait for samples, and from where."""
+
+    seconds: float = 0.0
+    loader: str = ""
 
 
 class StepMeter:
@@ -53,21 +61,28 @@ class StepMeter:
         )
         self._clock = clock
         self._data_wait_s: float | None = None
+        self._longest_wait = _Wait()
+        self.before_item: Callable[[], None] = _nothing
+        """Called before each item that the loop waits for."""
         self._memory: dict[str, float] = {}
         self._memory_at = -math.inf
 
-    def timed(self, source: Iterable[Item]) -> Iterator[Item]:
-        """The same items; the wait for each counts as data wait."""
-        items = iter(source)
+    def timed(self, source: Iterable[Item], *, name: str = "") -> Iterator[Item]:
+        """The same items; the wait for each counts as data wait. `name` is that of a source which is wrapped."""
+        items, name = iter(source), name or _name_of(source)
         while True:
             began = self._clock()
             try:
                 with waiting_for_data():
+                    self.before_item()
                     item = next(items)
             except StopIteration:
                 return
             finally:
-                self._data_wait_s = (self._data_wait_s or 0.0) + self._clock() - began
+                wait_s = self._clock() - began
+                self._data_wait_s = (self._data_wait_s or 0.0) + wait_s
+                if wait_s > self._longest_wait.seconds:
+                    self._longest_wait = _Wait(wait_s, name)
             yield item
 
     def measure(self, given: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
@@ -76,6 +91,20 @@ class StepMeter:
         if self._data_wait_s is not None:
             measured["data_wait_s"], self._data_wait_s = self._data_wait_s, 0.0
         return measured | self._memory_now()
+
+    def take_longest_wait(self) -> _Wait:
+        """The longest wait for samples since the last call."""
+        longest, self._longest_wait = self._longest_wait, _Wait()
+        return longest
+
+    def gpu_memory(self) -> GpuMemory | None:
+        """What is used of the model's GPU; None on the host."""
+        if self._device is None:
+            return None
+        free_bytes, _ = torch.cuda.mem_get_info(self._device)
+        used_bytes = torch.cuda.memory_allocated(self._device)
+        kept_bytes = torch.cuda.memory_reserved(self._device) - used_bytes
+        return GpuMemory(used_bytes=float(used_bytes), free_bytes=float(free_bytes + kept_bytes))
 
     def rates(self, given: Mapping[str, float], *, step_s: float, devices: int) -> dict[str, float]:
         """Those of these metrics that follow from the given ones alone."""
@@ -92,6 +121,15 @@ class StepMeter:
                 self._memory["memory_peak_bytes"] = float(known.get("allocated_bytes.all.peak", 0))
                 self._memory["memory_reserved_bytes"] = float(known.get("reserved_bytes.all.current", 0))
         return self._memory
+
+
+def _nothing() -> None:
+    pass
+
+
+def _name_of(source: object) -> str:
+    """A loader by its class, a generator by its function."""
+    return str(getattr(source, "__name__", type(source).__name__))
 
 
 class StepNumbers(NamedTuple):

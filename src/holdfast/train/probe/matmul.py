@@ -33,6 +33,11 @@ LARGEST = {torch.float32: 31, torch.bfloat16: 2}
 56 · 2 · 2 = 224 is less than 2^8."""
 
 
+DTYPES = {"cuda": tuple(LARGEST), "cpu": (torch.float32,)}
+"""The types that a device is burned in with. No bfloat16 on a CPU: in some virtual machines the kernels that oneDNN
+chooses for it end the process with an illegal instruction (uxlfoundation/oneDNN issue 5689), and no job needs them."""
+
+
 def operands(dtype: torch.dtype, periods: int, device: torch.device) -> Operands:
     """Square matrices of PERIOD · periods rows, which repeat in both directions.
 
@@ -68,7 +73,8 @@ def burn_in(
 ) -> tuple[MatmulRate, ...]:
     """Multiply for some seconds, with each type for its share, and compare every product."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # would round partial sums
-    return tuple(_burn_in(dtype, device, seconds / len(LARGEST), multiply) for dtype in LARGEST)
+    dtypes = DTYPES[device.type]
+    return tuple(_burn_in(dtype, device, seconds / len(dtypes), multiply) for dtype in dtypes)
 
 
 def _burn_in(

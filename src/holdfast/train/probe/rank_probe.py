@@ -23,6 +23,7 @@ from holdfast.events.probe_results import (
 )
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.abortable_call import AbortableCall
+from holdfast.train.probe import mini_model
 from holdfast.train.probe.all_reduce import PAIR_BYTES, SWEEP_BYTES, sweep
 from holdfast.train.probe.matmul import burn_in, copy_rate
 from holdfast.train.probe.process_groups import Channel, Connect
@@ -170,8 +171,11 @@ class RankProbe:
 
     def _burn_in(self, step: Step) -> Report:
         seconds = min(self.burn_in_s, step.deadline_s * MEASURE_SHARE)
-        rates = AbortableCall().run(lambda: burn_in(self.device, seconds), step.deadline_s * WORK_SHARE)
-        self._device_rates = msgspec.structs.replace(self._own_device(), matmul=rates)
+        deadline_s = step.deadline_s * WORK_SHARE
+        rates, answer = AbortableCall().run(
+            lambda: (burn_in(self.device, seconds), mini_model.answer(self.device)), deadline_s
+        )
+        self._device_rates = msgspec.structs.replace(self._own_device(), matmul=rates, mini_model=answer)
         return Report(device=self._device_rates)
 
     def _copy(self, step: Step) -> Report:
@@ -179,7 +183,7 @@ class RankProbe:
         copy_gb_s, wrong = AbortableCall().run(lambda: copy_rate(self.device, seconds), step.deadline_s * WORK_SHARE)
         rates = msgspec.structs.replace(self._own_device(), copy_gb_s=copy_gb_s, wrong_copies=wrong)
         self._device_rates = rates
-        return Report(device=msgspec.structs.replace(rates, matmul=()))
+        return Report(device=msgspec.structs.replace(rates, matmul=(), mini_model=None))
 
     def _own_device(self) -> DeviceRates:
         shared = self.device.type == "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from holdfast.events.probe_results import (
     DeviceRates,
     Located,
     MatmulRate,
+    MiniModelAnswer,
     NodeAllReduce,
     PairRate,
     ProbeOutcome,
@@ -150,8 +152,12 @@ class Schedule:
                     wrong.setdefault(rank, []).append(
                         f"{each.wrong} of {each.products} {each.dtype} products are wrong"
                     )
+            if device.mini_model and device.mini_model.contradictions:
+                wrong.setdefault(rank, []).append("training the mini model again gives other weights")
             if device.wrong_copies:
                 wrong.setdefault(rank, []).append(f"{device.wrong_copies} memory copies are wrong")
+        for rank, evidence in unlike_answers({rank: each.mini_model for rank, each in devices.items()}).items():
+            wrong.setdefault(rank, []).append(evidence)
         for what, by_rank in rates.items():
             for rank in below_median(by_rank, self.gates.share_of_median):
                 others = _median([rate for other, rate in by_rank.items() if other != rank])
@@ -247,6 +253,22 @@ class Schedule:
 
     def _node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
+
+
+def unlike_answers(answers: Mapping[int, MiniModelAnswer | None]) -> dict[int, str]:
+    """Evidence on the ranks whose weights of the mini model are not those of most devices of equal arithmetic."""
+    groups: dict[str, dict[int, str]] = {}
+    for rank, answer in answers.items():
+        if answer is not None:
+            groups.setdefault(answer.arithmetic, {})[rank] = answer.digest
+    found: dict[int, str] = {}
+    for arithmetic, digests in groups.items():
+        common, count = Counter(digests.values()).most_common(1)[0]
+        if 2 * count > len(digests):
+            for rank, digest in digests.items():
+                if digest != common:
+                    found[rank] = f"the mini model gives {digest}, and {common} on {count} other devices ({arithmetic})"
+    return found
 
 
 def _far_below_peak(device: DeviceRates, rate: MatmulRate) -> str:

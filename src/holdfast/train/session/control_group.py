@@ -7,7 +7,7 @@ possible when all ranks do it after the same step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import IntFlag
@@ -127,6 +127,15 @@ class ControlGroup:
         values = [value] * self.world_size if self.rank == 0 else []
         dist.gather_object(value, values or None, dst=0, group=self.group)
         return values
+
+    def all_gather(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Every rank's numbers, by rank, on every rank; all ranks give as many, of 64 bits."""
+        own = torch.tensor([*map(int, numbers)], dtype=torch.int64)
+        if self.group is None:
+            return [own.tolist()]
+        rows = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(rows, own, group=self.group)
+        return [row.tolist() for row in rows]
 
     def send(self, tensor: torch.Tensor, to: int) -> Callable[[], None]:
         """Send a host tensor to one rank; the returned function waits until the send is complete."""

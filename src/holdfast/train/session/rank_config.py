@@ -11,6 +11,7 @@ from typing import Literal, TypeVar
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.protocol.flight_recorder_files import DUMP_PREFIX, ENTRIES
+from holdfast.protocol.watch_levels import WatchLevel
 from holdfast.train.checkpoint.writer_fence import WriterId
 
 Number = TypeVar("Number", int, float)
@@ -96,12 +97,20 @@ class RankConfig:
     """`HOLDFAST_OUTER_SYNC`, such as `local_sgd/16`: replicas step alone and synchronise every 16 steps."""
     verify_every_steps: int = 100
     """`HOLDFAST_VERIFY_EVERY_STEPS`: compare the state of all replicas every this many steps; 0: never."""
+    non_finite: WatchLevel = WatchLevel.ACT
+    """`HOLDFAST_WATCH_NON_FINITE`, `off`, `warn` or `act`: whether ranks end when weights are no longer finite."""
+    spikes: WatchLevel = WatchLevel.WARN
+    """`HOLDFAST_WATCH_SPIKES`: whether spikes of loss and gradient norm are reported."""
+    stragglers: WatchLevel = WatchLevel.WARN
+    """`HOLDFAST_WATCH_STRAGGLERS`: whether the phases of steps are measured, by which ranks are compared."""
     lighthouse: str = ""
     """`TORCHFT_LIGHTHOUSE`: address of the quorum service, with several replicas."""
     master_addr: str = ""
     """`MASTER_ADDR`: address of this replica's rank 0."""
     attempt: int = 0
     """`HOLDFAST_ATTEMPT`: earlier starts of these ranks; the latest attempt takes over the checkpoint folder."""
+    checkpoints_back: int = 0
+    """`HOLDFAST_CHECKPOINTS_BACK`: newest checkpoints to set aside before resuming, if there are older ones."""
     checkpoint_keep: int = 3
     """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest checkpoints to keep."""
     checkpoint_keep_every_steps: int | None = None
@@ -180,6 +189,9 @@ class RankConfig:
             nccl_shrinks=variables.get("HOLDFAST_NCCL_SHRINK", "0") == "1",
             outer_sync=_outer_sync(variables.get("HOLDFAST_OUTER_SYNC", "")),
             verify_every_steps=cls().verify_every_steps if verify_every is None else verify_every,
+            non_finite=_level(variables, "HOLDFAST_WATCH_NON_FINITE", cls().non_finite),
+            spikes=_level(variables, "HOLDFAST_WATCH_SPIKES", cls().spikes),
+            stragglers=_level(variables, "HOLDFAST_WATCH_STRAGGLERS", cls().stragglers),
             lighthouse=variables.get("TORCHFT_LIGHTHOUSE", ""),
             master_addr=variables.get("MASTER_ADDR", ""),
             attempt=_number(variables, "HOLDFAST_ATTEMPT", int, at_least=0) or 0,
@@ -197,6 +209,7 @@ class RankConfig:
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
             checkpoint_auto=_is_auto(variables.get("HOLDFAST_CHECKPOINT_EVERY", "")),
             nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
+            checkpoints_back=_number(variables, "HOLDFAST_CHECKPOINTS_BACK", int, at_least=0) or 0,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
             report_to=tuple(filter(None, map(str.strip, variables.get("HOLDFAST_REPORT_TO", "").split(",")))),
             checkpoint_keep_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS", int, at_least=1),
@@ -220,6 +233,15 @@ def _is_auto(value: str) -> bool:
         return value == "auto"
     remedy = "for a number of steps set HOLDFAST_CHECKPOINT_EVERY_STEPS, for seconds HOLDFAST_CHECKPOINT_EVERY_S"
     raise _invalid("environment-invalid-auto", "HOLDFAST_CHECKPOINT_EVERY", value, "auto", remedy)
+
+
+def _level(variables: Mapping[str, str], name: str, default: WatchLevel) -> WatchLevel:
+    value = variables.get(name, "")
+    if not value or value in list(WatchLevel):
+        return WatchLevel(value) if value else default
+    raise _invalid(
+        "environment-invalid-level", name, value, f"one of {', '.join(WatchLevel)}", f"set {name} to one, or unset it"
+    )
 
 
 def _peer_checkpoints(variables: Mapping[str, str]) -> int | Literal["auto"]:

@@ -11,6 +11,7 @@ import atexit
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -31,8 +32,11 @@ from holdfast.protocol.metric_validation import DroppedMetrics, limit_metric_cou
 from holdfast.protocol.rank_messages import Activity
 from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint.interval import YoungInterval
-from holdfast.train.ft.rank_faults import inject
+from holdfast.train.ft.rank_faults import RankFaults
+from holdfast.train.metrics.gradient_guard import SUM, GradientGuard
 from holdfast.train.metrics.nan_guard import SKIPPED, NonFiniteGuard, skipped
+from holdfast.train.metrics.numeric_watch import NumericWatch
+from holdfast.train.metrics.phase_clock import PhaseClock
 from holdfast.train.metrics.profiler import Profiler
 from holdfast.train.metrics.sink import MetricsSink
 from holdfast.train.metrics.step_meter import StepMeter, StepNumbers, to_numbers
@@ -84,8 +88,14 @@ class RankCoordinator:
         config: RankConfig,
         meter: StepMeter | None = None,
         find_accelerator: Callable[[torch.device], Accelerator | None] = accelerator_of,
+        *,
+        gradients: GradientGuard | None = None,
+        phases: PhaseClock | None = None,
+        faults: RankFaults | None = None,
     ) -> None:
         """Called by every rank after init_process_group; without a meter, no model metrics are reported."""
+        if (step_clock := sys.modules.get("holdfast_step_clock")) is not None:
+            step_clock.clock.stop()  # this session reports the steps
         self._agent_client = AgentClient.connect(config.rank_socket, rank=config.rank)
         self._agent_address = config.rank_socket, config.rank
         self._clock = Clock()
@@ -97,6 +107,16 @@ class RankCoordinator:
         self._profiler = Profiler()
         self._profile_after = config.profile_after_step
         self._nan_guard = NonFiniteGuard(self.ranks.rank, config.replica)
+        self._gradients = gradients
+        self._numeric_watch = NumericWatch(
+            rank=self.ranks.rank,
+            replica=config.replica,
+            gradients=gradients,
+            non_finite=config.non_finite,
+            spikes=config.spikes,
+        )
+        self._phases = phases
+        self._faults = faults or RankFaults()
         self._dropped = DroppedMetrics(f"rank {self.ranks.rank}{replica_suffix(config.replica)}")
         self._skipped_saves = 0
         """Checkpoints skipped in a row so far."""
@@ -167,12 +187,14 @@ class RankCoordinator:
         A metric that no event can hold is dropped with a finding; the step and its other metrics are reported.
         """
         self._report_late_step()
-        numbers = to_numbers({"total_steps": total, **metrics}, self._find_accelerator)
+        sums: Mapping[str, torch.Tensor] = self._gradients.end_step() if self._gradients else {}
+        numbers = to_numbers({"total_steps": total, **metrics, **sums}, self._find_accelerator)
         given = numbers.known
         started, self._step_ended_at = self._step_ended_at, self._clock()
         stalled_s, self._stalled_s = self._stalled_s, 0.0
         known = {name: value for name, value in given.items() if math.isfinite(value)}
         measured = self.meter.measure(known, step_s=self._step_ended_at - started, devices=self._devices(known))
+        self._report_phases(step, measured.get("data_wait_s", 0.0))
         spent = self._profiler.step(last=step == total)
         self._report_findings(self._profiler.take_findings())
         self._activity = Activity.STEPPING
@@ -182,6 +204,15 @@ class RankCoordinator:
         else:
             self._agent_client.send(report.message({}, metrics_follow=True))
             self._late_step = report
+
+    def _report_phases(self, step: int, data_wait_s: float) -> None:
+        """Report how the rank spent its last steps, every few steps."""
+        longest = self.meter.take_longest_wait()
+        if self._phases is not None and (
+            times := self._phases.end_step(step, data_s=data_wait_s, wait_s=longest.seconds, loader=longest.loader)
+        ):
+            self._agent_client.send(rank_messages.RankPhases(times=times, gpu=self.meter.gpu_memory()))
+        self._faults.on_step()
 
     def _report_late_step(self) -> None:
         """Report the last step's metrics if they were on a GPU, as soon as they have arrived."""
@@ -197,6 +228,7 @@ class RankCoordinator:
     def _report_metrics(self, report: _StepReport, given: Mapping[str, float], *, reported: bool) -> None:
         """Report the metrics of a step, with the step unless that was `reported` before."""
         dropped = report.numbers.dropped
+        judged, given = given, {name: value for name, value in given.items() if name != SUM}
         finite = {**report.measured, **given}
         if not all(map(math.isfinite, finite.values())):
             finite = {name: value for name, value in finite.items() if math.isfinite(value)}
@@ -210,6 +242,10 @@ class RankCoordinator:
             self._report_findings(self._metrics_sink.take_findings())
         if (dropped or crowded) and not self._dropped.limit_reached:
             self._report_findings(self._dropped.report(report.step, self._reportable(dropped | crowded)))
+        for fault in self._numeric_watch.check(report.step, judged):
+            self._agent_client.send(fault)
+            if fault.damaged:
+                raise HoldfastError((fault.finding,), ExitCode.CANNOT_RUN_HERE)
         for finding in self._nan_guard.check(report.step, given):
             ends = finding.severity is Severity.ERROR
             self._agent_client.report_finding(finding, fatal=ends)
@@ -222,6 +258,8 @@ class RankCoordinator:
 
     def set_activity(self, to: Activity) -> None:
         """Report the next activity before it starts: a checkpoint has another deadline than a step."""
+        if self._phases is not None and to is not Activity.STEPPING:
+            self._phases.discard()
         if to is not self._activity and self._activity is not Activity.FINISHED:
             self._activity = to
             self._agent_client.send(rank_messages.ActivityChanged(to=to))
@@ -264,6 +302,11 @@ class RankCoordinator:
         """Report a finding, or the `fatal` one that ends the program, once for all ranks; every rank calls this."""
         if self.ranks.rank == 0:
             self._agent_client.report_finding(finding, fatal=fatal)
+
+    def report_corruption(self, message: rank_messages.CorruptionReported) -> None:
+        """Report that this rank holds or computes other numbers than the others; only this rank calls it."""
+        self._agent_client.send(message)
+        self._agent_client.flush()
 
     def save_started(self) -> None:
         """Record the start of a checkpoint: the interval to the next counts from here."""
@@ -384,8 +427,8 @@ class RankCoordinator:
                     self._requested |= StepAction.STOP_TOGETHER if self._stopping_together else StepAction.STOP
                 case rank_messages.TransferAndExitNow():
                     self._requested |= StepAction.TRANSFER_STATE if self.transfers_state else StepAction.STOP
-                case rank_messages.InjectRankFault(fault=fault):
-                    inject(fault)
+                case rank_messages.InjectRankFault() as drill:
+                    self._faults.inject(drill)
                 case rank_messages.ReplicaDown() | rank_messages.ReplicaStarting():
                     pass
 

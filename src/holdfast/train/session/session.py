@@ -20,6 +20,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.metrics.flops import FlopsPerToken
 from holdfast.protocol.rank_messages import Activity
+from holdfast.protocol.watch_levels import WatchLevel
 from holdfast.train.checkpoint.manager import CheckpointManager, Saved
 from holdfast.train.checkpoint.remote_tier import RemoteTier
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
@@ -33,6 +34,8 @@ from holdfast.train.data.prefetcher import Prefetcher
 from holdfast.train.data.sharding import Batch, MicroBatch, ShardPlan
 from holdfast.train.ft.lr_scaling import LearningRateScaler
 from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
+from holdfast.train.ft.rank_faults import RankFaults
+from holdfast.train.ft.rank_verifier import AgreedSteps, RankVerifier
 from holdfast.train.ft.replica_strategy import (
     ReplicaStrategy,
     StoppedWhileWaiting,
@@ -41,6 +44,8 @@ from holdfast.train.ft.replica_strategy import (
 )
 from holdfast.train.ft.semi_sync import SemiSyncReplicas
 from holdfast.train.ft.state_verifier import CheckpointTrust
+from holdfast.train.metrics.gradient_guard import GradientGuard
+from holdfast.train.metrics.phase_clock import PhaseClock
 from holdfast.train.metrics.profiler import waiting_for_checkpoint
 from holdfast.train.metrics.step_meter import StepMeter
 from holdfast.train.session import fast_exit
@@ -48,8 +53,10 @@ from holdfast.train.session.agent_client import log_line
 from holdfast.train.session.control_group import NOTHING, ControlGroup, StepAction
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.rank_coordinator import RankCoordinator
+from holdfast.train.weak_method import weakly
 
 Item = TypeVar("Item")
+_SAVES = StepAction.CHECKPOINT | StepAction.STOP | StepAction.TRANSFER_STATE
 _STATE_NAME = re.compile(r"[\w-]+")
 
 
@@ -96,7 +103,14 @@ class Session:
         self._samples: int | None = None
         """Samples of those steps; None if the loop never used micro-batches."""
         meter = StepMeter(model, flops_per_token=flops_per_token, sequence_length=sequence_length)
-        self._coordinator = RankCoordinator(settings, meter)
+        watched = settings.non_finite is not WatchLevel.OFF
+        self._coordinator = RankCoordinator(
+            settings,
+            meter,
+            gradients=GradientGuard(model, optimizer) if watched else None,
+            phases=(phases := PhaseClock(model, optimizer) if settings.stragglers is not WatchLevel.OFF else None),
+            faults=RankFaults(model, optimizer, meter=meter, phases=phases),
+        )
         ranks = self._coordinator.ranks
         if settings.rank_socket is None and ranks.rank == 0:
             log_line(settings.checkpoint_summary)
@@ -128,6 +142,7 @@ class Session:
                 writer=settings.writer,
                 peer_checkpointer=peer_checkpointer,
                 durable=settings.checkpoint_durable,
+                checkpoints_back=settings.checkpoints_back,
             )
             self._coordinator.transfers_state = True
         if self._peer_checkpointer is not None:
@@ -138,12 +153,15 @@ class Session:
             if (placement := self._peer_checkpointer.placement_finding()) is not None:
                 self._coordinator.report_finding(placement)
         self._replicas = ReplicaStrategy(model)
+        agreed = AgreedSteps(keep=weakly(self._agreed), set_aside_after=weakly(self._set_aside_after))
+        self._rank_verifier = RankVerifier(settings, model, optimizer, self._coordinator, agreed)
         if settings.replica_count > 1:
             strategy = SyncReplicas if settings.outer_sync is None else SemiSyncReplicas
             trust = CheckpointTrust(agreed=self._agreed, set_aside_after=self._set_aside_after)
             self._replicas = strategy(settings, train_state, self._coordinator, self._resume, trust)
         else:
             self._resume()
+            self._rank_verifier.restored(self.step)
         self._batch_world_size = settings.batch_world_size
         self._lr_scaler = LearningRateScaler(optimizer, settings.learning_rate_factor)
         self.global_batch = 0
@@ -168,6 +186,7 @@ class Session:
                 if step > total:
                     return
                 self._step_discarded = False
+                self._rank_verifier.begin_step(step, total)
                 yield step
                 if self.step != step and not self._step_discarded:
                     raise failure(
@@ -200,7 +219,8 @@ class Session:
         """This rank's micro-batches of the current step with their data, prefetched; see `micro_batches`."""
         first, plan = self._begin_step(data.batch_size, data.micro_batch_size)
         parts = self._shards(first, plan)
-        yield from self.timed(self._prefetcher.load(part, data, plan, first) for part in parts)
+        loaded = (self._prefetcher.load(part, data, plan, first) for part in parts)
+        yield from self._coordinator.meter.timed(loaded, name=type(data).__name__)
 
     def micro_batches(self, batch_size: int, *, micro_batch_size: int | None = None) -> Iterator[MicroBatch]:
         """This rank's samples of the current step, in micro-batches of at most `micro_batch_size`.
@@ -270,6 +290,7 @@ class Session:
         action = self._coordinator.next_action(self.step, total=self._total_steps, stop=self._replicas.stopping)
         if self._coordinator.stop_together:
             self._replicas.request_stop()
+        self._rank_verifier.end_step(saves=bool(action & _SAVES))
         if action is StepAction.TRANSFER_STATE and self._checkpoints is not None:
             action = self._transfer_state(self._checkpoints)
         if self._checkpoints is not None:
@@ -380,15 +401,17 @@ class Session:
         return TrainingProgress(self.step, self._samples)
 
     def _agreed(self, step: int) -> None:
-        """All replicas are equal after this step, so a checkpoint up to it is always kept."""
+        """All replicas, or all ranks, are equal after this step: a checkpoint up to it is always kept."""
         if self._checkpoints is not None:
             self._checkpoints.keep_agreed(step)
 
     def _set_aside_after(self, step: int) -> None:
-        """Set aside the checkpoints after this step, which a replica that differs may have saved."""
+        """Set aside the checkpoints after this step, which a replica or rank that differs may have saved."""
         if self._checkpoints is not None:
             self._report_save(self._checkpoints.wait_saved(), required=False)
             self._checkpoints.set_aside_after(step)
+        if self._peer_checkpointer is not None:
+            self._peer_checkpointer.set_aside_after(step)
 
     def _report_world_change(self) -> None:
         """Report what a new world size changes; model, optimizer and the session's own data are unaffected."""

@@ -9,6 +9,7 @@ KubeObject = Mapping[str, Any]
 """An object of the API server, as JSON."""
 
 NAMESPACE_PATH = "/api/v1/namespaces/{namespace}"
+NODES_PATH = "/api/v1/nodes"
 PODS_PATH = f"{NAMESPACE_PATH}/pods"
 
 

@@ -20,13 +20,16 @@ from holdfast.events import Outcome
 from holdfast.events.log import read_events
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.quarantine import Candidate, Certainty, Decision, MachineEvidence, Quarantine, judge
+from holdfast.job.quarantine_text import avoided_finding, decision_finding, describe, release_command
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError
-from holdfast.launch.kubernetes.client.api_paths import PODS_PATH
+from holdfast.launch.kubernetes.client.api_paths import NODES_PATH, PODS_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.incluster.pod_assignment import PodAssignments, PodStatus, assignments_from_log
 from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL, QUEUE_LABEL, RUN_LABEL, ObjectNames
+from holdfast.launch.kubernetes.quarantine_object import ANNOTATION, NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG, NodeLabels, pod_owner
 from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
@@ -65,6 +68,9 @@ class KubernetesBackend:
         self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
         self._owner_polled_at = -MIN_OWNER_POLL_S
         """Monotonic time of the last request for the gang's object."""
+        self._target, self._node_selector = accepted.target, accepted.node_selector
+        self._quarantine = QuarantineObject(self._cluster)
+        self._told_not_remembered = False
         self._pods_listed = asyncio.Event()
         self._refusals: Counter[int] = Counter()
         """How often in a row a node's pod was placed on an avoided machine, by node number."""
@@ -114,20 +120,65 @@ class KubernetesBackend:
         for pod in tuple(pods):
             await self._delete(f"{PODS_PATH}/{pod.name}")
 
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, cordon: bool) -> Finding | None:
-        """Bind no further pod on the machine, and cordon it where that is wanted and allowed.
+    async def quarantined(self) -> tuple[Finding, ...]:
+        """Bind no pod on a machine that other runs have quarantined: its affinity is of the time of its start."""
+        try:
+            known, findings = await self._quarantine.read()
+        except ApiError as refused:
+            log.warning("the quarantined machines cannot be read: %s", refused)
+            return ()
+        rows = tuple(row for row in known.active(time.time()) if row.run != self._run)
+        for row in rows:
+            self._update(self._pods.avoid(row.machine))
+        return (*findings, *avoided_finding(rows, None, self._target))
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        """Bind no further pod on the machine, quarantine it for later runs, and cordon it if a device surely failed.
 
         The template of a gang's pods cannot be changed while it runs, so the scheduler may choose the machine again.
         Such a pod is deleted as soon as it is placed, and another one made.
         """
         if not machine:
-            return None
+            return ()
         self._update(self._pods.avoid(machine))
-        return await self._cordon(machine) if cordon else None
+        return await self._remember(machine, evidence) if evidence else ()
 
-    async def _cordon(self, machine: str) -> Finding:
+    async def _remember(self, machine: str, evidence: MachineEvidence) -> tuple[Finding, ...]:
+        candidate, decisions = Candidate(machine=machine, run=self._run, evidence=evidence), list[Decision]()
+        machines = len({*await self._machines(), machine})
+
+        def decide(known: Quarantine) -> Quarantine:
+            decisions.append(judge(known, candidate, machines=machines, now=time.time()))
+            return decisions[-1].quarantine
+
         try:
-            await self._cluster.patch(f"/api/v1/nodes/{machine}", {"spec": {"unschedulable": True}})
+            findings = await self._quarantine.change(decide)
+        except ApiError as refused:
+            told = () if self._told_not_remembered else (_not_remembered(machine, refused),)
+            self._told_not_remembered = True
+            return told
+        decision = decisions[-1]
+        told = decision_finding(decision, candidate, self._target)
+        findings = (*findings, told) if told else findings
+        if (row := decision.accepted) and evidence.certainty is Certainty.CERTAIN:
+            findings = (*findings, await self._cordon(machine, describe(row)))
+        return findings
+
+    async def _machines(self) -> frozenset[str]:
+        """The target's machines; where this account may not list them, those that this run's pods were on."""
+        try:
+            selector = ",".join(f"{key}={value}" for key, value in sorted(self._node_selector.items()))
+            listed = await self._cluster.get(NODES_PATH, **({"labelSelector": selector} if selector else {}))
+            return frozenset(each["metadata"]["name"] for each in listed["items"])
+        except ApiError:
+            return frozenset(pod.machine for pod in self._pods.pods.values() if pod.machine) | self._pods.avoided
+
+    async def _cordon(self, machine: str, why: str) -> Finding:
+        marked = {"metadata": {"annotations": {ANNOTATION: why}}, "spec": {"unschedulable": True}}
+        try:
+            await self._cluster.patch(f"{NODES_PATH}/{machine}", marked)
         except ApiError as refused:
             return Finding(
                 code="machine-not-cordoned",
@@ -143,7 +194,7 @@ class KubernetesBackend:
             severity=Severity.WARNING,
             what=f"the machine {machine} is cordoned, because a device failed there",
             where=machine,
-            remedy=f"Have it repaired, then `kubectl uncordon {machine}`.",
+            remedy=f"Have it repaired, then `{release_command(machine, self._target)}`, which uncordons it too.",
             owner=Owner.CLUSTER,
         )
 
@@ -304,6 +355,18 @@ async def batches(
                 return
     finally:
         reading.cancel()
+
+
+def _not_remembered(machine: str, refused: ApiError) -> Finding:
+    return Finding(
+        code="machine-not-remembered",
+        severity=Severity.WARNING,
+        what=f"this run avoids the machine {machine}, and later runs do not: the run may not quarantine it",
+        where=machine,
+        evidence=(str(refused),),
+        remedy=f"Allow its account `get` and `patch` of the ConfigMap {NAME}, or run `kubectl cordon {machine}`.",
+        owner=Owner.CLUSTER,
+    )
 
 
 def _suspended_reason(gang: Mapping[str, Any]) -> str:

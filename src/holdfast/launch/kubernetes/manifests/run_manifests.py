@@ -67,7 +67,7 @@ def render(ctx: RenderContext) -> RunManifests:
         )
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.network_policy(ctx))
-    before = run_objects.volume_claim(ctx)
+    before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:
         before.append(training_runtime(ctx))
     return RunManifests(prerequisites=tuple(before), owner=OWNER_RENDERERS[ctx.workload](ctx), owned=owned)

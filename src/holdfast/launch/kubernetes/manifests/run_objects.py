@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from holdfast.job.spec import SecretRef
+from holdfast.launch.kubernetes import quarantine_object
 from holdfast.launch.kubernetes.manifests.pod_template import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
@@ -35,6 +36,8 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
             "To scale itself to 0 once the run is over; nothing else of itself.",
         ),
     ]
+    remembers = "To remember machines that failed, for later runs; `holdfast nodes` lists them."
+    rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[quarantine_object.NAME]), remembers))
     if not ctx.accepted.durable_controller_disk:
         earlier = "To record the first pod: a later one restores the log from the nodes' replicas."
         rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
@@ -129,6 +132,14 @@ def volume_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
             },
         }
     ]
+
+
+def quarantine(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """What the namespace remembers of bad machines; it has no owner, so that it outlives the run."""
+    manifest = quarantine_object.MANIFEST
+    metadata: YamlValue = {**manifest["metadata"], "namespace": ctx.target.namespace}
+    outlives = "Machines that failed: later runs get a node affinity that excludes them. It is created once."
+    return {**manifest, "metadata": Commented(metadata, outlives)}
 
 
 def _secret(ctx: RenderContext, name: str, values: Mapping[str, YamlValue]) -> Mapping[str, YamlValue]:

@@ -15,6 +15,8 @@ from typing import Any
 import msgspec
 
 from holdfast.findings import Finding, Owner, Severity
+from holdfast.job.quarantine import QuarantineRow
+from holdfast.job.quarantine_text import avoided_finding
 from holdfast.job.targets import Toleration, Workload
 from holdfast.launch.kubernetes.client.api_errors import REJECTION_RULES
 from holdfast.launch.kubernetes.client.api_paths import KubeObject, collection_path
@@ -64,6 +66,10 @@ class ClusterInventory:
     """The API server's messages for manifests that failed a dry run."""
     pod_rejections: Sequence[str] = ()
     """The same for the pods that the manifests will create."""
+    quarantined: Sequence[QuarantineRow] = ()
+    """Machines that earlier runs found to be at fault."""
+    quarantine_findings: Sequence[Finding] = ()
+    """What is wrong with the stored quarantine."""
     not_readable: Sequence[str] = ()
     """What this user may not read, so it is unknown."""
 
@@ -203,7 +209,9 @@ def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         return
     asks: Mapping[str, Any] = to_plain(node_limits(ctx))
     target = ctx.target
-    chosen = [node for node in cluster.nodes if _is_schedulable(node, target.node_selector, target.tolerations)]
+    avoided = {row.machine for row in cluster.quarantined}
+    allowed = [node for node in cluster.nodes if _is_schedulable(node, target.node_selector, target.tolerations)]
+    chosen = [node for node in allowed if _name(node) not in avoided]
     if not chosen:
         what = "no machine has the target's labels and no other taints than it tolerates"
         yield _finding("no-machines", "node_selector", what, "Compare with `kubectl describe nodes`.")
@@ -303,6 +311,13 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         )
 
 
+def quarantined(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Reports the machines that a run will avoid."""
+    yield from cluster.quarantine_findings
+    machines = None if cluster.nodes is None else len(cluster.nodes)
+    yield from avoided_finding(cluster.quarantined, machines, ctx.accepted.target)
+
+
 def not_readable(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Reports what is unknown because this user may not read it."""
     if cluster.not_readable:
@@ -321,6 +336,7 @@ CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ..
     nodes,
     storage,
     names,
+    quarantined,
     not_readable,
 )
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import time
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
+from holdfast.findings import Finding
+from holdfast.job.quarantine import Quarantine
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, KubeObject, can_dry_run_alone, collection_path
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
@@ -26,6 +29,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     required_permissions,
 )
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
+from holdfast.launch.kubernetes.quarantine_object import NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
@@ -57,6 +61,7 @@ class _Collector:
             self._dry_run_pods(rendering) if namespace is not None else _none(),
             self._denied(),
         )
+        quarantine, quarantine_findings = await self._quarantine()
         queue = f"/apis/{KUEUE}/v1beta2/namespaces/{{namespace}}/localqueues/{ctx.queue}"
         local_queue = await self._get(queue) if ctx.queue else None
         return ClusterInventory(
@@ -81,8 +86,19 @@ class _Collector:
             denied=denied,
             rejections=(*owner[1], *rest),
             pod_rejections=of_pods,
+            quarantined=quarantine.active(time.time()),
+            quarantine_findings=quarantine_findings,
             not_readable=tuple(dict.fromkeys(self._not_readable)),
         )
+
+    async def _quarantine(self) -> tuple[Quarantine, tuple[Finding, ...]]:
+        try:
+            return await QuarantineObject(self._cluster).read()
+        except ApiError as refused:
+            if refused.status != HTTPStatus.FORBIDDEN:
+                raise
+            self._not_readable.append(f"configmaps/{NAME}")
+            return Quarantine(), ()
 
     async def _cluster_queue(self, local_queue: KubeObject | None) -> KubeObject:
         name = (local_queue or {}).get("spec", {}).get("clusterQueue")

@@ -29,6 +29,7 @@ from holdfast.launch.kubernetes.client.api_paths import can_dry_run_alone, colle
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.launch.kubernetes.object_names import RUN_LABEL
+from holdfast.launch.kubernetes.quarantine_object import MANIFEST, PATH, read_quarantine, with_machines_excluded
 from holdfast.launch.kubernetes.submit.submit_process import DETACH
 from holdfast.launch.kubernetes.submit.submit_request import ClusterAddress, SubmitRequest
 from holdfast.run_dir import RunDir
@@ -113,15 +114,21 @@ def _answer(answer: int, words: Mapping[str, Any]) -> None:
 
 async def create_objects(cluster: ClusterClient, address: ClusterAddress, request: SubmitRequest) -> ClusterRef:
     """Create the objects; after a ClusterError or cancellation none of them is left."""
-    before, owner, owned = request.prerequisites, request.owner, request.owned
+    owned = request.owned
     # Dry-run first, so that a rejection leaves nothing behind.
-    await _gather_all(
-        cluster.create(collection_path(each), each, dryRun="All") for each in owned if can_dry_run_alone(each)
-    )
+    trials = (cluster.create(collection_path(each), each, dryRun="All") for each in owned if can_dry_run_alone(each))
+    machines, _ = await asyncio.gather(_quarantined(cluster), _gather_all(trials))
+    owner = with_machines_excluded(request.owner, machines or ())
+    before = [
+        with_machines_excluded(each, machines or ())
+        for each in request.prerequisites
+        if machines is None or object_path(each) != object_path(MANIFEST)
+    ]
     made: list[str] = []
     try:
         for each in before:
-            if await _create_if_absent(cluster, each):
+            is_new = await _create_if_absent(cluster, each)
+            if is_new and object_path(each) != object_path(MANIFEST):  # other runs may have written to it
                 made.append(object_path(each))
         try:
             created = await _create_owner(cluster, owner, made)
@@ -148,6 +155,18 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
         owner=object_path(owner),
         controller=next((each for each in ready if each["kind"] == "ReplicaSet"), None),
     )
+
+
+async def _quarantined(cluster: ClusterClient) -> tuple[str, ...] | None:
+    """The machines that the run is to avoid; None if the namespace has no quarantine, or this user may not read it.
+
+    Its controller reads it again, and reports what is wrong with it.
+    """
+    try:
+        known = await cluster.get(PATH)
+    except ApiError:
+        return None
+    return tuple(row.machine for row in read_quarantine(known)[0].active(time.time()))
 
 
 async def _roll_back(cluster: ClusterClient, made: Iterable[str]) -> list[str]:

@@ -1,0 +1,132 @@
+"""Compares the ranks of each replica while they run, and its steps with its earlier ones: what they send, not the log.
+
+Detectors are in watch/. What they find goes into the log as an event, on which watch_handlers.py acts.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+
+from holdfast import events
+from holdfast.control.watch_findings import data_stall_finding, run_slow_finding, straggler_finding
+from holdfast.events import FindingRaised, StepCommitted, StragglerObserved
+from holdfast.findings import Finding, Severity
+from holdfast.protocol.orders import Progress
+from holdfast.protocol.phase_times import Phase, PhaseTimes
+from holdfast.watch.data_stalls import DataStallDetector
+from holdfast.watch.slow_runs import SlowRunDetector
+from holdfast.watch.stragglers import Straggler, StragglerDetector
+
+MAX_NODES_NAMED = 3
+"""Nodes that are named together: if more ranks are slow, the layout is the reason."""
+MAX_NOTES = 32
+"""Findings that are kept as candidates for the cause of a slow run."""
+CPU_WAIT = "waiting for a CPU"
+"""The part of a step that other processes of the node take."""
+_CHECKPOINT = "checkpoint"
+
+
+class RunWatch:
+    """All replicas of a run."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[int, _AttemptWatch] = {}
+        """By replica."""
+        self._slow: dict[tuple[int, int], SlowRunDetector] = {}
+        """By replica and number of nodes: with fewer nodes a step has other work."""
+        self._notes: deque[tuple[float, Finding]] = deque(maxlen=MAX_NOTES)
+
+    def add_phases(self, progress: Progress, at: float) -> list[events.AnyEvent]:
+        """Add how ranks of a node spent their steps; what is observed in them."""
+        watch = self._attempts.get(progress.replica)
+        if watch is None or watch.attempt != progress.attempt:
+            watch = self._attempts[progress.replica] = _AttemptWatch(progress.replica, progress.attempt)
+            for (replica, _), detector in self._slow.items():
+                if replica == progress.replica:
+                    detector.restart()
+        return watch.add(progress.node, progress.phases, at)
+
+    def add_step(self, step: StepCommitted, *, nodes: int) -> list[events.AnyEvent]:
+        """Add a committed step; what is observed in it."""
+        watch = self._attempts.get(step.replica)
+        parts = {} if watch is None else dict(watch.typical)
+        if step.checkpoint_s or _CHECKPOINT in parts:
+            parts[_CHECKPOINT] = step.checkpoint_s
+        detector = self._slow.setdefault((step.replica, nodes), SlowRunDetector())
+        slow = detector.add(step.step, step.ended - step.started, parts)
+        if slow is None:
+            return []
+        since = step.ended - (slow.last_step - slow.first_step + 1) * slow.step_s
+        return [FindingRaised(at=step.at, finding=run_slow_finding(slow, step.replica, self._notes_since(since)))]
+
+    def note(self, event: FindingRaised | StragglerObserved) -> None:
+        """Note a finding, which may be why a run is slow."""
+        if event.finding.severity is not Severity.INFO:
+            self._notes.append((event.at, event.finding))
+
+    def _notes_since(self, at: float) -> list[Finding]:
+        return [finding for noted_at, finding in self._notes if noted_at >= at]
+
+
+class _AttemptWatch:
+    """The ranks of one attempt of a replica."""
+
+    def __init__(self, replica: int, attempt: int) -> None:
+        self.attempt = attempt
+        self.typical: Mapping[str, float] = {}
+        """By part, seconds of a step in the last round: the longest waits for data and CPU of any rank, and medians."""
+        self._replica = replica
+        self._stragglers = StragglerDetector()
+        self._stalls = DataStallDetector()
+        self._fresh: dict[int, PhaseTimes] = {}
+        """By rank, times that no round has had yet."""
+        self._last_steps: dict[int, int] = {}
+        """By rank, the last step of its last round."""
+        self._nodes: dict[int, int] = {}
+
+    def add(self, node: int, times: Iterable[PhaseTimes], at: float) -> list[events.AnyEvent]:
+        """Add times of ranks of a node; what is observed once all ranks have sent theirs."""
+        for each in times:
+            if each.is_valid and each.last_step > self._last_steps.get(each.rank, -1):
+                self._fresh[each.rank] = each
+                self._nodes[each.rank] = node
+        if len(self._fresh) < len(self._nodes) or not self._fresh:
+            return []
+        fresh, self._fresh = list(self._fresh.values()), {}
+        self._last_steps = {each.rank: each.last_step for each in fresh}
+        self.typical = _typical(fresh)
+        stall = self._stalls.add(fresh)
+        found = self._observed(self._stragglers.add(fresh), at)
+        if stall is not None:
+            finding = data_stall_finding(stall, self._nodes[stall.rank], self._replica)
+            found.append(FindingRaised(at=at, finding=finding))
+        return found
+
+    def _observed(self, stragglers: Sequence[Straggler], at: float) -> list[events.AnyEvent]:
+        """One event for each node with stragglers, of its slowest rank."""
+        by_node: dict[int, list[Straggler]] = {}
+        for each in stragglers:
+            by_node.setdefault(self._nodes[each.rank], []).append(each)
+        return [
+            StragglerObserved(
+                at=at,
+                node=node,
+                replica=self._replica,
+                attempt=self.attempt,
+                rank=slowest.rank,
+                phase=slowest.phase,
+                slowdown=slowest.slowdown,
+                first_step=slowest.first_step,
+                last_step=slowest.last_step,
+                finding=straggler_finding(slowest, node, self._replica, others=others),
+            )
+            for node, (slowest, *others) in list(by_node.items())[:MAX_NODES_NAMED]
+        ]
+
+
+def _typical(times: Sequence[PhaseTimes]) -> dict[str, float]:
+    medians = {phase.value: statistics.median(each.of(phase) for each in times) for phase in Phase}
+    waits = max(each.of(Phase.DATA) for each in times), max(each.cpu_wait_s for each in times)
+    return medians | dict(zip((Phase.DATA.value, CPU_WAIT), waits, strict=True))

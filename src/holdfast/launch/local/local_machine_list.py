@@ -1,0 +1,55 @@
+"""Lists a local target's machines, and releases one from quarantine: this machine, or the simulated ones."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+from holdfast.errors import HoldfastError
+from holdfast.findings import Finding
+from holdfast.host.files import read_line
+from holdfast.job.quarantine import Quarantine, release
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.targets import TargetSpec
+from holdfast.launch.local.local_machines import MACHINE_NAME, simulated_names
+from holdfast.launch.quarantine_file import QuarantineFile
+from holdfast.launch.target_machines import TargetMachines, list_machines, not_quarantined
+from holdfast.run_dir import RunDir, runs_root
+
+
+def read_machines(target: str, spec: TargetSpec) -> TargetMachines:
+    """All machines of the target."""
+    known, findings = QuarantineFile(target).read()
+    names = simulated_names(spec.capacity) if spec.capacity else (socket.gethostname(),)
+    return list_machines(names, _uses(target), known, now=time.time(), findings=findings)
+
+
+def release_machine(target: str, machine: str) -> tuple[Finding, ...]:
+    """End the quarantine of a machine; raises HoldfastError if it has none."""
+    now = time.time()
+
+    def change(known: Quarantine) -> Quarantine:
+        changed = release(known, machine, now)
+        if changed is None:
+            raise not_quarantined(machine, target, known, now)
+        return changed
+
+    return QuarantineFile(target).change(change)
+
+
+def _uses(target: str) -> Iterator[tuple[str, str]]:
+    """Machines of the nodes of this user's live runs on the target."""
+    for path in sorted(runs_root().glob("*")):
+        run = RunDir(path)
+        with contextlib.suppress(HoldfastError, OSError):
+            if run.alive() and RunSpec.read(run.job).target == target:
+                yield from ((machine, run.run_id) for machine in _machines(run))
+
+
+def _machines(run: RunDir) -> Iterator[str]:
+    """Simulated machines have names in the nodes' folders; else all nodes are on this machine."""
+    simulated = RunSpec.read(run.job).capacity is not None
+    for token in run.nodes.glob("node*.*/token"):  # deleted when the node is gone
+        yield read_line(token.with_name(MACHINE_NAME)) if simulated else socket.gethostname()

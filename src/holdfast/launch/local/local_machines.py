@@ -1,0 +1,80 @@
+"""Places nodes on the simulated machines of a local target: one node each, and none on a machine that is avoided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from holdfast.host.files import atomic_write, read_line
+from holdfast.job.backend import NodeId
+from holdfast.launch.quarantine_file import QuarantineFile
+from holdfast.run_dir import RunDir
+
+MACHINE_NAME = "machine"
+"""The name of a node's machine, in the node's folder."""
+
+
+def simulated_names(capacity: int) -> tuple[str, ...]:
+    """Names of a local target's simulated machines."""
+    return tuple(f"machine{number}" for number in range(capacity))
+
+
+class LocalMachines:
+    """The machines of one run; they have names for others only if the target simulates several."""
+
+    def __init__(self, folder: RunDir, capacity: int, *, are_simulated: bool, quarantine: QuarantineFile) -> None:
+        self._folder, self._are_simulated = folder, are_simulated
+        self.names = simulated_names(capacity)
+        self._cordoned: dict[NodeId, str] = {}
+        """By the lost node whose loss took the machine out of use."""
+        self._avoided: set[str] = set()
+        self._quarantined = self._read_quarantined(quarantine) if are_simulated else frozenset[str]()
+
+    def _read_quarantined(self, quarantine: QuarantineFile) -> frozenset[str]:
+        """Machines that other runs have quarantined: this run's own are avoided if another is free."""
+        rows = quarantine.read()[0].active(time.time())
+        return frozenset(row.machine for row in rows if row.run != self._folder.run_id)
+
+    def choose(self, node_id: NodeId, live: Iterable[NodeId]) -> str | None:
+        """A free machine for a node, rather another than its slot's last; None if there is none."""
+        free = self._free(live)
+        before = self._machine(NodeId(node=node_id.node, generation=node_id.generation - 1))
+        return min(free, key=lambda name: (name == before, self.names.index(name)), default=None)
+
+    def place(self, node_id: NodeId, machine: str) -> None:
+        """Record where a node is."""
+        atomic_write(self._folder.node_dir(node_id.node, node_id.generation) / MACHINE_NAME, machine.encode())
+
+    def name_of(self, node_id: NodeId) -> str:
+        """The name of a node's machine; empty if machines have none here."""
+        return self._machine(node_id) if self._are_simulated else ""
+
+    def avoid(self, machine: str, others: Iterable[NodeId]) -> bool:
+        """Place no further node on a machine, if one is free besides those of the other nodes; returns whether."""
+        if not machine or not [name for name in self._free(others) if name != machine]:
+            return False
+        self._avoided.add(machine)
+        return True
+
+    def cordon(self, node_id: NodeId) -> None:
+        self._cordoned[node_id] = self._machine(node_id)
+
+    def uncordon(self, node_id: NodeId) -> None:
+        self._cordoned.pop(node_id, None)
+
+    def unavailable_reason(self) -> str:
+        """Why no machine is free."""
+        out = f", {len(self._cordoned)} of them out of use until `holdfast drill restore`" if self._cordoned else ""
+        bad = self._avoided | self._quarantined
+        held = f", {len(bad)} of them quarantined (`holdfast nodes`)" if bad else ""
+        return f"there are {len(self.names)} machines for nodes here{out}{held}"
+
+    def _free(self, live: Iterable[NodeId]) -> list[str]:
+        taken = {*self._cordoned.values(), *self._avoided, *self._quarantined, *map(self._machine, live)}
+        return [name for name in self.names if name not in taken]
+
+    def _machine(self, node_id: NodeId) -> str:
+        try:
+            return read_line(self._folder.node_dir(node_id.node, node_id.generation) / MACHINE_NAME)
+        except OSError:
+            return ""
