@@ -67,7 +67,7 @@ class Detection:
 
     delay: Delay
     kind: FailureKind | None
-    """What the policy is told; None if a person notices it, who finds the node without losing time."""
+    """What the policy receives; None if a person notices it, who finds the node without losing time."""
     code: int = 0
     error: str = ""
     names_node: bool = True

@@ -3,7 +3,7 @@
 .venv/bin/python -m bench.monitor_cost [--seconds 60] [--tree]
 
 A process as light as an agent runs the table of monitors of this node for so long, and one without monitors waits
-beside it: CPU time is from /proc/PID/stat, memory is VmRSS. With `--tree` the node is a tree of files with eight RDMA
+meanwhile: CPU time is from /proc/PID/stat, memory is VmRSS. With `--tree` the node is a tree of files with eight RDMA
 ports and two processors, and NVML is the tests' fake with eight GPUs, whose answers cost Python time instead of the
 driver's; a GPU is lost at the end. The link is one of a network namespace, which `ip link set down` takes; the record
 is written to /dev/kmsg, in words that no rule but this bench's knows. Both need root.
@@ -128,7 +128,7 @@ def measure_record(times: int) -> None:
     """Write records to the kernel's log, and print when they are seen."""
     node = Node("with", Path("/"))
     took: list[float] = []
-    for number in range(times):  # each names another device, so that each is a finding of its own
+    for number in range(times):  # each names another device, so that each is another finding
         began = time.monotonic()
         Path("/dev/kmsg").write_text(f"0000:{number:02x}:00 {MARK}\n")
         node.line()

@@ -69,7 +69,7 @@ class Nodes:
             self._probe.plant(self._network, self.nodes[PLANTED].name)
 
     def start(self, node: int, command: Sequence[str], **env: str) -> subprocess.Popen[bytes]:
-        """Start a command on a node; its output goes to a file of its own."""
+        """Start a command on a node; its output goes to its own file."""
         with (self.work / f"out{node}").open("ab") as out:
             return subprocess.Popen(
                 [*self.nodes[node].prefix, sys.executable, "-m", "bench.planted", str(node), *command],
@@ -115,7 +115,7 @@ def dlrover(name: str, python: Path, work: Path) -> Seen:
     try:
         began = time.monotonic()
         started.append(nodes.start(0, [str(python), "-m", "dlrover.python.master.main", *master]))
-        time.sleep(4.0)  # dlrover-run on node 0 starts a master of its own unless this one answers
+        time.sleep(4.0)  # dlrover-run on node 0 starts its own master unless this one answers
         for rank in range(PEER_NODES):
             env = {"DLROVER_MASTER_ADDR": f"{address}:29500", "NODE_RANK": str(rank), "NODE_ID": str(rank)}
             started.append(nodes.start(rank, run, **env, NODE_NUM=str(PEER_NODES), NETWORK_CHECK_TIMEOUT="40"))

@@ -125,7 +125,7 @@ def _outcome(kind: Kind, node: int, checked: Checked) -> Outcome:
 
 def _probed(kinds: list[ProbeKind], seed: int) -> Iterator[Outcome]:
     for kind in kinds:
-        node = node_of(kind.name, seed, first=1)  # node 0 has the store: without it the others name nobody
+        node = node_of(kind.name, seed, first=1)  # node 0 has the store: without it the others name no node
         probed = probe(kind, node)
         named = {each for suspect in probed.result.suspects for each in suspect.nodes}
         yield _shown(

@@ -87,7 +87,7 @@ def _measure(words: tuple[str, ...], rounds: int, block_s: float) -> tuple[list[
 
 
 def _results(group: str, timed: Sequence[Round], used: Sequence[Round]) -> list[result_file.Result]:
-    """The results of a group: by the clock and in CPU time, beside the same without Watch and beside torchrun."""
+    """The results of a group: by the clock and in CPU time, compared with the same without Watch and with torchrun."""
     program = "an unmodified DDP loop" if group == "unmodified" else "a DDP loop with a Session"
     found: list[result_file.Result] = []
     for what, rounds in (("step", timed), ("CPU of a step", used)):
@@ -97,11 +97,11 @@ def _results(group: str, timed: Sequence[Round], used: Sequence[Round]) -> list[
     return found
 
 
-def _result(claim: str, rounds: Sequence[Round], beside: str, peer: str) -> result_file.Result:
-    """The result beside another side; the floor is always that of the two torchrun sides, as no other runs twice."""
+def _result(claim: str, rounds: Sequence[Round], other: str, peer: str) -> result_file.Result:
+    """The result compared with another side; the floor is that of the two torchrun sides."""
     against: list[Round] = []
     for each in rounds:
-        theirs = math.sqrt(each[PEER] * each[PEER_AGAIN]) if beside == PEER else each[beside]
+        theirs = math.sqrt(each[PEER] * each[PEER_AGAIN]) if other == PEER else each[other]
         noise = math.sqrt(each[PEER_AGAIN] / each[PEER])
         against.append({OURS: each[OURS], PEER: theirs / noise, PEER_AGAIN: theirs * noise})
     return result_file.from_rounds(claim, against, goal=GOAL, unit="ms", peer=peer)

@@ -15,7 +15,7 @@ section needs 32 GB of GPU memory, 31 GB of host memory and 29 GB of disk space 
 directory). Everything that a section writes there is deleted when it ends. A section that this machine has no room for
 is "not looked at", with the reason.
 
-Each section runs in a separate process with a deadline: one that raises, hangs or is killed is a failure of its own
+Each section runs in a separate process with a deadline: one that raises, hangs or is killed fails only its
 claims, and the others run. After eight minutes no section starts. Sections: sections.py; promises and the page:
 promises.py. The NCCL log and the Flight Recorder dump go to RECORDS.
 

@@ -1,4 +1,4 @@
-"""The device that a section measures on, with a clock of its own: a GPU and CUDA events, or the CPU in CI.
+"""The device that a section measures on, with its clock: a GPU and CUDA events, or the CPU in CI.
 
 A mark is a point in the device's work: on a GPU an event of the current stream, which is reached when all work before
 it is done. So the time between two marks includes every moment in which the device waited for the host.

@@ -1,6 +1,6 @@
 """The files of a healthy node with eight H100s and RDMA adapters, from the recorded ones of tests/preflight.
 
-Every node gets a folder of its own, in which all that is not of GPUs or adapters is a link to the machine's.
+Every node gets its own folder, in which all that is not of GPUs or adapters is a link to the machine's.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Base(Enum):
     """What a node has before the fault is planted."""
 
     MACHINE = "machine"
-    """This machine as it is, in a network namespace of its own."""
+    """This machine as it is, in its own network namespace."""
     INFINIBAND = "infiniband"
     """Eight H100s and eight NDR adapters, laid over this machine."""
     ROCE = "roce"
@@ -93,7 +93,7 @@ THROTTLE = Path("/sys/fs/cgroup/blkio")
 
 
 def _slow_disk(place: Place) -> None:
-    """A file system of its own on a loop device, to which this process may write 256 KiB/s."""
+    """A new file system on a loop device, to which this process may write 256 KiB/s."""
     image = place.tree / "disk.img"
     with image.open("wb") as file:
         file.truncate(64 << 20)

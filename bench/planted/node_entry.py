@@ -65,7 +65,7 @@ class Planted:
 
 
 def enter_namespaces(planted: Planted, node: int) -> None:
-    """Give this process a network, a host name and mounts of its own, as the local target's `netns` does for agents."""
+    """Give this process its own network, host name and mounts, as the local target's `netns` does for agents."""
     namespace.unshare(namespace.NEW_MOUNT | namespace.NEW_NET | namespace.NEW_UTS)
     socket.sethostname(f"node{node}")
     lines = (

@@ -122,5 +122,5 @@ def probe(kind: ProbeKind | None, planted: int) -> Probed:
 
 
 def passes(probed: Probed) -> bool:
-    """Whether the probe named nobody."""
+    """Whether the probe named no node."""
     return probed.result.outcome is ProbeOutcome.PASSED

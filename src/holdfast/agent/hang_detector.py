@@ -341,7 +341,7 @@ class HangDetector:
         )
 
     async def _is_busy(self, progress: RankProgress) -> bool:
-        """Whether a rank's process is at work: now, or on average since the first check in this silence."""
+        """Whether a rank's process is busy: now, or on average since the first check in this silence."""
         before = await asyncio.to_thread(process_use, progress.pid)
         await asyncio.sleep(USE_WINDOW_S)
         after = await asyncio.to_thread(process_use, progress.pid)

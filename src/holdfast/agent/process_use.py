@@ -19,10 +19,10 @@ from holdfast.host.processes import descendants, open_sockets, state_letter
 from holdfast.host.tcp_sockets import tcp_sockets
 
 BUSY_CPU_SHARE = 0.05
-"""Share of a core from which a rank is at work; NCCL's and Gloo's threads use a hundredth while they wait."""
+"""Share of a core from which a rank is busy; NCCL's and Gloo's threads use a hundredth while they wait."""
 
 BUSY_BYTES_PER_S = 1 << 16
-"""Bytes read and written from which a rank is at work; heartbeats of torch's store take some dozens."""
+"""Bytes read and written from which a rank is busy; heartbeats of torch's store take some dozens."""
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PEER_WAIT = re.compile(r" \(torch/(?:distributed/|autograd/|cuda/)")

@@ -119,7 +119,7 @@ class WorkerGroup:
         self._on_stopped = on_stopped
         self._on_failed = on_failed
         self._killed = False
-        """Whether the ranks were killed at once, as a failure elsewhere requires."""
+        """Whether the ranks were killed immediately, as a failure elsewhere requires."""
         self._recorders = FlightRecorders(folder, order.attempt)
         self._fabric_watch = FabricWatch(order, node=node, folder=folder, clock=clock, send=send)
         self._hang_detector = HangDetector(

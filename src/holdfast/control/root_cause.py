@@ -111,7 +111,7 @@ def first_failure(replica: ReplicaState, at: float, awaited_ranks: Collection[in
 def _origins(observed: Sequence[Failure]) -> Sequence[Failure]:
     """What was observed in running ranks, without its consequences.
 
-    A failed device explains wrong numbers, and a rank with wrong numbers of its own those that others received.
+    A failed device explains wrong numbers, and a rank that computed wrong numbers explains those that others received.
     """
     broken = [one for one in observed if _is_of_hardware(one)]
     return broken or [one for one in observed if one.is_origin] or observed

@@ -65,7 +65,7 @@ def corruption_observed(ctx: Context, event: events.CorruptionObserved) -> None:
 
 
 def straggler_observed(ctx: Context, event: events.StragglerObserved) -> None:
-    """Report a rank that is slower than the others, or replace its node if something can take its place at once."""
+    """Report a rank that is slower than the others, or replace its node if something can take its place immediately."""
     spare = ctx.state.has_replicas or bool(ctx.state.ready_standbys & ctx.state.ready_nodes)
     since = event.at - ctx.job.recovery.suspect_window_s
     earlier = [one for each in ctx.state.replicas for one in each.failures]

@@ -45,7 +45,7 @@ class MatmulRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MiniModelAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What training a tiny transformer gives on a device: the same to the bit for devices of equal arithmetic."""
+    """What training a tiny transformer gives on a device: bit-exact for devices of equal arithmetic."""
 
     arithmetic: str
     """What decides how it rounds, such as `NVIDIA H100 80GB HBM3, torch 2.10.0`."""

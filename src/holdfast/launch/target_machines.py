@@ -20,7 +20,7 @@ class MachineState(StrEnum):
     USED = "used"
     QUARANTINED = "quarantined"
     CORDONED = "cordoned"
-    """The cluster places nothing on it, whoever decided that."""
+    """The cluster places nothing on it; holdfast or an operator decided that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ class Phase(StrEnum):
     OPTIMIZER = "optimizer"
     """From the end of the gradients' reduction to the end of the optimizer's step: clipping is in it."""
     COMMUNICATION = "communication"
-    """From the last of its own gradients to the last reduced one: it sends, or waits for other ranks."""
+    """From its last local gradient to the last reduced one: it sends, or waits for other ranks."""
     HOST = "host"
     """Everything else that the loop does."""
 

@@ -402,7 +402,7 @@ def _with_ranks(
 
 
 def _rank_hung(status: RunStatus, event: events.RankHung) -> RunStatus:
-    if event.unless_others_work:  # it may wait for a rank that is at work
+    if event.unless_others_work:  # it may wait for a rank that is busy
         return status
     where = f" in {event.top_frame}" if event.top_frame else ""
     detail = f"no step for {event.waited_s:.0f} s{where}"

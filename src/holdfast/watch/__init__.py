@@ -1,1 +1,1 @@
-"""Watching ranks and nodes that still run: monitors read sources, detectors judge streams. Pure but for the reading."""
+"""Watching ranks and nodes that still run: monitors read sources, detectors judge streams. Pure except the reading."""

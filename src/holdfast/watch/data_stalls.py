@@ -24,7 +24,7 @@ MAX_ROUNDS, FIRST_ROUNDS = 16, 2
 
 
 class DataStall(NamedTuple):
-    """A rank that waits for samples; of several, the one that waits longest."""
+    """A rank that waits for samples; of several, the longest wait."""
 
     rank: int
     loader: str

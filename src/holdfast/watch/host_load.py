@@ -38,7 +38,7 @@ def open_disks(root: Path) -> Polled[Mapping[str, DiskUse]]:
     if not _text(path):
         raise SourceMissing(f"{path} cannot be read")
     if not parse_diskstats(_text(path)):
-        raise SourceMissing("the node has no disk of its own")
+        raise SourceMissing("no disk of the node can be read")
     return Polled(function=lambda _: parse_diskstats(path.read_text()))
 
 
@@ -83,7 +83,7 @@ def open_cpu_limit(root: Path) -> Polled[CpuUse]:
     """This process's CPU cgroup (v1 or v2); raises SourceMissing."""
     folder = _cpu_group(root)
     if folder is None:
-        raise SourceMissing("this process is in no CPU cgroup of its own")
+        raise SourceMissing("this process has no CPU cgroup")
     return Polled(function=lambda _: parse_cpu(_text(folder / "cpu.stat"), _text(folder / "cpu.pressure")))
 
 

@@ -113,7 +113,7 @@ class _Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """The symptoms of a source that go on, by code and device."""
+    """The ongoing symptoms of a source, by code and device."""
 
     open: Mapping[tuple[str, str], _Episode] = field(default_factory=dict[tuple[str, str], _Episode])
     reports: Mapping[tuple[str, str], int] = field(default_factory=dict[tuple[str, str], int])

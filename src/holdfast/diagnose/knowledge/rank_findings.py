@@ -135,7 +135,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The loss of a rank is at least 5 times its running median, and twice its highest recent value.",
         "`holdfast events`: whether it recovers within some steps. The samples of that step.",
         "Nothing, if it recovers. Else resume from a checkpoint of before with a lower learning rate, or without "
-        "those samples; `watch.spikes: act` restarts from the last checkpoint at once.",
+        "those samples; `watch.spikes: act` restarts from the last checkpoint immediately.",
     ),
     (
         "gradient-spike",

@@ -172,7 +172,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "quarantine-unreadable",
         "The stored list of quarantined machines is damaged, or a newer holdfast wrote it. It counts as empty.",
-        "The file or ConfigMap in the finding, and the copy of the old content beside it.",
+        "The file or ConfigMap in the finding, and the copy of the old content next to it.",
         "Correct the old content and put it back, or quarantine anew as failures come.",
     ),
     (

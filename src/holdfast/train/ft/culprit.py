@@ -1,6 +1,6 @@
 """Decides which of the data-parallel ranks of one replica holds or computes wrong numbers, and describes it.
 
-Pure. Ranks that hold equal weights have equal digests, and compute the same gradients from the same samples to the bit.
+Pure. Ranks that hold equal weights have equal digests, and compute bit-exact gradients from the same samples.
 Digests: state_digest.py; repeated passes: step_replay.py; what follows: rank_verifier.py.
 """
 
@@ -54,7 +54,7 @@ class Repetition(NamedTuple):
 
 
 def judge_repetitions(repeated: Sequence[Repetition], distance: int) -> Corruption | None:
-    """The ranks that computed wrongly; None if nobody did, or if the program does not repeat its own passes.
+    """The ranks that computed wrongly; None if no rank did, or if the program does not repeat its own passes.
 
     A rank that does not repeat its own pass was wrong once. A rank that always computes wrongly repeats itself, but
     differs from its partner, and from the rank whose partner it is: it is the only one in both pairs.

@@ -89,7 +89,7 @@ class NumericWatch:
         times = f"{spike.value / spike.median:.1f} times its running median" if spike.median > 0 else "far above it"
         what = f"of {self._who} is {spike.value:.6g} after step {step}, {times}"
         finding = (_loss_spike if name == "loss" else _gradient_spike)(self._who, what, spike.median)
-        of_loss = name == "loss"  # the norm is that of all ranks, whoever of them reports it
+        of_loss = name == "loss"  # the norm is that of all ranks, whichever reports it
         quantity = "loss" if of_loss else "gradient"
         return NumericFaultReported(
             step=step, fault=NumericFault.SPIKE, quantity=quantity, is_origin=of_loss, finding=finding

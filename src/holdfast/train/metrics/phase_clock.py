@@ -2,7 +2,7 @@
 
 Hooks of the model and of its optimizer mark where a phase ends. What ends with the last of a rank's own gradients is
 its own; what follows until DDP has reduced them is communication. A callback that is queued when the backward pass
-begins runs between the two: DDP queues the one that waits later. On a GPU marks are events in its stream, read once it
+begins runs between the two: DDP queues its waiting one later. On a GPU marks are events in its stream, read once it
 has reached them; the host never waits. On the host, time in which the loop's thread waits for a CPU is left out.
 
 Sharded models (FSDP) wait for others within forward and backward, and are not measured.

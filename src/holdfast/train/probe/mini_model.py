@@ -1,4 +1,4 @@
-"""Trains a tiny transformer on one device, whose weights at the end are the same to the bit on all devices of a type.
+"""Trains a tiny transformer on one device, whose weights at the end are bit-exact on all devices of a type.
 
 Forward pass, backward pass and AdamW use the kinds of operations of real training: products, softmax, normalization,
 GELU, reductions. All inputs are integers divided by powers of two, computed without a generator. Devices of one type,

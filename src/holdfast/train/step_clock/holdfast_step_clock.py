@@ -109,7 +109,7 @@ class StepClock:
         rank = int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
         times = _map_file(f"{path}-steps-{rank}")
         self._link = link = socket.socket(socket.AF_UNIX)
-        link.setblocking(False)  # a connection to a Unix socket is made at once, or refused
+        link.setblocking(False)  # a connection to a Unix socket is made or refused immediately
         link.connect(path)
         link.send(_line(type="hello", rank=rank, pid=os.getpid(), step_clock=True))
         self._times = times
