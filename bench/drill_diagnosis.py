@@ -246,15 +246,15 @@ def diagnose_drill(
     """Start a run, inject the fault into the rank or node of that number, and diagnose it blind."""
     case = CASES[action, target]
     with _run(case, base, max(replicas, case.replicas)) as run:
-        _until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller earlier
+        wait_until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller earlier
         if action is FaultAction.RESTORE:
             api.inject_fault(run, target=target, index=number, action=FaultAction.REMOVE, at_step=AT_STEP)
-            _until(run, lambda event: isinstance(event, NodeUnavailable))
+            wait_until(run, lambda event: isinstance(event, NodeUnavailable))
             api.inject_fault(run, target=target, index=number, action=action)
         else:
             index = number if target.is_numbered else 0
             api.inject_fault(run, target=target, index=index, action=action, at_step=case.at_step, amount=case.amount)
-        _until(run, _noticed(case, target, action, number))
+        wait_until(run, _noticed(case, target, action, number))
         return api.diagnose_run(run, [event for event in api.events(run) if not _tells(event)])
 
 
@@ -279,14 +279,15 @@ def _noticed(case: Case, target: FaultTarget, action: FaultAction, number: int) 
     return lambda event: isinstance(event, RecoveryDecided)
 
 
-def _until(run: RunDir, holds: Callable[[AnyEvent], bool]) -> None:
+def wait_until(run: RunDir, holds: Callable[[AnyEvent], bool]) -> None:
+    """Follow a run to an event."""
     deadline = time.monotonic() + MAX_WAIT_S
     for event in api.follow(run):
         if event is not None and holds(event):
             return
         if time.monotonic() > deadline:
-            raise TimeoutError(f"the drill had no effect within {MAX_WAIT_S:g} s")
-    raise TimeoutError("the run ended before the drill had an effect")
+            raise TimeoutError(f"no such event within {MAX_WAIT_S:g} s")
+    raise TimeoutError("the run ended before the event")
 
 
 @contextlib.contextmanager

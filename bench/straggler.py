@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.drill_diagnosis import end_run
 from bench.paired_stats import headline, say, table
 from holdfast import api
-from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, FaultAction, FaultInjected, FaultTarget, StepCommitted, StragglerObserved
 from holdfast.protocol.phase_times import Phase
 from holdfast.run_dir import RunDir
@@ -115,7 +115,7 @@ def main() -> int:
                 return _clean(watched, options.clean)
             return _rounds(watched, options)
         finally:
-            _end(watched.run)
+            end_run(watched.run)
 
 
 def _rounds(watched: Watched, options: argparse.Namespace) -> int:
@@ -146,20 +146,6 @@ def _clean(watched: Watched, seconds: float) -> int:
             say(f"named: {found.finding.what}; {found.finding.evidence[0]}")
     say(f"{len(named)} named in {seconds:g} s, {watched.step() - first} steps")
     return 1 if named else 0
-
-
-def _end(run: RunDir) -> None:
-    """End the run; a busy controller may answer late."""
-    for _ in range(10):
-        try:
-            api.cancel(run, force=True)
-        except HoldfastError:
-            if not run.alive():
-                return
-        else:
-            break
-    for _ in api.follow(run):
-        pass
 
 
 if __name__ == "__main__":

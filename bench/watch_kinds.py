@@ -18,7 +18,6 @@ import os
 import random
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from pathlib import Path
 from tests.runs.forked_starts import ForkedStarts
 
 from bench import result_file
-from bench.drill_diagnosis import end_run
+from bench.drill_diagnosis import end_run, wait_until
 from bench.paired_stats import headline, say, table
 from bench.watch_verdicts import KINDS, Kind, Seen, healthy_replaced, is_right, read_log, told, without_drills
 from holdfast import api
@@ -38,7 +37,6 @@ PROGRAM = Path(__file__).parent / "programs" / "watched_loop.py"
 NODES, STEPS, STEP_S = 4, 100_000, 0.05
 FIRST_DRILL, LAST_DRILL = 15, 40
 """Steps of the drills: from the first whose timeout is that of steady steps."""
-MAX_WAIT_S = 150.0
 CALM_STEPS = 10
 """Steps to watch after a finding that restarts nothing."""
 SEEDS = tuple(range(10))
@@ -99,11 +97,11 @@ def plant(kind: Kind, seed: int, base: Path) -> Verdict:
     number, at_step = chance.randrange(NODES), chance.randrange(FIRST_DRILL, LAST_DRILL)
     action, target = FaultAction(kind.action), FaultTarget(kind.target)
     with _run(kind, base) as run:
-        _until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller earlier
+        wait_until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller earlier
         api.inject_fault(run, target=target, index=number, action=action, at_step=at_step, amount=kind.amount)
         failed = ""
         try:
-            _until(run, _settled(kind))
+            wait_until(run, _settled(kind))
         except TimeoutError as error:
             failed = str(error)
         events = api.events(run)
@@ -175,16 +173,6 @@ def _run(kind: Kind, base: Path) -> Generator[RunDir]:
         yield run
     finally:
         end_run(run)
-
-
-def _until(run: RunDir, holds: Callable[[AnyEvent], bool]) -> None:
-    deadline = time.monotonic() + MAX_WAIT_S
-    for event in api.follow(run):
-        if event is not None and holds(event):
-            return
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not within {MAX_WAIT_S:g} s")
-    raise TimeoutError("the run ended before")
 
 
 @contextlib.contextmanager
