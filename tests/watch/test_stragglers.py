@@ -100,3 +100,34 @@ def test_noise_of_an_hour_names_nobody() -> None:
 
     assert run(steps=14_400, noise=0.20, seed=1) == []  # of 0.25 s
     assert run(hiccups, steps=4_000, noise=0.05, seed=2) == []
+
+
+BUSY = [
+    *[(0.283, 0.315, 0.088, 0.074), (0.263, 0.241, 0.108, 0.032), (0.264, 0.263, 0.108, 0.177)],
+    *[(0.316, 0.311, 0.182, 0.136), (0.306, 0.289, 0.049, 0.107), (0.304, 0.282, 0.154, 0.050)],
+    *[(0.307, 0.291, 0.168, 0.101), (0.294, 0.348, 0.128, 0.092), (0.261, 0.322, 0.109, 0.183)],
+    *[(0.298, 0.327, 0.128, 0.092), (0.307, 0.357, 0.045, 0.112), (0.330, 0.337, 0.155, 0.174)],
+]
+"""Own times and waits for a CPU of two equal ranks that compute on two cores at a load of 6, as measured in a run."""
+
+
+def test_ranks_that_share_busy_cores_are_no_stragglers() -> None:
+    def named(*, waits_are_known: bool) -> list[Straggler]:
+        detector, found = StragglerDetector(), list[Straggler]()
+        for number, (one_s, other_s, one_waits_s, other_waits_s) in enumerate(BUSY):
+            found += detector.add(
+                [
+                    PhaseTimes(
+                        rank=rank,
+                        first_step=5 * number,
+                        last_step=5 * number + 4,
+                        phases=tuple(own_s if phase is Phase.BACKWARD else 0.0 for phase in Phase),
+                        cpu_wait_s=waits_s if waits_are_known else 0.0,
+                    )
+                    for rank, own_s, waits_s in ((0, one_s, one_waits_s), (1, other_s, other_waits_s))
+                ]
+            )
+        return found
+
+    assert named(waits_are_known=True) == []
+    assert [each.rank for each in named(waits_are_known=False)] == [1]
