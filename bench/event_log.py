@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from pathlib import Path
 import msgspec
 
 from bench import result_file
+from bench.null_backend import NullBackend
 from bench.paired_stats import headline, say, table
 from holdfast import api, controller_main
 from holdfast.clock import Clock
@@ -45,7 +46,6 @@ from holdfast.events import (
     ControllerStarted,
     ExitReason,
     NodeTerminated,
-    Outcome,
     RankExited,
     RankHung,
     RanksStarted,
@@ -56,7 +56,6 @@ from holdfast.events import (
 )
 from holdfast.events.log import EventReader, is_intact, read_events
 from holdfast.events.log_writer import EventWriter
-from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Nodes
 from holdfast.protocol.orders import PROTOCOL, Order, StartRanks
@@ -76,31 +75,6 @@ RESTART_S = 90.0
 """From a restart's start to the end of its first step."""
 SIZE_GOAL_MIB, FOLD_GOAL_S = 100, 5.0
 BEGAN = 1.8e9
-
-
-class NullBackend:
-    """A backend that creates nothing."""
-
-    async def submit(self, node_ids: tuple[NodeId, ...]) -> None: ...
-
-    async def observe(self) -> AsyncIterator[object]:
-        await asyncio.Event().wait()
-        yield
-
-    async def replace_node(self, node_id: NodeId, reason: str) -> None: ...
-
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> None: ...
-
-    async def cordon(self, node_id: NodeId) -> None: ...
-
-    async def uncordon(self, node_id: NodeId) -> None: ...
-
-    def generation(self, node: int, address: str) -> int | None:
-        return None
-
-    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None: ...
-
-    async def cancel(self) -> None: ...
 
 
 @dataclass

@@ -22,9 +22,10 @@ from pathlib import Path
 
 import msgspec
 
+from bench.null_backend import NullBackend
 from bench.simulated_agents import NodeRemoved, OrdersReceived, RemoveNode, Request, StartAgents, Step, encode, replies
 from holdfast import controller_main
-from holdfast.events import AnyEvent, Outcome
+from holdfast.events import AnyEvent
 from holdfast.events.log import EventReader
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
@@ -36,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 END_S = 30.0
 
 
-class SimulatedBackend:
+class SimulatedBackend(NullBackend):
     """Requests nodes over a stream socket: lines of `StartAgents` out, lines of `NodeRemoved` in."""
 
     def __init__(self, *, fleet: socket.socket) -> None:
@@ -65,19 +66,6 @@ class SimulatedBackend:
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
         await self.submit((node_id,))
-
-    async def avoid_machine(self, node_id: NodeId, machine: str, *, again: bool) -> None: ...
-
-    async def cordon(self, node_id: NodeId) -> None: ...
-
-    async def uncordon(self, node_id: NodeId) -> None: ...
-
-    def generation(self, node: int, address: str) -> int | None:
-        return None
-
-    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None: ...
-
-    async def cancel(self) -> None: ...
 
 
 def _control() -> None:
