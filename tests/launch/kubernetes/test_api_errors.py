@@ -29,6 +29,7 @@ from holdfast.launch.kubernetes.client.api_errors import (
 )
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.manifests.run_manifests import render
+from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from lab import Lab
 
 PODS = "/api/v1/namespaces/{namespace}/pods"
@@ -84,7 +85,7 @@ def expect(error: HoldfastError, code: str, exit_code: ExitCode, *words: str) ->
 
 
 def jobset(namespace: str, name: str = "llama-000000") -> dict[str, Any]:
-    owner = render(render_context(Case(target={"namespace": namespace, "queue": None, "volume": None}))).objects[0]
+    owner = to_plain(render(render_context(Case(target={"namespace": namespace, "queue": None, "volume": None}))).owner)
     return {**owner, "metadata": {**owner["metadata"], "name": name}}
 
 

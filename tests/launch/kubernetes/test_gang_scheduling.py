@@ -12,6 +12,7 @@ from tests.launch.kubernetes.golden_cases import Case, render_context
 from tests.launch.kubernetes.test_pending_rules import QUEUE
 
 from holdfast.launch.kubernetes.manifests.run_manifests import render
+from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.kubernetes.pending_reason.pending_rules import PendingRun, find_pending_reason
 from lab import Lab
 
@@ -40,7 +41,7 @@ class Site:
             place = {"queue": queue, "volume": None, "namespace": self.namespace, "agent": False}
             there = {**place, "node_selector": {"for": self.namespace}}
             job = {"name": run, "resources": {}, "secrets": {}, "launch": "per-node"}
-            owner = render(render_context(Case(job=job, target=there))).objects[0]
+            owner = to_plain(render(render_context(Case(job=job, target=there))).owner)
             pod = owner["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
             pod["schedulingGates"] = [{"name": "holdfast.test/later"}]
             self.lab.kubectl("create", "-f", "-", input=json.dumps(owner))

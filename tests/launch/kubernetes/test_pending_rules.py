@@ -27,6 +27,7 @@ from tests.launch.kubernetes.golden_cases import Case, render_context
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.manifests.run_manifests import render
+from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.kubernetes.pending_reason.collect_pending import read_run as look
 from holdfast.launch.kubernetes.pending_reason.pending_rules import PENDING_RULES, PendingRun, find_pending_reason
 from lab import Lab, programs
@@ -358,7 +359,7 @@ def observed(namespace: str) -> PendingRun:
 def owner(namespace: str, job: Mapping[str, Any], place: Mapping[str, Any]) -> dict[str, Any]:
     """The object of a run in a namespace, whose name stands for NAME."""
     there = json.loads(json.dumps({"volume": None, **place, "namespace": namespace}).replace("NAME", namespace))
-    return render(render_context(Case(job={"resources": {}, **job}, target=there))).objects[0]
+    return to_plain(render(render_context(Case(job={"resources": {}, **job}, target=there))).owner)
 
 
 def reserved(lab: Lab, namespace: str) -> str:
