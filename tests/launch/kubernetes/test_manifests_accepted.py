@@ -52,8 +52,8 @@ def create(lab: Lab, *renderings: RunManifests, judged_only: bool = False) -> st
     Webhooks judge by copies, so what was just made is waited for until they know of it.
     """
     first = [each for rendering in renderings for each in rendering.prerequisites]
-    if first:
-        lab.kubectl("create", "-f", "-", input=to_yaml(first))
+    if first:  # runs of a namespace share the list of quarantined machines
+        lab.kubectl("apply", "-f", "-", input=to_yaml(first))
     rest = to_yaml([each for rendering in renderings for each in (rendering.owner, *rendering.owned)])
     deadline = time.monotonic() + WITHIN_S
     while True:
