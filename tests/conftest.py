@@ -43,6 +43,7 @@ LAB_TESTS = (
             "kubernetes_backend",
             "manifests_accepted",
             "pending_rules",
+            "topology_gangs",
         )
     ),
 )

@@ -321,6 +321,14 @@ def invalid_parallel(job: Job) -> Iterator[Finding]:
             return
 
 
+def invalid_slices(job: Job) -> Iterator[Finding]:
+    """Slices of a placement are equal."""
+    slices = job.placement.slices if job.placement else None
+    if slices is not None and job.nodes.max % slices.nodes:
+        what = f"{job.nodes.max} nodes cannot be divided evenly into slices of {slices.nodes}"
+        yield _error("bad-placement", "placement.slices.nodes", what, "Write a number that divides `nodes`.")
+
+
 RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     learning_rate_without_scaling,
     reserved_names,
@@ -338,6 +346,7 @@ RULES: tuple[Callable[[Job], Iterator[Finding]], ...] = (
     invalid_replicas,
     invalid_peer_checkpoints,
     invalid_parallel,
+    invalid_slices,
 )
 
 

@@ -228,6 +228,7 @@ SHORTHANDS: Mapping[str, Callable[[object], object]] = {
     "fabric": _object_with("name"),
     "checkpoint": _object_with("path"),
     "checks": _object_with("before_start"),
+    "placement": _object_with("level"),
 }
 """Fields where a scalar is short for an object: `fabric: infiniband` is `fabric: {name: infiniband}`."""
 
@@ -416,6 +417,35 @@ class Parallel(Model):
     """Ranks of a data-parallel group, sharded or not; none means what `tp`, `cp` and `pp` leave."""
     pp: Count = Field(default=1, ge=1)
     """Stages of the pipeline."""
+
+
+class PlacementMode(StrEnum):
+    """What happens if a domain has no room."""
+
+    REQUIRED = "required"
+    """The job waits."""
+    PREFERRED = "preferred"
+    """The job spreads over as few domains as possible."""
+
+
+class Slices(Model):
+    """Equal groups of nodes, each within one domain of its own level; node numbers of a slice are neighbours."""
+
+    level: NonEmpty
+    """Level of the domain of a slice, below that of the job."""
+    nodes: Count = Field(ge=1, le=MAX_NODES)
+    """Nodes of a slice; they divide the number of nodes."""
+
+
+class Placement(Model):
+    """Which part of the network has all nodes; nodes are numbered along it, so that neighbours are close."""
+
+    level: NonEmpty
+    """Level of the domain: a name of the target's `topology_levels`, such as `rack`, or a label of machines."""
+    mode: PlacementMode = PlacementMode.REQUIRED
+    """`required` waits for one domain with room for all nodes; `preferred` takes as few domains as possible."""
+    slices: Slices | None = None
+    """Smaller domains within it, such as NVLink domains; none means no further condition."""
 
 
 class Watch(Model):
@@ -611,6 +641,10 @@ class Job(Model):
     """How much rank output is kept."""
     queue: NonEmpty | None = None
     """Cluster queue of the job; none means the target's. The local target has no queues."""
+    priority: NonEmpty | None = None
+    """Priority class of the job in its queue, on Kubernetes a WorkloadPriorityClass; none means the queue's default."""
+    placement: Annotated[Placement | None, _shorthand("placement", str | Placement)] = None
+    """Which part of a cluster's network has all nodes; none means anywhere."""
 
     @property
     def local_world_size(self) -> int:

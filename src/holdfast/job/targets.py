@@ -137,6 +137,8 @@ class TargetSpec(Model):
     """Kubernetes: whether holdfast supervises the run; otherwise the command starts unmodified, once per node."""
     volume: Volume | None = None
     """Kubernetes: the shared volume; without one, checkpoints and logs are lost with their pod."""
+    topology_levels: dict[NonEmpty, QualifiedName] = {}
+    """Kubernetes: names that jobs use as `placement.level`, such as `rack`, and the machine label of each."""
     fabric_device: FabricDevice = FabricDevice()
     """Kubernetes: this cluster's names for the fabric's devices."""
     fabric_verified: NonEmpty | None = None

@@ -69,6 +69,14 @@ CASES: Mapping[str, Case] = {
             },
         },
     ),
+    "trainjob-placement": Case(
+        job={
+            "nodes": 8,
+            "priority": "urgent",
+            "placement": {"level": "rack", "slices": {"level": "nvidia.com/gpu.clique", "nodes": 4}},
+        },
+        target={"workload": "trainjob", "topology_levels": {"rack": "cloud.provider.com/topology-rack"}},
+    ),
     "jobset-sriov": Case(
         job={"fabric": "sriov"},
         target={"fabric_device": {"resource": "nvidia.com/rdma-vf", "per_node": 8, "network": "rdma/rail"}},

@@ -206,6 +206,26 @@ def test_names_that_pods_rely_on_are_looked_for() -> None:
     assert found(there, case) == {}
 
 
+def test_levels_of_a_placement_are_looked_for_in_the_queues_topologies() -> None:
+    case = CASES["trainjob-placement"]
+    rack, clique = "cloud.provider.com/topology-rack", "nvidia.com/gpu.clique"
+    cluster = replace(
+        GOOD, nodes=[machine(name) for name in "abcdefgh"], queue_priorities=frozenset({"urgent"}), topologies=None
+    )
+    for levels, missing in (
+        (None, False),  # this user may not read them
+        ({"h100": ["block", rack, clique, "kubernetes.io/hostname"]}, False),
+        ({"cpu": [], "h100": [rack, clique]}, False),
+        ({"h100": [clique, rack]}, True),
+        ({"h100": [rack], "cpu": [clique]}, True),
+        ({"cpu": []}, True),
+    ):
+        findings = found(replace(cluster, topologies=levels), case)
+        assert set(findings) == ({"placement-level-missing"} if missing else set()), levels
+    unknown = replace(cluster, queue_priorities=frozenset({"low"}))
+    assert set(found(unknown, case)) == {"referenced-object-missing"}
+
+
 def test_storage_class_of_a_claim_that_is_made_is_looked_for() -> None:
     case = Case(target={"volume": {"claim": "made", "size": "1TiB", "storage_class": "fss"}})
     assert set(found(replace(GOOD, claim=None), case)) == {"storage-class-missing"}

@@ -23,6 +23,7 @@ five random characters (as the JobSet webhook counts), and one spare."""
 
 RUN_LABEL = "holdfast/run"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
 PART_LABEL = "holdfast/part"
 NODE = "node"
 CONTROLLER = "controller"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from holdfast.job.targets import Toleration
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.topology_request import topology_request
 from holdfast.launch.kubernetes.manifests.volume_mounts import init_containers, mounts
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue, to_plain
 from holdfast.launch.kubernetes.object_names import NODE
@@ -34,10 +35,16 @@ class ContainerSpec:
     """Why the capabilities are needed."""
 
 
-def pod_template(ctx: RenderContext, spec: ContainerSpec, *, restart: str | None = None) -> YamlValue:
-    """The pod template of a node; `restart` is its restart policy, if its kind of object sets none."""
+def pod_template(
+    ctx: RenderContext, spec: ContainerSpec, *, restart: str | None = None, placement_group: str | None = None
+) -> YamlValue:
+    """The pod template of a node; `restart` is its restart policy, if its kind of object sets none.
+
+    Nodes of an object with several templates are placed together if these have the same `placement_group`.
+    """
+    annotations = _network_annotations(ctx) | topology_request(ctx, group=placement_group)
     return {
-        "metadata": {"labels": ctx.names.labels(NODE), "annotations": _network_annotations(ctx)},
+        "metadata": {"labels": ctx.names.labels(NODE), "annotations": annotations or None},
         "spec": _pod_spec(ctx, spec, restart),
     }
 
@@ -203,10 +210,10 @@ def _init_resources(ctx: RenderContext) -> YamlValue:
     return {"limits": most} if to_plain(most) else None
 
 
-def _network_annotations(ctx: RenderContext) -> YamlValue:
+def _network_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
     access, network = ctx.pod_access, ctx.target.fabric_device.network
     if not access.multus_attached or network is None:
-        return None
+        return {}
     return {
         "k8s.v1.cni.cncf.io/networks": Commented(
             ", ".join([network] * access.per_node), "One interface per device; Multus pairs them in this order."

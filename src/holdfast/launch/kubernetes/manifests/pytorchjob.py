@@ -11,6 +11,7 @@ from holdfast.launch.kubernetes.manifests.jobset import owner, suspended
 from holdfast.launch.kubernetes.manifests.pod_template import pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
+from holdfast.launch.kubernetes.object_names import NODE
 
 CONTAINER = "pytorch"
 """The operator requires this container name."""
@@ -53,5 +54,5 @@ def _replica(ctx: RenderContext, count: int) -> YamlValue:
     return {
         "replicas": count,
         "restartPolicy": Commented("OnFailure", why),
-        "template": pod_template(ctx, occupant),
+        "template": pod_template(ctx, occupant, placement_group=NODE if ctx.job.nodes.max > 1 else None),
     }

@@ -40,6 +40,10 @@ class RenderContext:
         device, pod = self.target.fabric_device, self.fabric.pod
         return replace(pod, resource=device.resource or pod.resource, per_node=device.per_node or pod.per_node)
 
+    def topology_label(self, level: str) -> str | None:
+        """The machine label of a placement's level; None if the target does not have the name."""
+        return self.target.topology_levels.get(level, level if "/" in level else None)
+
     @property
     def workload(self) -> Workload:
         return workload_kind(self.job, self.target)
@@ -54,7 +58,7 @@ class RenderContext:
         kind: str,
         name: str,
         part: str | None = None,
-        labels: Mapping[str, str] | None = None,
+        labels: Mapping[str, str | None] | None = None,
         **fields: YamlValue,
     ) -> Mapping[str, YamlValue]:
         """The manifest of an object of the run, or of one part of it."""

@@ -98,6 +98,14 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         remedy="It starts when there is; fewer nodes, or a wider placement, fit sooner.",
         severity=Severity.INFO,
     ),
+    # Flavor "h100" does not support TopologyAwareScheduling
+    MessageRule(
+        pattern=r"[Ff]lavor \"(?P<flavor>[^\"]+)\" does not support TopologyAwareScheduling",
+        code="placement-level-missing",
+        message="the queue's flavor {flavor} has no topology, and the job has a `placement`",
+        remedy="Leave `placement` out, or have the ResourceFlavor given a `topologyName`.",
+        severity=Severity.ERROR,
+    ),
     # flavor h100 doesn't match node affinity; untolerated taint {...} in flavor h100; resource x unavailable in ...
     MessageRule(
         pattern=r"(?P<why>flavor \S+ doesn't match node affinity|untolerated taint .+? in flavor \S+"

@@ -56,6 +56,10 @@ class ClusterInventory:
     """Deployments of operators and of their webhooks."""
     storage_classes: frozenset[str] | None = frozenset()
     priority_classes: frozenset[str] | None = frozenset()
+    queue_priorities: frozenset[str] | None = frozenset()
+    """Kueue's WorkloadPriorityClasses."""
+    topologies: Mapping[str, Sequence[str]] | None = None
+    """By flavor of the queue, the labels of its topology's levels, the widest first; None if unknown."""
     missing_secrets: Sequence[str] = ()
     """Names of missing image pull secrets."""
     suspended_by_kueue: bool | None = None
@@ -138,6 +142,22 @@ def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
         seen = "made for a dry run with `suspend: false`, it was not held back"
         yield _finding("kueue-integration-disabled", "queue", what, remedy, seen)
+
+
+def placement(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Checks that a flavor of the queue has a topology with the placement's levels, in their order."""
+    wanted = ctx.job.placement
+    if wanted is None or cluster.topologies is None:
+        return
+    levels = [wanted.level, *([wanted.slices.level] if wanted.slices else [])]
+    labels = [ctx.topology_label(level) for level in levels]
+    if any([label for label in known if label in labels] == labels for known in cluster.topologies.values()):
+        return
+    order = " with, within it, ".join(f"`{label}`" for label in labels)
+    what = f"no flavor of queue {ctx.queue} has a topology with the level {order}"
+    remedy = "Name a level of the queue's topology, or have the ResourceFlavor given one (`topologyName`)."
+    seen = [f"flavor {name}: {', '.join(known) or 'no topology'}" for name, known in cluster.topologies.items()]
+    yield _finding("placement-level-missing", "placement.level", what, remedy, *seen)
 
 
 def quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
@@ -304,6 +324,11 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     if wanted is not None and known is not None and wanted not in known:
         what = f"there is no priority class {wanted}, and without it no pod is made"
         yield _finding("referenced-object-missing", "priority_class", what, "`kubectl get priorityclasses` lists them.")
+    priority, in_queues = ctx.job.priority, cluster.queue_priorities
+    if priority is not None and ctx.queue and in_queues is not None and priority not in in_queues:
+        what = f"there is no WorkloadPriorityClass {priority}, and without it the queue does not admit the run"
+        remedy = "`kubectl get workloadpriorityclasses` lists them."
+        yield _finding("referenced-object-missing", "priority", what, remedy)
     for secret in cluster.missing_secrets:
         what = f"there is no secret {secret} in namespace {ctx.target.namespace}"
         yield _finding(
@@ -329,6 +354,7 @@ def not_readable(_: RenderContext, cluster: ClusterInventory) -> Iterator[Findin
 CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ...] = (
     operators,
     queue,
+    placement,
     quota,
     namespace_quota,
     permission,

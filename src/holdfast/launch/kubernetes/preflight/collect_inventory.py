@@ -23,6 +23,7 @@ from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.kubernetes.pending_reason.collect_pending import REQUEST_TIMEOUT_S, get_or_empty
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
+    KUEUE_VERSION,
     NOT_READABLE,
     ClusterInventory,
     Permission,
@@ -62,13 +63,15 @@ class _Collector:
             self._denied(),
         )
         quarantine, quarantine_findings = await self._quarantine()
-        queue = f"/apis/{KUEUE}/v1beta2/namespaces/{{namespace}}/localqueues/{ctx.queue}"
+        queue = f"/apis/{KUEUE}/{KUEUE_VERSION}/namespaces/{{namespace}}/localqueues/{ctx.queue}"
         local_queue = await self._get(queue) if ctx.queue else None
+        cluster_queue = await self._cluster_queue(local_queue)
         return ClusterInventory(
             served=served,
             namespace=namespace,
             local_queue=local_queue,
-            cluster_queue=await self._cluster_queue(local_queue),
+            cluster_queue=cluster_queue,
+            topologies=await self._topologies(cluster_queue) if ctx.job.placement else None,
             resource_quotas=(await get_or_empty(self._cluster, f"{NAMESPACE_PATH}/resourcequotas")).get("items", ()),
             claim=await self._get_own(f"persistentvolumeclaims/{target.volume.claim}") if target.volume else None,
             nodes=await self._list("/api/v1/nodes"),
@@ -78,6 +81,9 @@ class _Collector:
             else None,
             priority_classes=_names(await self._list("/apis/scheduling.k8s.io/v1/priorityclasses"))
             if target.priority_class
+            else None,
+            queue_priorities=_names(await self._list(f"/apis/{KUEUE}/{KUEUE_VERSION}/workloadpriorityclasses"))
+            if ctx.job.priority and ctx.queue
             else None,
             missing_secrets=[
                 name for name in target.image_pull_secrets if await self._get_own(f"secrets/{name}") is None
@@ -102,7 +108,24 @@ class _Collector:
 
     async def _cluster_queue(self, local_queue: KubeObject | None) -> KubeObject:
         name = (local_queue or {}).get("spec", {}).get("clusterQueue")
-        return await get_or_empty(self._cluster, f"/apis/{KUEUE}/v1beta2/clusterqueues/{name}") if name else {}
+        return await get_or_empty(self._cluster, f"/apis/{KUEUE}/{KUEUE_VERSION}/clusterqueues/{name}") if name else {}
+
+    async def _topologies(self, cluster_queue: KubeObject) -> dict[str, list[str]] | None:
+        """By flavor, the labels of its topology's levels; None if they cannot be read."""
+        groups = cluster_queue.get("spec", {}).get("resourceGroups")
+        found: dict[str, list[str]] = {}
+        for name in dict.fromkeys(flavor["name"] for group in groups or () for flavor in group["flavors"]):
+            flavor = await self._get(f"/apis/{KUEUE}/{KUEUE_VERSION}/resourceflavors/{name}")
+            if flavor is NOT_READABLE:
+                return None
+            topology_name = (flavor or {}).get("spec", {}).get("topologyName")
+            topology = (
+                await self._get(f"/apis/{KUEUE}/{KUEUE_VERSION}/topologies/{topology_name}") if topology_name else None
+            )
+            if topology is NOT_READABLE:
+                return None
+            found[name] = [level["nodeLabel"] for level in (topology or {}).get("spec", {}).get("levels", ())]
+        return None if groups is None else found
 
     async def _get(self, path: str) -> KubeObject | None:
         """An object: None if it does not exist, and NOT_READABLE if this user may not read it."""
@@ -113,7 +136,8 @@ class _Collector:
                 return None
             if refused.status != HTTPStatus.FORBIDDEN:
                 raise
-            self._not_readable.append(path.rpartition("}/")[2] if "}/" in path else "namespace")
+            own = path.rpartition("}/")[2] if "}/" in path else "/".join(path.split("/")[-2:])
+            self._not_readable.append("namespace" if path == NAMESPACE_PATH else own)
             return NOT_READABLE
 
     async def _get_own(self, path: str) -> KubeObject | None:

@@ -105,6 +105,30 @@ def queue(ctx: RenderContext) -> Iterator[Finding]:
         yield _error("bad-name", "queue", what, "Lower-case letters, digits, hyphens and dots, at most 63.")
 
 
+def placement(ctx: RenderContext) -> Iterator[Finding]:
+    """Checks that levels have labels, and that a queue places the nodes."""
+    wanted = ctx.job.placement
+    if wanted is None:
+        return
+    if ctx.queue is None:
+        what = "without a queue nothing places all nodes together: the scheduler places one pod at a time"
+        yield _error("placement-needs-queue", "placement", what, "Write `queue: NAME` in the job or in the target.")
+    levels = {"placement.level": wanted.level}
+    if wanted.slices:
+        levels["placement.slices.level"] = wanted.slices.level
+    for where, level in levels.items():
+        if ctx.topology_label(level) is None:
+            what = f"the target does not say which label of its machines is `{level}`"
+            remedy = (
+                f"Write `topology_levels: {{{level}: LABEL}}` in the target; `kubectl get topologies -o yaml` has them."
+            )
+            yield _error("placement-level-unknown", where, what, remedy)
+    split = ctx.workload is Workload.PYTORCHJOB or (ctx.workload is Workload.JOBSET and ctx.target.agent)
+    if wanted.slices and split and ctx.job.nodes.max > 1:
+        what = f"Kueue divides the pods of one Job into slices, and this {ctx.workload} has several"
+        yield _error("not-supported", "placement.slices", what, "Write `workload: trainjob` in the target.")
+
+
 def fabric(ctx: RenderContext) -> Iterator[Finding]:
     """Checks the settings through which pods reach the fabric."""
     row, access, device = ctx.fabric, ctx.pod_access, ctx.target.fabric_device
@@ -236,6 +260,7 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
     volume,
     quantities,
     queue,
+    placement,
     fabric,
     rank_starter,
     ssh,
