@@ -33,6 +33,7 @@ MAX_WORKERS = 8
 LAB_TESTS = (
     "tests/cli/test_cluster.py",
     "tests/lab/",
+    "tests/launch/kubernetes/foreign/test_kubectl_patch.py",
     *(
         f"tests/launch/kubernetes/test_{name}.py"
         for name in (

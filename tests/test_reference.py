@@ -22,6 +22,10 @@ SOURCE = Path(holdfast.__file__).parent
 NO_CODES = {"events", "protocol", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
+    "default-scheduler",
+    "ephemeral-storage",
+    "pod-group",
+    "user-queue",
     "step-clock-failed",
     "all-reduce",
     "exit-reason",

@@ -61,6 +61,7 @@ from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir, runs_root
 
 if TYPE_CHECKING:
+    from holdfast.launch.kubernetes.foreign.lint import LintedManifest
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.preflight.node_reports import NodeReports
 
@@ -98,6 +99,15 @@ def load(path: Path | None, **given: Unpack[Overrides]) -> LoadedJob:
 def load_job(path: Path | None, **given: Unpack[Overrides]) -> Job:
     """Read a job file, or make a job from a command line; raises if it is invalid."""
     return load(path, **given).job
+
+
+def lint(path: Path) -> LintedManifest | None:
+    """The mistakes in a Kubernetes manifest, with patches; None if the file is not a manifest."""
+    from holdfast.launch.kubernetes.foreign.lint import lint_manifest
+    from holdfast.launch.kubernetes.foreign.manifest_source import is_manifest
+
+    text = read_text(path)
+    return lint_manifest(text, os.fspath(path)) if is_manifest(text) else None
 
 
 def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ...]:

@@ -38,7 +38,7 @@ class ExitCode(IntEnum):
 EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.OK: "The command did what was requested; for a job, every rank finished.",
     ExitCode.USAGE: "The command line itself is wrong: unknown verb, flag or argument.",
-    ExitCode.INVALID_JOB: "A job file or target is not valid; every problem is listed.",
+    ExitCode.INVALID_JOB: "A job file, manifest or target is not valid; every problem is listed.",
     ExitCode.CANNOT_RUN_HERE: "A valid job cannot run here: missing program, too few devices, unwritable folder.",
     ExitCode.NOT_FOUND: "No such file, run, rank or node.",
     ExitCode.UNAVAILABLE: "The run's controller, or a target, cannot be reached.",

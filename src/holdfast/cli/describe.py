@@ -25,6 +25,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
     from holdfast.findings import Finding
+    from holdfast.launch.kubernetes.foreign.lint import LintedManifest
 
 
 def init(
@@ -58,28 +59,68 @@ def init(
 
 def validate(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", help="Job files (default: job.yaml).")
+        list[Path] | None,
+        typer.Argument(metavar="FILE...", help="Job files, or Kubernetes manifests (default: job.yaml)."),
     ] = None,
     on: TargetOption = LOCAL,
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List every problem of job files.
+    """List every problem of job files or manifests.
 
-    Reports all problems in one pass, each with its line and remedy. Starts nothing.
+    Reports all problems in one pass, each with its line and remedy. Starts nothing. A Kubernetes manifest is one that
+    others wrote: a PyTorchJob, TrainJob, JobSet, MPIJob, Volcano Job or StatefulSet; each remedy is also a patch.
     """
     worst = ExitCode.OK
     answers: list[dict[str, object]] = []
     for file in files or [DEFAULT_FILE]:
-        findings, code = _findings_of(file, on, overrides)
+        try:
+            manifest = _linted(file, overrides)
+        except HoldfastError as error:
+            manifest, findings, code = None, error.findings, error.exit_code
+        else:
+            findings, code = _findings_in(manifest) if manifest else _findings_of(file, on, overrides)
         worst = worst or code
         if output is Output.JSON:
-            answers.append({"file": str(file), "valid": code is ExitCode.OK, "findings": findings})
+            answer = {"file": str(file), "valid": code is ExitCode.OK, "findings": findings}
+            answers.append(answer | ({"patches": _patches(manifest)} if manifest else {}))
+        elif manifest:
+            _print_linted(file, manifest)
         else:
             _print(file, findings, code)
     if output is Output.JSON:
         print_json(answers)
     raise typer.Exit(worst)
+
+
+def _linted(file: Path, overrides: list[str] | None) -> LintedManifest | None:
+    """The findings of a manifest; None for a job file."""
+    from holdfast import api
+
+    manifest = api.lint(file)
+    if manifest and overrides:
+        what = f"`--set` changes a field of a job file, and {file} is a manifest"
+        raise failure("not-a-job-file", what, exit_code=ExitCode.USAGE, where=str(file), remedy="Leave `--set` out.")
+    return manifest
+
+
+def _findings_in(manifest: LintedManifest) -> tuple[tuple[Finding, ...], ExitCode]:
+    return manifest.findings, ExitCode.OK if manifest.is_valid else ExitCode.INVALID_JOB
+
+
+def _patches(manifest: LintedManifest) -> list[dict[str, object]]:
+    """One patch per object, which removes all of its findings."""
+    from holdfast.launch.kubernetes.foreign.lint import combined_patch
+
+    return [{"object": workload.title, "patch": combined_patch(workload).operations} for workload in manifest.workloads]
+
+
+def _print_linted(file: Path, manifest: LintedManifest) -> None:
+    from holdfast.cli.manifest_text import render_linted, summary
+
+    if manifest.findings:
+        print_rich(render_linted(manifest))
+    print_text(summary(file, manifest))
 
 
 def _findings_of(file: Path, on: str, overrides: list[str] | None) -> tuple[tuple[Finding, ...], ExitCode]:

@@ -56,14 +56,15 @@ def print_findings(findings: Sequence[Finding], output: Output) -> None:
 
 def _rows(finding: Finding) -> Iterator[Text]:
     if finding.where:
-        yield _row("where", sanitize(finding.where))
+        yield row("where", sanitize(finding.where))
     for number, line in enumerate(finding.evidence):
-        yield _row("" if number else "evidence", sanitize(line))
+        yield row("" if number else "evidence", sanitize(line))
     if finding.remedy:
-        yield _row("what to do", sanitize(finding.remedy))
+        yield row("what to do", sanitize(finding.remedy))
     if finding.owner is not Owner.USER:
-        yield _row("fixable by", OWNER_TEXT[finding.owner])
+        yield row("fixable by", OWNER_TEXT[finding.owner])
 
 
-def _row(label: str, text: str) -> Text:
+def row(label: str, text: str) -> Text:
+    """Format one labelled line below a finding."""
     return Text.assemble((f"  {label:<{_LABEL_WIDTH}}", "dim"), text)

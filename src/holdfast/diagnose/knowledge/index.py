@@ -16,6 +16,7 @@ from holdfast.diagnose.knowledge import (
     gpu_check_findings,
     host_check_findings,
     job_findings,
+    manifest_findings,
     nccl,
     node_check_findings,
     peer_checkpoint_findings,
@@ -51,6 +52,7 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
 FINDINGS: Mapping[str, list[Explanation]] = {
     "Findings before a run": _from_findings(job_findings.ROWS),
     "Findings of a cluster": _from_findings(cluster_findings.ROWS),
+    "Findings of a manifest": _from_findings(manifest_findings.ROWS),
     "Findings of a node": _from_findings(node_check_findings.ROWS),
     "Findings of a node: RDMA": _from_findings(rdma_check_findings.ROWS),
     "Findings of a node: GPUs": _from_findings(gpu_check_findings.ROWS),

@@ -1,0 +1,1 @@
+"""Manifests that others wrote: reading, linting and converting them. It needs no cluster and no client."""
