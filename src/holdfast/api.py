@@ -110,6 +110,13 @@ def lint(path: Path) -> LintedManifest | None:
     return lint_manifest(text, os.fspath(path)) if is_manifest(text) else None
 
 
+def convert(path: Path) -> str:
+    """The text of a job file for the training job of a Kubernetes manifest."""
+    from holdfast.launch.kubernetes.foreign.job_from_manifest import job_from_manifest
+
+    return job_from_manifest(read_text(path), os.fspath(path))
+
+
 def check(job: Job | LoadedJob, target: str, *, base: Path) -> tuple[Finding, ...]:
     """All problems and warnings of a job on a target, before anything is started."""
     wanted = _submission(job, target, base)

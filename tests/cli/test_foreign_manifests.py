@@ -81,3 +81,34 @@ def test_validate_still_reads_job_files(cli: Cli, manifest: Path) -> None:
     answer = cli("validate", "job.yaml", str(manifest), "-o", "json")
     assert answer.code == ExitCode.INVALID_JOB
     assert [file["valid"] for file in answer.data] == [True, False]
+
+
+TARGET = """\
+kind: kubernetes
+volume: {claim: train, folders: [datasets]}
+fabric: infiniband
+fabric_device: {resource: rdma/ib, per_node: 1}
+"""
+
+
+def test_init_converts_a_manifest_to_a_job_that_its_cluster_can_run(
+    cli: Cli, manifest: Path, golden: Golden, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "any")
+    made = cli("init", "job.yaml", "--from", str(manifest))
+    assert made.code == ExitCode.OK
+    golden(Path("job.yaml").read_text())
+    Path("train.py").touch()
+    Path(".holdfast/targets").mkdir(parents=True)
+    Path(".holdfast/targets/cluster.yaml").write_text(TARGET)
+    (answer,) = cli("validate", "--on", "cluster", "job.yaml", "-o", "json").data
+    assert [finding for finding in answer["findings"] if finding.get("severity", "error") == "error"] == []
+    assert answer["valid"]
+
+
+def test_init_from_a_file_without_a_training_job_names_what_it_has(cli: Cli, manifest: Path) -> None:
+    manifest.write_text("apiVersion: v1\nkind: Service\nmetadata: {name: a}\n")
+    answer = cli("init", "job.yaml", "--from", str(manifest))
+    assert answer.code == ExitCode.INVALID_JOB
+    assert "[manifest-not-checked]" in answer.out + answer.err
+    assert not Path("job.yaml").exists()

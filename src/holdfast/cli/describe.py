@@ -30,15 +30,19 @@ if TYPE_CHECKING:
 
 def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = DEFAULT_FILE,
+    manifest: Annotated[
+        Path | None, typer.Option("--from", metavar="MANIFEST", help="Kubernetes manifest to convert.")
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Write a commented job file to start from.
 
-    It never overwrites a file.
+    It never overwrites a file. With `--from` it converts the training job of a Kubernetes manifest.
     """
+    from holdfast import api
     from holdfast.job.job_template import job_template
 
-    text = job_template(file.absolute().parent.name)
+    text = api.convert(manifest) if manifest else job_template(file.absolute().parent.name)
     try:
         with file.open("x", encoding="utf-8") as target:
             target.write(text)
@@ -82,7 +86,7 @@ def validate(
             findings, code = _findings_in(manifest) if manifest else _findings_of(file, on, overrides)
         worst = worst or code
         if output is Output.JSON:
-            answer = {"file": str(file), "valid": code is ExitCode.OK, "findings": findings}
+            answer: dict[str, object] = {"file": str(file), "valid": code is ExitCode.OK, "findings": findings}
             answers.append(answer | ({"patches": _patches(manifest)} if manifest else {}))
         elif manifest:
             _print_linted(file, manifest)
@@ -100,7 +104,8 @@ def _linted(file: Path, overrides: list[str] | None) -> LintedManifest | None:
     manifest = api.lint(file)
     if manifest and overrides:
         what = f"`--set` changes a field of a job file, and {file} is a manifest"
-        raise failure("not-a-job-file", what, exit_code=ExitCode.USAGE, where=str(file), remedy="Leave `--set` out.")
+        remedy = f"Convert it first: `holdfast init --from {file}`."
+        raise failure("not-a-job-file", what, exit_code=ExitCode.USAGE, where=str(file), remedy=remedy)
     return manifest
 
 

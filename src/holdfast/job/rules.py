@@ -37,7 +37,7 @@ _SHELL_OPERATORS = frozenset({"&&", "||", "|", ";", ">", ">>", "<", "2>&1", "&"}
 _VARIABLE = re.compile(r"\$(\{?[A-Za-z_][A-Za-z0-9_]*\}?|\()")
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh", "fish"})
-_SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|SECRET_?KEY|PRIVATE_?KEY)$", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|SECRET_?KEY|PRIVATE_?KEY)$", re.IGNORECASE)
 
 
 def check_job(job: Job, fabrics: Collection[str]) -> tuple[Finding, ...]:
@@ -113,7 +113,7 @@ def argument_list_too_long(job: Job) -> Iterator[Finding]:
 def secrets_in_env(job: Job) -> Iterator[Finding]:
     """A value under `env` is written into the run's folder and shown by `render`."""
     for name, value in job.env.items():
-        if value and _SECRET_NAME.search(name):
+        if value and SECRET_NAME.search(name):
             remedy = f"Write `secrets: {{{name}: {{env: {name}}}}}` instead, and set it where you start the run."
             what = f"`{name}` looks like a secret, and values under `env` are stored and shown"
             yield _warning("secret-in-env", f"env.{name}", what, remedy)

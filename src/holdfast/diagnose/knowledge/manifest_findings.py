@@ -7,7 +7,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "not-a-job-file",
         "An option that changes fields of a job file was given for a Kubernetes manifest.",
         "The file has `apiVersion` and `kind`.",
-        "Leave the option out, and edit the manifest.",
+        "`holdfast init --from MANIFEST` converts it to a job file.",
     ),
     (
         "manifest-not-checked",
@@ -107,7 +107,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "manifest-never-ends",
         "A StatefulSet is for services: it restarts a container that has ended, also after success.",
         "`kubectl get pods` shows restarts after the last step.",
-        "Use an indexed Job or a JobSet.",
+        "Use an indexed Job or a JobSet, or convert it with `holdfast init --from`.",
     ),
     (
         "manifest-ordered-start",
