@@ -25,7 +25,8 @@ import numpy as np
 
 from bench import pipeline_dumps
 from holdfast.diagnose.rank_stack import Stack, training_stack
-from holdfast.diagnose.stack_groups import StackVerdict, group_stacks, most_frequent_origin
+from holdfast.diagnose.stack_groups import StackVerdict, group_stacks
+from holdfast.diagnose.stack_rounds import ROUNDS, judge_rounds
 from holdfast.job.parallel_layout import Axis, ParallelLayout
 
 MAX_RANKS = 16_384
@@ -35,7 +36,6 @@ MISSING_SHARE = 0.002
 """Share of ranks whose stacks py-spy could not read."""
 NOISY_SHARE = 0.1
 """Share of dumps in which a rank is caught outside the call in which it waits."""
-ROUNDS = 5
 SLOW_SHARE = 0.6
 """Share of a slow job's dumps in which others wait for the slow one; in the rest a random rank is last."""
 
@@ -269,8 +269,7 @@ def slow_jobs(count: int, largest: int, seed: int) -> dict[str, Any]:
             assert other is not None
             last = fault if dice.random() < SLOW_SHARE else other
             rounds.append(group_stacks(dumps(job, last, dice), job.layout))
-        found = most_frequent_origin(rounds)
-        right += found is not None and found[0].ranks == fault.named
+        right += is_right(judge_rounds(rounds, job.layout).verdict, fault)
         alone += is_right(rounds[0], fault)
     return {"right": right, "of": count, "right by the first dump alone": alone}
 

@@ -41,6 +41,8 @@ NCCL_WARNING = " NCCL WARN "
 """What every warning of NCCL has before its text."""
 STACK_DUMP_TIMEOUT_S = 20.0
 """Maximum seconds to wait for the stacks of a live run's ranks."""
+ROUNDS_TIMEOUT_S = 420.0
+"""The same for several dumps, of which two are at most a minute apart."""
 
 
 def diagnose(
@@ -207,6 +209,34 @@ def dump_stacks(run: RunDir, of: Collection[RankLog], *, timeout_s: float) -> li
             if not waiting:
                 break
     return taken
+
+
+def compare_running_ranks(run: RunDir, *, timeout_s: float = ROUNDS_TIMEOUT_S) -> list[StacksCompared]:
+    """Have the stacks of a live run's ranks dumped several times; what they show together, for each replica.
+
+    Raises HoldfastError if the run does not run, restarts, or does not answer in time.
+    """
+    from holdfast.diagnose.stack_rounds import ROUNDS
+
+    compared: dict[int, StacksCompared] = {}
+    request = StackDumpRequested(at=time.time(), rounds=ROUNDS)
+    for known, event in follow_request(run, request, STACK_DUMP, timeout_s):
+        if isinstance(event, StacksCompared) and event.rounds > 1:
+            compared[event.replica] = event
+            if compared.keys() >= known.replicas.keys():
+                break
+    return [compared[replica] for replica in sorted(compared)]
+
+
+def diagnose_running_ranks(run: RunDir, *, hide: Callable[[str], str] | None = None) -> Diagnosis:
+    """Diagnose a live run that is slow: with what several dumps of its ranks' stacks show."""
+    from holdfast.diagnose.run_context import with_stacks
+
+    compared = compare_running_ranks(run)
+    answer = diagnose_run(run, hide=hide)
+    for each in compared:
+        answer = with_stacks(answer, each, f"{run.events}:{line_of(run.events, each)}")
+    return answer
 
 
 def _compare(run: RunDir, dumped: Sequence[StacksDumped]) -> StacksCompared | None:

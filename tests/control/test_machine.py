@@ -20,6 +20,7 @@ from holdfast.control.commands import (
 )
 from holdfast.control.machine import Machine
 from holdfast.control.policy import HANG_VERDICT_S, STOP_GRACE_S
+from holdfast.control.requests import MAX_DUMP_INTERVAL_S, MIN_DUMP_INTERVAL_S, dump_interval_s
 from holdfast.control.state import NodePhase, ReplicaPhase, State
 from holdfast.events import (
     AgentConnected,
@@ -661,6 +662,17 @@ def test_checkpoint_is_asked_of_everybody() -> None:
 def test_step_profile_is_requested_from_all_ranks() -> None:
     assert Run().running().do(ProfileRequested(at=5.0)) == [Send(order=ProfileSteps())]
     assert Run().running().do(StackDumpRequested(at=5.0)) == [Send(order=DumpStacks())]
+
+
+def test_stacks_of_a_slow_replica_are_dumped_some_steps_apart() -> None:
+    run = Run(nodes=4, replicas=2).running()
+    (send,) = run.do(StackDumpRequested(at=5.0, rounds=5, replica=1))
+    assert send == Send(order=DumpStacks(requested_at=5.0, rounds=5, interval_s=MIN_DUMP_INTERVAL_S), nodes=(2, 3))
+    assert len(run.do(StackDumpRequested(at=6.0, rounds=5))) == 2
+    assert run.do(StackDumpRequested(at=6.0, rounds=5, replica=7)) == []
+    # spread over a step: multiples of the golden ratio
+    assert dump_interval_s(0.5) == pytest.approx(4.618 * 0.5, rel=1e-3)
+    assert dump_interval_s(1e6) == MAX_DUMP_INTERVAL_S
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ from holdfast.events import (
     RecoveryDecided,
     RunCreated,
     RunFinished,
+    StackDumpRequested,
     StandbyReady,
     StepCommitted,
     StragglerObserved,
@@ -882,6 +883,10 @@ class Play(RuleBasedStateMachine):
         )
         if damaged:
             self.world.end_rank(agent, rank, ExitReason.CODE, 1)
+
+    @rule(replica=st.one_of(st.none(), st.integers(0, 3)), rounds=st.integers(1, 5))
+    def stacks_are_requested(self, replica: int | None, rounds: int) -> None:
+        self.world.feed(StackDumpRequested(at=self.world.now, replica=replica, rounds=rounds))
 
     @rule(index=pick)
     def rank_is_slow(self, index: int) -> None:

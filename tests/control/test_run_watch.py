@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from holdfast.control.run_watch import RunWatch
-from holdfast.events import AnyEvent, FindingRaised, StepCommitted, StragglerObserved
+from holdfast.control.run_watch import STACKS_AGAIN_S, RunWatch
+from holdfast.control.state import ReplicaPhase, ReplicaState
+from holdfast.events import (
+    AnyEvent,
+    FindingRaised,
+    StackDumpRequested,
+    StacksCompared,
+    StepCommitted,
+    StragglerObserved,
+)
 from holdfast.findings import Finding, Severity
-from holdfast.protocol.orders import NodeStep, Progress
+from holdfast.job.spec import Job
+from holdfast.protocol.orders import NodeStep, Progress, RankStack, StackRound
 from holdfast.protocol.phase_times import Phase, PhaseTimes
 
 USUAL = {Phase.DATA: 0.1, Phase.FORWARD: 0.3, Phase.BACKWARD: 0.5, Phase.OPTIMIZER: 0.05, Phase.HOST: 0.05}
@@ -73,7 +82,9 @@ def test_slow_run_is_reported_with_what_has_grown_and_what_was_reported_meanwhil
             watch.note(FindingRaised(at=ended, finding=throttled))
         committed = StepCommitted(at=ended, replica=0, attempt=0, step=step, started=started, ended=ended)
         found += watch.add_step(committed, nodes=1)
-    (event,) = found
+    event, request = found
+    assert isinstance(request, StackDumpRequested)
+    assert (request.rounds, request.replica) == (5, 0)
     assert isinstance(event, FindingRaised)
     assert event.finding.code == "run-slow"
     assert "20% longer" in event.finding.what
@@ -81,3 +92,69 @@ def test_slow_run_is_reported_with_what_has_grown_and_what_was_reported_meanwhil
         "`communication` takes 200.0 ms more per step",
         "meanwhile: gpu-throttled: GPU 3 of node1 is throttled",
     )
+
+
+def test_stacks_are_requested_for_a_straggler_whose_phase_does_not_tell_why_and_not_again_soon() -> None:
+    def requests(found: list[AnyEvent]) -> list[AnyEvent]:
+        return [each for each in found if isinstance(each, StackDumpRequested)]
+
+    assert requests(observed(RunWatch(), steps=60, backward=0.5)) == []
+    watch = RunWatch()
+    assert len(requests(observed(watch, steps=60, host=0.5))) == 1
+    assert requests(observed(watch, steps=60, attempt=1, host=0.5)) == []
+    later = int(STACKS_AGAIN_S) // 5 * 5
+    watch.add_phases(progress(0, times(0, 4), attempt=2), 0.0)
+    found: list[AnyEvent] = []
+    for last in range(later + 4, later + 104, 5):
+        for node, rows in ((0, [times(0, last)]), (1, [times(1, last, host=0.5)])):
+            found += watch.add_phases(progress(node, *rows, attempt=3), float(last))
+    assert len(requests(found)) == 1
+
+
+JOB = Job.model_validate({"command": ["true"], "nodes": 3, "ranks_per_node": 2})
+REPLICA = ReplicaState(replica=0, phase=ReplicaPhase.RUNNING, attempt=1, members=(0, 4, 2))
+SYNC, READS = ("all_reduce (distributed_c10d.py)",), ("read (data.py:7)",)
+
+
+def dumps(number: int, rank: int, *, at: float = 9.0, attempt: int = 1) -> list[StackRound]:
+    """A round in which all wait for a rank; ranks 2 and 3 are on node 4."""
+    return [
+        StackRound(
+            node=node,
+            replica=0,
+            attempt=attempt,
+            requested_at=at,
+            number=number,
+            rounds=5,
+            stacks=tuple(
+                RankStack(rank=each, frames=READS if each == rank else SYNC) for each in (2 * place, 2 * place + 1)
+            ),
+        )
+        for place, node in enumerate(REPLICA.members)
+    ]
+
+
+def test_stacks_of_all_rounds_name_the_rank_for_which_the_others_wait() -> None:
+    watch, found = RunWatch(), list[AnyEvent]()
+    late = dumps(0, 3)
+    for message in [*dumps(1, 3), *dumps(2, 0), *late, *late, *dumps(3, 3), *dumps(0, 1, attempt=0), *dumps(4, 3)]:
+        found += watch.add_stacks(message, JOB, REPLICA, 20.0)
+    compared, raised = found
+    assert isinstance(compared, StacksCompared)
+    assert (compared.suspects, compared.nodes, compared.times, compared.rounds) == (((3, 3),), ((4, 4),), 4, 5)
+    assert isinstance(raised, FindingRaised)
+    assert raised.finding.what == "in 4 of 5 dumps the others wait for rank 3 on node 4"
+    assert raised.finding.evidence == (
+        "stacks: 5 ranks (0-2, 4-5) in all_reduce (distributed_c10d.py)",
+        "stacks: rank 3 in read (data.py:7)",
+    )
+    assert watch.add_stacks(late[0], JOB, REPLICA, 21.0) == []
+
+
+def test_round_that_lacks_a_node_is_left_out_and_an_older_request_is_forgotten() -> None:
+    watch, found = RunWatch(), list[AnyEvent]()
+    for message in [*dumps(0, 3), *dumps(1, 3, at=10.0)[:2], *dumps(2, 3), *dumps(4, 3, at=10.0)]:
+        found += watch.add_stacks(message, JOB, REPLICA, 20.0)
+    (compared,) = found
+    assert isinstance(compared, StacksCompared)
+    assert (compared.rounds, compared.suspects, compared.missing) == (5, (), ())

@@ -7,7 +7,7 @@ import random
 from bench.stack_groups import FAULTS, Job, dumps, is_right, plant
 
 from holdfast.diagnose.rank_stack import Stack
-from holdfast.diagnose.stack_groups import describe_stacks, group_stacks, most_frequent_origin, to_event
+from holdfast.diagnose.stack_groups import describe_stacks, group_stacks, to_event
 from holdfast.job.parallel_layout import ParallelLayout
 
 SYNC: Stack = ("reduce_scatter_tensor (distributed_c10d.py)", "finish_grad_sync (param_and_grad_buffer.py)")
@@ -33,8 +33,8 @@ def test_rank_for_which_its_group_and_its_pipeline_wait_is_named_and_not_those()
         "stacks: 4 ranks (2-3, 6-7) in reduce_scatter_tensor (distributed_c10d.py)"
         " < finish_grad_sync (param_and_grad_buffer.py)",
         "stacks: 2 ranks (4-5) in _communicate (p2p_communication.py) < recv_forward (p2p_communication.py)",
-        "stacks: rank 0 in read (data.py:7) < step (train.py:3)",
         "stacks: rank 1 in all_reduce (distributed_c10d.py) < _reduce (mappings.py) < step (train.py:9)",
+        "stacks: rank 0 in read (data.py:7) < step (train.py:3)",
         "stacks: the others wait for rank 0 on node 0",
         "stacks: all that differ are in the tpxpp group of ranks 0-1, 4-5",
     )
@@ -68,14 +68,20 @@ def test_equal_stacks_name_nobody_and_without_a_layout_only_a_rank_that_does_not
     assert group_stacks({**apart, 11: TP}, LAYOUT).origin is None  # more ranks than the layout has
 
 
-def test_slow_rank_is_the_origin_of_most_dumps_and_a_single_dump_decides_nothing() -> None:
-    slow = group_stacks({0: READS, 1: TP, 4: RECV, 5: RECV, 2: SYNC, 3: SYNC, 6: SYNC, 7: SYNC}, LAYOUT)
-    other = group_stacks({2: READS, 3: TP, 6: RECV, 7: RECV, 0: SYNC, 1: SYNC, 4: SYNC, 5: SYNC}, LAYOUT)
-    equal = group_stacks(dict.fromkeys(range(8), TP), LAYOUT)
-    found = most_frequent_origin((equal, slow, other, slow, equal))
-    assert found is not None
-    assert (found[0].name, found[1]) == ("rank 0", 2)
-    assert most_frequent_origin((equal, slow, other)) is None
+def test_of_as_many_ranks_those_that_wait_count_as_healthy_whichever_they_are() -> None:
+    assert group_stacks({0: READS, 1: SYNC}).suspects == (0,)
+    assert group_stacks({0: SYNC, 1: READS}).suspects == (1,)
+
+
+def test_ranks_of_a_later_replica_are_named_with_it() -> None:
+    verdict = group_stacks({0: READS, 1: SYNC, 2: SYNC})
+    shown = describe_stacks(to_event(verdict, at=1.0, replica=1, attempt=0, nodes=(3,)))
+    assert shown == (
+        "stacks: 2 ranks (1-2) of replica 1 in reduce_scatter_tensor (distributed_c10d.py)"
+        " < finish_grad_sync (param_and_grad_buffer.py)",
+        "stacks: rank 0 of replica 1 in read (data.py:7) < step (train.py:3)",
+        "stacks: the others wait for rank 0 of replica 1 on node 3",
+    )
 
 
 def test_generated_hangs_are_right_without_noise() -> None:

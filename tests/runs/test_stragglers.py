@@ -61,3 +61,15 @@ def test_rank_that_waits_for_samples_and_one_that_leaks_are_named_before_memory_
     assert decided.finding.code == "rank-out-of-memory"
     ended(watched)
     assert len([each for each in watched.all(FindingRaised) if each.finding.code == "memory-growing"]) == 1
+
+
+@pytest.mark.slow
+def test_rank_for_which_others_wait_is_named_in_most_dumps_of_the_controller_and_of_a_user(runs: Runs) -> None:
+    watched = started(runs, nodes=3)
+    watched.drill(FaultTarget.HOST, 1, FaultAction.SLOW, AT_STEP, amount=8.0)
+    found = watched.wait_for(FindingRaised, lambda event: event.finding.code == "rank-waited-for")
+    assert found.finding.where == "rank 1 on node1"
+    answer = api.diagnose_running_ranks(watched.folder)
+    shown = [each.text for each in answer.evidence]
+    assert any("dumps the others wait for rank 1 on node 1" in line for line in shown), shown
+    ended(watched)

@@ -40,7 +40,6 @@ from holdfast.clock import JUMP_POLL_S, Clock, clock_jumped
 from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentConnected,
-    AgentEvent,
     CodeFetched,
     EvidenceKept,
     FindingRaised,
@@ -321,7 +320,7 @@ class Agent:
                     group.send_to_sessions(ProfileStepsNow(), "can profile its steps")
             case orders.DumpStacks():
                 for group in self._worker_groups.values():
-                    group.dump_stacks()
+                    group.dump_stacks(order)
             case orders.CheckpointAndExit():
                 for group in self._worker_groups.values():
                     group.send_to_ranks(
@@ -449,7 +448,7 @@ class Agent:
                 )
             )
 
-    def _send(self, message: AgentEvent | orders.Progress) -> int:
+    def _send(self, message: orders.AgentMessage) -> int:
         """Send a message, except `RanksStopped` while draining: the controller would start ranks here again."""
         draining = self._drain_task is not None and isinstance(message, RanksStopped)
         return 0 if draining else self._controller.send(message)

@@ -22,11 +22,11 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from holdfast.events import AgentConnected, AgentEvent
+from holdfast.events import AgentConnected
 from holdfast.events.agent_events import LOG_REPLICA_REQUIRED
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.protocol.clipping import clip
-from holdfast.protocol.orders import Acknowledge, AnyOrder, Progress, encode, order_decoder
+from holdfast.protocol.orders import Acknowledge, AgentMessage, AnyOrder, Progress, encode, order_decoder
 from holdfast.protocol.validation import out_of_range
 from holdfast.security.tls import CONTROLLER_NAME, client_context
 
@@ -115,7 +115,7 @@ class ControllerConnection:
         self.disconnected = asyncio.Event()
         self.disconnected.set()
 
-    def send(self, message: AgentEvent | Progress) -> int:
+    def send(self, message: AgentMessage) -> int:
         """Append a message to the outbox; return its sequence number.
 
         Long text from a program is truncated: the controller would reject the message on every resend.

@@ -19,6 +19,7 @@ from pathlib import Path
 from holdfast.agent.flight_dump import FlightRecorders, RankCollectives
 from holdfast.agent.process_use import ProcessUse, Silence, classify_silence, is_busy, process_use
 from holdfast.agent.stack_dump import StackDump, dump_stacks
+from holdfast.agent.stack_sampler import MAX_CONCURRENT_DUMPS, requested_stacks_name
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung, StacksDumped
 from holdfast.host.processes import cpu_wait_s, identify, state_letter
@@ -38,9 +39,6 @@ AUTO_TIMEOUT_STEPS = 512
 
 CPU_WAIT_POLL_S = 0.25
 """Least seconds between two readings of a rank's CPU wait time."""
-
-MAX_CONCURRENT_DUMPS = 4
-"""Most concurrent stack dumps on a node for a user's request; py-spy needs most of a core."""
 
 MIN_REPORT_INTERVAL_S = 15.0
 """Least seconds between two reports of one hang: the controller may have ignored the first, blaming other ranks."""
@@ -239,7 +237,7 @@ class HangDetector:
     async def _send_stacks(self, rank: int, pid: int) -> None:
         state = state_letter(pid)
         replica, attempt = self._order.replica, self._order.attempt
-        into = self._folder / f"stacks-requested-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
+        into = self._folder / requested_stacks_name(replica, attempt, rank)
         async with self._dump_slots:
             stacks, shown = await self._dump(rank, pid, state, into)
         self._send(

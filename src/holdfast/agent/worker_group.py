@@ -34,6 +34,7 @@ from holdfast.agent.rendezvous_check import RendezvousCheck, no_rendezvous_findi
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.socket_watch import SocketWatch
 from holdfast.agent.sources import Sources
+from holdfast.agent.stack_sampler import StackSampler
 from holdfast.agent.state_memory import StateMemory
 from holdfast.agent.step_aggregator import StepAggregator
 from holdfast.agent.tcp_store_host import TcpStoreHost, hosts_store
@@ -41,7 +42,6 @@ from holdfast.agent.zygote import RankCommand
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import (
-    AgentEvent,
     ExitReason,
     FindingRaised,
     RankExited,
@@ -50,7 +50,7 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.findings import Finding, Severity, replica_suffix
-from holdfast.protocol.orders import Progress, RankLaunch, StartRanks
+from holdfast.protocol.orders import AgentMessage, DumpStacks, RankLaunch, StartRanks
 from holdfast.protocol.rank_messages import (
     AgentToRank,
     CheckpointAndExitNow,
@@ -89,7 +89,7 @@ class WorkerGroup:
         state_memory: StateMemory,
         store_host: TcpStoreHost,
         sources: Sources,
-        send: Callable[[AgentEvent | Progress], int],
+        send: Callable[[AgentMessage], int],
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[WorkerGroup], None],
         on_failed: Callable[[FailedRanks], None],
@@ -134,6 +134,7 @@ class WorkerGroup:
             send=send,
             steps=lambda: self._step_aggregator.step_count,
         )
+        self._stack_sampler = StackSampler(order, node=node, folder=folder, pids=self._rank_pids, send=send)
         self._step_aggregator = StepAggregator(
             order, node=node, send=send, node_metrics=self._socket_watch.step_metrics
         )
@@ -450,8 +451,11 @@ class WorkerGroup:
         """Kill every process of the attempt immediately, because the agent exits; do not wait for reports."""
         self._orphans.kill([process.pid for process in self.processes if process.pid])
 
-    def dump_stacks(self) -> None:
-        """Dump the stacks of every rank."""
+    def dump_stacks(self, order: DumpStacks) -> None:
+        """Dump the stacks of every rank, once or in several rounds."""
+        if order.rounds > 1:
+            self._stack_sampler.start(order)
+            return
         for rank, pid in self._rank_pids().items():
             self._hang_detector.dump_stacks(rank, pid)
 
@@ -505,6 +509,7 @@ class WorkerGroup:
         """Clean up once all ranks have exited: kill their orphans, then report that none is left."""
         self._hang_detector.stop()
         self._reports.stop()
+        self._stack_sampler.stop()
         self._recorders.close()
         self._fabric_watch.stop()
         self._socket_watch.stop()

@@ -34,6 +34,9 @@ def diagnose(
     redact: Annotated[
         bool, typer.Option("--redact", help="Replace hosts, addresses, paths, users and secrets with placeholders.")
     ] = False,
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Of a slow run: dump all ranks' stacks five times, and compare them.")
+    ] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Find what failed first, on which rank, and what to do.
@@ -49,7 +52,11 @@ def diagnose(
     redactor = Redactor() if redact else None
     hide = redactor.secrets if redactor else None
     names = where or []
-    if len(names) <= 1 and not any(name == "-" or os.path.exists(name) for name in names) and not _is_path(names):
+    if stacks:
+        found = api.find_run(names[0] if names else None)
+        with console(stderr=True).status(f"dumping the stacks of {found.run_id} five times"):
+            answer = api.diagnose_running_ranks(found, hide=hide)
+    elif len(names) <= 1 and not any(name == "-" or os.path.exists(name) for name in names) and not _is_path(names):
         answer = api.diagnose_run(api.find_run(names[0] if names else None), hide=hide)
     else:
         answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer, hide=hide)

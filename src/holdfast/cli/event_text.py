@@ -366,7 +366,10 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.FaultRequested: _fault_requested,
     events.CheckpointRequested: lambda event: "checkpoint requested",
     events.ProfileRequested: lambda event: "step profile requested",
-    events.StackDumpRequested: lambda event: "stack dump of all ranks requested",
+    events.StackDumpRequested: lambda event: (
+        f"{'stack dump' if event.rounds == 1 else f'{event.rounds} stack dumps'} of all ranks"
+        f"{'' if event.replica is None else f' of replica {event.replica}'} requested"
+    ),
     events.StacksDumped: lambda event: (
         f"{_rank(event)} {f'is in {event.top_frame}' if event.top_frame else 'gave no stacks'}"
     ),

@@ -61,8 +61,16 @@ from holdfast.events.log_writer import AnotherWriter, EventWriter
 from holdfast.findings import Finding, Severity
 from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservation
 from holdfast.os_errors import resource_error_of, waiting_finding
+from holdfast.protocol.orders import (
+    AgentMessage,
+    PrepareStandby,
+    ProbeNode,
+    Progress,
+    Shutdown,
+    StackRound,
+    StartRanks,
+)
 from holdfast.protocol.orders import CheckNode as CheckNodeOrder
-from holdfast.protocol.orders import PrepareStandby, ProbeNode, Progress, Shutdown, StartRanks
 
 log = logging.getLogger("holdfast.controller")
 
@@ -333,7 +341,7 @@ class Controller:
         self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None))
         return connection
 
-    def agent_messages(self, connection: AgentConnection, messages: list[events.AgentEvent | Progress]) -> None:
+    def agent_messages(self, connection: AgentConnection, messages: list[AgentMessage]) -> None:
         """Handle an agent's messages, each once, and acknowledge those that are in the log.
 
         Raises `ForeignMessage` for a message about another node.
@@ -345,6 +353,9 @@ class Controller:
             connection.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
                 happened.extend(self._on_progress(connection, message))
+            elif isinstance(message, StackRound):
+                state = self._state.replicas[message.replica]
+                happened.extend(self._run_watch.add_stacks(message, self._machine.job, state, self._clock()))
             elif message.seq > seen:
                 seen = self._last_seq[connection.joined.source] = message.seq
                 word = to_controller_time(message, connection.clock_offset_s)

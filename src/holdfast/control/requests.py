@@ -5,11 +5,16 @@ job/fault_catalog.py lists the faults.
 
 from __future__ import annotations
 
+import math
+
 from holdfast import events
 from holdfast.control.commands import Cordon, InjectFault, Uncordon
 from holdfast.control.context import Context
 from holdfast.job.fault_catalog import FAULTS, Executor
 from holdfast.protocol import orders
+
+MIN_DUMP_INTERVAL_S, MAX_DUMP_INTERVAL_S = 2.0, 60.0
+"""Bounds of the seconds between two of several dumps: py-spy takes half a second of a core for each rank."""
 
 _IMITATIONS = frozenset(
     target.value for target in events.FaultTarget if target.is_device or target.is_number or target.is_phase
@@ -27,8 +32,23 @@ def profile_requested(ctx: Context, event: events.ProfileRequested) -> None:
 
 
 def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None:
-    """Every agent dumps the stacks of its ranks."""
-    ctx.send(orders.DumpStacks(), None)
+    """Every agent dumps the stacks of its ranks; several dumps are of ranks that run."""
+    if event.rounds == 1:
+        ctx.send(orders.DumpStacks(), None)
+        return
+    for replica in ctx.state.running_replicas:
+        if event.replica in (None, replica.replica):
+            interval_s = dump_interval_s(replica.step_rate.step_s)
+            order = orders.DumpStacks(requested_at=event.at, rounds=event.rounds, interval_s=interval_s)
+            ctx.send(order, ctx.state.busy_nodes_of(replica.replica))
+
+
+def dump_interval_s(step_s: float | None) -> float:
+    """Seconds between two dumps: steps and the golden ratio of one, so that dumps are spread evenly over a step."""
+    if not step_s:
+        return MIN_DUMP_INTERVAL_S
+    steps = math.ceil(MIN_DUMP_INTERVAL_S / step_s) + (math.sqrt(5) - 1) / 2
+    return min(MAX_DUMP_INTERVAL_S, steps * step_s)
 
 
 def fault_requested(ctx: Context, event: events.FaultRequested) -> None:

@@ -5,15 +5,25 @@ Detectors are in watch/. What they find goes into the log as an event, on which 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast import events
-from holdfast.control.watch_findings import data_stall_finding, run_slow_finding, straggler_finding
-from holdfast.events import FindingRaised, StepCommitted, StragglerObserved
+from holdfast.control.slow_stacks import SlowStacks
+from holdfast.control.state import ReplicaState
+from holdfast.control.watch_findings import (
+    data_stall_finding,
+    run_slow_finding,
+    straggler_finding,
+    waited_for_finding,
+)
+from holdfast.diagnose.stack_rounds import ROUNDS
+from holdfast.events import FindingRaised, StackDumpRequested, StepCommitted, StragglerObserved
 from holdfast.findings import Finding, Severity
-from holdfast.protocol.orders import Progress
+from holdfast.job.spec import Job
+from holdfast.protocol.orders import Progress, StackRound
 from holdfast.protocol.phase_times import Phase, PhaseTimes
 from holdfast.watch.data_stalls import DataStallDetector
 from holdfast.watch.slow_runs import SlowRunDetector
@@ -23,6 +33,10 @@ MAX_NODES_NAMED = 3
 """Nodes that are named together: if more ranks are slow, the layout is the reason."""
 MAX_NOTES = 32
 """Findings that are kept as candidates for the cause of a slow run."""
+STACKS_AGAIN_S = 600.0
+"""Least seconds between two requests for the stacks of a replica: dumps cost its ranks some time."""
+STACK_PHASES = (Phase.COMMUNICATION, Phase.HOST)
+"""Phases of a straggler of which stacks show more than the times do."""
 CPU_WAIT = "waiting for a CPU"
 """The part of a step that other processes of the node take."""
 _CHECKPOINT = "checkpoint"
@@ -37,6 +51,10 @@ class RunWatch:
         self._slow: dict[tuple[int, int], SlowRunDetector] = {}
         """By replica and number of nodes: with fewer nodes a step has other work."""
         self._notes: deque[tuple[float, Finding]] = deque(maxlen=MAX_NOTES)
+        self._stacks: dict[int, SlowStacks] = {}
+        """By replica."""
+        self._stacks_asked: dict[int, float] = {}
+        """By replica, when its stacks were last requested because it is slow."""
 
     def add_phases(self, progress: Progress, at: float) -> list[events.AnyEvent]:
         """Add how ranks of a node spent their steps; what is observed in them."""
@@ -46,7 +64,9 @@ class RunWatch:
             for (replica, _), detector in self._slow.items():
                 if replica == progress.replica:
                     detector.restart()
-        return watch.add(progress.node, progress.phases, at)
+        found = watch.add(progress.node, progress.phases, at)
+        unclear = any(isinstance(each, StragglerObserved) and each.phase in STACK_PHASES for each in found)
+        return [*found, *(self._ask_for_stacks(progress.replica, at) if unclear else ())]
 
     def add_step(self, step: StepCommitted, *, nodes: int) -> list[events.AnyEvent]:
         """Add a committed step; what is observed in it."""
@@ -59,7 +79,24 @@ class RunWatch:
         if slow is None:
             return []
         since = step.ended - (slow.last_step - slow.first_step + 1) * slow.step_s
-        return [FindingRaised(at=step.at, finding=run_slow_finding(slow, step.replica, self._notes_since(since)))]
+        raised = FindingRaised(at=step.at, finding=run_slow_finding(slow, step.replica, self._notes_since(since)))
+        return [raised, *self._ask_for_stacks(step.replica, step.at)]
+
+    def add_stacks(self, message: StackRound, job: Job, replica: ReplicaState, at: float) -> list[events.AnyEvent]:
+        """Add the stacks of a node's ranks; what those of all ranks show, once they are complete."""
+        compared = self._stacks.setdefault(message.replica, SlowStacks()).add(message, job, replica, at)
+        if compared is None:
+            return []
+        if not compared.suspects:
+            return [compared]
+        return [compared, FindingRaised(at=at, finding=waited_for_finding(compared))]
+
+    def _ask_for_stacks(self, replica: int, at: float) -> list[events.AnyEvent]:
+        """Request several dumps of a slow replica, unless that was done lately."""
+        if at - self._stacks_asked.get(replica, -math.inf) < STACKS_AGAIN_S:
+            return []
+        self._stacks_asked[replica] = at
+        return [StackDumpRequested(at=at, rounds=ROUNDS, replica=replica)]
 
     def note(self, event: FindingRaised | StragglerObserved) -> None:
         """Note a finding, which may be why a run is slow."""

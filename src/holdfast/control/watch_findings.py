@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from holdfast.diagnose.stack_groups import describe_origin, describe_stacks
+from holdfast.events import StacksCompared
 from holdfast.findings import Finding, Owner, Severity, replica_suffix
+from holdfast.job.parallel_layout import format_spans
 from holdfast.protocol.phase_times import Phase
 from holdfast.watch.data_stalls import DataStall
 from holdfast.watch.slow_runs import SlowRun
@@ -79,4 +82,19 @@ def run_slow_finding(slow: SlowRun, replica: int, notes: Sequence[Finding]) -> F
         evidence=(*grown, *[*quoted][:MAX_CANDIDATES]),
         remedy="Begin with the part that has grown most. If communication has and no straggler is named, look at the "
         "network; if forward and backward have, on all ranks alike, at clocks and throttling, or longer samples.",
+    )
+
+
+def waited_for_finding(compared: StacksCompared) -> Finding:
+    """Ranks for which the others wait in most dumps of a slow run."""
+    (what,) = describe_origin(compared)
+    ranks, nodes = format_spans(compared.suspects), format_spans(compared.nodes)
+    return Finding(
+        code="rank-waited-for",
+        severity=Severity.WARNING,
+        what=what,
+        where=f"rank {ranks}{replica_suffix(compared.replica)} on node{nodes}",
+        evidence=describe_stacks(compared)[:-1],
+        remedy="Its frames show what it does while the others wait. If that is a wait for its device, look at the "
+        "device, and at the node's network.",
     )

@@ -108,6 +108,7 @@ def last_failure(events: Sequence[AnyEvent], source: str) -> FailedAttempt | Non
                     event
                     for event in reversed(events)
                     if isinstance(event, StacksCompared)
+                    and event.rounds == 1
                     and (event.replica, event.attempt) == (decided.replica, decided.attempt)
                 ),
                 None,

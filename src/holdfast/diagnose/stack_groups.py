@@ -22,6 +22,7 @@ from itertools import islice
 from holdfast.diagnose.rank_stack import Stack
 from holdfast.diagnose.wait_axes import Wait, waits_for
 from holdfast.events import EqualStacks, StacksCompared, to_ranges
+from holdfast.findings import replica_suffix
 from holdfast.job.parallel_layout import Axis, ParallelGroup, ParallelLayout, format_spans
 
 MAX_GROUPS_SHOWN = 8
@@ -76,7 +77,7 @@ def group_stacks(
     missing = tuple(sorted(absent))
     groups = tuple(
         StackGroup(stack=stack, ranks=tuple(ranks), waits_for=waits_for(stack))
-        for stack, ranks in sorted(by_stack.items(), key=lambda each: (-len(each[1]), each[1][0]))
+        for stack, ranks in sorted(by_stack.items(), key=lambda each: _order(*each))
     )
     if len(groups) < 2:
         return StackVerdict(groups=groups, missing=missing)
@@ -95,17 +96,9 @@ def group_stacks(
     )
 
 
-def most_frequent_origin(rounds: Iterable[StackVerdict]) -> tuple[ParallelGroup, int] | None:
-    """Of several dumps of a slow job, the group that was the origin most often, and how often; None if none was twice.
-
-    A slow job does not stand still: each dump shows other ranks between two calls, and only the slow one repeatedly.
-    """
-    origins = [verdict.origin for verdict in rounds if verdict.origin is not None]
-    if not origins:
-        return None
-    count_of = Counter(origins)
-    found, count = min(count_of.items(), key=lambda each: (-each[1], len(each[0].ranks)))
-    return (found, count) if count > 1 else None
+def _order(stack: Stack, ranks: Sequence[int]) -> tuple[int, bool, int]:
+    """The largest group first; of equally many ranks, those that wait for others are healthy."""
+    return -len(ranks), waits_for(stack) is Wait.NONE, ranks[0]
 
 
 class _Origin:
@@ -237,7 +230,16 @@ class _Origin:
         return frozenset(self._busy if len(self._busy) <= MAX_BUSY_SHARE * len(self._group_of) else ())
 
 
-def to_event(verdict: StackVerdict, *, at: float, replica: int, attempt: int, nodes: Iterable[int]) -> StacksCompared:
+def to_event(
+    verdict: StackVerdict,
+    *,
+    at: float,
+    replica: int,
+    attempt: int,
+    nodes: Iterable[int],
+    rounds: int = 1,
+    times: int = 0,
+) -> StacksCompared:
     """The verdict as the run's log keeps it; `nodes` are those of the suspects."""
     shown = verdict.groups[:MAX_GROUPS_SHOWN]
     wider = verdict.affected is not None and verdict.affected != verdict.origin
@@ -252,29 +254,36 @@ def to_event(verdict: StackVerdict, *, at: float, replica: int, attempt: int, no
         nodes=to_ranges(nodes),
         origin=verdict.origin.name if verdict.origin else "",
         affected=verdict.affected.name if verdict.affected and wider else "",
+        rounds=rounds,
+        times=times,
     )
 
 
 def describe_stacks(compared: StacksCompared) -> tuple[str, ...]:
     """Lines of evidence: the groups of stacks, and where the hang began."""
-    lines = [f"stacks: {_describe_group(group)}" for group in compared.groups]
+    lines = [f"stacks: {_describe_group(group, replica_suffix(compared.replica))}" for group in compared.groups]
     lines += [f"stacks: {compared.more_groups} more kinds"] * bool(compared.more_groups)
     if compared.missing:
-        lines.append(f"stacks: none of rank {format_spans(compared.missing)}")
+        lines.append(f"stacks: none of rank {format_spans(compared.missing)}{replica_suffix(compared.replica)}")
     return (*lines, *(f"stacks: {line}" for line in describe_origin(compared)))
 
 
 def describe_origin(compared: StacksCompared) -> tuple[str, ...]:
-    """Where the hang began, and which group has all ranks that differ; empty if no rank stands out."""
+    """Where the hang began, and which group has all ranks that differ; empty if no rank stands out.
+
+    Of several dumps, in how many the others wait for the suspects.
+    """
     if not compared.suspects:
-        return ()
-    origin = compared.origin or f"rank {format_spans(compared.suspects)}"
+        return (f"no rank stands out in {compared.rounds} dumps",) if compared.rounds > 1 else ()
+    origin = (compared.origin or f"rank {format_spans(compared.suspects)}") + replica_suffix(compared.replica)
     on = f" on node {format_spans(compared.nodes)}" if compared.nodes else ""
+    if compared.rounds > 1:
+        return (f"in {compared.times} of {compared.rounds} dumps the others wait for {origin}{on}",)
     within = (f"all that differ are in {compared.affected}",) if compared.affected else ()
     return (f"the others wait for {origin}{on}", *within)
 
 
-def _describe_group(group: EqualStacks) -> str:
+def _describe_group(group: EqualStacks, suffix: str) -> str:
     count = sum(last - first + 1 for first, last in group.ranks)
     who = f"rank {format_spans(group.ranks)}" if count == 1 else f"{count} ranks ({format_spans(group.ranks)})"
-    return f"{who} in {' < '.join(group.frames[:MAX_FRAMES_SHOWN])}"
+    return f"{who}{suffix} in {' < '.join(group.frames[:MAX_FRAMES_SHOWN])}"

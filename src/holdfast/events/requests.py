@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated
+
+import msgspec
 
 from holdfast.events.base import Event
 
@@ -116,6 +119,8 @@ class FaultAction(StrEnum):
     LINK_ERRORS = "link-errors"
 
 
+MAX_STACK_ROUNDS = 20
+
 EXPIRES = "holdfast-expires"
 """Request header: monotonic seconds of this machine after which the request has expired.
 
@@ -159,7 +164,12 @@ class ProfileRequested(Request, frozen=True, kw_only=True):
 
 
 class StackDumpRequested(Request, frozen=True, kw_only=True):
-    """A user requested the stacks of every rank."""
+    """A user requested the stacks of every rank, or the controller those of a replica that is slow or stands still."""
+
+    rounds: Annotated[int, msgspec.Meta(ge=1, le=MAX_STACK_ROUNDS)] = 1
+    """Dumps of each rank, some steps apart; of several, only the comparison is logged (`StacksCompared`)."""
+    replica: int | None = None
+    """None means all."""
 
 
 class UpdateRequested(Request, frozen=True, kw_only=True):

@@ -113,7 +113,7 @@ class EqualStacks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class StacksCompared(Event, frozen=True, kw_only=True):
-    """The stacks of a hung replica's ranks, compared with one another when its attempt ended."""
+    """The stacks of a replica's ranks, compared with one another: after a hang, or in dumps of a slow run."""
 
     replica: int
     attempt: int
@@ -130,3 +130,7 @@ class StacksCompared(Event, frozen=True, kw_only=True):
     """The smallest parallel group that covers the suspects, such as `tp group of ranks 8-15`."""
     affected: str = ""
     """The smallest one that covers all ranks outside the largest group, where that is another."""
+    rounds: int = 1
+    """Dumps of running ranks; the groups are those of one of them."""
+    times: int = 0
+    """Of several dumps, those in which the others waited for the suspects."""

@@ -165,7 +165,13 @@ class ProfileSteps(Order, frozen=True, kw_only=True, tag="profile-steps"):
 
 
 class DumpStacks(Order, frozen=True, kw_only=True, tag="dump-stacks"):
-    """Dump the stacks of every rank and report them."""
+    """Dump the stacks of every rank and report them: once (`StacksDumped`), or in several rounds (`StackRound`)."""
+
+    requested_at: float = 0.0
+    """Identifies a request for several rounds, so that one sent twice is executed once."""
+    rounds: int = 1
+    interval_s: float = 0.0
+    """Seconds from the beginning of a round to that of the next."""
 
 
 class CheckpointAndExit(Order, frozen=True, kw_only=True, tag="checkpoint-and-exit"):
@@ -278,7 +284,29 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     seq: int = 0
 
 
-AgentMessage = AgentEvent | Progress
+class RankStack(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rank's training thread did at one moment, innermost frame first; empty if it is not known."""
+
+    rank: int
+    frames: tuple[str, ...]
+
+
+class StackRound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="stack-round"):
+    """One dump of all ranks of a node, of several that a request wants; compared, and not kept in the log."""
+
+    node: int
+    replica: int
+    attempt: int
+    requested_at: float
+    number: int
+    """From 0."""
+    rounds: int
+    stacks: tuple[RankStack, ...]
+    source: str = ""
+    seq: int = 0
+
+
+AgentMessage = AgentEvent | Progress | StackRound
 
 encode = encoding.encode
 order_decoder = msgspec.json.Decoder(AnyOrder)

@@ -160,6 +160,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Begin with the part that has grown most. Forward and backward on all ranks: clocks, throttling, samples.",
     ),
     (
+        "rank-waited-for",
+        "In most of five dumps of a slow run's stacks, the other ranks wait for this rank, and it waits for none.",
+        "Its frames in the evidence; `holdfast diagnose RUN --stacks` takes five more dumps.",
+        "Fix what its frames show. If it waits for its device: the device, or the node's network.",
+    ),
+    (
         "data-stall",
         "A rank waits for samples in 30 % of each of 20 steps, or once for over a second and ten times its median.",
         "`data_wait_s` of the steps; CPU use of DataLoader workers; read latency of the data's disk.",
