@@ -312,7 +312,7 @@ class Run:
                     RankHung(
                         at=self.now, node=agent.node, replica=0, attempt=agent.attempt, rank=rank, last_step=self.step,
                         last_step_at=self.now - 600, waited_s=600, process_state="S",
-                        stacks=f"/runs/month/nodes/node{agent.node}.0/stacks-attempt-1-rank-{rank}.txt",
+                        stacks=f"/runs/month/nodes/node{agent.node}.0/stacks-replica-0-attempt-1-rank-{rank}.txt",
                         top_frame="all_reduce (distributed_c10d.py:2841)",
                     )
                     for rank in agent.ranks

@@ -39,11 +39,11 @@ def failed(folder: Path, attempt: int = 0) -> FailedRanks:
 
 
 def test_folder_has_what_shows_the_failure_and_no_secret(tmp_path: Path) -> None:
-    for name in ("stacks-attempt-0-rank-0.txt", "flight-attempt-0-rank-1.gloo", "flight-attempt-0-rank-1"):
+    for name in ("stacks-replica-0-attempt-0-rank-0.txt", "flight-attempt-0-rank-1.gloo", "flight-attempt-0-rank-1"):
         (tmp_path / name).write_text(name)
-    for name in ("stacks-attempt-10-rank-0.txt", "agent.log", "token"):
+    for name in ("stacks-replica-0-attempt-10-rank-0.txt", "agent.log", "token"):
         (tmp_path / name).write_text("of something else")
-    os.symlink("/etc/passwd", tmp_path / "stacks-attempt-0-rank-7.txt")
+    os.symlink("/etc/passwd", tmp_path / "stacks-replica-0-attempt-0-rank-7.txt")
     counters = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
     counters.mkdir(parents=True)
     (counters / "link_downed").write_text("3\n")
@@ -57,12 +57,12 @@ def test_folder_has_what_shows_the_failure_and_no_secret(tmp_path: Path) -> None
         "flight-attempt-0-rank-1.gloo",
         "output/rank-0.log",
         "output/rank-1.log",
-        "stacks-attempt-0-rank-0.txt",
+        "stacks-replica-0-attempt-0-rank-0.txt",
         "versions.json",
     ]
     assert kept.files == len(found)
     assert kept.bytes == sum(path.stat().st_size for path in found.values())
-    assert found["stacks-attempt-0-rank-0.txt"].stat().st_nlink == 2
+    assert found["stacks-replica-0-attempt-0-rank-0.txt"].stat().st_nlink == 2
     output = found["output/rank-0.log"].read_text().splitlines()
     assert (len(output), output[0]) == (MAX_LINES, "line 5 <hidden>")
     environment = json.loads(found["environment.json"].read_text())
@@ -97,8 +97,8 @@ def test_newest_failures_are_kept_and_a_repeated_one_replaces_its_folder(tmp_pat
 
 def test_what_exceeds_the_limit_is_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure_evidence, "MAX_BYTES", 100_000)
-    (tmp_path / "stacks-attempt-0-rank-0.txt").write_bytes(b"x" * 100_001)
+    (tmp_path / "stacks-replica-0-attempt-0-rank-0.txt").write_bytes(b"x" * 100_001)
     kept = keep_evidence(failed(tmp_path))
     assert kept.left_out == 1
     assert kept.bytes <= 100_000
-    assert not (kept.folder / "stacks-attempt-0-rank-0.txt").exists()
+    assert not (kept.folder / "stacks-replica-0-attempt-0-rank-0.txt").exists()

@@ -490,7 +490,10 @@ class World:
                 agent.checked = not agent.sick
                 broken = CheckResult(check="gpu", findings=(Finding(code="broken", what="a GPU is broken"),))
                 results = (broken,) if agent.sick else ()
-                agent.say(NodeChecked(at=self.now, node=agent.node, generation=agent.generation, results=results))
+                report = NodeChecked(
+                    at=self.now, node=agent.node, generation=agent.generation, number=order.number, results=results
+                )
+                agent.say(report)
             case StartProbe():
                 if agent.probe is None or order.number > agent.probe.number:
                     assert agent.team is None, "a node with ranks is probed"

@@ -7,7 +7,7 @@ from tests.control.test_machine import Run, gone, joined, left, made
 
 from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartAttempt
 from holdfast.control.machine import Machine
-from holdfast.control.state import ReplicaPhase
+from holdfast.control.state import CheckPhase, ReplicaPhase
 from holdfast.events import FindingRaised, NodeChecked, NodeCreated, ShutdownDecided, TimerExpired
 from holdfast.findings import CheckResult, Finding, Owner
 from holdfast.job.backend import NodeId
@@ -171,3 +171,14 @@ def test_agent_that_reconnects_before_its_report_is_asked_again() -> None:
 
 def test_nodes_are_not_checked_unless_the_job_wants_it() -> None:
     assert [type(command) for command in Run(nodes=1).do(joined(0))] == [StartAttempt]
+
+
+def test_late_report_of_an_earlier_check_does_not_count_for_the_new_one() -> None:
+    run = checked_run()
+    run.do(joined(0), joined(1), checked(0), checked(1))
+    node = run.state.nodes[0].with_changes(check=CheckPhase.PENDING, checks=1)
+    run.state = run.state.with_nodes((node,))
+    run.do(checked(0, BROKEN))
+    assert run.state.nodes[0].check is CheckPhase.PENDING
+    run.do(replace(checked(0), number=1))
+    assert run.state.nodes[0].check is CheckPhase.PASSED

@@ -103,8 +103,13 @@ def test_stopped_rank_is_named_by_the_stacks_of_all_and_each_node_keeps_its_evid
     kept = {event.node: event for event in (watched.wait_for(EvidenceKept) for _ in range(3))}
     assert [str(path) for path in watched.folder.evidence(0)] == [kept[node].folder for node in range(3)]
     shown = [{path.name for path in folder.rglob("*") if path.is_file()} for folder in watched.folder.evidence(0)]
-    assert shown[1] >= {"rank-1.log", "stacks-attempt-0-rank-1.txt", "environment.json", "versions.json"}
-    assert shown[2] >= {"rank-2.log", "counters.json", "stacks-attempt-0-rank-2.txt", "flight-attempt-0-rank-2.gloo"}
+    assert shown[1] >= {"rank-1.log", "stacks-replica-0-attempt-0-rank-1.txt", "environment.json", "versions.json"}
+    assert shown[2] >= {
+        "rank-2.log",
+        "counters.json",
+        "stacks-replica-0-attempt-0-rank-2.txt",
+        "flight-attempt-0-rank-2.gloo",
+    }
     files = [path for folder in watched.folder.evidence(0) for path in folder.rglob("*") if path.is_file()]
     assert not any(b"hunter2" in path.read_bytes() for path in files)
     answer = api.diagnose_run(watched.folder)

@@ -97,6 +97,11 @@ def test_spikes_of_the_loss_are_each_ranks_and_those_of_the_gradient_norm_the_fi
         for step in range(WARM_UP):
             assert watch.check(step, {"loss": 2.0, "grad_norm": 1.0}) == []
         found = watch.check(WARM_UP, {"loss": 20.0, "grad_norm": 9.0})
+        assert [one.quantity for one in found] == ["loss"]
+        # The norm's comes after the next step, when the rank that caused it has reported its loss.
+        found += watch.check(WARM_UP + 1, {"loss": 2.0, "grad_norm": 1.0})
+        assert [one.step for one in found] == [WARM_UP] * len(found)
+        assert watch.check(WARM_UP + 2, {"loss": 2.0, "grad_norm": 1.0}) == []
         assert (
             [(one.finding.code, one.quantity, one.damaged, one.is_origin) for one in found]
             == [

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from holdfast.agent.stack_dump import dump_stacks
+from holdfast.agent.stack_dump import dump_stacks, stacks_name
 from holdfast.findings import Finding, Severity, replica_suffix
 from holdfast.protocol.orders import StartRanks
 from holdfast.protocol.rank_messages import ProgramEnded
@@ -66,7 +66,9 @@ class ExitWatcher:
         await asyncio.sleep(REPORT_AFTER_S if deadline_s is None else min(REPORT_AFTER_S, deadline_s / 2))
         if (pid := self._pid_of(message.rank)) is None:
             return
-        stacks = await dump_stacks(pid, self._folder / f"stacks-attempt-{self._order.attempt}-rank-{message.rank}.txt")
+        stacks = await dump_stacks(
+            pid, self._folder / stacks_name(self._order.replica, self._order.attempt, message.rank)
+        )
         evidence = (
             *(f"thread {thread[:MAX_THREAD_CHARS]}" for thread in message.threads[:MAX_THREADS_SHOWN]),
             *([f"stacks: {stacks.path}"] if stacks.path else []),

@@ -165,8 +165,8 @@ def _dumps(ranks: FailedRanks) -> Iterator[Path]:
     """Stacks and flight recorder dumps of the attempt."""
     attempt = re.escape(str(ranks.attempt))
     names = re.compile(
-        rf"(?:stacks|flight)-attempt-{attempt}-rank-\d+(?:\D.*)?|"
-        rf"(?:stacks-requested-replica-{ranks.replica}-attempt-{attempt}-rank-\d+(?:\D.*)?)"
+        rf"flight-attempt-{attempt}-rank-\d+(?:\D.*)?|"
+        rf"stacks-(?:requested-)?replica-{ranks.replica}-attempt-{attempt}-rank-\d+(?:\D.*)?"
     )
     yield from sorted(path for path in ranks.folder.iterdir() if names.fullmatch(path.name))
 

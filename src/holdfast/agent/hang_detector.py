@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.agent.flight_dump import FlightRecorders, RankCollectives
 from holdfast.agent.process_use import ProcessUse, Silence, classify_silence, is_busy, process_use
-from holdfast.agent.stack_dump import StackDump, dump_stacks
+from holdfast.agent.stack_dump import StackDump, dump_stacks, stacks_name
 from holdfast.agent.stack_sampler import MAX_CONCURRENT_DUMPS, requested_stacks_name
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung, StacksDumped
@@ -301,7 +301,7 @@ class HangDetector:
         last_step_at = self._clock() - (time.monotonic() - last_message_at)
         busy = needs_evidence and await self._is_busy(progress)
         state = state_letter(progress.pid)
-        into = self._folder / f"stacks-attempt-{self._order.attempt}-rank-{rank}.txt"
+        into = self._folder / stacks_name(self._order.replica, self._order.attempt, rank)
         if busy and state != "T":  # its stacks matter only if it waits for a GPU
             stacks, shown = StackDump(), await self._recorders.dump(rank)
         else:

@@ -31,13 +31,18 @@ class NodeCheck:
         self._number = 0
 
     def request(self, order: CheckNode) -> None:
-        """Send the report, now or when the checks have ended."""
-        if self._task is None or (self._task.done() and order.number > self._number):
+        """Send the report, now or when the checks have ended; a greater number is checked anew."""
+        if self._task is None or order.number > self._number:
             self._number = order.number
-            self._task = asyncio.ensure_future(asyncio.to_thread(self._check, order))
+            self._task = asyncio.ensure_future(self._check_after(self._task, order))
             self._task.add_done_callback(lambda done: self._send(done.result()))
-        elif self._task.done():
+        elif self._task.done() and order.number == self._number:
             self._send(self._task.result())
+
+    async def _check_after(self, earlier: asyncio.Task[NodeChecked] | None, order: CheckNode) -> NodeChecked:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        return await asyncio.to_thread(self._check, order)
 
     def _check(self, order: CheckNode) -> NodeChecked:
         began = time.monotonic()
@@ -47,6 +52,7 @@ class NodeCheck:
             at=self._clock(),
             node=self._node,
             generation=self._generation,
+            number=order.number,
             results=tuple(each for each in results if each.findings or each.outcome is not CheckOutcome.PASSED),
             facts=node_facts(view, max(FACTS_S, order.deadline_s - (time.monotonic() - began))),
             took_s=time.monotonic() - began,

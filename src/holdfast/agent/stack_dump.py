@@ -46,6 +46,11 @@ class StackDump:
     """Line of the main thread in `Session.commit`, after the step's report; 0 elsewhere."""
 
 
+def stacks_name(replica: int, attempt: int, rank: int) -> str:
+    """Name of the file with the stacks of a rank that hangs: a node may serve another replica later."""
+    return f"stacks-replica-{replica}-attempt-{attempt}-rank-{rank}.txt"
+
+
 async def dump_stacks(pid: int, into: Path, *, stopped: bool = False) -> StackDump:
     """Dump a process's stacks to a file; read a stopped process without pausing it, since it cannot be paused."""
     beside = Path(sys.executable).parent / "py-spy"

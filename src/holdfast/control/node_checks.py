@@ -24,8 +24,9 @@ from holdfast.preflight.probe_verdict import ProbeVerdict, judge, no_report, pai
 
 
 def node_checked(ctx: Context, event: events.NodeChecked) -> None:
-    """The node gets ranks unless it failed."""
-    if ctx.state.nodes[event.node].check is not CheckPhase.PENDING:
+    """The node gets ranks unless it failed; a late report of an earlier check does not count."""
+    node = ctx.state.nodes[event.node]
+    if node.check is not CheckPhase.PENDING or event.number != node.checks:
         return
     ctx.set_timer(Timer.CHECK, event.node, None)
     if problem := event.problem:

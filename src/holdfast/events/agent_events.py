@@ -180,6 +180,8 @@ class NodeChecked(Event, frozen=True, kw_only=True):
 
     node: int
     generation: int
+    number: int = 0
+    """That of the order: checks are made anew after some failures."""
     results: tuple[CheckResult, ...] = ()
     facts: dict[str, str] = {}
     took_s: float = 0.0

@@ -117,6 +117,15 @@ def test_release_undoes_the_cordon_of_a_run_and_no_other() -> None:
     assert states(cluster)["m3"] == (MachineState.CORDONED, ())
 
 
+def test_release_undoes_the_cordon_of_a_quarantine_that_is_over() -> None:
+    cluster = FakeCluster()
+    cluster.nodes.append(machine("m11", cordoned=True, why="m11: nic-failed"))
+    before = cluster.known
+    assert released(cluster, "m11") == []
+    assert states(cluster)["m11"] == (MachineState.FREE, ())
+    assert cluster.known == before
+
+
 def test_release_by_a_user_who_may_not_uncordon_says_so() -> None:
     cluster = FakeCluster("PATCH /api/v1/nodes")
     assert released(cluster, "m3") == ["machine-still-cordoned"]

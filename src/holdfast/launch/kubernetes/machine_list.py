@@ -25,7 +25,10 @@ def read_machines(spec: TargetSpec) -> TargetMachines:
 
 
 def release_machine(target: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
-    """End the quarantine of a machine, and uncordon it if a run cordoned it; raises HoldfastError if it has none."""
+    """End the quarantine of a machine, and uncordon it if a run cordoned it, also after its quarantine is over.
+
+    Raises HoldfastError if it has neither.
+    """
     with as_holdfast_error():
         return asyncio.run(_release(_client(spec), target, machine))
 
@@ -69,14 +72,25 @@ async def _list(cluster: ClusterClient, path: str, selector: str) -> Sequence[Ma
 async def _release(cluster: ClusterClient, target: str, machine: str) -> tuple[Finding, ...]:
     now = time.time()
 
+    ours = await _is_cordoned_by_run(cluster, machine)
+
     def change(known: Quarantine) -> Quarantine:
         changed = release(known, machine, now)
-        if changed is None:
+        if changed is None and not ours:
             raise not_quarantined(machine, target, known, now)
-        return changed
+        return changed or known
 
     findings = await QuarantineObject(cluster).change(change)
     return (*findings, *await _uncordon(cluster, machine))
+
+
+async def _is_cordoned_by_run(cluster: ClusterClient, machine: str) -> bool:
+    """Whether a run cordoned it, as far as this user may read machines."""
+    try:
+        node = await cluster.get(f"{NODES_PATH}/{machine}")
+    except ApiError:
+        return False
+    return ANNOTATION in node["metadata"].get("annotations", {})
 
 
 async def _uncordon(cluster: ClusterClient, machine: str) -> tuple[Finding, ...]:

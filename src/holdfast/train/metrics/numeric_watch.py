@@ -45,18 +45,24 @@ class NumericWatch:
         self._reported_at = -math.inf
         # The gradient norm is the same on all ranks.
         watched = () if spikes is WatchLevel.OFF else _SPIKING if rank == 0 else _SPIKING[:1]
+        self._held: list[NumericFaultReported] = []
+        """Spikes of the gradient norm of the last step: the loss of one rank causes them, which that rank reports."""
         self._spikes = {name: SpikeDetector() for name in watched}
 
     def check(self, step: int, given: Mapping[str, float]) -> list[NumericFaultReported]:
-        """What is wrong with the numbers of a step; at most one says that weights are `damaged`."""
-        found: list[NumericFaultReported] = []
+        """What is wrong with the numbers of a step; at most one says that weights are `damaged`.
+
+        A spike of the gradient norm is reported after the next step: by its reduction all ranks have reported their
+        loss of this one, and a decision names the rank whose loss spiked.
+        """
+        found, self._held = self._held, []
         loss = given.get("loss", 0.0)
         if not math.isfinite(loss) or not is_sound(given.get(SUM)):
             found += self._non_finite(step, loss)
         for name, detector in self._spikes.items():
             value = given.get(name, math.nan)
             if math.isfinite(value) and (spike := detector.add(value)) is not None:
-                found.append(self._spike(step, name, spike))
+                (found if name == "loss" else self._held).append(self._spike(step, name, spike))
         return found
 
     def _non_finite(self, step: int, loss: float) -> list[NumericFaultReported]:
