@@ -29,6 +29,7 @@ EXIT, SILENT = "an exit code", "nothing"
 NVRX_HANG = "no heartbeat for 45 min (fault_tolerance/config.py), then a restart; no kind"
 DLROVER_HANG = "no step and idle GPUs for 10 min (master/diagnosis/diagnosis_master.py); no rank"
 NVRX_GPU = "recovery action of the driver every 60 s, from driver 570 (shared_utils/health_check.py)"
+NVRX_SCORE = "a relative score per rank on GPUs (straggler/reporting.py); no action"
 DLROVER_LOG = "lines that the user lists (diagnosis/diagnostician/node_failure.py)"
 STARTS = "only when a node starts (trainer/torch/elastic_run.py)"
 
@@ -125,7 +126,7 @@ KINDS = (
         target="forward",
         amount=2.0,
         codes=frozenset({"straggler"}),
-        nvrx="a relative score per rank on GPUs (straggler/reporting.py); no action",
+        nvrx=NVRX_SCORE,
         dlrover=STARTS,
     ),
     Kind(
@@ -166,6 +167,22 @@ KINDS = (
         evicts=True,
         nvrx=NVRX_GPU,
         dlrover=DLROVER_LOG,
+    ),
+    Kind(
+        name="throttled GPU",
+        action="throttle",
+        target="gpu",
+        codes=frozenset({"gpu-throttled"}),
+        nvrx=NVRX_SCORE,
+        dlrover=STARTS,
+    ),
+    Kind(
+        name="link with errors",
+        action="link-errors",
+        target="nic",
+        codes=frozenset({"fabric-link-errors"}),
+        nvrx="only a link that goes down (shared_utils/health_check.py)",
+        dlrover=SILENT,
     ),
 )
 

@@ -1,6 +1,6 @@
 """Detects ranks that wait for samples: for much of their steps, or once for much longer than usual. Pure.
 
-False alarms: none in a million rounds of waits that are on average a tenth of a step and vary by their own size. A run
+False alarms: none in 10,000 rounds of waits that are on average a tenth of a step and vary by their own size. A run
 whose ranks always wait for 30 % of a step is named once per attempt, which is no false alarm: its devices idle.
 """
 

@@ -3,7 +3,7 @@
 A run's best stable level is its fastest stretch of three windows of steps that agree. The median of a window ignores
 steps with a checkpoint or an evaluation, unless every other step has one.
 
-False alarms: none in a million steps whose durations vary by 20 %, with every hundredth step ten times as long.
+False alarms: none in 200,000 steps whose durations vary by 20 %, with every hundredth step ten times as long.
 """
 
 from __future__ import annotations
