@@ -38,9 +38,7 @@ from holdfast.job.yaml_source import (
 M = TypeVar("M", bound=BaseModel)
 
 RESERVED_FIELDS: Mapping[str, str] = {
-    "placement": "which nodes may stand next to each other",
     "mounts": "folders given to every node",
-    "priority": "which job goes first",
     "recovery.quarantine": "keeping bad nodes out",
 }
 """Reserved fields and what they will do; rejected, so that no job relies on them."""

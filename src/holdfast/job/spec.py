@@ -216,9 +216,10 @@ def _nodes_object(value: object) -> object:
     return counts
 
 
-def _object_with(key: str) -> Callable[[object], object]:
+def _object_with(key: str, *, optional: bool = False) -> Callable[[object], object]:
     def expand(value: object) -> object:
-        return cast(object, value) if isinstance(value, dict | BaseModel) else {key: value}
+        keep = isinstance(value, dict | BaseModel) or (optional and value is None)
+        return cast(object, value) if keep else {key: value}
 
     return expand
 
@@ -228,7 +229,7 @@ SHORTHANDS: Mapping[str, Callable[[object], object]] = {
     "fabric": _object_with("name"),
     "checkpoint": _object_with("path"),
     "checks": _object_with("before_start"),
-    "placement": _object_with("level"),
+    "placement": _object_with("level", optional=True),
 }
 """Fields where a scalar is short for an object: `fabric: infiniband` is `fabric: {name: infiniband}`."""
 
@@ -643,7 +644,7 @@ class Job(Model):
     """Cluster queue of the job; none means the target's. The local target has no queues."""
     priority: NonEmpty | None = None
     """Priority class of the job in its queue, on Kubernetes a WorkloadPriorityClass; none means the queue's default."""
-    placement: Annotated[Placement | None, _shorthand("placement", str | Placement)] = None
+    placement: Annotated[Placement | None, _shorthand("placement", str | Placement | None)] = None
     """Which part of a cluster's network has all nodes; none means anywhere."""
 
     @property
