@@ -45,7 +45,7 @@ def observed(watch: RunWatch, *, steps: int, attempt: int = 0, **slow: float) ->
 def test_slowest_rank_of_a_node_is_named_once_in_each_attempt() -> None:
     watch = RunWatch()
     for attempt in (0, 1):
-        (found,) = observed(watch, steps=60, attempt=attempt, backward=0.5)
+        (found,) = observed(watch, steps=60, attempt=attempt, backward=0.3)
         assert isinstance(found, StragglerObserved)
         assert (found.node, found.rank, found.phase, found.attempt) == (1, 2, "backward", attempt)
         assert found.finding.where == "rank 2 on node1"

@@ -218,8 +218,9 @@ def _nodes_object(value: object) -> object:
 
 def _object_with(key: str, *, optional: bool = False) -> Callable[[object], object]:
     def expand(value: object) -> object:
-        keep = isinstance(value, dict | BaseModel) or (optional and value is None)
-        return cast(object, value) if keep else {key: value}
+        if isinstance(value, dict | BaseModel) or (optional and value is None):
+            return cast(object, value)
+        return {key: value}
 
     return expand
 
@@ -430,7 +431,7 @@ class PlacementMode(StrEnum):
 
 
 class Slices(Model):
-    """Equal groups of nodes, each within one domain of its own level; node numbers of a slice are neighbours."""
+    """Equal groups of nodes, each within one domain of a lower level; node numbers of a slice are neighbours."""
 
     level: NonEmpty
     """Level of the domain of a slice, below that of the job."""
