@@ -20,7 +20,7 @@ from holdfast.train.probe import matmul
 DEADLINE_S = 30.0
 BURN_IN_S, TINY_BURN_IN_S = 4.0, 0.01
 TINY_RANKS, TINY_BYTES = 2, 1 << 18
-DTYPE = "bfloat16"
+DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
 
 
 def measure(place: Place) -> Iterator[Result]:
@@ -38,7 +38,7 @@ def measure(place: Place) -> Iterator[Result]:
         deadline_s=DEADLINE_S,
         prepare=lambda _: _prepare(place),
     )
-    yield from results(result, ranks)
+    yield from results(result, ranks, DTYPES[place.device.kind])
 
 
 def _prepare(place: Place) -> None:
@@ -47,14 +47,14 @@ def _prepare(place: Place) -> None:
         matmul.COPY_BYTES["cpu"] = TINY_BYTES
 
 
-def results(result: ProbeResult, ranks: int) -> Iterator[Result]:
+def results(result: ProbeResult, ranks: int, dtype: str) -> Iterator[Result]:
     """The claims by what rank 0 of the probe has printed; the slowest device is a claim's figure."""
     if not result.devices:
         raise RuntimeError(f"the probe has no results: {result.problem or result.suspects}")
     conditions = f"{ranks} × {result.devices[0].device.partition(' (')[0]}, {result.elapsed_s:.0f} s for all probes"
     suspects = "; ".join(f"{each.stage}: {', '.join(each.evidence)}" for each in result.suspects)
     details = {"suspects": suspects} if suspects else {}
-    products = [(device, each) for device in result.devices for each in device.matmul if each.dtype == DTYPE]
+    products = [(device, each) for device in result.devices for each in device.matmul if each.dtype == dtype]
     yield _matmul(products, conditions, details)
     slowest = min(each.copy_gb_s for each in result.devices)
     wrong = sum(each.wrong_copies for each in result.devices)

@@ -28,8 +28,10 @@ def checked_run(nodes: int = 2, least: int | None = None) -> Run:
     return run
 
 
-def checked(node: int, *results: CheckResult, generation: int = 0, at: float = 2.0, **facts: str) -> NodeChecked:
-    return NodeChecked(at=at, node=node, generation=generation, results=results, facts=facts)
+def checked(
+    node: int, *results: CheckResult, generation: int = 0, number: int = 0, at: float = 2.0, **facts: str
+) -> NodeChecked:
+    return NodeChecked(at=at, node=node, generation=generation, number=number, results=results, facts=facts)
 
 
 def reported(run: Run) -> list[Finding]:

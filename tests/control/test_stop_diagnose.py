@@ -169,7 +169,7 @@ def decision(run: Run) -> RecoveryDecided:
 
 
 def has_checked(run: Run, node: int) -> NodeChecked:
-    return checked(node, at=40.0)
+    return checked(node, number=1, at=40.0)
 
 
 def test_ranks_stop_nodes_stay_are_checked_and_probed_and_then_start_again() -> None:
@@ -178,8 +178,8 @@ def test_ranks_stop_nodes_stay_are_checked_and_probed_and_then_start_again() -> 
     assert all_stopped(run) == [CheckNode(node=0, number=1), CheckNode(node=1, number=1)]
     assert (decision(run).action, decision(run).first_failed_rank) == (Action.CHECK_NODES, 1)
     assert decision(run).finding.evidence == ("after step 5: its gradient", "not finite now")
-    assert run.do(checked(0)) == []
-    assert run.do(checked(1)) == [StartProbe(replica=0, number=1, members=(0, 1))]
+    assert run.do(checked(0, number=1)) == []
+    assert run.do(checked(1, number=1)) == [StartProbe(replica=0, number=1, members=(0, 1))]
     run.do(probed(0, (0, 1)))
     (start,) = run.do(probed(1, (0, 1)))
     assert isinstance(start, StartAttempt)
@@ -191,7 +191,7 @@ def test_one_node_without_gpus_is_checked_and_has_nothing_to_probe() -> None:
     run = training(nodes=1)
     run.do(damaged(0))
     assert all_stopped(run) == [CheckNode(node=0, number=1)]
-    (start,) = run.do(checked(0))
+    (start,) = run.do(checked(0, number=1))
     assert isinstance(start, StartAttempt)
 
 
@@ -199,19 +199,20 @@ def test_node_that_fails_its_checks_after_a_failure_is_replaced_and_its_successo
     run = training()
     run.do(damaged())
     all_stopped(run)
-    commands = run.do(checked(0), checked(1, BROKEN))
+    commands = run.do(checked(0, number=1), checked(1, BROKEN, number=1))
     assert [command.node_id.node for command in commands if isinstance(command, ReplaceNode)] == [1]
     assert [finding.code for finding in reported(run)] == ["gpu-ecc-errors"]
     run.do(gone(1))
     assert run.do(joined(1, generation=1)) == [CheckNode(node=1, number=1)]
-    assert run.do(checked(1, generation=1)) == [StartProbe(replica=0, number=1, members=(0, 1))]
+    assert run.do(checked(1, generation=1, number=1)) == [StartProbe(replica=0, number=1, members=(0, 1))]
 
 
 def test_node_that_the_probe_after_a_failure_names_is_replaced() -> None:
     run = training(nodes=3)
     run.do(damaged())
     all_stopped(run)
-    run.do(*map(checked, range(3)), probed(0, (0, 1, 2), (2,)), probed(1, (0, 1, 2)))
+    run.do(*(checked(node, number=1) for node in range(3)))
+    run.do(probed(0, (0, 1, 2), (2,)), probed(1, (0, 1, 2)))
     commands = run.do(probed(2, (0, 1, 2)))
     assert [command.node_id.node for command in commands if isinstance(command, ReplaceNode)] == [2]
 
@@ -221,7 +222,7 @@ def test_probe_without_a_result_accuses_no_node_and_ends_no_run(end: str) -> Non
     run = training()
     run.do(damaged())
     all_stopped(run)
-    run.do(checked(0), checked(1))
+    run.do(checked(0, number=1), checked(1, number=1))
     if end == "no report at all":
         commands = run.do(TimerExpired(at=900.0, timer="probe:0"))
     else:
@@ -242,7 +243,7 @@ def fail_again(run: Run, attempt: int) -> list[Command]:
 
 def pass_checks(run: Run, number: int) -> StartAttempt:
     """Every node passes its checks and the probe."""
-    run.do(checked(0), checked(1), probed(0, (0, 1), number=number))
+    run.do(*(checked(node, number=number) for node in (0, 1)), probed(0, (0, 1), number=number))
     (start,) = run.do(probed(1, (0, 1), number=number))
     assert isinstance(start, StartAttempt)
     return start

@@ -19,6 +19,8 @@ from holdfast.diagnose.rules.combinations import COMBINATIONS
 
 SOURCE = Path(holdfast.__file__).parent
 CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+CODE_FIRST = {"failure", "_error", "_finding"}
+"""Functions whose first argument is a code."""
 CLASSES = """
 acs/iommu|collective mismatch (desync)|driver/peermem|firewall/networkpolicy|gdr-missing|gpu-xid|hang-unknown
 memlock/ulimit|nan/data|mtu/pfc/roce-loss|oom-gpu|oom-host|rank-count mismatch|rdma-device-missing|rendezvous/dns
@@ -29,13 +31,13 @@ node-lost|not-started|unknown
 
 
 def written_codes() -> Iterator[str]:
-    """Every code that is given by name as text, also where it is one of two, and every one that `failure` is given."""
+    """Every code that is given by name as text, also where it is one of two, and those of calls of `CODE_FIRST`."""
     for path in SOURCE.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call):
                 continue
             given = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
-            if isinstance(call.func, ast.Name) and call.func.id == "failure":
+            if isinstance(call.func, ast.Name) and call.func.id in CODE_FIRST:
                 given += call.args[:1]
             for value in given:
                 for node in ast.walk(value):

@@ -280,6 +280,24 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Wait, or request a wider placement.",
     ),
     (
+        "placement-needs-queue",
+        "The job has a `placement`, and no queue: only Kueue places all nodes of a run together.",
+        "`queue` in the job and in the target; `kubectl get localqueues`.",
+        "Name a queue, or leave `placement` out.",
+    ),
+    (
+        "placement-level-unknown",
+        "The target does not say which label of its machines a level of the placement means.",
+        "`topology_levels` in the target; `kubectl get topologies -o yaml`.",
+        "Add the level and its label to the target.",
+    ),
+    (
+        "placement-level-missing",
+        "No flavor of the queue has a topology with the placement's levels.",
+        "`kubectl get topologies,resourceflavors -o yaml`.",
+        "Use a level that the topology has, or have the ResourceFlavor given a `topologyName`.",
+    ),
+    (
         "no-such-flavor",
         "No flavor of the queue has machines of the requested kind.",
         "`kubectl describe clusterqueue`, `kubectl get resourceflavors -o yaml`.",

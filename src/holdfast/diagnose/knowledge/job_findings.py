@@ -151,6 +151,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Give each replica whole nodes, or an equal part of one node.",
     ),
     (
+        "bad-parallel",
+        "The sizes under `parallel` do not divide the ranks of a replica.",
+        "`parallel` against `nodes`, `ranks_per_node` and `recovery.replicas`.",
+        "Set the sizes with which the program makes its groups.",
+    ),
+    (
+        "bad-placement",
+        "The nodes cannot be divided into equal slices.",
+        "`nodes` against `placement.slices.nodes`.",
+        "Set a size that divides `nodes`.",
+    ),
+    (
         "missing-extra",
         "A feature needs a library that only an extra of holdfast installs.",
         "The finding names the Python that lacks it.",
@@ -163,6 +175,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Drop one of the two.",
     ),
     # Launchers
+    (
+        "not-executable",
+        "The command's file exists, and is not marked as executable.",
+        "`ls -l` of the file.",
+        "`chmod +x` it, or write its interpreter before it: `python FILE`.",
+    ),
     (
         "command-without-dashes",
         "A user's program appears where holdfast expects a job file, without `--` before it.",
