@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -83,8 +84,22 @@ class WatchedRun:
                 )  # its supervisor cleans up after it, for longer on a busy machine
             if isinstance(event, kind) and which(event):
                 return event
-            assert time.monotonic() < deadline, f"no {kind.__name__} within {within_s:g} s after {self.seen[-5:]}"
-        raise AssertionError(f"the run ended without {kind.__name__}: {self.seen[-5:]}")
+            if time.monotonic() > deadline:
+                raise AssertionError(
+                    f"no {kind.__name__} within {within_s:g} s after {self._latest()}\n{self._stacks()}"
+                )
+        raise AssertionError(f"the run ended without {kind.__name__}: {self._latest()}")
+
+    def _stacks(self) -> str:
+        """What the run's processes do, for a failed test."""
+        dumps = [["py-spy", "dump", "--pid", str(pid)] for pid in processes_of(self.folder)]
+        return "\n".join(subprocess.run(each, capture_output=True, text=True, check=False).stdout for each in dumps)
+
+    def _latest(self) -> list[AnyEvent]:
+        """The last step and the last other events."""
+        return [*self.all(StepCommitted)[-1:], *(each for each in self.seen if not isinstance(each, StepCommitted))][
+            -9:
+        ]
 
     def first(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
         """The first event of a kind, already read or still to come."""

@@ -45,7 +45,8 @@ MAX_ROUNDS, NOISE_ROUNDS = 40, 6
 as slow is named. Fewer would now and then show a busy host as a calm one."""
 CONTENTION = 0.5
 """Where a rank's thread waits for a CPU, it shares caches and clock too: the part of its waits that excuses as much of
-its own time. Waits are in no own time; on two busy cores, own times of equal ranks still differ by 6 % to 20 %."""
+its own time. Waits are in no own time; on two busy cores, own times of equal ranks still differ by 6 % to 20 %.
+A rank is late by the waits themselves as well."""
 
 
 class Straggler(NamedTuple):
@@ -79,18 +80,18 @@ class _Series:
         self.rounds: deque[_Round] = deque(maxlen=MAX_ROUNDS)
         self._offset = offset
         """Deviations of a round by which all shares may be wrong in the same direction."""
-        self._named = False
+        self.is_named = False
 
     def add(self, one: _Round, noise: float) -> list[_Round]:
         """The rounds in which the rank was slower than a rule allows, unless it is named already."""
         self.rounds.append(one)
-        if self._named:
+        if self.is_named:
             if statistics.fmean(each.share for each in self._newest(REARM_STEPS) or self.rounds) < REARM_SHARE:
-                self._named = False
+                self.is_named = False
                 self.rounds.clear()
             return []
         found = next((recent for rule in RULES if (recent := self._fulfilling(rule, noise))), list[_Round]())
-        self._named = bool(found)
+        self.is_named = bool(found)
         return found
 
     def _fulfilling(self, rule: Rule, noise: float) -> list[_Round]:
@@ -127,6 +128,11 @@ class _Comparison:
         self._series: dict[int, _Series] = {}
         self._noise: deque[float] = deque(maxlen=MAX_ROUNDS)
         """By round, the standard deviation of a rank's share from one round to the next."""
+
+    @property
+    def named(self) -> set[int]:
+        """The ranks that are named and have not recovered."""
+        return {rank for rank, each in self._series.items() if each.is_named}
 
     def add(self, rounds: dict[int, _Round]) -> dict[int, list[_Round]]:
         """The ranks that are named with this round, and the rounds that prove it."""
@@ -168,9 +174,11 @@ class StragglerDetector:
             for rank, proof in self._own.add(rounds).items()
         ]
         if late := self._lateness(times, rounds):
+            # A rank's lateness for its own time is subtracted, but what is left of it is never quite nothing.
             found += [
                 _straggler(by_rank[rank], times, Phase.COMMUNICATION, proof)
                 for rank, proof in self._late.add(late).items()
+                if rank not in self._own.named
             ]
         return sorted(found, key=lambda each: -each.slowdown)
 
@@ -196,12 +204,13 @@ class StragglerDetector:
         if self._usual is None:
             return {}
         grown_s, usual = communication_s - self._usual.communication_s, self._usual.late_s
+        waits_s = {each.rank: each.cpu_wait_s for each in times}
         return {
             rank: _Round(
                 steps=one.steps,
                 share=min(late_s[rank] - usual[rank] - max(0.0, one.share * one.others_s), grown_s) / one.others_s,
                 others_s=one.others_s,
-                excused=one.excused,
+                excused=one.excused + waits_s[rank] / one.others_s,
             )
             for rank, one in own.items()
             if one.others_s > 0
