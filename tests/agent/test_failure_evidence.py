@@ -11,6 +11,8 @@ import pytest
 
 from holdfast.agent import failure_evidence
 from holdfast.agent.failure_evidence import MAX_FAILURES, MAX_LINES, FailedRanks, keep_evidence
+from holdfast.watch.memory_pressure import read_tightest
+from holdfast.watch.monitor_loop import Latest
 
 SECRET = "hunter2-hunter2"
 
@@ -47,7 +49,8 @@ def test_folder_has_what_shows_the_failure_and_no_secret(tmp_path: Path) -> None
     counters = tmp_path / "sys/class/infiniband/mlx5_0/ports/1/counters"
     counters.mkdir(parents=True)
     (counters / "link_downed").write_text("3\n")
-    kept = keep_evidence(failed(tmp_path), system=tmp_path / "sys")
+    readings = {"memory": Latest(age_s=1.5, reading=read_tightest())}
+    kept = keep_evidence(failed(tmp_path), readings, system=tmp_path / "sys")
     assert kept.folder == tmp_path / "evidence" / "attempt-0"
     found = {str(path.relative_to(kept.folder)): path for path in kept.folder.rglob("*") if path.is_file()}
     assert sorted(found) == [
@@ -55,6 +58,7 @@ def test_folder_has_what_shows_the_failure_and_no_secret(tmp_path: Path) -> None
         "environment.json",
         "flight-attempt-0-rank-1",
         "flight-attempt-0-rank-1.gloo",
+        "monitors.json",
         "output/rank-0.log",
         "output/rank-1.log",
         "stacks-replica-0-attempt-0-rank-0.txt",
@@ -73,6 +77,8 @@ def test_folder_has_what_shows_the_failure_and_no_secret(tmp_path: Path) -> None
     assert not any(secret in everything for secret in (SECRET.encode(), b"abcd1234", b"pw1x9"))
     read = json.loads(found["counters.json"].read_text())
     assert read[str(counters / "link_downed")] == "3"
+    memory = json.loads(found["monitors.json"].read_text())["memory"]
+    assert (memory["age_s"], memory["reading"]["limit_bytes"] > 0) == (1.5, True)
     assert "lo:" in read["/proc/net/dev"]
     assert json.loads(found["versions.json"].read_text()).keys() >= {"holdfast", "python", "kernel"}
 

@@ -107,11 +107,13 @@ def test_stopped_rank_is_named_by_the_stacks_of_all_and_each_node_keeps_its_evid
     assert shown[2] >= {
         "rank-2.log",
         "counters.json",
+        "monitors.json",
         "stacks-replica-0-attempt-0-rank-2.txt",
         "flight-attempt-0-rank-2.gloo",
     }
     files = [path for folder in watched.folder.evidence(0) for path in folder.rglob("*") if path.is_file()]
     assert not any(b"hunter2" in path.read_bytes() for path in files)
+    assert all('"memory"' in path.read_text() for path in files if path.name == "monitors.json")
     answer = api.diagnose_run(watched.folder)
     assert any(each.text == "stacks: the others wait for rank 1 on node 1" for each in answer.evidence)
     assert [note for note in answer.notes if kept[1].folder in note]

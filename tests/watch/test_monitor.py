@@ -21,7 +21,7 @@ from holdfast.watch.monitor import (
     comparing,
     updated,
 )
-from holdfast.watch.monitor_loop import MAX_FAILURES, MIN_REST_S, MonitorLoop, Opened
+from holdfast.watch.monitor_loop import MAX_FAILURES, MIN_REST_S, Latest, MonitorLoop, Opened
 
 DEADLINE_S = 60.0
 
@@ -110,6 +110,8 @@ def test_source_is_read_when_it_is_due() -> None:
     fake.now, fake.value = fake.now + 3.0, "hot"
     loop.step()
     assert (fake.read_at, fake.found) == ([100.0, 105.0], [("s", "hot")])
+    fake.now += 2.0
+    assert loop.latest() == {"s": Latest(age_s=2.0, reading="hot")}
 
 
 def test_missing_source_is_named_and_never_read() -> None:

@@ -467,7 +467,7 @@ class Agent:
 
     async def _keep_and_report(self, ranks: FailedRanks) -> None:
         try:
-            kept = await asyncio.to_thread(keep_evidence, ranks)
+            kept = await asyncio.to_thread(keep_evidence, ranks, self._monitors.latest())
         except OSError as error:
             log.warning("the evidence of attempt %d cannot be kept: %s", ranks.attempt, error)
             return

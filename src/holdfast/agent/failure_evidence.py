@@ -6,6 +6,7 @@ NODE/evidence/[replica-R-]attempt-A/
     flight-...            dumps of flight recorders: links, not copies
     environment.json      variables of the ranks, without values that may be secret
     counters.json         counters of the node's kernel, network and devices, read when the ranks had ended
+    monitors.json         the latest reading of each monitor, and how many seconds old it was
     versions.json         of holdfast, the interpreter, its packages, the kernel and the driver
 
 The next attempt may already be running meanwhile, so that nothing waits for this.
@@ -24,9 +25,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from holdfast.diagnose import secret_patterns
 from holdfast.host.files import open_regular, private_opener, regular_opener
 from holdfast.run_dir import EVIDENCE_NAME, attempt_name
+from holdfast.watch.monitor_loop import Latest
 
 MAX_FAILURES = 8
 """Newest failures kept per node: as many as ten restarts in an hour (`recovery.max_restarts`) leave room to compare."""
@@ -81,8 +85,13 @@ class KeptEvidence:
     """Files over the limit, or that could not be read."""
 
 
-def keep_evidence(ranks: FailedRanks, *, system: Path = Path("/sys")) -> KeptEvidence:
-    """Write the folder, and delete the oldest ones; raises `OSError` if it cannot be written."""
+def keep_evidence(
+    ranks: FailedRanks, readings: Mapping[str, Latest] | None = None, *, system: Path = Path("/sys")
+) -> KeptEvidence:
+    """Write the folder, and delete the oldest ones; raises `OSError` if it cannot be written.
+
+    `readings` are those of the node's monitors, by source.
+    """
     name = attempt_name(ranks.attempt, ranks.replica, ranks.replica_count)
     above = ranks.folder / EVIDENCE_NAME
     above.mkdir(mode=0o700, exist_ok=True)
@@ -92,6 +101,7 @@ def keep_evidence(ranks: FailedRanks, *, system: Path = Path("/sys")) -> KeptEvi
     into.write("versions.json", _json(_versions()))
     into.write("environment.json", _json(_environment(ranks)))
     into.write("counters.json", _json(_counters(system)))
+    into.write("monitors.json", msgspec.json.format(msgspec.json.encode(readings or {}, enc_hook=str)))
     secrets = [value.encode() for value in _secret_values(ranks)]
     for log in ranks.logs:
         into.write(f"output/{log.name}", _without(last_output(log), secrets))

@@ -17,7 +17,7 @@ from holdfast.events import DeviceFault, DeviceFaultObserved, FindingRaised, Mon
 from holdfast.findings import Finding
 from holdfast.preflight.nvidia_smi import is_visible
 from holdfast.watch.monitor import AnyMonitor, Symptom
-from holdfast.watch.monitor_loop import MonitorLoop, Opened, Overlay
+from holdfast.watch.monitor_loop import Latest, MonitorLoop, Opened, Overlay
 from holdfast.watch.monitor_table import MEMORY, NodePlace, monitors
 
 DRIVER_TIMEOUT_S = 20.0
@@ -94,6 +94,10 @@ class NodeMonitors:
         """Change the readings of a source for so many seconds, for a drill."""
         for each in self._loops:
             each.overlay(source, overlay, for_s)
+
+    def latest(self) -> dict[str, Latest]:
+        """The latest reading of each source."""
+        return {source: latest for each in self._loops for source, latest in each.latest().items()}
 
     def stop(self) -> None:
         """End the threads."""

@@ -31,9 +31,19 @@ class _Row:
     judge: Judge[Any]
     due_s: float = 0.0
     read_s: float = -1e9
+    reading: Any = None
+    """The latest; None if it was not read yet."""
     failures: int = 0
     overlay: Overlay | None = None
     overlay_ends_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latest:
+    """The latest reading of a source."""
+
+    age_s: float
+    reading: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +99,15 @@ class MonitorLoop:
                 row.overlay, row.overlay_ends_s, row.due_s = overlay, self._clock() + for_s, 0.0
         self._notify()
 
+    def latest(self) -> dict[str, Latest]:
+        """The latest reading of each source, for another thread."""
+        now = self._clock()
+        return {
+            name: Latest(age_s=now - row.read_s, reading=row.reading)
+            for name, row in dict(self._rows).items()
+            if row.reading is not None
+        }
+
     def stop(self) -> None:
         """End the thread, from another thread."""
         self._stopped = True
@@ -119,6 +138,7 @@ class MonitorLoop:
             reading = row.source.read(now) if row.source is not None else None
             if overlay is not None:
                 reading = overlay(reading, now)
+            row.reading = reading
             for symptom in row.judge(reading, now):
                 self._report(row.monitor.source, symptom)
             row.failures = 0
