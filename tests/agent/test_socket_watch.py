@@ -18,10 +18,11 @@ from holdfast.agent import socket_watch
 from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, WINDOW
 from holdfast.agent.socket_watch import MAX_FAILURES, MAX_NODES, MAX_REPORTS, SocketWatch, spans_nodes
 from holdfast.clock import Clock
-from holdfast.events import LinkSlowed, LinksMeasured, SocketsObserved
+from holdfast.events import LinkSlowed, LinksMeasured, SocketsObserved, TrafficStopped
 from holdfast.host.tcp_sockets import Endpoint, TcpSocket
 from holdfast.preflight.interfaces import Interface
 from holdfast.protocol.orders import StartRanks
+from holdfast.watch.quiet_traffic import QUIET_S
 
 DEADLINE_S = 20.0
 HERE, THERE = ip_address("10.1.0.2"), ip_address("10.1.0.3")
@@ -72,8 +73,8 @@ class Watched:
     """A watch that looks when the test requests it."""
 
     def __init__(self, kernel: Kernel, **environ: str) -> None:
-        self.sent: list[SocketsObserved | LinksMeasured | LinkSlowed] = []
-        self.steps = 0
+        self.sent: list[SocketsObserved | LinksMeasured | LinkSlowed | TrafficStopped] = []
+        self.steps, self.now = 0, 1000.0
         self.watch = SocketWatch(
             order(GROUP_WORLD_SIZE=str(MAX_NODES + 1)) if environ else order(),
             node=1,
@@ -84,6 +85,7 @@ class Watched:
             steps=lambda: self.steps,
             sockets=lambda: [*kernel.sockets.values()],
             interfaces=lambda: INTERFACES,
+            monotonic=lambda: self.now,
         )
 
     def look(self, times: int = 1) -> None:
@@ -135,6 +137,22 @@ def test_other_interface_is_reported_with_what_the_host_name_resolves_to(kernel:
     assert found.other_interfaces == ("eth0",)
     assert [each.interface for each in found.connections] == ["eth0"]
     assert found.host_name.startswith(f"{socket.gethostname()} (")
+
+
+def test_ranks_that_exchange_nothing_for_ten_minutes_are_reported_once(kernel: Kernel) -> None:
+    watched, inode = Watched(kernel), kernel.connect()
+
+    def reports_after(sent: int, seconds: float) -> int:
+        kernel.pass_data(inode, sent, 0.1)
+        watched.now += seconds
+        watched.look()
+        return sum(isinstance(each, TrafficStopped) for each in watched.sent)
+
+    assert reports_after(0, 2 * QUIET_S) == 0, "they have exchanged nothing yet"
+    assert reports_after(50 * MB, 1.0) == 0
+    assert reports_after(0, QUIET_S - 1.0) == 0
+    assert reports_after(1000, 2.0) == 1
+    assert reports_after(0, 2 * QUIET_S) == 1
 
 
 def test_sockets_of_other_programs_are_none_of_the_ranks(kernel: Kernel) -> None:

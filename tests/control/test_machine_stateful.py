@@ -76,6 +76,7 @@ from holdfast.events import (
     StepCommitted,
     StragglerObserved,
     TimerExpired,
+    TrafficStopped,
     WorldSizeChanged,
 )
 from holdfast.events.log import decode_line, encode_line
@@ -909,6 +910,13 @@ class Play(RuleBasedStateMachine):
                     finding=Finding(code="straggler", what="it is slow"),
                 )
             )
+
+    @precondition(lambda self: self.living())
+    @rule(index=pick)
+    def node_exchanges_no_data(self, index: int) -> None:
+        living = self.living()
+        finding = Finding(code="traffic-stopped", what="no data")
+        self.world.feed(TrafficStopped(at=self.world.now, node=living[index % len(living)].node, finding=finding))
 
     @precondition(lambda self: self.living())
     @rule(index=pick, fault=st.sampled_from([DeviceFault.GPU, DeviceFault.CONTAINED, DeviceFault.NIC_LINK_DOWN]))

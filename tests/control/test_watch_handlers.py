@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from tests.control.test_machine import Run, gone, joined, stopped
 from tests.control.test_rollout import step
@@ -11,6 +12,7 @@ from tests.control.test_standby_promotion import ready
 
 from holdfast.control.commands import AvoidMachine, Command, ReplaceNode, Send, StartAttempt
 from holdfast.control.machine import Machine
+from holdfast.control.requests import dump_interval_s
 from holdfast.control.state import ReplicaPhase
 from holdfast.control.watch_handlers import LINK_WINDOW_S
 from holdfast.events import (
@@ -21,10 +23,11 @@ from holdfast.events import (
     NumericFaultObserved,
     RecoveryDecided,
     StragglerObserved,
+    TrafficStopped,
 )
 from holdfast.findings import Finding
 from holdfast.job.spec import Job, Watch
-from holdfast.protocol.orders import StopRanks
+from holdfast.protocol.orders import DumpStacks, StopRanks
 from holdfast.protocol.watch_levels import WatchLevel
 
 
@@ -105,6 +108,16 @@ def test_damage_ends_the_attempt_and_a_spike_only_where_the_job_wants_it(
     assert stops(run.do(fault)) is acts
     assert codes(run) == ([] if acts else [fault.finding.code])
     assert run.phase() is (ReplicaPhase.STOPPING if acts else ReplicaPhase.RUNNING)
+
+
+def test_node_without_traffic_has_the_stacks_of_its_replica_compared_once_in_an_attempt() -> None:
+    run = at_work(replicas=2)
+    quiet = TrafficStopped(at=900.0, node=1, finding=Finding(code="traffic-stopped", what="no data"))
+    (sent,) = [command for command in run.do(quiet) if isinstance(command, Send)]
+    assert sent.order == DumpStacks(requested_at=900.0, rounds=5, interval_s=dump_interval_s(1.0))
+    assert sent.nodes == tuple(node.node for node in run.state.nodes_of(run.state.nodes[1].replica or 0))
+    assert codes(run) == ["traffic-stopped"]
+    assert run.do(msgspec.structs.replace(quiet, at=1600.0)) == []
 
 
 def test_each_kind_of_spike_is_reported_once_in_an_attempt() -> None:

@@ -10,6 +10,7 @@ import pytest
 from holdfast.findings import Finding
 from holdfast.host.rdma_counters import CounterReading
 from holdfast.watch.monitor import MAX_REPORTS
+from holdfast.watch.quiet_traffic import QUIET_S
 from holdfast.watch.rdma_traffic import (
     CLEAN_S,
     REFERENCE_SAMPLES,
@@ -72,6 +73,15 @@ def test_healthy_ports_in_changing_phases_are_not_named() -> None:
     assert stream.run(20, lambda port, poll: 0.0) == []
     assert stream.run(20, lambda port, poll: busy(port, poll) * 0.3) == []
     assert stream.run(200, lambda port, poll: busy(port, poll) * (poll % 3 > 0)) == []
+
+
+def test_node_that_carries_nothing_for_ten_minutes_is_reported_once_each_time() -> None:
+    stream, polls = Stream(), round(QUIET_S / POLL_S)
+    assert stream.run(polls + 5, lambda port, poll: 0.0) == [], "it has carried nothing yet"
+    for _ in range(2):
+        stream.run(1, busy)
+        assert stream.run(polls - 1, lambda port, poll: 100.0) == []
+        assert [each.code for each in stream.run(polls, lambda port, poll: 100.0)] == ["traffic-stopped"]
 
 
 def test_port_that_carries_less_than_its_siblings_is_named_once_with_its_counters() -> None:

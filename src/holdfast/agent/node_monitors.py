@@ -7,13 +7,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from holdfast.agent.device_evidence import fault_of_line
 from holdfast.clock import Clock
-from holdfast.events import DeviceFault, DeviceFaultObserved, FindingRaised, MonitorsStarted
+from holdfast.events import DeviceFault, DeviceFaultObserved, FindingRaised, MonitorsStarted, TrafficStopped
 from holdfast.findings import Finding
 from holdfast.preflight.nvidia_smi import is_visible
 from holdfast.watch.monitor import AnyMonitor, Symptom
@@ -25,7 +25,7 @@ DRIVER_TIMEOUT_S = 20.0
 SAME_FAULT_S = 60.0
 """A fault of a device that another source reports so soon after the first is the same one."""
 
-Message = DeviceFaultObserved | FindingRaised | MonitorsStarted
+Message = DeviceFaultObserved | FindingRaised | MonitorsStarted | TrafficStopped
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +83,7 @@ class NodeMonitors:
         def report(source: str, symptom: Symptom) -> None:
             """The evidence is read here: it may take long."""
             finding = symptom.finding(f"node{self._watched.node}")
-            in_agent(self._on_symptom, source, symptom.fault if devices else None, symptom.device, finding)
+            in_agent(self._on_symptom, source, symptom if devices else replace(symptom, fault=None), finding)
 
         self._loops = tuple(MonitorLoop(part, report) for part in parts)
         for each in self._loops:
@@ -127,10 +127,13 @@ class NodeMonitors:
             )
         )
 
-    def _on_symptom(self, source: str, fault: DeviceFault | None, device: str, finding: Finding) -> None:
+    def _on_symptom(self, source: str, symptom: Symptom, finding: Finding) -> None:
+        fault, device = symptom.fault, symptom.device
         if source == MEMORY:
             self._on_memory_pressure()
-        if fault is None:
+        if symptom.stops_traffic:
+            self._send(TrafficStopped(at=self._clock(), node=self._watched.node, finding=finding))
+        elif fault is None:
             self._send(FindingRaised(at=self._clock(), finding=finding))
         elif not self._is_known(source, fault, device):
             self._send(

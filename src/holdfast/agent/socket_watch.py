@@ -30,7 +30,7 @@ from holdfast.agent.link_speed import LinkSpeed, lost_to_newer, updated
 from holdfast.agent.tcp_traffic import TcpTraffic
 from holdfast.clock import Clock
 from holdfast.diagnose.tcp_pairs import DATA_BYTES
-from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketsObserved
+from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketsObserved, TrafficStopped
 from holdfast.fabric.catalog import LOCAL_DEFAULT
 from holdfast.host.daemon_threads import in_daemon_thread
 from holdfast.host.processes import descendants, open_sockets
@@ -38,8 +38,10 @@ from holdfast.host.tcp_sockets import TcpSocket, tcp_sockets
 from holdfast.preflight.interfaces import ListInterfaces, system_interfaces
 from holdfast.preflight.node_view import NotLookedAt
 from holdfast.protocol.orders import StartRanks
+from holdfast.watch import quiet_traffic
+from holdfast.watch.quiet_traffic import QuietTraffic
 
-Message = SocketsObserved | LinksMeasured | LinkSlowed
+Message = SocketsObserved | LinksMeasured | LinkSlowed | TrafficStopped
 
 log = logging.getLogger("holdfast.agent")
 
@@ -127,6 +129,7 @@ class SocketWatch:
         steps: Callable[[], int],
         sockets: Callable[[], Sequence[TcpSocket]] = tcp_sockets,
         interfaces: ListInterfaces = system_interfaces,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         """`pids` returns the pid of each running rank, `steps` how many steps this node has finished."""
         self._sockets, self._interfaces = sockets, interfaces
@@ -146,6 +149,9 @@ class SocketWatch:
         self._measured = 0
         """Looks at which the rate of a connection in its first steps was known."""
         self._traffic = TcpTraffic()
+        self._quiet = QuietTraffic()
+        self._monotonic = monotonic
+        self._looked_at = monotonic()
         self._addresses = NodeAddresses(interfaces={})
         self._host_name = ""
         """As reports have it; set when another interface than the run's is first seen."""
@@ -284,7 +290,16 @@ class SocketWatch:
                 self._slow_links[place] += 1
                 self._unsent.append(self._slowed(each, link, data))
         self._report_rates(data)
-        self._traffic.add(data, self._addresses, self._steps())
+        self._watch_traffic(self._traffic.add(data, self._addresses, self._steps()))
+
+    def _watch_traffic(self, carried_bytes: int) -> None:
+        """Report once when the ranks no longer exchange data."""
+        now = self._monotonic()
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        self._quiet, stopped = quiet_traffic.updated(self._quiet, carried_bytes / max(elapsed_s, 1e-9), now)
+        if stopped:
+            finding = quiet_traffic.symptom("TCP").finding(f"node{self._node}")
+            self._unsent.append(TrafficStopped(at=self._clock(), node=self._node, finding=finding))
 
     def _report_rates(self, data: Sequence[RankSocket]) -> None:
         """Report the rates of the first steps once, some looks after the first of them is known."""

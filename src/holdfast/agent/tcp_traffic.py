@@ -21,21 +21,24 @@ class TcpTraffic:
         self._steps = 0
         self._metrics: dict[str, float] = {}
 
-    def add(self, sockets: Iterable[RankSocket], addresses: NodeAddresses, steps: int) -> None:
-        """A look at all sockets, after this number of steps."""
-        now = {each.socket.inode: each.socket for each in sockets}
+    def add(self, sockets: Iterable[RankSocket], addresses: NodeAddresses, steps: int) -> int:
+        """A look at all sockets, after this number of steps; returns the bytes carried since the last look."""
+        now, carried_bytes = {each.socket.inode: each.socket for each in sockets}, 0
         for inode, each in now.items():
             before = self._last.get(inode, TcpCounters())
+            carried_bytes += each.counters.acked_bytes - before.acked_bytes
+            carried_bytes += each.counters.received_bytes - before.received_bytes
             name = addresses.interface(each)
             self._sums[metric_of(TCP_SENT_BYTES, name)] += each.counters.acked_bytes - before.acked_bytes
             self._sums[metric_of(TCP_RETRANSMITS, name)] += each.counters.retransmits - before.retransmits
         self._last = {inode: each.counters for inode, each in now.items()}
         if steps == self._steps:
-            return
+            return carried_bytes
         if self._steps:  # what was sent before the first step is not the steps'
             self._metrics = {name: total / (steps - self._steps) for name, total in self._sums.items()}
         self._sums.clear()
         self._steps = steps
+        return carried_bytes
 
     def take(self) -> dict[str, float]:
         """The latest means, once."""

@@ -102,6 +102,7 @@ _QUIET = (
     events.LinksMeasured,
     events.LinkSlowed,
     events.MonitorsStarted,
+    events.TrafficStopped,
 )
 """Internal events that are not printed while following a run."""
 
@@ -309,6 +310,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.MonitorsStarted: lambda event: (
         f"{_node(event)} is watched by {', '.join(event.sources)}; {count(len(event.missing), 'source')} missing"
     ),
+    events.TrafficStopped: lambda event: event.finding.what,
     events.DeviceFaultObserved: lambda event: f"node{event.node}: {event.finding.what}",
     events.NumericFaultObserved: lambda event: event.finding.what,
     events.CorruptionObserved: lambda event: event.finding.what,

@@ -81,6 +81,7 @@ NODE_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.NodeChecked: {_ANY + _STANDBY: node_checks.node_checked},
     events.NodeProbed: {_ANY + _STANDBY: node_checks.node_probed},
     events.DeviceFaultObserved: {_ANY + _STANDBY: watch_handlers.device_fault_observed},
+    events.TrafficStopped: {_AT_WORK: watch_handlers.traffic_stopped},
     Timer.CHECK: {_ANY + _STANDBY: node_checks.check_timed_out},
     Timer.RECONNECT: {_ANY + _STANDBY: node_handlers.reconnect_timed_out},
     Timer.STANDBY_JOIN: {_STANDBY: node_handlers.standby_join_timed_out},

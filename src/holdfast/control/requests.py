@@ -10,6 +10,7 @@ import math
 from holdfast import events
 from holdfast.control.commands import Cordon, InjectFault, Uncordon
 from holdfast.control.context import Context
+from holdfast.control.state import ReplicaState
 from holdfast.job.fault_catalog import FAULTS, Executor
 from holdfast.protocol import orders
 
@@ -38,9 +39,14 @@ def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None
         return
     for replica in ctx.state.running_replicas:
         if event.replica in (None, replica.replica):
-            interval_s = dump_interval_s(replica.step_rate.step_s)
-            order = orders.DumpStacks(requested_at=event.at, rounds=event.rounds, interval_s=interval_s)
-            ctx.send(order, ctx.state.busy_nodes_of(replica.replica))
+            sample_stacks(ctx, replica, requested_at=event.at, rounds=event.rounds)
+
+
+def sample_stacks(ctx: Context, replica: ReplicaState, *, requested_at: float, rounds: int) -> None:
+    """Every agent of a replica dumps the stacks of its ranks several times."""
+    interval_s = dump_interval_s(replica.step_rate.step_s)
+    order = orders.DumpStacks(requested_at=requested_at, rounds=rounds, interval_s=interval_s)
+    ctx.send(order, ctx.state.busy_nodes_of(replica.replica))
 
 
 def dump_interval_s(step_s: float | None) -> float:

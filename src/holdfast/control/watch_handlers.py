@@ -6,7 +6,9 @@ from holdfast import events
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_slots import mark_failed
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, NodeBlame, node_blame
+from holdfast.control.requests import sample_stacks
 from holdfast.control.state import CheckPhase
+from holdfast.diagnose.stack_rounds import ROUNDS
 from holdfast.events import DeviceFault, NumericFault
 from holdfast.findings import Finding
 from holdfast.job.quarantine import Certainty
@@ -48,6 +50,13 @@ def device_fault_observed(ctx: Context, event: events.DeviceFaultObserved) -> No
         certainty = Certainty.CERTAIN if node_blame(event.fault) is NodeBlame.CERTAIN else Certainty.NAMED
         mark_failed(ctx, event.node, event.finding, certainty)
         ctx.raise_(FollowUp.LOSE_FAILED, index=event.node)
+
+
+def traffic_stopped(ctx: Context, event: events.TrafficStopped) -> None:
+    """Compare the stacks of the replica's ranks, once in an attempt: they may all wait for one."""
+    index = ctx.state.nodes[event.node].replica
+    if index is not None and _report_once(ctx, index, event.finding):
+        sample_stacks(ctx, ctx.state.replicas[index], requested_at=event.at, rounds=ROUNDS)
 
 
 def corruption_observed(ctx: Context, event: events.CorruptionObserved) -> None:
@@ -111,8 +120,11 @@ def _fail(
     ctx.raise_(FollowUp.STOP, index=index)
 
 
-def _report_once(ctx: Context, index: int, finding: Finding) -> None:
+def _report_once(ctx: Context, index: int, finding: Finding) -> bool:
+    """Report a finding unless its code was reported in the attempt; returns whether it was not."""
     replica = ctx.state.replicas[index]
-    if finding.code not in replica.watched:
+    is_new = finding.code not in replica.watched
+    if is_new:
         ctx.change_replica(index, watched=replica.watched | {finding.code})
         ctx.report(finding)
+    return is_new

@@ -80,6 +80,7 @@ from holdfast.events.watch_events import (
     NumericFaultObserved,
     StacksCompared,
     StragglerObserved,
+    TrafficStopped,
 )
 
 AgentEvent = (
@@ -97,6 +98,7 @@ AgentEvent = (
     | LinksMeasured
     | LinkSlowed
     | MonitorsStarted
+    | TrafficStopped
     | DeviceFaultObserved
     | NumericFaultObserved
     | CorruptionObserved

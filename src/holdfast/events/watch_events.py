@@ -23,6 +23,13 @@ class DeviceFaultObserved(Event, frozen=True, kw_only=True):
     finding: Finding
 
 
+class TrafficStopped(Event, frozen=True, kw_only=True):
+    """The ranks on a node exchanged data with other nodes, and have not for ten minutes."""
+
+    node: int
+    finding: Finding
+
+
 class MonitorsStarted(Event, frozen=True, kw_only=True):
     """An agent reads the sources that its node has, from its first ranks on."""
 

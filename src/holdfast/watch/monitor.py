@@ -43,6 +43,8 @@ class Symptom:
     """Called only if the symptom is reported."""
     fault: DeviceFault | None = None
     """Set if a device has failed; then the policy decides, not only the reader of a finding."""
+    stops_traffic: bool = False
+    """Whether it is that the node no longer exchanges data; then the stacks of the ranks are compared."""
     owner: Owner = Owner.CLUSTER
     begins: bool = True
     """Whether it is bad enough to begin an episode; otherwise it only prolongs one."""

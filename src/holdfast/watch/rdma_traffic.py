@@ -12,8 +12,10 @@ from functools import partial
 from statistics import median
 
 from holdfast.host.rdma_counters import EFA_RECEIVED, EFA_SENT, RECEIVED, SENT, WORD_BYTES, CounterReading
+from holdfast.watch import quiet_traffic
 from holdfast.watch.monitor import Episodes, Symptom
 from holdfast.watch.monitor import updated as with_symptoms
+from holdfast.watch.quiet_traffic import QuietTraffic
 
 WINDOW_S = 60.0
 """Of readings that are kept."""
@@ -62,6 +64,7 @@ class Traffic:
     """Those of WINDOW_S, oldest first."""
     ports: Mapping[str, PortTraffic] = field(default_factory=dict[str, PortTraffic])
     episodes: Episodes = field(default_factory=Episodes)
+    quiet: QuietTraffic = field(default_factory=QuietTraffic)
 
 
 def updated(traffic: Traffic, reading: CounterReading) -> tuple[Traffic, tuple[Symptom, ...]]:
@@ -71,7 +74,10 @@ def updated(traffic: Traffic, reading: CounterReading) -> tuple[Traffic, tuple[S
     ports = _with_rates(traffic, rates)
     traffic = replace(traffic, readings=(*kept, reading), ports=ports)
     episodes, new = with_symptoms(traffic.episodes, _judged(traffic, rates), reading.at_s)
-    return replace(traffic, episodes=episodes), new
+    quiet, stopped = quiet_traffic.updated(traffic.quiet, sum(rates.values()), reading.at_s)
+    if stopped:
+        new = (*new, quiet_traffic.symptom("RDMA"))
+    return replace(traffic, episodes=episodes, quiet=quiet), new
 
 
 def changes(before: CounterReading, now: CounterReading) -> dict[str, dict[str, int]]:

@@ -160,6 +160,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Begin with the part that has grown most. Forward and backward on all ranks: clocks, throttling, samples.",
     ),
     (
+        "traffic-stopped",
+        "A node's ranks exchanged data with other nodes, and have not for ten minutes: they may all wait for one rank.",
+        "The comparison of five dumps of stacks that follows; `holdfast diagnose RUN --stacks` takes more.",
+        "Nothing, if they evaluate, compile or write a checkpoint.",
+    ),
+    (
         "rank-waited-for",
         "In most of five dumps of a slow run's stacks, the other ranks wait for this rank, and it waits for none.",
         "Its frames in the evidence; `holdfast diagnose RUN --stacks` takes five more dumps.",
