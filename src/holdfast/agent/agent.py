@@ -29,6 +29,7 @@ from holdfast.agent.log_retention import LogRetention
 from holdfast.agent.node_check import NodeCheck
 from holdfast.agent.node_monitors import NodeMonitors, WatchedNode
 from holdfast.agent.node_probe import NodeProbe
+from holdfast.agent.node_replay import NodeReplay
 from holdfast.agent.prewarm import PrewarmPool
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
@@ -136,6 +137,15 @@ class Agent:
             generation=settings.generation,
             folder=settings.folder,
             rendezvous_port=self._rendezvous_port,
+            clock=self._clock,
+            send=self._send,
+        )
+        self._node_replay = NodeReplay(
+            node=settings.node,
+            generation=settings.generation,
+            folder=settings.folder,
+            rendezvous_port=self._rendezvous_port,
+            get_code=self._code_cache.get,
             clock=self._clock,
             send=self._send,
         )
@@ -308,6 +318,10 @@ class Agent:
                 self._node_probe.request(order)
             case orders.StopProbe():
                 self._node_probe.stop(order)
+            case orders.ReplayNode():
+                self._node_replay.request(order)
+            case orders.StopReplay():
+                self._node_replay.stop(order)
             case orders.StopRanks():
                 self._stop_ranks(order)
             case orders.InjectFault():

@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agent.numbered_task import NumberedTask
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.clock import Clock
 from holdfast.events import NodeProbed, ProbeAdvanced
@@ -80,34 +81,15 @@ class NodeProbe:
         self._rendezvous_port = rendezvous_port
         self._clock = clock
         self._send = send
-        self._number = 0
-        self._task: asyncio.Task[NodeProbed] | None = None
-        self._stopped = asyncio.Event()
+        self._task = NumberedTask[NodeProbed](send)
 
     def request(self, order: ProbeNode) -> None:
         """Start the probe, unless it has started; send its report, now or when it has ended."""
-        if order.number > self._number and (self._task is None or self._task.done()):
-            self._number = order.number
-            self._stopped.clear()
-            self._task = asyncio.ensure_future(self._probe(order))
-            self._task.add_done_callback(self._report)
-        elif order.number == self._number and self._task is not None and self._task.done():
-            self._report(self._task)
+        self._task.request(order.number, lambda: self._probe(order))
 
     def stop(self, order: StopProbe) -> None:
         """End the probe of this number, or never start it, and report that."""
-        if order.number > self._number and (self._task is None or self._task.done()):
-            self._number = order.number
-            self._task = asyncio.ensure_future(self._ended(order, problem="it was stopped before its start"))
-            self._task.add_done_callback(self._report)
-        elif order.number == self._number and self._task is not None and self._task.done():
-            self._report(self._task)
-        elif order.number == self._number:
-            self._stopped.set()
-
-    def _report(self, task: asyncio.Task[NodeProbed]) -> None:
-        if not task.cancelled():
-            self._send(task.result())
+        self._task.stop(order.number, lambda: self._ended(order, problem="it was stopped before its start"))
 
     async def _probe(self, order: ProbeNode) -> NodeProbed:
         ranks: list[_Rank] = []
@@ -160,7 +142,7 @@ class NodeProbe:
         deadline = time.monotonic() + order.deadline_s + IMPORT_S
         seen: set[ProbeStage] = set()
         while any(each.process.poll() is None for each in ranks):
-            if self._stopped.is_set():
+            if self._task.stopped.is_set():
                 return "it was stopped: a node is missing"
             if time.monotonic() >= deadline:
                 return f"not done within {order.deadline_s + IMPORT_S:g} s"

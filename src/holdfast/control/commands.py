@@ -64,6 +64,22 @@ class StartProbe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StartReplay:
+    """Have nodes repeat steps in the groups in which they are; the controller fills in each rank's launch."""
+
+    replica: int
+    number: int
+    groups: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
+    """Those that get the order."""
+    until_step: int
+    deadline_s: float
+    code: CodeArchive | None = None
+    checkpoints_back: int = 0
+    """As for the attempt that follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class SubmitNodes:
     """Have the target create these nodes."""
 
@@ -129,6 +145,7 @@ Command = (
     | PrepareNode
     | CheckNode
     | StartProbe
+    | StartReplay
     | SubmitNodes
     | ReplaceNode
     | AvoidMachine

@@ -27,6 +27,8 @@ class FollowUp(Enum):
     """A node has failed its checks."""
     PROBED = "probed"
     """Perhaps no node of its probe still runs it."""
+    REPLAYED = "replayed"
+    """Perhaps no node of its replay still runs it."""
     REFILL = "refill"
     """One of its node slots, or a standby's, is empty."""
     RESUME = "resume"

@@ -45,6 +45,7 @@ from holdfast.control.commands import (
     Send,
     StartAttempt,
     StartProbe,
+    StartReplay,
     SubmitNodes,
     Uncordon,
 )
@@ -66,6 +67,7 @@ from holdfast.protocol.orders import (
     PrepareStandby,
     ProbeNode,
     Progress,
+    ReplayNode,
     Shutdown,
     StackRound,
     StartRanks,
@@ -457,6 +459,10 @@ class Controller:
                 subject = f"the nodes of replica {replica} cannot be probed yet"
                 probing = partial(self._is_probing, replica, number)
                 self._send_or_retry(subject, partial(self._send_probe, command), probing)
+            case StartReplay(replica=replica, number=number):
+                subject = f"the nodes of replica {replica} cannot replay steps yet"
+                replaying = partial(self._is_replaying, replica, number)
+                self._send_or_retry(subject, partial(self._send_replay, command), replaying)
             case PrepareNode(node=node):
                 self._send_or_retry(f"node{node} cannot be made ready yet", partial(self._send_prepare, node))
             case SubmitNodes(node_ids=node_ids):
@@ -527,6 +533,36 @@ class Controller:
     def _is_probing(self, replica: int, number: int) -> bool:
         probe = self._state.replicas[replica].probe
         return probe is not None and probe.number == number
+
+    def _send_replay(self, command: StartReplay) -> None:
+        """Each group is an attempt of its own, whose first node has rank 0."""
+        for group in command.groups:
+            members = tuple(self._state.nodes[number] for number in group)
+            start = StartAttempt(
+                replica=command.replica,
+                attempt=self._state.replicas[command.replica].attempt,
+                nodes=group,
+                master_addr=members[0].address,
+                master_port=members[0].port,
+                code=command.code,
+                checkpoints_back=command.checkpoints_back,
+            )
+            starts = self._start_orders(start, members)
+            self._agents.send(
+                tuple(node for node in group if node in command.nodes),
+                lambda node, starts=starts, group=group: ReplayNode(
+                    replica=command.replica,
+                    number=command.number,
+                    start=starts(node),
+                    nodes=group,
+                    until_step=command.until_step,
+                    deadline_s=command.deadline_s,
+                ),
+            )
+
+    def _is_replaying(self, replica: int, number: int) -> bool:
+        replay = self._state.replicas[replica].replay
+        return replay is not None and replay.number == number
 
     def _send_prepare(self, node: int) -> None:
         members = (self._state.nodes[node], *self._state.nodes_of(0)[1:])

@@ -37,6 +37,7 @@ from holdfast.control.policy import (
     ignored,
     rolled_back,
 )
+from holdfast.control.replays import begin_replay, why_no_replay
 from holdfast.control.requests import send_pending_faults
 from holdfast.control.root_cause import first_failure
 from holdfast.control.state import Ending, NodeState, ReplicaPhase, ReplicaState, Timer
@@ -66,7 +67,7 @@ def start_attempt(ctx: Context, index: int) -> None:
     members = tuple(node.node for node in nodes)
     differ = _differ(ctx, nodes, again=members in (previous.members, previous.compared))
     ctx.change_replica(index, compared=members)
-    if differ or begin_probe(ctx, index, nodes):
+    if differ or begin_replay(ctx, index, nodes) or begin_probe(ctx, index, nodes):
         return
     replica = ctx.change_replica(
         index,
@@ -259,7 +260,8 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     index = replica.replica
     earlier = tuple(one for each in ctx.state.replicas for one in each.failures)
     left_slot = failure.node is not None and ctx.state.nodes[failure.node].replica != index  # a standby has it
-    failure = replace(failure, was_updated=rollout.was_updated(ctx.state))
+    no_replay = why_no_replay(ctx.job, len(replica.members))
+    failure = replace(failure, was_updated=rollout.was_updated(ctx.state), no_replay=no_replay)
     verdict = decide(failure, earlier, ctx.job.recovery, Spare.STANDBY if left_slot else _spare(ctx, replica))
     if verdict.action is Action.REPLACE_NODE and left_slot:
         verdict = replace(verdict, action=Action.PROMOTE)
@@ -280,6 +282,8 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
         _replace_node(ctx, replica, failure.node, verdict)
     if verdict.check_nodes:
         examine_nodes(ctx, index)
+    if verdict.replay_nodes:
+        ctx.change_replica(index, replay_until=failure.step + 1)
     ctx.raise_(FollowUp.ADVANCE, index=index)
 
 

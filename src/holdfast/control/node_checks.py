@@ -30,11 +30,11 @@ def node_checked(ctx: Context, event: events.NodeChecked) -> None:
         return
     ctx.set_timer(Timer.CHECK, event.node, None)
     if problem := event.problem:
-        _fail(ctx, {event.node: problem}, Certainty.CHECK)
+        fail_nodes(ctx, {event.node: problem}, Certainty.CHECK)
     else:
         node = ctx.change_node(event.node, check=CheckPhase.PASSED, facts=event.facts)
         nodes_changed(ctx, node.replica)
-        _fail(ctx, {}, None)
+        fail_nodes(ctx, {}, None)
 
 
 def check_timed_out(ctx: Context, index: int) -> None:
@@ -63,7 +63,7 @@ def probe_timed_out(ctx: Context, index: int) -> None:
     if probe and ctx.state.replicas[index].examined and len(silent) == len(probe.members):
         _acquit(ctx, probe.members, no_report(ctx.job.checks.probe_deadline_s))
     else:
-        _fail(ctx, dict.fromkeys(silent, no_report(ctx.job.checks.probe_deadline_s)), Certainty.CHECK)
+        fail_nodes(ctx, dict.fromkeys(silent, no_report(ctx.job.checks.probe_deadline_s)), Certainty.CHECK)
     ctx.raise_(FollowUp.PROBED, index=index)
 
 
@@ -91,12 +91,12 @@ def judge_probe(ctx: Context, index: int) -> None:
     proven = (report.node for report in probe.reports if report.node not in probe.new)  # by an earlier probe
     for node in {*verdict.passed, *proven} - verdict.failed.keys():
         ctx.change_node(node, probe=ProbePhase.PASSED)
-    _fail(ctx, verdict.failed, Certainty.NAMED)
+    fail_nodes(ctx, verdict.failed, Certainty.NAMED)
     if verdict.of_all and ctx.state.replicas[index].examined:
         _acquit(ctx, probe.members, verdict.of_all)
     elif verdict.of_all and not ctx.state.ending:
         if ctx.state.running_replicas or len(probe.new) < len(probe.members):
-            _fail(ctx, dict.fromkeys(probe.new, verdict.of_all), None)
+            fail_nodes(ctx, dict.fromkeys(probe.new, verdict.of_all), None)
         else:
             what = verdict.of_all.what
             ending = Ending(outcome=events.Outcome.FAILED, exit_code=ExitCode.CANNOT_RUN_HERE, reason=what)
@@ -113,7 +113,7 @@ def _acquit(ctx: Context, members: tuple[int, ...], finding: Finding) -> None:
             ctx.change_node(node, probe=ProbePhase.PASSED)
 
 
-def _fail(ctx: Context, problems: Mapping[int, Finding], certainty: Certainty | None) -> None:
+def fail_nodes(ctx: Context, problems: Mapping[int, Finding], certainty: Certainty | None) -> None:
     """Replace nodes; the last that may fail in its slot stays until the others have reported, since it ends the run.
 
     The user then knows of all that fail. Without problems: the others may just have reported.

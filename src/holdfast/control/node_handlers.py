@@ -28,6 +28,7 @@ from holdfast.control.node_slots import (
 )
 from holdfast.control.notices import missed_announcements
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, never_joined_finding
+from holdfast.control.replays import leave_replay
 from holdfast.control.requests import cordon_again, send_pending_faults
 from holdfast.control.rollout import fetch_on_join
 from holdfast.control.state import CheckPhase, NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
@@ -172,6 +173,7 @@ def _register(ctx: Context, event: events.AgentConnected) -> NodeState | None:
     ctx.set_timer(Timer.RECONNECT, event.node, None)
     if known.incarnation != event.incarnation:
         leave_probe(ctx, event.node, gone=True)
+    leave_replay(ctx, event.node, gone=known.incarnation != event.incarnation)
     stop_probe_again(ctx, event.node)
     request_check(ctx, event.node)
     if not restarted:

@@ -12,6 +12,7 @@ from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, Star
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NodeSet
 from holdfast.control.policy import CHECK_TRIES, check_failed_finding
+from holdfast.control.replays import leave_replay
 from holdfast.control.state import (
     CheckPhase,
     NodePhase,
@@ -39,6 +40,7 @@ MIN_PROBE_NODES = 4
 def empty_slot(ctx: Context, index: int, reason: str, *, maybe_alive: bool) -> None:
     """Empty the slot of a lost node: its next generation is to be requested."""
     leave_probe(ctx, index, gone=True)
+    leave_replay(ctx, index, gone=True)
     node = ctx.change_node(
         index,
         phase=NodePhase.REQUESTED,

@@ -171,6 +171,8 @@ class Failure:
     """Whether its error is about a connection, perhaps to a server that will return."""
     evicted: bool = False
     """Whether the run's queue evicted the node: not a fault of the run, and it costs no restart."""
+    no_replay: str = ""
+    """Why its nodes cannot repeat its last steps; empty if they can."""
     waiting_rank: int | None = None
     """The rank that gave up waiting for this one."""
     holds_up_others: bool = False
@@ -458,6 +460,7 @@ class Action(StrEnum):
     RESTART = "restart in place"
     CHECK_NODES = "check the nodes and restart"
     GO_BACK = "restart from an earlier checkpoint"
+    REPLAY = "replay the last steps on groups of nodes and restart"
     REPLACE_NODE = "replace the node and restart"
     PROMOTE = "put a standby in its place and restart"
     STOP = "stop"
@@ -495,6 +498,8 @@ class Verdict:
     """Whether its nodes are checked and probe each other before the next attempt."""
     checkpoints_back: int = 0
     """Newest checkpoints that the next attempt sets aside."""
+    replay_nodes: bool = False
+    """Whether groups of its nodes repeat the last steps before the next attempt."""
     rolls_code_back: bool = False
     """Whether the next attempt runs the code before the last update."""
     recomputed_s: float = 0.0
@@ -754,6 +759,8 @@ class _Level:
     checkpoints_back: int = 0
     rolls_code_back: bool = False
     """If the code was updated."""
+    replay_nodes: bool = False
+    """The run stops instead if its nodes cannot."""
 
 
 _CHECK_NODES = _Level(
@@ -773,6 +780,12 @@ _CHECK_AND_GO_BACK = _Level(
     check_nodes=True,
     checkpoints_back=1,
 )
+_REPLAY = _Level(
+    words="Groups of its nodes repeat the last steps, to find a bad node; then all ranks restart.",
+    action=Action.REPLAY,
+    replay_nodes=True,
+)
+_ALL_LEVELS = (_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK, _REPLAY)
 _CHECKED_WITHOUT_SESSION = f"Its nodes are checked, then all ranks restart. {_STARTS_OVER}"
 _WITH_EARLIER_CODE = "All ranks restart with the code before the last update, from the checkpoint before the last one."
 
@@ -814,9 +827,9 @@ def _lost_a_connection(failure: Failure) -> bool:
 
 
 _UNEXPLAINED = (
-    _Unexplained(applies=_has_wrong_numbers, tolerated=0, levels=(_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK)),
-    _Unexplained(applies=_hangs_without_culprit, tolerated=1, levels=(_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK)),
-    _Unexplained(applies=_crashed_silently, tolerated=1, levels=(_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK)),
+    _Unexplained(applies=_has_wrong_numbers, tolerated=0, levels=_ALL_LEVELS),
+    _Unexplained(applies=_hangs_without_culprit, tolerated=1, levels=_ALL_LEVELS),
+    _Unexplained(applies=_crashed_silently, tolerated=1, levels=_ALL_LEVELS),
     _Unexplained(
         applies=_lost_a_connection, tolerated=2, levels=(_CHECK_NODES,), window_s=300.0, is_last_repeated=True
     ),
@@ -840,10 +853,12 @@ def _without_culprit(failure: Failure, earlier: tuple[Failure, ...], recovery: R
         return None  # without a Session there is no known checkpoint to go back to
     window = "recovery.restart_window_s" if row.window_s is None else f"{window_s:g} s"
     because = f"failure {len(like) + 1} of this kind within {window}" if like else ""
-    if number >= len(row.levels) and not row.is_last_repeated:
-        because = f"{because}, whatever its nodes' checks and earlier checkpoints"
-        return _stop(failure, because, "Resume from an older checkpoint, or change the program or its data.")
     level = row.levels[min(number, len(row.levels) - 1)]
+    over = number >= len(row.levels) and not row.is_last_repeated
+    if over or (level.replay_nodes and failure.no_replay):
+        no_replay = "" if over else f"; no replay is possible: {failure.no_replay}"
+        because = f"{because}, whatever its nodes' checks and earlier checkpoints{no_replay}"
+        return _stop(failure, because, "Resume from an older checkpoint, or change the program or its data.")
     rolls_back = level.rolls_code_back and failure.was_updated
     words = _WITH_EARLIER_CODE if rolls_back else level.words if has_session else _CHECKED_WITHOUT_SESSION
     return Verdict(
@@ -851,6 +866,7 @@ def _without_culprit(failure: Failure, earlier: tuple[Failure, ...], recovery: R
         finding=_finding(failure, because, words),
         check_nodes=level.check_nodes,
         checkpoints_back=level.checkpoints_back,
+        replay_nodes=level.replay_nodes,
         rolls_code_back=rolls_back,
         recomputed_s=_repeats_s(failure, earlier, recovery),
     )

@@ -13,10 +13,11 @@ from typing import Any, Self
 from holdfast.control.node_fabrics import FabricNodes, Reports
 from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
 from holdfast.control.policy import Failure
-from holdfast.events import FaultRequested, NodeProbed, Outcome, RankExited, RankHung, SocketsObserved
+from holdfast.events import FaultRequested, NodeProbed, NodeReplayed, Outcome, RankExited, RankHung, SocketsObserved
 from holdfast.job.backend import NodeId
 from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import CodeArchive
+from holdfast.watch.dual_phase import Digests, Group, plan
 
 
 class Timer(StrEnum):
@@ -38,6 +39,8 @@ class Timer(StrEnum):
     """Deadline for a node to report its checks."""
     PROBE = "probe"
     """Deadline for the nodes of a replica to end their probes."""
+    REPLAY = "replay"
+    """Deadline for the nodes of a replica to end their replay."""
     MIN_NODES = "min-nodes"
     """Time after which a replica starts without its missing nodes."""
     BACK_OFF = "back-off"
@@ -151,6 +154,8 @@ class NodeState(_Frozen):
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What its checks found that has to be the same on all nodes."""
     probe: ProbePhase = ProbePhase.NONE
+    replays: bool = False
+    """Whether it repeats steps in a replay; it gets no ranks until that has ended on it."""
     checks: int = 0
     """Times that it was to be checked anew."""
     corruptions: tuple[float, ...] = ()
@@ -182,14 +187,14 @@ class NodeState(_Frozen):
     def is_expected(self) -> bool:
         """Whether it is worth waiting for: it will soon join or be missing for good."""
         on_its_way = self.phase in (NodePhase.REQUESTED, NodePhase.CREATED) and not self.join_timed_out
-        tested = self.check is CheckPhase.PENDING or self.probe is ProbePhase.RUNNING
+        tested = self.check is CheckPhase.PENDING or self.probe is ProbePhase.RUNNING or self.replays
         return on_its_way or self.phase is NodePhase.DISCONNECTED or tested
 
     @property
     def is_ready(self) -> bool:
         joined = self.phase is NodePhase.JOINED and not self.has_processes
         tested = self.check not in (CheckPhase.PENDING, CheckPhase.FAILED) and self.probe is not ProbePhase.RUNNING
-        return joined and tested
+        return joined and tested and not self.replays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +236,28 @@ class Probe(_Frozen):
     """Of the nodes on which it has ended."""
     stopped: bool = False
     """Whether it lacks a node, so that its result is of no use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(_Frozen):
+    """A replay of a replica's last steps on groups of its nodes, the first or the second of a pair."""
+
+    number: int
+    members: tuple[int, ...]
+    """The nodes of both, in the order of their ranks."""
+    until_step: int
+    """The last step to repeat."""
+    first: Digests | None = None
+    """Of the groups of the first replay; None in the first."""
+    reports: tuple[NodeReplayed, ...] = ()
+    """Of the nodes on which it has ended."""
+    stopped: bool = False
+    """Whether it lacks a node, so that its result is of no use."""
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        planned = plan(self.members)
+        return planned.first if self.first is None else planned.second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -294,6 +321,11 @@ class ReplicaState(_Frozen):
     examined: bool = False
     """Whether its nodes are checked and probed before its next attempt, whatever the job says: a failure lacks a
     culprit."""
+    replay: Replay | None = None
+    replays: int = 0
+    """Number of replays so far."""
+    replay_until: int | None = None
+    """The last step that its nodes are to repeat before its next attempt; None without a replay."""
     checkpoints_back: int = 0
     """Newest checkpoints that its next attempt sets aside."""
     compared: tuple[int, ...] = ()

@@ -21,6 +21,7 @@ from holdfast.events.agent_events import (
     NodeChecked,
     NodePreemptionNotice,
     NodeProbed,
+    NodeReplayed,
     ProbeAdvanced,
     RankExited,
     RankHung,
@@ -93,6 +94,7 @@ AgentEvent = (
     | NodeChecked
     | ProbeAdvanced
     | NodeProbed
+    | NodeReplayed
     | FabricObserved
     | SocketsObserved
     | LinksMeasured

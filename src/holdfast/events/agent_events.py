@@ -225,6 +225,24 @@ class NodeProbed(Event, frozen=True, kw_only=True):
     """Whether its processes ended without a word."""
 
 
+class NodeReplayed(Event, frozen=True, kw_only=True):
+    """No process of a replay is left on a node, which was in a group that repeated the run's last steps."""
+
+    node: int
+    generation: int
+    replica: int
+    number: int
+    """Counts the replays of a replica, from 1."""
+    port: int
+    """A fresh port for the next rendezvous."""
+    nodes: tuple[int, ...] = ()
+    """The group, in the order of its ranks; empty if it was stopped before its start."""
+    digest: str = ""
+    """Of the state of this node's ranks after the last step; empty if one of them did not get there."""
+    problem: str = ""
+    """Why there is no digest."""
+
+
 class FabricObserved(Event, frozen=True, kw_only=True):
     """What carries a communicator's traffic, by what NCCL logged in this node's ranks.
 

@@ -130,6 +130,27 @@ class StopProbe(Order, frozen=True, kw_only=True, tag="stop-probe"):
     nodes: tuple[int, ...]
 
 
+class ReplayNode(Order, frozen=True, kw_only=True, tag="replay-node"):
+    """Repeat steps with this node's ranks of a group, and report the end (`NodeReplayed`); as for `ProbeNode`."""
+
+    replica: int
+    number: int
+    start: StartRanks
+    """The ranks of this node in its group."""
+    nodes: tuple[int, ...]
+    """The group, in the order of its ranks."""
+    until_step: int
+    """The last step to repeat."""
+    deadline_s: float
+
+
+class StopReplay(Order, frozen=True, kw_only=True, tag="stop-replay"):
+    """End the replay of this number, whose group lacks a node, and report that; or never start it."""
+
+    replica: int
+    number: int
+
+
 class StopRanks(Order, frozen=True, kw_only=True, tag="stop-ranks"):
     """Stop every rank up to this attempt: SIGTERM, `grace_s`, SIGKILL; without a grace period, SIGKILL immediately."""
 
@@ -242,6 +263,8 @@ AnyOrder = (
     | CheckNode
     | ProbeNode
     | StopProbe
+    | ReplayNode
+    | StopReplay
     | StopRanks
     | InjectFault
     | TakeCheckpoint

@@ -8,12 +8,14 @@ groups fail in both. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from enum import StrEnum
 from math import isqrt
 from typing import NamedTuple
 
 Group = tuple[int, ...]
+Digests = Mapping[Group, Hashable | None]
+"""What is equal for equal states at the end of a replay, by group; None if it did not get there."""
 
 
 class Outcome(StrEnum):
@@ -63,7 +65,7 @@ def _has_peers(total: int, count: int) -> bool:
     return count - larger >= PEERS and (larger == 0 or larger >= PEERS)
 
 
-def judge(groups: Sequence[Group], digests: Mapping[Group, int | None]) -> dict[Group, Outcome]:
+def judge(groups: Sequence[Group], digests: Digests) -> dict[Group, Outcome]:
     """What the digest of each group's state at the end says; it has none if it did not get there.
 
     Only groups of one size compute the same: the order of a sum depends on the number of ranks.
@@ -78,11 +80,14 @@ def judge(groups: Sequence[Group], digests: Mapping[Group, int | None]) -> dict[
     return outcomes
 
 
-def find_bad(replays: Replays, first: Mapping[Group, int | None], second: Mapping[Group, int | None]) -> BadNodes:
-    """The bad nodes, from the digests of the groups after each replay."""
-    outcomes = {**judge(replays.first, first), **judge(replays.second, second)}
-    healthy = {node for group, outcome in outcomes.items() if outcome is Outcome.PASSED for node in group}
-    failed = [{*group} - healthy for group, outcome in outcomes.items() if outcome is Outcome.FAILED]
-    certain = {node for nodes in failed if len(nodes) == 1 for node in nodes}
+def find_bad(replays: Replays, first: Digests, second: Digests) -> BadNodes:
+    """The bad nodes, from the digests of the groups after each replay.
+
+    None is certain unless some group passed: where all fail, the program or its data may be the cause.
+    """
+    outcomes = (*judge(replays.first, first).items(), *judge(replays.second, second).items())
+    healthy = {node for group, outcome in outcomes if outcome is Outcome.PASSED for node in group}
+    failed = [{*group} - healthy for group, outcome in outcomes if outcome is Outcome.FAILED]
+    certain = {node for nodes in failed if len(nodes) == 1 and healthy for node in nodes}
     suspects = {node for nodes in failed for node in nodes} - certain
     return BadNodes(certain=tuple(sorted(certain)), suspects=tuple(sorted(suspects)))

@@ -169,6 +169,18 @@ class SharedStorage(CheckpointStorage):
         self._ranks.all(True)
 
 
+class ReadOnlyStorage(SharedStorage):
+    """The same folder for a replay, which changes nothing there and saves nothing."""
+
+    def take_over(self) -> list[CheckpointRef]:
+        check_readable(self.folder)
+        steps = self._ranks.run_on_first(lambda: list_steps(self.folder)[::-1])
+        return [_ReadOnlyCheckpoint(step, self.path(step), self._ranks) for step in steps]
+
+    def set_aside_after(self, step: int) -> None:
+        """Later checkpoints stay, for the attempt that follows to set aside."""
+
+
 class _SharedCheckpoint(CheckpointRef):
     """A checkpoint in a folder that all ranks reach."""
 
@@ -204,6 +216,13 @@ class _SharedCheckpoint(CheckpointRef):
                 shutil.rmtree(quarantined, ignore_errors=True)
                 self.folder.rename(quarantined)
         return damaged_finding(self.folder.name, str(quarantined), damage)
+
+
+class _ReadOnlyCheckpoint(_SharedCheckpoint):
+    """A checkpoint that stays where it is, damaged or not."""
+
+    def quarantine(self, damage: str) -> Finding:
+        return damaged_finding(self.folder.name, self.where, damage)
 
 
 def check_readable(folder: Path) -> None:

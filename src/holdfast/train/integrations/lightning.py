@@ -58,7 +58,7 @@ class HoldfastCallback(Callback):
     def __init__(self) -> None:
         """Find the newest checkpoint; every rank does so itself, since there is no process group yet."""
         self._config = RankConfig.from_env()
-        self._config.refuse_replicas()
+        self._config.refuse_unsupported()
         self._checkpoint_dir: CheckpointDir | None = None
         self._latest = LatestCheckpoint(None, None, [])
         if (folder := self._config.shared_folder()) is not None:

@@ -59,7 +59,7 @@ class HoldfastCallback(TrainerCallback):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         config = RankConfig.from_env()
-        config.refuse_replicas()
+        config.refuse_unsupported()
         if args.world_size != config.world_size:
             raise failure(
                 "trainer-not-distributed",

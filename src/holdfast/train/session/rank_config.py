@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.protocol import replay_env
 from holdfast.protocol.flight_recorder_files import DUMP_PREFIX, ENTRIES
 from holdfast.protocol.watch_levels import WatchLevel
 from holdfast.train.checkpoint.writer_fence import WriterId
@@ -118,6 +119,10 @@ class RankConfig:
 
     profile_after_step: int | None = None
     """`HOLDFAST_PROFILE_AFTER_STEP`: profile the steps after this one."""
+    replay_until: int | None = None
+    """`HOLDFAST_REPLAY_UNTIL`: repeat the steps up to this one in a replay, and end; the agent sets it."""
+    replay_folder: Path | None = None
+    """`HOLDFAST_REPLAY_FOLDER`: where a replay leaves the digest of the state."""
     report_to: tuple[str, ...] = ()
     """`HOLDFAST_REPORT_TO`: trackers that receive each step, separated by commas: tensorboard, wandb, mlflow."""
 
@@ -132,6 +137,8 @@ class RankConfig:
         """Where and when checkpoints are taken, logged where no agent reports it."""
         if self.checkpoint_path is None:
             return "no checkpoint is taken: HOLDFAST_CHECKPOINT_PATH is not set"
+        if self.replay_until is not None:
+            return f"a replay: no checkpoint is taken, and {self.checkpoint_path} is only read"
         times = ["at the end"]
         if self.checkpoint_every_steps is not None:
             times.append(f"every {self.checkpoint_every_steps} steps")
@@ -147,6 +154,25 @@ class RankConfig:
         """This rank as a writer of checkpoints."""
         return WriterId(run=self.run, replica=self.replica, attempt=self.attempt)
 
+    def for_replay(self) -> RankConfig:
+        """The same configuration without all that a replay does not do: save, report, verify and watch."""
+        return replace(
+            self,
+            rank_socket=None,
+            transfer_memory=None,
+            peer_checkpoints=0,
+            checkpoint_local=None,
+            checkpoint_every_steps=None,
+            checkpoint_every_s=None,
+            checkpoint_auto=False,
+            verify_every_steps=0,
+            non_finite=WatchLevel.OFF,
+            spikes=WatchLevel.OFF,
+            stragglers=WatchLevel.OFF,
+            profile_after_step=None,
+            report_to=(),
+        )
+
     def shared_folder(self) -> Path | None:
         """The folder of a framework's own checkpoints, which all ranks must reach."""
         if self.checkpoint_local is None:
@@ -159,8 +185,16 @@ class RankConfig:
             remedy="name such a folder as `checkpoint.path`, without `checkpoint.local`; a Session has two tiers",
         )
 
-    def refuse_replicas(self) -> None:
-        """Raise if there are several replicas: a framework's loop would train each of them separately."""
+    def refuse_unsupported(self) -> None:
+        """Raise in a replay, and if there are several replicas, which a framework's loop would train separately."""
+        if self.replay_until is not None:
+            raise failure(
+                "trainer-replay-unsupported",
+                "the steps of a Trainer's loop cannot be repeated on groups of nodes",
+                exit_code=ExitCode.USAGE,
+                where=replay_env.UNTIL,
+                remedy="nothing: the run restarts without this replay; a Session's steps can be repeated",
+            )
         if self.replica_count > 1:
             raise failure(
                 "trainer-replicas-unsupported",
@@ -211,6 +245,8 @@ class RankConfig:
             nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
             checkpoints_back=_number(variables, "HOLDFAST_CHECKPOINTS_BACK", int, at_least=0) or 0,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
+            replay_until=_number(variables, replay_env.UNTIL, int, at_least=1),
+            replay_folder=_path(variables, replay_env.FOLDER),
             report_to=tuple(filter(None, map(str.strip, variables.get("HOLDFAST_REPORT_TO", "").split(",")))),
             checkpoint_keep_every_steps=_number(variables, "HOLDFAST_CHECKPOINT_KEEP_EVERY_STEPS", int, at_least=1),
             profile_after_step=_number(variables, "HOLDFAST_PROFILE_AFTER_STEP", int, at_least=1),

@@ -25,13 +25,14 @@ from holdfast.train.checkpoint.manager import CheckpointManager, Saved
 from holdfast.train.checkpoint.remote_tier import RemoteTier
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
 from holdfast.train.checkpoint.stall_clock import StallClock
-from holdfast.train.checkpoint.storage import CheckpointStorage, SharedStorage, not_saved
+from holdfast.train.checkpoint.storage import CheckpointStorage, ReadOnlyStorage, SharedStorage, not_saved
 from holdfast.train.checkpoint.tiered_storage import TieredStorage
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
 from holdfast.train.checkpoint.writer_fence import REFUSALS, to_error
 from holdfast.train.data.elastic_data import Data
 from holdfast.train.data.prefetcher import Prefetcher
 from holdfast.train.data.sharding import Batch, MicroBatch, ShardPlan
+from holdfast.train.ft.group_replay import GroupReplay
 from holdfast.train.ft.lr_scaling import LearningRateScaler
 from holdfast.train.ft.peer_checkpoint import PeerCheckpointer
 from holdfast.train.ft.rank_faults import RankFaults
@@ -96,6 +97,8 @@ class Session:
         `report_to` names trackers that also receive each step: "tensorboard", "wandb", "mlflow".
         """
         settings = config or RankConfig.from_env()
+        if settings.replay_until is not None:
+            settings = settings.for_replay()
         if report_to is not None:
             settings = replace(settings, report_to=tuple(report_to))
         self.step = 0
@@ -162,6 +165,7 @@ class Session:
         else:
             self._resume()
             self._rank_verifier.restored(self.step)
+        self._replay = GroupReplay.of(settings, self.step, model, optimizer, ranks)
         self._batch_world_size = settings.batch_world_size
         self._lr_scaler = LearningRateScaler(optimizer, settings.learning_rate_factor)
         self.global_batch = 0
@@ -287,6 +291,10 @@ class Session:
             self._coordinator.add_stall(self._peer_checkpointer.take_stalled_s())
             given["peer_checkpoint_s"] = self._peer_checkpointer.take_duration_s()
         self._coordinator.report_step(self.step, total=self._total_steps, metrics=given)
+        if self._replay is not None and self._replay.is_over(self.step, self._total_steps):
+            self._replay.leave_digest()
+            self._coordinator.close()
+            raise SystemExit(ExitCode.OK)
         action = self._coordinator.next_action(self.step, total=self._total_steps, stop=self._replicas.stopping)
         if self._coordinator.stop_together:
             self._replicas.request_stop()
@@ -452,7 +460,8 @@ def _make_storage(config: RankConfig, path: Path | str, ranks: ControlGroup) -> 
     """The checkpoint storage that the config names."""
     retention = RetentionPolicy(keep=config.checkpoint_keep, keep_every_steps=config.checkpoint_keep_every_steps)
     if config.checkpoint_local is None:
-        return SharedStorage(Path(path), retention=retention, ranks=ranks, writer=config.writer)
+        storage = SharedStorage if config.replay_until is None else ReadOnlyStorage
+        return storage(Path(path), retention=retention, ranks=ranks, writer=config.writer)
     remote = RemoteTier(str(path), config.writer)
     return TieredStorage(config.checkpoint_local, remote, retention=retention, ranks=ranks, replica=config.replica)
 
