@@ -48,7 +48,7 @@ SEGFAULT = replace(NAN, kind=FailureKind.KILLED, code=signal.SIGSEGV, error="")
 NETWORK = replace(
     NAN, kind=FailureKind.CRASHED, code=1, error="RuntimeError: Connection reset by peer", is_network_error=True
 )
-FLOW = [Action.CHECK_NODES, Action.GO_BACK, Action.GO_BACK, Action.STOP]
+FLOW = [Action.CHECK_NODES, Action.GO_BACK, Action.GO_BACK, Action.REPLAY, Action.STOP]
 
 
 def in_a_row(failure: Failure, count: int, *, apart_s: float = 60.0) -> list[Verdict]:
@@ -71,15 +71,16 @@ def in_a_row(failure: Failure, count: int, *, apart_s: float = 60.0) -> list[Ver
     [(NAN, 0), (replace(NAN, kind=FailureKind.SPIKED), 0), (HUNG, 1), (SEGFAULT, 1)],
     ids=["wrong numbers", "spike", "hang", "crash"],
 )
-def test_failure_without_a_culprit_is_followed_by_checks_then_by_older_checkpoints_then_by_the_end(
+def test_failure_without_a_culprit_is_followed_by_checks_older_checkpoints_a_replay_and_then_by_the_end(
     failure: Failure, tolerated: int
 ) -> None:
     verdicts = in_a_row(failure, tolerated + len(FLOW))
     assert [one.action for one in verdicts] == [Action.RESTART] * tolerated + FLOW
     levels = verdicts[tolerated:]
-    assert [one.check_nodes for one in levels] == [True, False, True, False]
-    assert [one.checkpoints_back for one in levels] == [0, 1, 1, 0]
-    assert f"failure {tolerated + 4} of this kind within recovery.restart_window_s" in levels[-1].finding.what
+    assert [one.check_nodes for one in levels] == [True, False, True, False, False]
+    assert [one.checkpoints_back for one in levels] == [0, 1, 1, 0, 0]
+    assert [one.replay_nodes for one in levels] == [False, False, False, True, False]
+    assert f"failure {tolerated + 5} of this kind within recovery.restart_window_s" in levels[-1].finding.what
     assert not any(one.replace_node for one in verdicts)
 
 

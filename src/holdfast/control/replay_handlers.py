@@ -27,7 +27,7 @@ def node_replayed(ctx: Context, event: events.NodeReplayed) -> None:
     ctx.change_node(event.node, replays=False, port=event.port)
     replay = replay.with_changes(reports=(*replay.reports, event))
     ctx.change_replica(event.replica, replay=replay)
-    if not event.digest:
+    if not event.digest and not replay.stopped:
         stop_replay(ctx, event.replica, replay, next(group for group in replay.groups if event.node in group))
     ctx.raise_(FollowUp.REPLAYED, index=event.replica)
 
