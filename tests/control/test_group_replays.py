@@ -62,7 +62,7 @@ def test_fourth_failure_has_groups_repeat_the_steps_and_the_bad_node_of_both_rep
     first, second = plan(SIX)
     (start,) = commands
     assert start == StartReplay(
-        replica=0, number=1, groups=first, nodes=SIX, until_step=9, deadline_s=start.deadline_s  # type: ignore[union-attr]
+        replica=0, number=1, groups=first, nodes=SIX, until_step=9, deadline_s=START_S, checkpoints_back=1
     )
     assert START_S <= run.state.timers["replay:0"] - REPORT_MARGIN_S
     (again,) = replay_all(run, first, 1, {4})
@@ -188,5 +188,5 @@ def test_run_that_cannot_replay_stops_as_before_and_says_why(changes: dict[str, 
 
 def test_replay_is_the_last_level() -> None:
     last, over = in_a_row(NAN, 5)[3:]
-    assert (last.action, last.replay_nodes, last.checkpoints_back) == (Action.REPLAY, True, 0)
+    assert (last.action, last.replay_nodes, last.checkpoints_back) == (Action.REPLAY, True, 1)
     assert over.action is Action.STOP

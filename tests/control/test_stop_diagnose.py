@@ -78,7 +78,7 @@ def test_failure_without_a_culprit_is_followed_by_checks_older_checkpoints_a_rep
     assert [one.action for one in verdicts] == [Action.RESTART] * tolerated + FLOW
     levels = verdicts[tolerated:]
     assert [one.check_nodes for one in levels] == [True, False, True, False, False]
-    assert [one.checkpoints_back for one in levels] == [0, 1, 1, 0, 0]
+    assert [one.checkpoints_back for one in levels] == [0, 1, 1, 1, 0]
     assert [one.replay_nodes for one in levels] == [False, False, False, True, False]
     assert f"failure {tolerated + 5} of this kind within recovery.restart_window_s" in levels[-1].finding.what
     assert not any(one.replace_node for one in verdicts)

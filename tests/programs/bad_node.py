@@ -31,7 +31,7 @@ def send(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Fut
     return allreduce_hook(group, bucket)
 
 
-model.register_comm_hook(dist.group.WORLD, send)
+model.register_comm_hook(dist.group.WORLD, lambda group, bucket: send(group, bucket))
 for _step in session.steps(steps):
     optimizer.zero_grad()
     for part in session.micro_batches(4):

@@ -781,8 +781,10 @@ _CHECK_AND_GO_BACK = _Level(
     checkpoints_back=1,
 )
 _REPLAY = _Level(
-    words="Groups of its nodes repeat the last steps, to find a bad node; then all ranks restart.",
+    words="Groups of its nodes repeat the steps after the checkpoint before the last one, to find a bad node; then all "
+    "ranks restart from there.",
     action=Action.REPLAY,
+    checkpoints_back=1,
     replay_nodes=True,
 )
 _ALL_LEVELS = (_CHECK_NODES, _GO_BACK, _CHECK_AND_GO_BACK, _REPLAY)
