@@ -13,11 +13,12 @@ from tests.control.test_stop_diagnose import NAN, all_stopped, damaged, in_a_row
 
 from holdfast.control.commands import AvoidMachine, Command, ReplaceNode, Send, StartAttempt, StartReplay
 from holdfast.control.policy import Action, decide
-from holdfast.control.replays import REPORT_MARGIN_S, START_S, why_no_replay
+from holdfast.control.replays import REPORT_MARGIN_S, SLOWNESS, START_S, why_no_replay
 from holdfast.events import ControllerStarted, NodeReplayed, Outcome, TimerExpired
 from holdfast.job.quarantine import Certainty
 from holdfast.job.spec import Job, Launch, Nodes, Recovery
 from holdfast.protocol.orders import StopReplay
+from holdfast.protocol.replay_env import MAX_STEPS
 from holdfast.watch.dual_phase import Group, plan
 
 SIX = tuple(range(6))
@@ -60,11 +61,13 @@ def replay_all(run: Run, groups: tuple[Group, ...], number: int, bad: set[int]) 
 def test_fourth_failure_has_groups_repeat_the_steps_and_the_bad_node_of_both_replays_is_replaced() -> None:
     run, commands = failing()
     first, second = plan(SIX)
-    (start,) = commands
-    assert start == StartReplay(
-        replica=0, number=1, groups=first, nodes=SIX, until_step=9, deadline_s=START_S, checkpoints_back=1
-    )
-    assert START_S <= run.state.timers["replay:0"] - REPORT_MARGIN_S
+    deadline_s = START_S + SLOWNESS * 3 * (MAX_STEPS * 1.0 + run.state.longest_first_step_s)
+    assert commands == [
+        StartReplay(
+            replica=0, number=1, groups=first, nodes=SIX, until_step=9, deadline_s=deadline_s, checkpoints_back=1
+        )
+    ]
+    assert run.state.timers["replay:0"] == 11.0 + deadline_s + REPORT_MARGIN_S
     (again,) = replay_all(run, first, 1, {4})
     assert isinstance(again, StartReplay)
     assert (again.number, again.groups) == (2, second)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import hypothesis.strategies as st
 import msgspec
@@ -29,6 +29,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from holdfast.control import policy
 from holdfast.control.commands import (
     CheckNode,
     Command,
@@ -39,6 +40,7 @@ from holdfast.control.commands import (
     Send,
     StartAttempt,
     StartProbe,
+    StartReplay,
     SubmitNodes,
 )
 from holdfast.control.machine import Machine
@@ -58,6 +60,7 @@ from holdfast.events import (
     NodeChecked,
     NodeCreated,
     NodeProbed,
+    NodeReplayed,
     NodeTerminated,
     NodeUnavailable,
     NumericFault,
@@ -84,7 +87,7 @@ from holdfast.events.probe_results import ProbeOutcome, ProbeResult, ProbeStage,
 from holdfast.findings import CheckResult, Finding
 from holdfast.job.backend import NodeId
 from holdfast.job.spec import CheckLevel, Checks, Job, Nodes, Recovery
-from holdfast.protocol.orders import CheckpointAndExit, StopProbe, StopRanks
+from holdfast.protocol.orders import CheckpointAndExit, StopProbe, StopRanks, StopReplay
 
 STOPPED_EARLY = 75
 WINDOW_S = 1000.0
@@ -142,6 +145,11 @@ class Agent:
     probing: bool = False
     probed: NodeProbed | None = None
     """Its report of that one."""
+    replay: int = 0
+    """The number of the last replay that it was ordered to start, or to stop."""
+    replaying: bool = False
+    replayed: NodeReplayed | None = None
+    """Its report of that one."""
     known: int = -1
     """Highest attempt started or stopped."""
     team: Team | None = None
@@ -162,7 +170,17 @@ class Agent:
         self.outbox[self.seq] = msgspec.structs.replace(event, source=self.source, seq=self.seq)
 
 
-ToAgent = StartAttempt | StopRanks | CheckpointAndExit | PrepareNode | CheckNode | StartProbe | StopProbe
+ToAgent = (
+    StartAttempt
+    | StopRanks
+    | CheckpointAndExit
+    | PrepareNode
+    | CheckNode
+    | StartProbe
+    | StopProbe
+    | StartReplay
+    | StopReplay
+)
 
 
 @dataclass(eq=False)
@@ -269,7 +287,11 @@ class World:
                 assert not self.alive_ranks(command.replica), "nodes are probed while ranks run on them"
                 for node in command.members:
                     self.tell(node, command)
-            case Send(order=StopRanks() | CheckpointAndExit() | StopProbe() as order, nodes=nodes):
+            case StartReplay():
+                assert not self.alive_ranks(command.replica), "steps are replayed while ranks run"
+                for node in command.nodes:
+                    self.tell(node, command)
+            case Send(order=StopRanks() | CheckpointAndExit() | StopProbe() | StopReplay() as order, nodes=nodes):
                 assert nodes
                 for node in nodes:
                     self.tell(node, order)
@@ -509,6 +531,14 @@ class World:
                     self.end_probe(agent, stopped=True)
                 elif order.number == agent.probe.number and agent.probed:
                     agent.say(msgspec.structs.replace(agent.probed, at=self.now))
+            case StartReplay(number=number) | StopReplay(number=number):
+                if number > agent.replay:
+                    assert agent.team is None, "a node with ranks replays steps"
+                    agent.replay, agent.replaying, agent.replayed = number, True, None
+                elif number == agent.replay and agent.replayed:
+                    agent.say(msgspec.structs.replace(agent.replayed, at=self.now))
+                if isinstance(order, StopReplay) and number == agent.replay and agent.replaying:
+                    self.end_replay(agent, stopped=True)
             case StopRanks():
                 if agent.team and agent.team.attempt <= order.attempt:
                     agent.team.stopping = True
@@ -542,6 +572,23 @@ class World:
         )
         agent.say(agent.probed)
 
+    def end_replay(self, agent: Agent, *, stopped: bool = False) -> None:
+        replica = self.state.nodes[agent.node].replica
+        assert replica is not None, "a standby replays steps"
+        agent.replaying = False
+        agent.port = self.fresh_port()
+        agent.replayed = NodeReplayed(
+            at=self.now,
+            node=agent.node,
+            generation=agent.generation,
+            replica=replica,
+            number=agent.replay,
+            port=agent.port,
+            digest="" if stopped else "weak" if agent.weak else "d",
+            problem="it was stopped" if stopped else "",
+        )
+        agent.say(agent.replayed)
+
     def start(self, agent: Agent, order: StartAttempt) -> None:
         if order.attempt <= agent.known:
             return
@@ -556,6 +603,7 @@ class World:
         assert checks is CheckLevel.OFF or node.check is CheckPhase.PASSED
         assert not agent.sick or checks is CheckLevel.OFF, "a node that fails its checks gets ranks"
         assert not agent.probing, "ranks start while their node is probed"
+        assert not agent.replaying, "ranks start while their node replays steps"
         if checks is CheckLevel.FULL:
             assert node.probe is ProbePhase.PASSED
             assert not agent.weak or agent.probe is None, "a node that fails its probes gets ranks"  # except standbys
@@ -674,6 +722,8 @@ class World:
                 yield lambda agent=agent: self.leave(agent)
             if agent.alive and agent.probing and not agent.stubborn:
                 yield lambda agent=agent: self.end_probe(agent)
+            if agent.alive and agent.replaying and not agent.stubborn:
+                yield lambda agent=agent: self.end_replay(agent)
             if agent.alive and not agent.cut_off and not self.connected(agent):
                 yield lambda agent=agent: self.connect(agent)
         for wire in self.wires:
@@ -771,6 +821,8 @@ class Play(RuleBasedStateMachine):
 
     nodes, least, replicas, ranks_per_node, standby = 2, 2, 1, 2, 0
     checks = CheckLevel.OFF
+    replays = False
+    """Whether numbers that are wrong lead to a replay at once."""
     pick = st.integers(0, 7)
 
     def __init__(self) -> None:
@@ -864,7 +916,10 @@ class Play(RuleBasedStateMachine):
 
     @precondition(lambda self: self.teams())
     @rule(index=pick, which=pick, fault=st.sampled_from(NumericFault), damaged=st.booleans(), origin=st.booleans())
-    def numbers_are_wrong(self, index: int, which: int, fault: NumericFault, damaged: bool, origin: bool) -> None:
+    def wrong_numbers(self, index: int, which: int, fault: NumericFault, damaged: bool, origin: bool) -> None:
+        self.numbers_are_wrong(index, which, fault, damaged=damaged, origin=origin)
+
+    def numbers_are_wrong(self, index: int, which: int, fault: NumericFault, *, damaged: bool, origin: bool) -> None:
         """A rank reports it; it ends if its weights are damaged."""
         teams = self.teams()
         agent = teams[index % len(teams)]
@@ -886,6 +941,7 @@ class Play(RuleBasedStateMachine):
             )
         )
         if damaged:
+            self.world.now += 0.01
             self.world.end_rank(agent, rank, ExitReason.CODE, 1)
 
     @rule(replica=st.one_of(st.none(), st.integers(0, 3)), rounds=st.integers(1, 5))
@@ -1005,7 +1061,22 @@ class Play(RuleBasedStateMachine):
         probing = [agent for agent in self.living() if agent.probing]
         probing[index % len(probing)].stubborn = True
 
-    @precondition(lambda self: self.checks is CheckLevel.FULL)
+    @precondition(lambda self: self.replays and self.teams())
+    @rule(index=pick)
+    def weights_are_damaged_after_a_step(self, index: int) -> None:
+        """And nothing else goes wrong until nodes replay steps, if they do."""
+        self.step_is_committed(0)
+        self.numbers_are_wrong(index, 0, NumericFault.NON_FINITE, damaged=True, origin=True)
+        while not any(agent.replaying for agent in self.living()) and (work := next(self.world.works(), None)):
+            work()
+
+    @precondition(lambda self: any(agent.replaying for agent in self.living()))
+    @rule(index=pick)
+    def replay_hangs(self, index: int) -> None:
+        replaying = [agent for agent in self.living() if agent.replaying]
+        replaying[index % len(replaying)].stubborn = True
+
+    @precondition(lambda self: self.checks is CheckLevel.FULL or self.replays)
     @rule(count=st.integers(1, 3))
     def next_nodes_are_weak(self, count: int) -> None:
         self.world.weak_births = count
@@ -1157,6 +1228,14 @@ class ProbedElastic(Elastic):
     checks = CheckLevel.FULL
 
 
+class ReplayedNodes(Play):
+    nodes, least, ranks_per_node, replays = 4, 4, 1, True
+
+
+class ReplayedElastic(Elastic):
+    least, replays = 3, True
+
+
 _BY_CHANCE = int(os.environ.get("HOLDFAST_WORLDS", "0"))
 
 
@@ -1169,11 +1248,22 @@ PLAYS = {
 MANY = 100
 
 
+@pytest.mark.parametrize("play", [ReplayedNodes, ReplayedElastic])
+def test_world_whose_nodes_replay_steps_keeps_every_promise(play: type[Play], monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (replace(row, tolerated=0, levels=row.levels[-1:], is_last_repeated=True) for row in policy._UNEXPLAINED)
+    monkeypatch.setattr(policy, "_UNEXPLAINED", tuple(rows))
+    try_worlds(play, 50)
+
+
 @pytest.mark.parametrize(
     ("play", "worlds"),
     [pytest.param(*each, marks=pytest.mark.slow if each[1] > MANY else ()) for each in PLAYS.items()],
 )
 def test_world_that_misbehaves_keeps_every_promise(play: type[Play], worlds: int) -> None:
+    try_worlds(play, worlds)
+
+
+def try_worlds(play: type[Play], worlds: int) -> None:
     run_state_machine_as_test(
         play,
         settings=settings(
