@@ -112,6 +112,8 @@ def _is_notable(event: AnyEvent) -> bool:
         return not event.stopped and format_exit(event) != "exited with code 0"
     if isinstance(event, events.NodeProbed):
         return bool(event.result or event.problem or event.not_looked_at)
+    if isinstance(event, events.NodeReplayed):
+        return bool(event.problem)
     return not isinstance(event, _QUIET)
 
 
@@ -252,6 +254,12 @@ def _node_probed(event: events.NodeProbed) -> str:
     return f"{count(len(event.nodes), 'node')} probed in {duration(event.result.elapsed_s)}: {suspects}"
 
 
+def _node_replayed(event: events.NodeReplayed) -> str:
+    group = ", ".join(f"node{node}" for node in event.nodes)
+    among = f" in the group of {group}" if group else ""
+    return f"replay {event.number} ended on node{event.node}{among}{_because(event.problem)}"
+
+
 def _fabric_observed(event: events.FabricObserved) -> str:
     from holdfast.diagnose.nccl_transport import judge
 
@@ -303,6 +311,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.NodeChecked: _node_checked,
     events.ProbeAdvanced: lambda event: f"probe, {duration(event.elapsed_s)}: {STAGE_TEXT[event.stage]}",
     events.NodeProbed: _node_probed,
+    events.NodeReplayed: _node_replayed,
     events.FabricObserved: _fabric_observed,
     events.SocketsObserved: _sockets_observed,
     events.LinksMeasured: _links_measured,

@@ -535,7 +535,7 @@ class Controller:
         return probe is not None and probe.number == number
 
     def _send_replay(self, command: StartReplay) -> None:
-        """Each group is an attempt of its own, whose first node has rank 0."""
+        """Start each group like a separate attempt, whose first node has rank 0."""
         for group in command.groups:
             members = tuple(self._state.nodes[number] for number in group)
             start = StartAttempt(

@@ -20,7 +20,7 @@ MAX_GROUPS_SHOWN = 8
 
 
 def node_replayed(ctx: Context, event: events.NodeReplayed) -> None:
-    """The replay has ended on this node; without a digest it need not go on in the rest of the group."""
+    """The replay has ended on this node; without a digest the rest of the group stops too."""
     replay = ctx.state.replicas[event.replica].replay
     if replay is None or event.number != replay.number or not ctx.state.nodes[event.node].replays:
         return

@@ -49,7 +49,7 @@ def begin_replay(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool
 
 
 def begin_phase(ctx: Context, index: int, replay: Replay) -> None:
-    """Begin the first replay of a pair, or the second, with a number of its own."""
+    """Begin the first replay of a pair, or the second, with the next number."""
     number = ctx.state.replicas[index].replays + 1
     replay = replay.with_changes(number=number, reports=())
     replica = ctx.change_replica(index, replays=number, replay=replay)

@@ -550,6 +550,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Remove it, or train in a loop with a Session.",
     ),
     (
+        "trainer-replay-unsupported",
+        "A replay started a program with a Trainer, whose loop has its own checkpoints and steps.",
+        "`replay-*.log` in the node's folder.",
+        "Nothing: the run restarts. Only the steps of a Session can be repeated.",
+    ),
+    (
         "trainer-not-distributed",
         "The Trainer trains alone on each rank.",
         "WORLD_SIZE, and the world size that the Trainer reports.",
