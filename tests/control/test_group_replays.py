@@ -30,7 +30,7 @@ def failing(nodes: int = 6) -> tuple[Run, list[Command]]:
     checks, commands = 0, list[Command]()
     everyone = tuple(range(nodes))
     for attempt in range(4):
-        run.do(step(5 + attempt, attempt), damaged(attempt=attempt, at=30.0 + attempt))
+        run.do(step(4 + attempt, attempt), damaged(attempt=attempt, at=30.0 + attempt), step(5 + attempt, attempt))
         commands = all_stopped(run, attempt)
         if attempt in (0, 2):
             checks += 1
@@ -93,12 +93,11 @@ def test_fourth_failure_has_groups_repeat_the_steps_and_the_bad_node_of_both_rep
 
 def test_node_whose_group_does_not_end_ends_it_for_the_group_alone() -> None:
     run, _ = failing()
-    first, second = plan(SIX)
     assert run.do(replayed(4, 1, "", problem="rank 0 ended: x")) == [
         Send(order=StopReplay(replica=0, number=1), nodes=(5,))
     ]
     run.do(replayed(5, 1, "", problem="it was stopped"), *(replayed(node, 1) for node in range(4)))
-    commands = replay_all(run, second, 2, {4})
+    commands = replay_all(run, plan(SIX).second, 2, {4})
     assert [command.node_id.node for command in commands if isinstance(command, ReplaceNode)] == [4]
     assert "first replay: node4, node5 did not end it" in reported(run)[0].evidence
 

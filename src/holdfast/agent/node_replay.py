@@ -1,6 +1,7 @@
 """Runs this node's ranks of a replay when the controller orders it, and reports the digest of their state.
 
-The ranks run the job's command as a separate job with the other nodes of the group, without a connection to the agent: the variables of protocol/replay_env.py have their Session repeat the run's last steps, and end.
+The ranks run the job's command as a separate job with the other nodes of the group, without a connection to the agent:
+the variables of protocol/replay_env.py have their Session repeat the run's last steps, and end.
 """
 
 from __future__ import annotations

@@ -283,7 +283,7 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     if verdict.check_nodes:
         examine_nodes(ctx, index)
     if verdict.replay_nodes:
-        ctx.change_replica(index, replay_until=failure.step + 1)
+        ctx.change_replica(index, replay_until=replica.highest_step + 1)  # the failure may precede reports of steps
     ctx.raise_(FollowUp.ADVANCE, index=index)
 
 

@@ -77,21 +77,22 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "node-failed-replay",
-        "Groups of nodes repeated the run's last steps twice. Both groups with this node failed or ended in another state "
-        "than the rest, and its partners passed with others: a device, memory or adapter of it works wrongly.",
+        "Groups of nodes repeated the run's last steps twice. Both groups with this node failed, or ended in another "
+        "state than the rest, and its partners passed with others: a device, memory or adapter of it works wrongly.",
         "The evidence lists the groups; `replay-*.log` in a node's folder has the output of its ranks.",
         "The node is replaced. `dcgmi diag -r 3` and a memory test before the machine is used again.",
     ),
     (
         "replay-suspects",
-        "Several nodes compute wrongly: no healthy group tells them apart from the partners that two replays gave them.",
+        "Several nodes compute wrongly: no healthy group tells them apart from their partners in two replays.",
         "The evidence lists the groups that failed.",
         "Test the named nodes, or cancel the run and resume without them.",
     ),
     (
         "replay-found-nothing",
-        "Groups of nodes repeated the run's last steps, and no node was named. Equal states: the fault did not show in "
-        "these steps. All groups failed: the program or its data is the cause. No majority: steps are not repeatable.",
+        "Groups of nodes repeated the run's last steps, and no node was named. Equal states: the fault did not show "
+        "in these steps. All groups failed: the cause is the program or its data. No majority: the steps cannot be "
+        "repeated bit-exactly.",
         "The evidence has what each replay ended with; `replay-*.log` in a node's folder has the output of its ranks.",
         "Look for the cause in the program and its data; for states that differ everywhere, seed all random numbers and "
         "use deterministic kernels.",
