@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from holdfast import events
 from holdfast.control.context import Context, FollowUp
@@ -87,21 +87,17 @@ def _name_bad(ctx: Context, replay: Replay, first: Digests) -> None:
     fail_nodes(ctx, {node: _bad_node(replay, lines) for node in bad.certain}, Certainty.NAMED)
 
 
-def _lines(which: str, groups: Iterable[Group], digests: Digests) -> tuple[str, ...]:
+def _lines(which: str, groups: Sequence[Group], digests: Digests) -> tuple[str, ...]:
     """A line for each group that did not end like the others of its size, or one that says that all did."""
     shown = list[str]()
     for group in groups:
         digest = digests.get(group)
         alike = [other for other in groups if len(other) == len(group) and digests.get(other) == digest]
         if digest is None:
-            shown.append(f"{which} replay: {_names(group)} did not end it")
+            shown.append(f"{which} replay: {name_nodes(group)} did not end it")
         elif 2 * len(alike) <= sum(len(other) == len(group) for other in groups):
-            shown.append(f"{which} replay: {_names(group)} ended with another state")
+            shown.append(f"{which} replay: {name_nodes(group)} ended with another state")
     return tuple(shown[:MAX_GROUPS_SHOWN]) or (f"{which} replay: equal states at the end",)
-
-
-def _names(nodes: Iterable[int]) -> str:
-    return name_nodes([*nodes])
 
 
 def _bad_node(replay: Replay, lines: tuple[str, ...]) -> Finding:
@@ -129,7 +125,7 @@ def _suspects(nodes: tuple[int, ...], lines: tuple[str, ...]) -> Finding:
         code="replay-suspects",
         severity=Severity.WARNING,
         what=f"two replays of the last steps suspect {len(nodes)} nodes, of which some compute wrongly",
-        where=_names(nodes),
+        where=name_nodes(nodes),
         evidence=lines,
         remedy="Test these nodes, or cancel the run and resume without them.",
         owner=Owner.CLUSTER,

@@ -94,7 +94,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "in these steps. All groups failed: the cause is the program or its data. No majority: the steps cannot be "
         "repeated bit-exactly.",
         "The evidence has what each replay ended with; `replay-*.log` in a node's folder has the output of its ranks.",
-        "Look for the cause in the program and its data; for states that differ everywhere, seed all random numbers and "
+        "Look for the cause in the program and its data. If states differ everywhere, seed all random numbers and "
         "use deterministic kernels.",
     ),
     (
