@@ -38,6 +38,7 @@ from lab import Lab
 
 BLOCK, RACK = "example.com/block", "example.com/rack"
 RACK_SIZES = (4, 4, 8, 16) * 2
+TOO_FULL = "topology-too-full"
 WITHIN_S = 60.0
 KUEUE = """
 apiVersion: kueue.x-k8s.io/v1beta2
@@ -237,13 +238,14 @@ def place(cluster: Cluster, gang: Gang) -> Outcome:
     cluster.submit(gang)
     if not room:
         try:
-            code = _until(lambda: cluster.reason(gang), f"{gang} has a reason to wait")
+            # A JobSet that Kueue has not seen yet has another reason.
+            code = _until(lambda: cluster.reason(gang) == TOO_FULL and TOO_FULL, f"{gang} waits for a {gang.level}")
         except TimeoutError as late:
-            code = str(late)
+            code = f"{cluster.reason(gang)}; {late}"
         placed = cluster.placed(gang)
         cluster.leave(gang.name)
         problems = [f"placed on {placed}, where no {gang.level} has room"] if placed else []
-        return Outcome(True, (*problems, *([] if code == "topology-too-full" else [f"its reason is {code}"])))
+        return Outcome(True, (*problems, *([] if code == TOO_FULL else [f"its reason is {code}"])))
     try:
         names = _until(lambda: cluster.placed(gang), f"{gang} is placed, with room in {room}")
     except TimeoutError as late:

@@ -20,11 +20,12 @@ TWO_GPUS = b"""{"type":"result","rank":0,"outcome":"passed","elapsed_s":21.4,"de
 "node_all_reduce":[{"node":0,"rates":[{"size_bytes":8,"time_s":1.9e-5,"algorithm_gb_s":0.0004,"bus_gb_s":0.0004},
  {"size_bytes":1073741824,"time_s":0.0026,"algorithm_gb_s":412.0,"bus_gb_s":412.0}]}],
 "suspects":[{"stage":"matmul","nodes":[0],"ranks":[1],"evidence":["1 of 11000 bfloat16 products are wrong"]}]}"""
+BF16 = probes.DTYPES["cuda"]
 PAIRS = [pair for round_ in pair_rounds(NODES) for pair in round_]
 
 
 def test_result_of_two_gpus_becomes_three_claims() -> None:
-    found = {each.claim: each for each in probes.results(msgspec.json.decode(TWO_GPUS, type=ProbeResult), 2)}
+    found = {each.claim: each for each in probes.results(msgspec.json.decode(TWO_GPUS, type=ProbeResult), 2, BF16)}
     products, memory, reduced = (
         found[claim] for claim in (promises.PROBE_MATMUL, promises.PROBE_MEMORY, promises.PROBE_ALL_REDUCE)
     )
@@ -38,7 +39,7 @@ def test_result_of_two_gpus_becomes_three_claims() -> None:
 def test_one_gpu_has_no_all_reduce() -> None:
     result = msgspec.json.decode(TWO_GPUS, type=ProbeResult)
     alone = msgspec.structs.replace(result, devices=result.devices[:1], node_all_reduce=(), suspects=())
-    *measured, skipped = probes.results(alone, 1)
+    *measured, skipped = probes.results(alone, 1, BF16)
     assert [each.met for each in measured] == ["yes", "yes"]
     assert skipped.skipped == promises.TWO_GPUS
 
@@ -47,7 +48,9 @@ def test_probe_without_results_has_failed() -> None:
     with pytest.raises(RuntimeError, match="the store did not answer"):
         [
             *probes.results(
-                ProbeResult(rank=0, outcome=ProbeOutcome.INCOMPLETE, elapsed_s=1, problem="the store did not answer"), 1
+                ProbeResult(rank=0, outcome=ProbeOutcome.INCOMPLETE, elapsed_s=1, problem="the store did not answer"),
+                1,
+                BF16,
             )
         ]
 

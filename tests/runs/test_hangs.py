@@ -92,15 +92,16 @@ def test_stopped_rank_is_named_by_the_stacks_of_all_and_each_node_keeps_its_evid
         *("nodes=3", "parallel.dp=3", "secrets.DATA.env=OF_THE_USER"),
         *("recovery.step_timeout_s=2", "env.OMP_NUM_THREADS=1"),
     )
-    watched = runs.start(sys.executable, DDP_SESSION, "100000", "0.01", overrides=overrides)
-    watched.wait_for(StepCommitted)
-    watched.drill(FaultTarget.RANK, 1, FaultAction.STOP, at_step=12)
+    # A rank sleeps nearly all the time: stopped then, it does not stand where the others wait for it.
+    watched = runs.start(sys.executable, DDP_SESSION, "100000", "0.3", overrides=overrides)
+    watched.wait_for(StepCommitted, lambda event: event.step >= 12)
+    watched.drill(FaultTarget.RANK, 1, FaultAction.STOP)
     decided = watched.wait_for(RecoveryDecided)
     (compared,) = watched.all(StacksCompared)
     assert (decided.first_failed_rank, compared.suspects, compared.nodes) == (1, ((1, 1),), ((1, 1),))
     assert compared.origin == "rank 1"
     assert "stacks: the others wait for rank 1 on node 1" in decided.finding.evidence
-    kept = {event.node: event for event in (watched.wait_for(EvidenceKept) for _ in range(3))}
+    kept = {node: watched.first(EvidenceKept, lambda event, node=node: event.node == node) for node in range(3)}
     assert [str(path) for path in watched.folder.evidence(0)] == [kept[node].folder for node in range(3)]
     shown = [{path.name for path in folder.rglob("*") if path.is_file()} for folder in watched.folder.evidence(0)]
     assert shown[1] >= {"rank-1.log", "stacks-replica-0-attempt-0-rank-1.txt", "environment.json", "versions.json"}
