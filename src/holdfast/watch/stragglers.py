@@ -174,7 +174,7 @@ class StragglerDetector:
             for rank, proof in self._own.add(rounds).items()
         ]
         if late := self._lateness(times, rounds):
-            # A rank's lateness for its own time is subtracted, but what is left of it is never quite nothing.
+            # The part of its lateness that its own time explains is subtracted, but only nearly.
             found += [
                 _straggler(by_rank[rank], times, Phase.COMMUNICATION, proof)
                 for rank, proof in self._late.add(late).items()
