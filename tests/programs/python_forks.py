@@ -11,6 +11,7 @@ its pid.
 
 from __future__ import annotations
 
+import _socket
 import array
 import atexit
 import builtins
@@ -291,11 +292,31 @@ def serve(link: socket.socket) -> None:
         link.sendall(pid)
 
 
+def _fork_outside_of_lookups() -> None:
+    """Let no fork begin while a thread looks a name up: the C library's lock would stay locked in the child."""
+    lookups = threading.Lock()
+
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            with lookups:
+                return function(*args, **named)
+
+        return call
+
+    for name in ("getaddrinfo", "getnameinfo", "gethostbyaddr", "gethostbyname", "gethostbyname_ex"):
+        low = guarded(getattr(_socket, name))
+        setattr(_socket, name, low)
+        if name != "getaddrinfo":  # that of `socket` calls the other
+            setattr(socket, name, low)
+    os.register_at_fork(before=lookups.acquire, after_in_parent=lookups.release, after_in_child=lookups.release)
+
+
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
         importlib.import_module(name)
     cast("Any", subprocess)._fork_exec = fork_exec
+    _fork_outside_of_lookups()
     _reset_modules()
     sys.modules["__main__"] = _kept_main
     gc.collect()
