@@ -92,7 +92,8 @@ class WatchedRun:
 
     def _stacks(self) -> str:
         """What the run's processes do, for a failed test."""
-        dumps = [["timeout", "20", "py-spy", "dump", "--native", "--pid", str(pid)] for pid in processes_of(self.folder)]
+        dump = ("timeout", "20", "py-spy", "dump", "--native", "--pid")  # a stopped process would never end it
+        dumps = [[*dump, str(pid)] for pid in processes_of(self.folder)]
         return "\n".join(subprocess.run(each, capture_output=True, text=True, check=False).stdout for each in dumps)
 
     def _latest(self) -> list[AnyEvent]:
