@@ -142,7 +142,7 @@ KINDS = (
         name="memory leak",
         action="leak",
         target="rank",
-        amount=2.0,
+        amount=1.0,  # MiB a step: the memory lasts for about 20 s
         codes=frozenset({"memory-growing"}),
         overrides=("resources.memory=700MiB",),
         forked=False,

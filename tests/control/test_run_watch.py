@@ -54,11 +54,23 @@ def test_slowest_rank_of_a_node_is_named_once_in_each_attempt() -> None:
 
 
 def test_ranks_that_wait_for_data_are_reported_with_their_loader() -> None:
-    found = [each for each in observed(RunWatch(), steps=60, data=0.9) if isinstance(each, FindingRaised)]
-    (stall,) = [each.finding for each in found]
-    assert (stall.code, stall.where) == ("data-stall", "rank 2 on node1")
+    """All wait, so that none of them is slower than the others."""
+    watch, found = RunWatch(), list[AnyEvent]()
+    for last in range(4, 60, 5):
+        for node in (0, 1):
+            rows = [times(2 * node + n, last, data=0.9) for n in (0, 1)]
+            found += watch.add_phases(progress(node, *rows), last)
+    (stall,) = [each.finding for each in found if isinstance(each, FindingRaised)]
+    assert (stall.code, stall.where) == ("data-stall", "rank 0 on node0")
     assert "`Loader`" in stall.what
-    assert "2 ranks wait so" in stall.evidence
+    assert "2 ranks wait so" in stall.evidence  # the other node is a round behind
+
+
+def test_rank_that_waits_for_data_longer_than_others_is_reported_once_as_a_data_stall() -> None:
+    (found,) = observed(RunWatch(), steps=60, data=0.9)
+    assert isinstance(found, StragglerObserved)
+    assert (found.finding.code, found.finding.where) == ("data-stall", "rank 2 on node1")
+    assert "because it waits for samples from `Loader`" in found.finding.what
 
 
 def test_invalid_times_are_ignored() -> None:

@@ -134,8 +134,9 @@ class _AttemptWatch:
         fresh, self._fresh = list(self._fresh.values()), {}
         self._last_steps = {each.rank: each.last_step for each in fresh}
         self.typical = _typical(fresh)
-        stall = self._stalls.add(fresh)
-        found = self._observed(self._stragglers.add(fresh), at)
+        stragglers = self._stragglers.add(fresh)
+        stall = self._stalls.add(fresh, is_named=any(each.phase is Phase.DATA for each in stragglers))
+        found = self._observed(stragglers, at)
         if stall is not None:
             finding = data_stall_finding(stall, self._nodes[stall.rank], self._replica)
             found.append(FindingRaised(at=at, finding=finding))

@@ -30,11 +30,13 @@ _DEVICE_PHASES = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.COMMUNIC
 def straggler_finding(one: Straggler, node: int, replica: int, *, others: Sequence[Straggler] = ()) -> Finding:
     """A rank that others wait for; `others` are slow ranks of the same node."""
     more = ", ".join(str(each.rank) for each in others)
+    waits = one.phase is Phase.DATA
+    why = f"because it waits for samples{_from(one.loader)}" if waits else f"in phase `{one.phase}`"
     return Finding(
-        code="straggler",
+        code="data-stall" if waits else "straggler",
         severity=Severity.WARNING,
         what=f"the other ranks wait for rank {one.rank}{replica_suffix(replica)} on node{node}: it takes "
-        f"{one.slowdown - 1:.0%} longer, in phase `{one.phase}`",
+        f"{one.slowdown - 1:.0%} longer, {why}",
         where=f"rank {one.rank}{replica_suffix(replica)} on node{node}",
         evidence=(
             f"steps {one.first_step} to {one.last_step}: {one.lost_s * 1e3:.1f} ms more in `{one.phase}` than the "
@@ -49,7 +51,7 @@ def straggler_finding(one: Straggler, node: int, replica: int, *, others: Sequen
 
 def data_stall_finding(one: DataStall, node: int, replica: int) -> Finding:
     """Ranks that wait for samples."""
-    who, loader = f"rank {one.rank}{replica_suffix(replica)} on node{node}", f" from `{one.loader}`" * bool(one.loader)
+    who, loader = f"rank {one.rank}{replica_suffix(replica)} on node{node}", _from(one.loader)
     what = (
         f"{who} waited {one.wait_s:.1f} s for samples{loader}, while it usually waits a tenth of that or less"
         if one.is_single
@@ -65,6 +67,10 @@ def data_stall_finding(one: DataStall, node: int, replica: int) -> Finding:
         remedy="If all ranks wait: more or faster DataLoader workers, fewer bytes per sample, data on a nearer disk. "
         "If one does: look at its node's disk, network and CPUs.",
     )
+
+
+def _from(loader: str) -> str:
+    return f" from `{loader}`" if loader else ""
 
 
 def run_slow_finding(slow: SlowRun, replica: int, notes: Sequence[Finding]) -> Finding:

@@ -46,8 +46,12 @@ class DataStallDetector:
         self._steps_above: dict[int, int] = {}
         self._named = False
 
-    def add(self, times: Sequence[PhaseTimes]) -> DataStall | None:
-        """Add a round with the times of all ranks; the stall that is named with it, if one is."""
+    def add(self, times: Sequence[PhaseTimes], *, is_named: bool = False) -> DataStall | None:
+        """Add a round with the times of all ranks; the stall that is named with it, if one is.
+
+        With `is_named`, a rank is already named because it waits for samples longer than the others.
+        """
+        self._named = self._named or is_named
         longest = [each for each in times if self._is_long(each)]
         for each in times:
             above = each.of(Phase.DATA) >= SHARE * each.step_s > 0

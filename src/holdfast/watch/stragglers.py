@@ -63,6 +63,8 @@ class Straggler(NamedTuple):
     """The median of the others' own times."""
     first_step: int
     last_step: int
+    loader: str = ""
+    """What it waits for, where that is samples."""
 
 
 class _Round(NamedTuple):
@@ -254,6 +256,7 @@ def _straggler(one: PhaseTimes, times: Sequence[PhaseTimes], phase: Phase, proof
         others_s=others_s,
         first_step=one.last_step - sum(each.steps for each in proof) + 1,
         last_step=one.last_step,
+        loader=one.loader if phase is Phase.DATA else "",
     )
 
 

@@ -173,7 +173,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "data-stall",
-        "A rank waits for samples in 30 % of each of 20 steps, or once for over a second and ten times its median.",
+        "A rank waits for samples in 30 % of each of 20 steps, or once for over a second and ten times its median; or "
+        "longer than the other ranks, which wait for it.",
         "`data_wait_s` of the steps; CPU use of DataLoader workers; read latency of the data's disk.",
         "More or faster workers, fewer bytes per sample, data on a nearer disk.",
     ),
