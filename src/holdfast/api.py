@@ -63,6 +63,7 @@ from holdfast.run_dir import RunDir, runs_root
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.foreign.lint import LintedManifest
     from holdfast.launch.target_machines import TargetMachines
+    from holdfast.launch.target_runs import TargetRuns
     from holdfast.preflight.node_reports import NodeReports
 
 CHECK_RUN = "check"
@@ -373,6 +374,15 @@ def runs() -> list[RunDir]:
         return []
     begun = [(begun_at, RunDir(path)) for path in root.iterdir() if (begun_at := _begun_at(RunDir(path)))]
     return [run for _, run in sorted(begun, key=lambda each: each[0], reverse=True)]
+
+
+def target_runs(target: str, *, base: Path = Path()) -> TargetRuns | None:
+    """The runs that a target shows, whichever machine started them; None if each has a folder on this machine.
+
+    Raises HoldfastError if the target does not answer or refuses this user.
+    """
+    spec = _target_spec(target, base)
+    return open_target(spec.kind).find_runs(spec)
 
 
 def _begun_at(run: RunDir) -> float:

@@ -45,6 +45,15 @@ TargetOption = Annotated[
         autocompletion=_complete_target,
     ),
 ]
+RunTargetOption = Annotated[
+    str,
+    typer.Option(
+        "--on",
+        metavar="TARGET",
+        help="Target that has the run; also finds runs of other machines there.",
+        autocompletion=_complete_target,
+    ),
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override one field of the job; repeatable.")
 ]

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.launch.local.run_network import RunNetwork
     from holdfast.launch.rank_env import NodeResources
     from holdfast.launch.target_machines import TargetMachines
+    from holdfast.launch.target_runs import TargetRuns
     from holdfast.run_dir import RunDir
 
 
@@ -153,6 +154,10 @@ class Target(Protocol):
 
     def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
         """End the quarantine of a machine; raises HoldfastError if it has none."""
+        ...
+
+    def find_runs(self, spec: TargetSpec) -> TargetRuns | None:
+        """The runs that the target shows, whichever machine started them; None if each has a folder on this machine."""
         ...
 
     def controller_hooks(self) -> ControllerHooks:

@@ -406,6 +406,12 @@ def test_start_whose_sender_goes_before_it_is_told_leaves_nothing(site: Site, mo
 def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Site) -> None:
     run = site.start("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
+    listed = api.target_runs("lab", base=site.folder)
+    assert listed is not None
+    assert [(each.run, each.phase, each.running_nodes, each.nodes) for each in listed.runs] == [
+        (run.run_id, "running", 2, 2)
+    ]
+    assert listed.runs[0].user
     os.kill(json.loads(run.controller_record.read_text())["supervisor_pid"], signal.SIGKILL)
     until(lambda: not run.alive(), "its mirror is gone")
     assert api.find_run(run.run_id).alive()

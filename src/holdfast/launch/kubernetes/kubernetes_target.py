@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import tempfile
 import time
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.launch.kubernetes.manifests.render_context import RenderContext
     from holdfast.launch.kubernetes.object_names import ObjectNames
     from holdfast.launch.target_machines import TargetMachines
+    from holdfast.launch.target_runs import TargetRuns
     from holdfast.run_dir import RunDir
 
 
@@ -79,7 +81,7 @@ class KubernetesTarget:
 
         with new_run_dir(name_stem(job)) as folder:
             code = _code(wanted, folder.code)
-            context = _context(wanted, code, at=time.time(), names=ObjectNames(folder.run_id))
+            context = _context(wanted, code, at=time.time(), names=ObjectNames(folder.run_id), user=_user_name())
             write_inputs(folder, context.accepted)
             submit(folder, context, read_secrets(job, base.absolute(), os.environ))
         return folder
@@ -116,6 +118,13 @@ class KubernetesTarget:
         from holdfast.launch.kubernetes.machine_list import release_machine
 
         return release_machine(name, spec, machine)
+
+    def find_runs(self, spec: TargetSpec) -> TargetRuns:
+        """The runs of the namespace, by their objects."""
+        _require_client()
+        from holdfast.launch.kubernetes.run_list import list_runs
+
+        return list_runs(spec)
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is in a pod, which may have lost its folder."""
@@ -165,13 +174,18 @@ def _code(wanted: Submission, archives: Path) -> CodeArchive | None:
 
 
 def _context(
-    wanted: Submission, code: CodeArchive | None, *, at: float = 0.0, names: ObjectNames | None = None
+    wanted: Submission,
+    code: CodeArchive | None,
+    *,
+    at: float = 0.0,
+    names: ObjectNames | None = None,
+    user: str | None = None,
 ) -> RenderContext:
     """The render context of a job, where relative paths start from the shared volume.
 
-    `at` and `names` are known when it is started.
+    `at`, `names` and `user` are known when it is started.
     """
-    from holdfast.launch.kubernetes.manifests.render_context import RenderContext, workload_kind
+    from holdfast.launch.kubernetes.manifests.render_context import SET_AT_START, RenderContext, workload_kind
     from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID, VOLUME_ROOT, ObjectNames
 
     job, spec = with_default_checks(wanted.job, wanted.spec), wanted.spec
@@ -190,7 +204,20 @@ def _context(
         durable_controller_disk=spec.volume is not None,
         target=wanted.target,
     )
-    return RenderContext(accepted=accepted, target=spec, names=names or ObjectNames.of(job, PLACEHOLDER_ID))
+    return RenderContext(
+        accepted=accepted,
+        target=spec,
+        names=names or ObjectNames.of(job, PLACEHOLDER_ID),
+        user=SET_AT_START if user is None else user,
+    )
+
+
+def _user_name() -> str:
+    """This user's login name; the user id if the machine knows no name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def with_default_checks(job: Job, spec: TargetSpec) -> Job:

@@ -86,6 +86,9 @@ class LocalTarget:
 
         return release_machine(name, machine)
 
+    def find_runs(self, spec: TargetSpec) -> None:
+        """Nothing: each run has a folder on this machine."""
+
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the nodes' machine, and its folder outlives it."""
         from holdfast.launch.local.local_backend import LocalBackend

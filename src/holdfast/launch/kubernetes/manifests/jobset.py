@@ -10,7 +10,7 @@ from holdfast.launch.kubernetes.manifests.command_container import command_conta
 from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import NODE, PRIORITY_LABEL, QUEUE_LABEL
+from holdfast.launch.kubernetes.object_names import NODE, NODES_ANNOTATION, PRIORITY_LABEL, QUEUE_LABEL, USER_ANNOTATION
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 NODE_INDEX = "$(HOLDFAST_NODE_INDEX)"
@@ -50,7 +50,11 @@ def owner(ctx: RenderContext, spec: YamlValue) -> Mapping[str, YamlValue]:
     """The run's owner object, which owns the others and which a queue admits."""
     kind = CATALOG[ctx.workload]
     labels = {QUEUE_LABEL: ctx.queue, PRIORITY_LABEL: ctx.job.priority} if ctx.queue else {}
-    return ctx.manifest(kind.api_version, kind.kind, ctx.names.name, labels=labels, spec=spec)
+    annotations: dict[str, YamlValue] = {
+        USER_ANNOTATION: ctx.user,
+        NODES_ANNOTATION: Commented(str(ctx.job.nodes.max), "`holdfast ps --on` shows both on any machine."),
+    }
+    return ctx.manifest(kind.api_version, kind.kind, ctx.names.name, labels=labels, annotations=annotations, spec=spec)
 
 
 def suspended(ctx: RenderContext) -> YamlValue:

@@ -12,6 +12,9 @@ from holdfast.job.targets import TargetSpec, Workload
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue
 from holdfast.launch.kubernetes.object_names import RUNS, VOLUME_ROOT, ObjectNames
 
+SET_AT_START = "(set when the run is started)"
+"""Stands in rendered manifests for a value that the start of the run fills in."""
+
 
 def workload_kind(job: Job, target: TargetSpec) -> Workload:
     """The run's kind of object: the target's, or an MPIJob for `mpirun` without agents."""
@@ -25,6 +28,8 @@ class RenderContext:
     accepted: RunSpec
     target: TargetSpec
     names: ObjectNames
+    user: str = SET_AT_START
+    """The user who starts the run."""
 
     @property
     def job(self) -> Job:
@@ -59,11 +64,14 @@ class RenderContext:
         name: str,
         part: str | None = None,
         labels: Mapping[str, str | None] | None = None,
+        annotations: Mapping[str, YamlValue] | None = None,
         **fields: YamlValue,
     ) -> Mapping[str, YamlValue]:
         """The manifest of an object of the run, or of one part of it."""
         every = {**self.names.labels(part), **(labels or {})}
         metadata: YamlValue = {"name": name, "namespace": self.target.namespace, "labels": every}
+        if annotations:
+            metadata = {**metadata, "annotations": annotations}
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **fields}
 
     @property

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from holdfast.job.spec import SecretRef
 from holdfast.launch.kubernetes import quarantine_object
 from holdfast.launch.kubernetes.manifests.pod_template import format_quantity
-from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.manifests.render_context import SET_AT_START, RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, NODE
 from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
 from holdfast.launch.kubernetes.workload_catalog import CATALOG, pod_owner
 
 RBAC = "rbac.authorization.k8s.io"
-SET_AT_START = "(set when the run is started)"
 
 
 def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:

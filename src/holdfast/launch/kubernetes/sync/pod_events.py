@@ -28,8 +28,13 @@ from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
 """The label with the number of the JobSet's restarts before this pod."""
-SUCCESS_CONDITIONS = {"Complete": Outcome.SUCCEEDED, "Completed": Outcome.SUCCEEDED, "Succeeded": Outcome.SUCCEEDED}
-"""Condition types for success; for failure all kinds use `Failed`."""
+END_CONDITIONS = {
+    "Failed": Outcome.FAILED,
+    "Complete": Outcome.SUCCEEDED,
+    "Completed": Outcome.SUCCEEDED,
+    "Succeeded": Outcome.SUCCEEDED,
+}
+"""Condition types of a run that is over; for failure all kinds use `Failed`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,11 +125,16 @@ def new_events(
 
 def run_end(owner: KubeObject) -> tuple[Outcome, str] | None:
     """Outcome and message from the run's object; None while the run is active."""
-    for condition in owner.get("status", {}).get("conditions", ()):
-        outcome = Outcome.FAILED if condition["type"] == "Failed" else SUCCESS_CONDITIONS.get(condition["type"])
-        if outcome and condition["status"] == "True":
-            return outcome, condition.get("message") or condition.get("reason", "")
-    return None
+    ended = end_condition(owner)
+    if ended is None:
+        return None
+    return (END_CONDITIONS[ended["type"]], ended.get("message") or ended.get("reason", ""))
+
+
+def end_condition(owner: KubeObject) -> Mapping[str, str] | None:
+    """The condition that ends the run; None while the run is active."""
+    conditions = owner.get("status", {}).get("conditions", ())
+    return next((each for each in conditions if each["type"] in END_CONDITIONS and each["status"] == "True"), None)
 
 
 def exit_code(known: Sequence[AnyEvent]) -> int:

@@ -1,0 +1,120 @@
+"""Lists the runs of a namespace by their objects, with one request for each kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from http import HTTPStatus
+
+from holdfast.events import Outcome
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.job.targets import TargetSpec
+from holdfast.launch.kubernetes.client.api_errors import ApiError, as_holdfast_error
+from holdfast.launch.kubernetes.client.api_paths import PODS_PATH, KubeObject
+from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.object_names import NODE, NODES_ANNOTATION, PART_LABEL, RUN_LABEL, USER_ANNOTATION
+from holdfast.launch.kubernetes.sync.pod_events import end_condition, run_end
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
+from holdfast.launch.target_runs import TargetRun, TargetRunPhase, TargetRuns
+
+ENDED_PHASES = {Outcome.SUCCEEDED: TargetRunPhase.SUCCEEDED, Outcome.FAILED: TargetRunPhase.FAILED}
+
+
+def list_runs(spec: TargetSpec) -> TargetRuns:
+    """The runs of the target's namespace; raises HoldfastError if the cluster does not answer or refuses the user."""
+    with as_holdfast_error():
+        return asyncio.run(read_runs(ClusterClient(context=spec.context, namespace=spec.namespace)))
+
+
+async def read_runs(cluster: ClusterClient) -> TargetRuns:
+    """The same, of a connected cluster."""
+    kinds = tuple(CATALOG.values())
+    pods, *listed = await asyncio.gather(
+        _list(cluster, PODS_PATH, f"{RUN_LABEL},{PART_LABEL}={NODE}"),
+        *(_list(cluster, kind.path, RUN_LABEL) for kind in kinds),
+    )
+    refused = {kind.resource: each.refusal for kind, each in zip(kinds, listed, strict=True) if each.refusal}
+    if refused and not any(each.objects is not None for each in listed):
+        raise next(iter(refused.values()))
+    running = None if pods.objects is None else Counter(_runs_of_running(pods.objects))
+    found = [_target_run(one, running) for each in listed for one in each.objects or () if not _has_owner(one)]
+    unread = [*refused, *(["pods"] if pods.objects is None else [])]
+    return TargetRuns(
+        runs=tuple(sorted(found, key=lambda run: (-run.created_at, run.run))),
+        findings=(_not_listed(unread),) if unread else (),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Listed:
+    """The objects of a kind; None if the cluster has no such kind, or refuses the user."""
+
+    objects: Sequence[KubeObject] | None = None
+    refusal: ApiError | None = None
+
+
+async def _list(cluster: ClusterClient, path: str, selector: str) -> _Listed:
+    try:
+        return _Listed(objects=(await cluster.get(path, labelSelector=selector))["items"])
+    except ApiError as refused:
+        if refused.status == HTTPStatus.NOT_FOUND:  # its operator is not installed
+            return _Listed()
+        if refused.status != HTTPStatus.FORBIDDEN:
+            raise
+        return _Listed(refusal=refused)
+
+
+def _has_owner(one: KubeObject) -> bool:
+    """Whether an operator created the object for a run's own: a TrainJob has a JobSet."""
+    return any(each.get("controller") for each in one["metadata"].get("ownerReferences", ()))
+
+
+def _runs_of_running(pods: Iterable[KubeObject]) -> Iterable[str]:
+    return (pod["metadata"]["labels"][RUN_LABEL] for pod in pods if pod.get("status", {}).get("phase") == "Running")
+
+
+def _target_run(one: KubeObject, running: Mapping[str, int] | None) -> TargetRun:
+    meta = one["metadata"]
+    run = meta["labels"][RUN_LABEL]
+    annotations: Mapping[str, str] = meta.get("annotations", {})
+    nodes = annotations.get(NODES_ANNOTATION, "")
+    ended = end_condition(one)
+    return TargetRun(
+        run=run,
+        phase=_phase(one, None if running is None else running[run]),
+        created_at=_unix_time(meta["creationTimestamp"]),
+        finished_at=_unix_time(ended["lastTransitionTime"]) if ended and "lastTransitionTime" in ended else None,
+        user=annotations.get(USER_ANNOTATION, ""),
+        nodes=int(nodes) if nodes.isascii() and nodes.isdecimal() else None,
+        running_nodes=None if running is None else running[run],
+        where=f"{one['kind'].lower()}/{meta['name']}",
+    )
+
+
+def _phase(one: KubeObject, running: int | None) -> TargetRunPhase:
+    if "deletionTimestamp" in one["metadata"]:
+        return TargetRunPhase.STOPPING
+    if ended := run_end(one):
+        return ENDED_PHASES[ended[0]]
+    spec = one.get("spec", {})
+    suspended = spec.get("suspend") or spec.get("runPolicy", {}).get("suspend")
+    waits = suspended if running is None else not running
+    return TargetRunPhase.PENDING if waits else TargetRunPhase.RUNNING
+
+
+def _unix_time(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
+
+
+def _not_listed(kinds: Sequence[str]) -> Finding:
+    return Finding(
+        code="not-checked",
+        severity=Severity.INFO,
+        what=f"this user may not list {', '.join(kinds)}, so runs, or how many of their nodes run, may be missing here",
+        where="context",
+        remedy=f"Allow `list` on {', '.join(kinds)}.",
+        owner=Owner.CLUSTER,
+    )
