@@ -40,6 +40,7 @@ LAB_TESTS = (
             "api_errors",
             "cluster_runs",
             "collect_inventory",
+            "fabrics_in_cluster",
             "gang_scheduling",
             "kubernetes_backend",
             "manifests_accepted",

@@ -16,6 +16,7 @@ import holdfast.train
 from holdfast.control.policy import FailureKind
 from holdfast.control.state import ReplicaPhase
 from holdfast.diagnose.knowledge.index import find
+from holdfast.fabric.catalog import CATALOG
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(holdfast.__file__).parent
@@ -54,11 +55,11 @@ OTHER_WORDS = {
     "nvidia-cuda-mps-server",
     "nvidia-nvswitchctl",
     "nvidia-smi",
-    "oke-roce",
-    "rdma-shared",
     "training-operator",
     "unicode-escape",
     "util-linux",
+    *CATALOG,
+    *(sidecar.name for row in CATALOG.values() if (sidecar := row.pod.sidecar)),
 }
 
 
@@ -68,11 +69,10 @@ NO_CODES_IN_PAGES = {
     "holdfast-zygote",
     "link-errors",
     "nvidia-smi",
-    "oke-roce",
     "per-rank",
-    "rdma-shared",
     "stacks-compared",
     "tp-cp-ep-dp-pp",
+    *CATALOG,
 }
 """Programs, events, drills, fabrics and values of a job field."""
 

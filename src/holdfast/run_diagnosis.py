@@ -17,7 +17,8 @@ from holdfast.controller_client import STACK_DUMP, follow_request, is_finished
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AnyEvent, Outcome, RankExited, RunFinished, StackDumpRequested, StacksCompared, StacksDumped
 from holdfast.events.log import line_of, read_events
-from holdfast.fabric.catalog import CATALOG, Fabric
+from holdfast.fabric.catalog import CATALOG
+from holdfast.fabric.fabric import Fabric
 from holdfast.findings import Finding
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Launch

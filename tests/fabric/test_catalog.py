@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.fabric.catalog import AUTO, CATALOG, NAMES, Fabric, resolve
+from holdfast.fabric.catalog import AUTO, CATALOG, NAMES, resolve
+from holdfast.fabric.fabric import Fabric
 
 
 def test_names_auto_and_every_row() -> None:
-    assert {"auto", "tcp", "infiniband", "roce", "efa", "rdma-shared", "sriov", "oke-roce"} == set(NAMES)
+    assert ("auto", *CATALOG) == NAMES
+    assert len(NAMES) == len(set(NAMES)) > 14
 
 
 @pytest.mark.parametrize("fabric", CATALOG.values(), ids=lambda fabric: fabric.name)
@@ -17,6 +19,10 @@ def test_row_pins_the_network_and_names_its_source(fabric: Fabric) -> None:
     assert fabric.source.startswith("https://")
     assert fabric.description.endswith(".")
     assert fabric.expected_bandwidth
+    assert len(fabric.env) == len(fabric.variables)
+    for variable in fabric.variables:
+        assert variable.value
+        assert variable.reason.endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from holdfast.cli.output import Output, print_json, print_result, print_rich, pr
 from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
-    from holdfast.fabric.catalog import Fabric
+    from holdfast.fabric.fabric import Fabric
 
 
 def fabric(
@@ -36,25 +36,27 @@ def fabric(
         return
     if name is not None:
         for row in rows:
-            for field, value in {**_data(row), "env": _settings(row)}.items():
-                print_text(f"{field:<20} {value}")
+            for field, value in _data(row).items():
+                if field == "variables":
+                    for each in row.variables:
+                        print_text(f"{each.name}={shlex.quote(each.value)}\n{'':<20} {each.reason}")
+                else:
+                    print_text(f"{field:<20} {value}")
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for heading in ("name", "what", "sets"):
         table.add_column(heading)
     for row in rows:
-        table.add_row(row.name, row.description, _settings(row))
+        first, *more = row.variables
+        table.add_row(row.name, row.description, f"{first.name}={first.value}{f', {len(more)} more' * bool(more)}")
     print_rich(table)
 
 
 def _data(row: Fabric) -> dict[str, object]:
     data: dict[str, object] = {field.name: getattr(row, field.name) for field in fields(row)}
-    data["env"], data["pod"] = dict(row.env), asdict(row.pod)
+    data["variables"] = [each._asdict() for each in row.variables]
+    data["pod"] = {name: value for name, value in asdict(row.pod).items() if value}
     return data
-
-
-def _settings(row: Fabric) -> str:
-    return " ".join(f"{name}={shlex.quote(value)}" for name, value in row.env.items())
 
 
 def target(

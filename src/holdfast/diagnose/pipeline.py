@@ -23,7 +23,7 @@ from holdfast.diagnose.scanner import Scanner
 from holdfast.diagnose.structured import json_lines
 from holdfast.diagnose.structured.flight_recorder import FlightDump
 from holdfast.diagnose.timestamps import infer_years
-from holdfast.fabric.catalog import Fabric
+from holdfast.fabric.fabric import Fabric
 
 MAX_OTHER_RUNS = 6
 """The most other runs of an input that a diagnosis lists."""

@@ -70,6 +70,15 @@ class Volume(Model):
     """More folders of the claim that ranks see, such as `datasets` for /holdfast/datasets; created if missing."""
 
 
+class Rail(Model):
+    """One of several networks by which a node reaches the fabric."""
+
+    resource: QualifiedName | None = None
+    """Resource name of this network's devices, of which a node gets one; none means that of `fabric_device`."""
+    network: NonEmpty | None = None
+    """Multus network attachment, or GKE Network; none means that of `fabric_device`."""
+
+
 class FabricDevice(Model):
     """This cluster's names for the fabric's devices; omitted fields default to the catalogue's."""
 
@@ -79,6 +88,14 @@ class FabricDevice(Model):
     """Number of devices per node."""
     network: NonEmpty | None = None
     """Multus network attachment for each device, such as `rdma/sriov-rail`."""
+    rails: tuple[Rail, ...] = ()
+    """The networks of a machine whose adapters are on several, in the order of its adapters; replaces `per_node`."""
+    device_class: ObjectName | None = None
+    """DeviceClass of the devices that a ResourceClaim requests (fabrics `dra` and `oke-dranet`)."""
+    selector: NonEmpty | None = None
+    """CEL expression about a device, in addition to its class."""
+    sidecar_image: NonEmpty | None = None
+    """Image of the container that serves the network plugin of `gke-tcpx` or `gke-tcpxo`; the versions must fit."""
 
 
 class Toleration(Model):

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.fabric.catalog import LOCAL_DEFAULT, Fabric
+from holdfast.fabric.catalog import LOCAL_DEFAULT
+from holdfast.fabric.fabric import Fabric
 from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import GlobalBatch, Job, Launch, Watch

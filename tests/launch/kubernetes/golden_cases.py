@@ -108,6 +108,34 @@ CASES: Mapping[str, Case] = {
     "jobset-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, target={"agent": False}),
 }
 
+RAILS = [{"resource": f"nvidia.com/rail{rail}", "network": f"rdma/rail{rail}"} for rail in range(8)]
+FABRIC_DEVICES: Mapping[str, Mapping[str, Any]] = {
+    "infiniband": {"resource": "rdma/shared_ib"},
+    "roce": {"resource": "rdma/roce"},
+    "efa": {"per_node": 32},
+    "macvlan": {"network": "macvlan"},
+    "sriov": {"rails": RAILS},
+    "ib-kubernetes": {"resource": "nvidia.com/ib-vf", "per_node": 8, "network": "rdma/partition-a"},
+    "host-device": {"per_node": 8, "network": "hostdev-net"},
+    "dra": {"device_class": "rdma.example.com", "per_node": 8, "selector": "device.attributes['example.com'].up"},
+    "gke-tcpxo": {"sidecar_image": "registry.example/tcpxo-daemon:1"},
+    "gke-rdma": {"rails": [{"network": f"roce-{rail}"} for rail in range(8)]},
+    "oke-sriov": {"network": "rdma-vf"},
+}
+"""What a target has to say about the devices, by fabric."""
+FABRIC_CASES: Mapping[str, Case] = {
+    name: Case(job={"fabric": name, "name": name}, target={"fabric_device": FABRIC_DEVICES.get(name, {})})
+    for name in CATALOG
+}
+"""A run over each fabric."""
+
+
+def of_kind(case: Case, workload: str) -> Case:
+    """The same run as another kind of object."""
+    if workload == "mpijob":
+        return Case(job={**case.job, **MPIRUN}, target={**case.target, "agent": False})
+    return Case(job=case.job, target={**case.target, "workload": workload})
+
 
 def render_context(case: Case) -> RenderContext:
     """The render input of a case."""

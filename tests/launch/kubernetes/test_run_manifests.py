@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.golden import WRITE
 from tests.job.loading import make_job
-from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
+from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, of_kind, render_context
 
 from holdfast.job.spec import JOB_NAME_PATTERN
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, to_plain, to_yaml
 from holdfast.launch.kubernetes.object_names import MAX_NAME_LENGTH, ObjectNames
+from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -39,8 +41,46 @@ def test_text_reads_back_as_the_objects_that_are_sent(name: str) -> None:
     assert list(yaml.safe_load_all(rendering.text)) == rendering.objects
 
 
+@pytest.mark.parametrize("name", [name for name in FABRIC_CASES if name != "tcp"])
+def test_fabric_adds_to_a_manifest_what_its_golden_file_says(name: str) -> None:
+    """The difference from the same run over TCP."""
+    case, path = FABRIC_CASES[name], GOLDEN / "fabrics" / f"{name}.diff"
+    plain = Case(job={**case.job, "fabric": "tcp"})
+    lines = [render(render_context(each)).text.splitlines() for each in (plain, case)]
+    added = "".join(f"{line}\n" for line in list(difflib.unified_diff(*lines, n=1, lineterm=""))[2:])
+    added = re.sub(r"(?m)^@@.*", "@@", added)
+    if WRITE:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(added)
+    assert added == path.read_text()
+
+
+@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob", "mpijob"])
+@pytest.mark.parametrize("name", FABRIC_CASES)
+def test_nodes_reach_the_fabric_alike_whatever_their_kind_of_object(name: str, workload: str) -> None:
+    def access(case: Case) -> list[object]:
+        (pod, *_) = [
+            each
+            for each in pods_of(render_context(case), render(render_context(case)).objects)
+            if each["metadata"]["labels"]["holdfast/part"] == "node"
+        ]
+        (container,) = pod["spec"]["containers"]
+        folders = {each["name"] for each in pod["spec"]["volumes"] if "hostPath" in each}
+        return [
+            {key: text for key, text in pod["metadata"].get("annotations", {}).items() if "kueue" not in key},
+            container["resources"],
+            folders,
+            pod["spec"].get("resourceClaims"),
+            pod["spec"].get("hostNetwork"),
+            [each for each in pod["spec"].get("initContainers", ()) if each.get("restartPolicy") == "Always"],
+        ]
+
+    assert access(of_kind(FABRIC_CASES[name], workload)) == access(FABRIC_CASES[name])
+
+
 def test_every_golden_file_has_its_case() -> None:
     assert {path.stem for path in GOLDEN.glob("*.yaml")} == set(CASES)
+    assert {path.stem for path in (GOLDEN / "fabrics").iterdir()} == set(FABRIC_CASES) - {"tcp"}
 
 
 scalars = st.one_of(

@@ -50,6 +50,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Write `fabric_device: {resource: ..., per_node: ..., network: ...}` in the target.",
     ),
     (
+        "fabric-prerequisite-missing",
+        "The cluster lacks what attaches the fabric to pods: a network, a device class, or a daemon of its machines.",
+        "`kubectl get` of the kind in the finding; `holdfast fabric NAME` shows what the fabric needs, and the source.",
+        "Have the cluster's administrator install it, or name yours in the target's `fabric_device`.",
+    ),
+    (
+        "fabric-needs-whole-machine",
+        "The fabric's daemon serves all GPUs of a machine together, so only one pod per machine can use it.",
+        "`gpus_per_node` of the job.",
+        "Request all GPUs of the machine, or use `fabric: tcp` for a small test.",
+    ),
+    (
         "memory-lock",
         "RDMA pins memory. The capability IPC_LOCK, which lifts the memlock limit, only takes effect for root.",
         "`ulimit -l` in the container must print unlimited.",

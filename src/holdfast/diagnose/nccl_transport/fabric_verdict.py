@@ -21,7 +21,7 @@ from holdfast.diagnose.nccl_transport.transport_report import (
     TransportKind,
     TransportReport,
 )
-from holdfast.fabric.catalog import Fabric
+from holdfast.fabric.fabric import Fabric
 from holdfast.findings import Finding, Owner, Severity
 
 _MAX_QUOTED = 4

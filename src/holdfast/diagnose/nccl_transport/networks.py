@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
-from holdfast.fabric.catalog import Fabric
+from holdfast.fabric.fabric import Fabric
 
 
 @dataclass(frozen=True, kw_only=True)

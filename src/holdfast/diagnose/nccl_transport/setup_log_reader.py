@@ -29,7 +29,7 @@ from holdfast.diagnose.nccl_transport.merge import merge
 from holdfast.diagnose.nccl_transport.message_handlers import Handler, close_batch, handler
 from holdfast.diagnose.nccl_transport.process_records import LINE_BYTES, ProcessRecord, ThreadRecord
 from holdfast.diagnose.nccl_transport.transport_report import LogLine, TransportReport
-from holdfast.fabric.catalog import Fabric
+from holdfast.fabric.fabric import Fabric
 
 # Bytes kept besides its own text, as measured at the end of inputs that hold one kind only
 _PROCESS_BYTES = 1536

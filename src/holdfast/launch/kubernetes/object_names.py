@@ -59,6 +59,10 @@ class ObjectNames:
         return f"{self.name}-keys"
 
     @property
+    def fabric_claim(self) -> str:
+        return f"{self.name}-fabric"
+
+    @property
     def first_node(self) -> str:
         """DNS name of a JobSet's first pod."""
         return f"{self.name}-{NODE}-0-0.{self.name}"

@@ -5,10 +5,12 @@ Its container comes from agent_container.py or command_container.py; jobset.py a
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from holdfast.fabric.fabric import PodAccess, Sidecar
 from holdfast.job.targets import Toleration
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.topology_request import topology_request
@@ -18,6 +20,9 @@ from holdfast.launch.kubernetes.object_names import NODE
 
 AGENT_EXIT_GRACE_S = 30
 """Seconds beyond the ranks' grace in which an agent reports their end and exits, before the kubelet kills it."""
+
+FABRIC_CLAIM = "fabric"
+"""Name, in the pod, of the claim of the fabric's devices."""
 
 SCRATCH = "/run/holdfast"
 """The agent's own files, the ranks' sockets and the unpacked code, on the node's disk."""
@@ -42,7 +47,7 @@ def pod_template(
 
     Nodes of an object with several templates are placed together if these have the same `placement_group`.
     """
-    annotations = _network_annotations(ctx) | topology_request(ctx, group=placement_group)
+    annotations = _fabric_annotations(ctx) | topology_request(ctx, group=placement_group)
     return {
         "metadata": {"labels": ctx.names.labels(NODE), "annotations": annotations or None},
         "spec": _pod_spec(ctx, spec, restart),
@@ -61,7 +66,7 @@ def helper_pod_template(ctx: RenderContext, container: Mapping[str, YamlValue], 
             "tolerations": tolerations(target.tolerations) or None,
             "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
             "securityContext": pod_security_context(target.user),
-            "initContainers": init_containers(ctx, container.get("resources"), container_security_context()),
+            "initContainers": init_containers(ctx, container.get("resources"), container_security_context()) or None,
             "containers": [{**container, "securityContext": container_security_context(), "volumeMounts": mounts(ctx)}],
             "volumes": [home_volume(ctx)],
         },
@@ -94,8 +99,15 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
         else None,
         "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
         "securityContext": pod_security_context(target.user),
-        "initContainers": init_containers(ctx, _init_resources(ctx), container_security_context()),
+        "initContainers": [
+            *init_containers(ctx, _init_resources(ctx), container_security_context()),
+            *([_sidecar(access.sidecar)] if access.sidecar else ()),
+        ]
+        or None,
         "containers": [_complete_container(ctx, occupant)],
+        "resourceClaims": [{"name": FABRIC_CLAIM, "resourceClaimTemplateName": ctx.names.fabric_claim}]
+        if access.claim
+        else None,
         "volumes": [
             {
                 "name": "shm",
@@ -108,7 +120,7 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
             },
             {"name": "scratch", "emptyDir": {}},
             home_volume(ctx),
-            *({"name": _volume_name(path), "hostPath": {"path": path}} for path in access.host_paths),
+            *({"name": _volume_name(path), "hostPath": {"path": path}} for path in _host_folders(access)),
             *occupant.volumes,
         ],
     }
@@ -169,7 +181,7 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
     return {
         **occupant.container,
         "resources": Commented(
-            {"limits": node_limits(ctx)},
+            {"limits": node_limits(ctx), "claims": [{"name": FABRIC_CLAIM}] if access.claim else None},
             "Requests default to limits; a pod whose requests equal its limits is evicted last.",
         ),
         "securityContext": container_security_context(
@@ -181,7 +193,7 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
             {"name": "shm", "mountPath": "/dev/shm"},
             {"name": "scratch", "mountPath": SCRATCH},
             *mounts(ctx),
-            *({"name": _volume_name(path), "mountPath": path} for path in access.host_paths),
+            *_host_mounts(access.mounts),
             *occupant.mounts,
         ],
     }
@@ -196,8 +208,8 @@ def node_limits(ctx: RenderContext) -> YamlValue:
     }
     if job.gpus_per_node:
         most[ctx.target.gpu_resource] = job.gpus_per_node
-    if access.per_node and access.resource:
-        most[access.resource] = Commented(access.per_node, f"{ctx.fabric.name}: devices of the fabric.")
+    for resource, devices in ctx.fabric_resources.items():
+        most[resource] = Commented(devices, f"{ctx.fabric.name}: devices of the fabric.")
     if access.huge_pages:
         most["hugepages-2Mi"] = Commented(access.huge_pages, f"{ctx.fabric.name}: its library's buffers.")
     return most
@@ -210,15 +222,58 @@ def _init_resources(ctx: RenderContext) -> YamlValue:
     return {"limits": most} if to_plain(most) else None
 
 
-def _network_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
-    access, network = ctx.pod_access, ctx.target.fabric_device.network
-    if not access.multus_attached or network is None:
-        return {}
-    return {
-        "k8s.v1.cni.cncf.io/networks": Commented(
-            ", ".join([network] * access.per_node), "One interface per device; Multus pairs them in this order."
+def _fabric_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
+    """The annotations by which the cluster's network plugins attach interfaces and devices to the pod."""
+    access, annotations = ctx.pod_access, dict[str, YamlValue]()
+    if ctx.multus_networks:
+        annotations["k8s.v1.cni.cncf.io/networks"] = Commented(
+            ", ".join(ctx.multus_networks), "One interface per device; Multus pairs them in this order."
         )
+    if access.gke_interfaces:
+        attached = [("eth0", "default"), *access.gke_interfaces]
+        annotations["networking.gke.io/default-interface"] = "eth0"
+        annotations["networking.gke.io/interfaces"] = Commented(
+            json.dumps([{"interfaceName": name, "network": network} for name, network in attached]),
+            "GKE attaches one interface per adapter of the machine.",
+        )
+    if access.sidecar and access.sidecar.devices:
+        annotations[f"devices.gke.io/container.{access.sidecar.name}"] = Commented(
+            "".join(f"- path: {device}\n" for device in access.sidecar.devices),
+            "The machine's device injector gives them to this container, which so needs no privileges.",
+        )
+    return annotations
+
+
+def _sidecar(sidecar: Sidecar) -> YamlValue:
+    """The container that serves the network plugin, from before the ranks begin until after they end."""
+    return {
+        "name": sidecar.name,
+        "image": sidecar.image,
+        "restartPolicy": Commented("Always", "A sidecar: it starts before the ranks, and does not keep the pod alive."),
+        "command": list(sidecar.command),
+        "env": [{"name": name, "value": value} for name, value in sidecar.env],
+        "securityContext": Commented(
+            {
+                "runAsUser": 0,
+                "runAsGroup": 0,
+                "runAsNonRoot": False,
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"], "add": list(sidecar.capabilities)},
+            },
+            "It steers the adapters' flows, which only root may do.",
+        ),
+        "volumeMounts": _host_mounts(sidecar.mounts),
     }
+
+
+def _host_folders(access: PodAccess) -> list[str]:
+    """The machine's folders that containers of the pod mount."""
+    mounted = (*access.mounts, *(access.sidecar.mounts if access.sidecar else ()))
+    return list(dict.fromkeys(folder for folder, _ in mounted))
+
+
+def _host_mounts(mounted: Sequence[tuple[str, str]]) -> list[YamlValue]:
+    return [{"name": _volume_name(folder), "mountPath": path} for folder, path in mounted]
 
 
 def tolerations(tolerated: Sequence[Toleration]) -> list[YamlValue]:
@@ -252,4 +307,4 @@ def _anti_affinity(ctx: RenderContext) -> YamlValue:
 
 
 def _volume_name(path: str) -> str:
-    return path.strip("/").replace("/", "-")
+    return path.strip("/").replace("/", "-").replace("_", "-")

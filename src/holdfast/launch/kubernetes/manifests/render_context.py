@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from holdfast.fabric.catalog import CATALOG, Fabric, PodAccess
+from holdfast.fabric.catalog import CATALOG
+from holdfast.fabric.fabric import Fabric, PodAccess
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Launch
 from holdfast.job.targets import TargetSpec, Workload
@@ -43,7 +44,46 @@ class RenderContext:
     def pod_access(self) -> PodAccess:
         """How its pods reach the fabric, with this cluster's device names."""
         device, pod = self.target.fabric_device, self.fabric.pod
-        return replace(pod, resource=device.resource or pod.resource, per_node=device.per_node or pod.per_node)
+        claim, sidecar = pod.claim, pod.sidecar
+        if claim is not None:
+            claim = replace(
+                claim,
+                device_class=device.device_class or claim.device_class,
+                count=device.per_node or claim.count,
+                selector=device.selector or claim.selector,
+            )
+        if sidecar is not None:
+            sidecar = replace(sidecar, image=device.sidecar_image or sidecar.image)
+        return replace(
+            pod,
+            resource=device.resource or pod.resource,
+            per_node=0 if claim else len(device.rails) or device.per_node or pod.per_node,
+            gke_interfaces=tuple(
+                (interface, rail.network or usual)
+                for (interface, usual), rail in zip(pod.gke_interfaces, device.rails, strict=False)
+            )
+            or pod.gke_interfaces,
+            claim=claim,
+            sidecar=sidecar,
+        )
+
+    @property
+    def fabric_resources(self) -> Mapping[str, int]:
+        """The devices of the fabric that a node requests from device plugins, by resource name."""
+        access, rails = self.pod_access, self.target.fabric_device.rails
+        if access.claim is not None or access.gke_interfaces:
+            return {}
+        names = [rail.resource or access.resource for rail in rails] or [access.resource] * access.per_node
+        return {name: names.count(name) for name in names if name}
+
+    @property
+    def multus_networks(self) -> tuple[str, ...]:
+        """The network attachment of each interface that Multus adds to a node, in their order; one may be unknown."""
+        access, device = self.pod_access, self.target.fabric_device
+        if not access.multus_attached:
+            return ()
+        rails = [rail.network or device.network or "" for rail in device.rails]
+        return tuple(rails or [device.network or ""] * access.per_node)
 
     def topology_label(self, level: str) -> str | None:
         """The machine label of a placement's level; None if the target does not have the name."""

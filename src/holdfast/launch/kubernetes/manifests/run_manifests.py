@@ -67,6 +67,7 @@ def render(ctx: RenderContext) -> RunManifests:
         )
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.network_policy(ctx))
+    owned = (*run_objects.fabric_claim(ctx), *owned)
     before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:
         before.append(training_runtime(ctx))

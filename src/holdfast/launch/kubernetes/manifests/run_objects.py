@@ -107,6 +107,22 @@ def job_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     return [_secret(ctx, ctx.names.secrets, values)] if values else []
 
 
+def fabric_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
+    """The template of the claims by which the scheduler allocates the fabric's devices to each node."""
+    claim = ctx.pod_access.claim
+    if claim is None:
+        return []
+    exactly: YamlValue = {
+        "deviceClassName": claim.device_class,
+        "allocationMode": "ExactCount",
+        "count": claim.count,
+        "selectors": [{"cel": {"expression": claim.selector}}] if claim.selector else None,
+    }
+    requests: YamlValue = {"devices": {"requests": [{"name": "devices", "exactly": exactly}]}}
+    spec: YamlValue = {"spec": requests}
+    return [ctx.manifest("resource.k8s.io/v1", "ResourceClaimTemplate", ctx.names.fabric_claim, spec=spec)]
+
+
 def job_config_map(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The accepted job, the controller's only input except its keys."""
     accepted = ctx.accepted.model_dump(mode="json", exclude_defaults=True)

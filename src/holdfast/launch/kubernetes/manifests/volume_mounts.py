@@ -71,10 +71,10 @@ def whole_volume() -> YamlValue:
     return {"name": "home", "mountPath": VOLUME_ROOT}
 
 
-def init_containers(ctx: RenderContext, resources: YamlValue, security: YamlValue) -> YamlValue:
-    """The container that creates the folders before they are mounted; None if there are none."""
+def init_containers(ctx: RenderContext, resources: YamlValue, security: YamlValue) -> list[YamlValue]:
+    """The container that creates the folders before they are mounted; empty if there are none."""
     if not visible_dirs(ctx):
-        return None
+        return []
     # With root squash the kubelet can traverse a folder only if everybody may: 0711, not 0700.
     own, shared = ([f"{VOLUME_ROOT}/{folder}" for folder in some] for some in (_run_dirs(ctx), _shared_dirs(ctx)))
     command = (

@@ -26,6 +26,7 @@ from holdfast.launch.kubernetes.manifests.pod_template import node_limits
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
+from holdfast.launch.kubernetes.preflight.fabric_prerequisites import Prerequisite
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 KUEUE = "kueue.x-k8s.io"
@@ -74,6 +75,8 @@ class ClusterInventory:
     """Machines that earlier runs found to be at fault."""
     quarantine_findings: Sequence[Finding] = ()
     """What is wrong with the stored quarantine."""
+    missing_prerequisites: Sequence[Prerequisite] = ()
+    """What the fabric needs of the cluster and is not there."""
     not_readable: Sequence[str] = ()
     """What this user may not read, so it is unknown."""
 
@@ -336,6 +339,12 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         )
 
 
+def fabric(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Checks that the cluster has what attaches the fabric to pods: networks, device classes, daemons."""
+    for each in cluster.missing_prerequisites:
+        yield _finding("fabric-prerequisite-missing", each.where, f"there is no {each.kind} {each.name}", each.remedy)
+
+
 def quarantined(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Reports the machines that a run will avoid."""
     yield from cluster.quarantine_findings
@@ -362,6 +371,7 @@ CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ..
     nodes,
     storage,
     names,
+    fabric,
     quarantined,
     not_readable,
 )

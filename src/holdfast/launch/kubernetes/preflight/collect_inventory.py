@@ -30,6 +30,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     required_permissions,
 )
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
+from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
 from holdfast.launch.kubernetes.quarantine_object import NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -94,6 +95,7 @@ class _Collector:
             pod_rejections=of_pods,
             quarantined=quarantine.active(time.time()),
             quarantine_findings=quarantine_findings,
+            missing_prerequisites=[each for each in prerequisites(ctx) if await self._get(each.path) is None],
             not_readable=tuple(dict.fromkeys(self._not_readable)),
         )
 

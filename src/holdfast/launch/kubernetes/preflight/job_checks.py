@@ -132,15 +132,26 @@ def placement(ctx: RenderContext) -> Iterator[Finding]:
 def fabric(ctx: RenderContext) -> Iterator[Finding]:
     """Checks the settings through which pods reach the fabric."""
     row, access, device = ctx.fabric, ctx.pod_access, ctx.target.fabric_device
-    if access.per_node and not access.resource:
+    if access.per_node and not access.gke_interfaces and sum(ctx.fabric_resources.values()) < access.per_node:
         yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.resource`: what its device plugin offers")
     if access.resource and not access.per_node:
         yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.per_node`: as many as its machines have")
     if access.huge_pages and ctx.job.resources.cpu is None and ctx.job.resources.memory is None:
         what = f"fabric `{row.name}` takes huge pages, which a pod gets that asks for CPU or memory too"
         yield _error("impossible-quantity", "resources.memory", what, "Write `resources: {memory: ...}`.")
-    if access.multus_attached and device.network is None:
+    if not all(ctx.multus_networks):
         yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.network`: the attachment that Multus gives")
+    if device.rails and row.pod.gke_interfaces and len(device.rails) != len(row.pod.gke_interfaces):
+        what = f"fabric `{row.name}` has {len(row.pod.gke_interfaces)} networks, and `rails` names {len(device.rails)}"
+        yield _error("fabric-device-unnamed", f"{TARGET_PREFIX}fabric_device.rails", what, "Name one for each adapter.")
+    if access.claim and not (access.claim.device_class and access.claim.count):
+        missing = "per_node" if access.claim.device_class else "device_class"
+        yield _device_unnamed(f"fabric `{row.name}` needs `fabric_device.{missing}`, for the claim of its devices")
+    if ctx.job.gpus_per_node < access.gpus:
+        what = (
+            f"fabric `{row.name}` serves whole machines only: a node with fewer than {access.gpus} GPUs cannot use it"
+        )
+        yield _error("fabric-needs-whole-machine", "gpus_per_node", what, f"Write `gpus_per_node: {access.gpus}`.")
     if access.capabilities and ctx.target.user and not access.privileged:
         what = f"fabric `{row.name}` pins memory, and IPC_LOCK counts only for root"
         remedy = "See to it that containers may lock memory without limit (LimitMEMLOCK of the container runtime), or "

@@ -39,8 +39,8 @@ WEBHOOK_LAG_S = 10.0
 """Longest time that a webhook's cache may lag behind a created object."""
 ROLL_BACK_S = 20.0
 """Longest time to retry a rollback while the API server is unavailable."""
-CREATE_FIRST = ("Secret", "ConfigMap", "ServiceAccount", "Role")
-"""Kinds that others depend on: pods mount them or use their account, a binding needs its Role."""
+CREATE_FIRST = ("Secret", "ConfigMap", "ServiceAccount", "Role", "ResourceClaimTemplate")
+"""Kinds that others depend on: pods mount or name them, or use their account; a binding needs its Role."""
 MAX_REQUEST_BYTES = 1 << 26
 
 

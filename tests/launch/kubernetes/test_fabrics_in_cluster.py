@@ -1,0 +1,210 @@
+"""Every fabric before the real API server, webhooks and scheduler: objects are accepted, what lacks is found."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launch.kubernetes.golden_cases import FABRIC_CASES, Case, of_kind, render_context
+from tests.launch.kubernetes.test_manifests_accepted import create
+
+from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
+from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL
+from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
+from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
+from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
+from lab import Lab
+
+pytestmark = pytest.mark.slow
+
+WITHIN_S = 120.0
+CUSTOM = """
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: PLURAL.GROUP}
+spec:
+  group: GROUP
+  scope: SCOPE
+  names: {kind: KIND, plural: PLURAL, singular: SINGULAR}
+  versions:
+  - name: v1
+    served: true
+    storage: true
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+"""
+ATTACHMENT = ("k8s.cni.cncf.io", "Namespaced", "NetworkAttachmentDefinition", "network-attachment-definitions")
+NETWORK = ("networking.gke.io", "Cluster", "Network", "networks")
+CLASS = "rdma.example.com"
+
+
+def in_namespace(case: Case, namespace: str) -> Case:
+    """The case there, without a queue and a volume."""
+    small = {"resources": {"memory": "1GiB", "shm": "64MiB"}, "secrets": {}}
+    return Case(
+        job={**case.job, **small}, target={**case.target, "namespace": namespace, "queue": None, "volume": None}
+    )
+
+
+def test_every_object_that_a_fabric_changes_is_accepted_for_every_kind(lab: Lab, namespace: str) -> None:
+    """Other objects do not differ from those over TCP, which test_manifests_accepted.py has accepted."""
+    renderings, pods = list[RunManifests](), list[dict[str, Any]]()
+    for workload in ("jobset", "trainjob", "pytorchjob", "mpijob"):
+        for name, case in FABRIC_CASES.items():
+            job = {**case.job, "name": f"{name}-{workload}"}
+            ctx = render_context(of_kind(Case(job=job, target={**case.target, "namespace": namespace}), workload))
+            whole = render(ctx)
+            claims = tuple(each for each in whole.owned if each["kind"] == "ResourceClaimTemplate")
+            assert bool(claims) == (ctx.pod_access.claim is not None)
+            renderings.append(replace(whole, owned=claims))
+            pods += [pod for pod in pods_of(ctx, whole.objects) if pod["metadata"]["labels"][PART_LABEL] == NODE]
+    answer = create(lab, *renderings, judged_only=True)
+    assert answer.count("created (server dry run)") == sum(1 + len(each.owned) for each in renderings)
+    assert answer.count("jobset.jobset.x-k8s.io") == answer.count("mpijob.kubeflow.org") == len(FABRIC_CASES)
+    answer = lab.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=json_list(pods))
+    assert answer.count("created (server dry run)") == len(pods) == 4 * len(FABRIC_CASES)
+
+
+def json_list(objects: list[dict[str, Any]]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+
+
+def custom(lab: Lab, group: str, scope: str, kind: str, plural: str) -> None:
+    """Have a kind of object served."""
+    text = CUSTOM.replace("PLURAL", plural).replace("GROUP", group).replace("SCOPE", scope)
+    text = text.replace("KIND", kind).replace("SINGULAR", kind.lower())
+    lab.kubectl("create", "-f", "-", input=text)
+    lab.kubectl("wait", "crd", f"{plural}.{group}", "--for=condition=Established", f"--timeout={WITHIN_S:g}s")
+
+
+def missing(case: Case, namespace: str) -> list[str]:
+    """What the check says there is not."""
+    asked = render_context(in_namespace(case, namespace))
+    found = check_cluster(asked, collect_inventory(asked))
+    return [each.what for each in found if each.code == "fabric-prerequisite-missing"]
+
+
+def daemon(name: str) -> dict[str, Any]:
+    labels = {"app": name}
+    pods = {
+        "metadata": {"labels": labels},
+        "spec": {"nodeSelector": {"for": "nobody"}, "containers": [{"name": "a", "image": "a"}]},
+    }
+    spec = {"selector": {"matchLabels": labels}, "template": pods}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": "kube-system"},
+        "spec": spec,
+    }
+
+
+def test_what_a_fabric_lacks_is_found_until_it_is_there(
+    lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
+    networks = [f"there is no Network vpc{rail}" for rail in range(1, 9)]
+    daemons = [f"there is no DaemonSet kube-system/{name}" for name in ("nccl-tcpxo-installer", "device-injector")]
+    tcpxo = FABRIC_CASES["gke-tcpxo"]
+    macvlan, claimed = FABRIC_CASES["macvlan"], FABRIC_CASES["dra"]
+    assert missing(tcpxo, namespace) == [*networks, *daemons]
+    assert missing(macvlan, namespace) == ["there is no NetworkAttachmentDefinition macvlan"]
+    assert missing(claimed, namespace) == [f"there is no DeviceClass {CLASS}"]
+    assert missing(FABRIC_CASES["tcp"], namespace) == []
+    try:
+        custom(lab, *ATTACHMENT)
+        custom(lab, *NETWORK)
+        assert len(missing(tcpxo, namespace)) == 10  # the kind is known now, and no object is there
+        there = [
+            *(
+                {"apiVersion": "networking.gke.io/v1", "kind": "Network", "metadata": {"name": f"vpc{rail}"}}
+                for rail in range(1, 9)
+            ),
+            {
+                "apiVersion": "k8s.cni.cncf.io/v1",
+                "kind": ATTACHMENT[2],
+                "metadata": {"name": "macvlan", "namespace": namespace},
+            },
+            *(daemon(name) for name in ("nccl-tcpxo-installer", "device-injector")),
+        ]
+        lab.kubectl("create", "-f", "-", input=json_list(there))
+        assert missing(tcpxo, namespace) == missing(macvlan, namespace) == []
+    finally:
+        for kind in (ATTACHMENT, NETWORK):
+            lab.kubectl("delete", "crd", f"{kind[3]}.{kind[0]}", "--ignore-not-found")
+        lab.kubectl(
+            "delete", "daemonset", "nccl-tcpxo-installer", "device-injector", "-n", "kube-system", "--ignore-not-found"
+        )
+
+
+@pytest.fixture
+def adapters(lab: Lab, namespace: str) -> Iterator[Callable[[int], None]]:
+    """Gives a machine of the test eight adapters, as a driver publishes them."""
+    machines = [
+        {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": f"{namespace}-{number}", "labels": {"type": "kwok", "for": namespace}},
+            "status": {
+                part: {"cpu": "64", "memory": "64Gi", "pods": "9", "nvidia.com/gpu": "8"}
+                for part in ("allocatable", "capacity")
+            },
+        }
+        for number in range(3)
+    ]
+    selects = {"selectors": [{"cel": {"expression": f"device.driver == '{CLASS}'"}}]}
+    device_class = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": CLASS},
+        "spec": selects,
+    }
+    lab.kubectl("create", "-f", "-", input=json_list([*machines, device_class]))
+
+    def publish(number: int) -> None:
+        name = f"{namespace}-{number}"
+        devices = [{"name": f"nic-{nic}", "attributes": {"up": {"bool": nic < 8}}} for nic in range(9)]
+        spec = {
+            "driver": CLASS,
+            "nodeName": name,
+            "pool": {"name": name, "generation": 1, "resourceSliceCount": 1},
+            "devices": devices,
+        }
+        made = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name}, "spec": spec}
+        lab.kubectl("create", "-f", "-", input=json.dumps(made))
+
+    yield publish
+    lab.kubectl("delete", "resourceslice", "--all")
+    lab.kubectl("delete", "deviceclass", CLASS)
+    lab.kubectl("delete", "node", *(f"{namespace}-{number}" for number in range(3)))
+
+
+@pytest.mark.parametrize("workload", ["jobset", "trainjob"])
+def test_scheduler_places_nodes_where_the_claimed_adapters_are(
+    lab: Lab, namespace: str, adapters: Callable[[int], None], workload: str
+) -> None:
+    case = in_namespace(FABRIC_CASES["dra"], namespace)
+    device = {"device_class": CLASS, "per_node": 8, "selector": f"device.attributes['{CLASS}'].up"}
+    target = {**case.target, "fabric_device": device, "node_selector": {"for": namespace}, "agent": False}
+    adapters(0)
+    create(lab, render(render_context(of_kind(Case(job={**case.job, "launch": "per-node"}, target=target), workload))))
+
+    def placed() -> set[str]:
+        found = json.loads(lab.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"]
+        return {pod["spec"]["nodeName"] for pod in found if "nodeName" in pod["spec"]}
+
+    def until(machines: set[str]) -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while placed() != machines:
+            assert time.monotonic() < deadline, lab.kubectl("get", "pods,resourceclaims", "-n", namespace, "-o", "wide")
+            time.sleep(0.2)
+
+    until({f"{namespace}-0"})
+    adapters(2)
+    until({f"{namespace}-0", f"{namespace}-2"})
+    claims = json.loads(lab.kubectl("get", "resourceclaims", "-n", namespace, "-o", "json"))["items"]
+    given = [each["status"]["allocation"]["devices"]["results"] for each in claims]
+    assert [sorted(device["device"] for device in each) for each in given] == [[f"nic-{nic}" for nic in range(8)]] * 2
