@@ -45,6 +45,7 @@ LAB_TESTS = (
             "kubernetes_backend",
             "manifests_accepted",
             "pending_rules",
+            "policies",
             "topology_gangs",
         )
     ),

@@ -62,6 +62,7 @@ from holdfast.run_dir import RunDir, runs_root
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.foreign.lint import LintedManifest
+    from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.preflight.node_reports import NodeReports
@@ -190,6 +191,12 @@ def release_machine(machine: str, target: str, *, base: Path = Path()) -> tuple[
     """Let runs use a quarantined machine again; raises HoldfastError if it is not quarantined."""
     spec = _target_spec(target, base)
     return open_target(spec.kind).release_machine(target, spec, machine)
+
+
+def policies(target: str, request: PolicyRequest, *, base: Path = Path()) -> Rendered:
+    """Objects by which a target itself refuses runs that are not set up as requested."""
+    spec = _target_spec(target, base)
+    return open_target(spec.kind).policies(target, spec, request)
 
 
 # Run

@@ -23,6 +23,7 @@ from holdfast.cli import (
     logs,
     look_up,
     nodes,
+    policy,
     ps,
     run,
     run_requests,
@@ -47,7 +48,7 @@ COMMANDS = {
         run_requests.cancel,
     ),
     "Inject faults": (drill.drill,),
-    "Verify": (check.check, nodes.nodes),
+    "Verify": (check.check, nodes.nodes, policy.policy),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target),
 }

@@ -12,7 +12,7 @@ import typer
 
 from holdfast.cli.common_options import OutputOption
 from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 
 if TYPE_CHECKING:
     from holdfast.fabric.fabric import Fabric
@@ -28,8 +28,7 @@ def fabric(
     from holdfast.fabric.catalog import CATALOG
 
     if name is not None and name not in CATALOG:
-        remedy = f"Use one of {', '.join(CATALOG)}."
-        raise failure("unknown-fabric", f"there is no fabric `{name}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+        raise unknown_fabric(name)
     rows = [row for row in CATALOG.values() if name in (None, row.name)]
     if output is Output.JSON:
         print_json([_data(row) for row in rows])
@@ -50,6 +49,14 @@ def fabric(
         first, *more = row.variables
         table.add_row(row.name, row.description, f"{first.name}={first.value}{f', {len(more)} more' * bool(more)}")
     print_rich(table)
+
+
+def unknown_fabric(name: str) -> HoldfastError:
+    """The error for a fabric that the catalogue does not have."""
+    from holdfast.fabric.catalog import CATALOG
+
+    remedy = f"Use one of {', '.join(CATALOG)}."
+    return failure("unknown-fabric", f"there is no fabric `{name}`", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
 
 
 def _data(row: Fabric) -> dict[str, object]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.job.spec import Job
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.local.run_network import RunNetwork
+    from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.rank_env import NodeResources
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
@@ -158,6 +159,13 @@ class Target(Protocol):
 
     def find_runs(self, spec: TargetSpec) -> TargetRuns | None:
         """The runs that the target shows, whichever machine started them; None if each has a folder on this machine."""
+        ...
+
+    def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
+        """Objects by which the target itself refuses runs that are not set up as requested.
+
+        Raises HoldfastError if the target cannot refuse.
+        """
         ...
 
     def controller_hooks(self) -> ControllerHooks:

@@ -262,6 +262,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Fix what it names.",
     ),
     (
+        "policy-refused",
+        "A policy of the cluster, which its platform team wrote, does not allow an object or a pod.",
+        "The policy's name and words in the finding; `kubectl get validatingadmissionpolicy NAME -o yaml`.",
+        "Fix what it names. `holdfast policy` renders such policies.",
+    ),
+    (
         "pods-forbidden",
         "A policy or quota of the namespace forbids the pods.",
         "The evidence is the API server's response.",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.job.backend import Backend
     from holdfast.launch.kubernetes.manifests.render_context import RenderContext
     from holdfast.launch.kubernetes.object_names import ObjectNames
+    from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.run_dir import RunDir
@@ -125,6 +126,14 @@ class KubernetesTarget:
         from holdfast.launch.kubernetes.run_list import list_runs
 
         return list_runs(spec)
+
+    def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
+        """Admission policies of the namespace."""
+        from holdfast.launch.kubernetes.manifests.policies import render_policies
+        from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain, to_yaml
+
+        objects = render_policies(spec, request)
+        return Rendered(text=to_yaml(objects), findings=(), objects=tuple(map(to_plain, objects)))
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is in a pod, which may have lost its folder."""

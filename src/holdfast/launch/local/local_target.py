@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.errors import ExitCode, failure
 from holdfast.fabric.catalog import resolve
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import CodeDelivery
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
     from holdfast.job.targets import TargetSpec
+    from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.run_dir import RunDir
 
@@ -88,6 +90,15 @@ class LocalTarget:
 
     def find_runs(self, spec: TargetSpec) -> None:
         """Nothing: each run has a folder on this machine."""
+
+    def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
+        """Raises HoldfastError: nothing here decides what may run."""
+        raise failure(
+            "not-supported",
+            f"target `{name}` is this machine, where nothing decides what may run",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            remedy="Name a Kubernetes target: `holdfast policy --on TARGET`.",
+        )
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the nodes' machine, and its folder outlives it."""

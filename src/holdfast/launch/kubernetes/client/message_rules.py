@@ -62,6 +62,15 @@ ADMISSION_RULES: tuple[MessageRule, ...] = (
         severity=Severity.ERROR,
         owner=Owner.USER,
     ),
+    # pods "x" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: ...
+    MessageRule(
+        pattern=r"ValidatingAdmissionPolicy '(?P<name>[^']+)' with binding '[^']+' denied request: (?P<why>.+)",
+        code="policy-refused",
+        message="the cluster's policy {name} refuses it: {why}",
+        remedy="Fix what it names, in the job or in the target; `kubectl get validatingadmissionpolicies` lists them.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
     # pods "x" is forbidden: exceeded quota: q, requested: ..., used: ..., limited: ...
     MessageRule(
         pattern=r"is forbidden: (?P<why>exceeded quota.+|violates PodSecurity.+|.+)",

@@ -16,7 +16,7 @@ from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.topology_request import topology_request
 from holdfast.launch.kubernetes.manifests.volume_mounts import init_containers, mounts
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue, to_plain
-from holdfast.launch.kubernetes.object_names import NODE
+from holdfast.launch.kubernetes.object_names import CHECKPOINT_ANNOTATION, FABRIC_LABEL, NODE
 
 AGENT_EXIT_GRACE_S = 30
 """Seconds beyond the ranks' grace in which an agent reports their end and exits, before the kubelet kills it."""
@@ -48,8 +48,14 @@ def pod_template(
     Nodes of an object with several templates are placed together if these have the same `placement_group`.
     """
     annotations = _fabric_annotations(ctx) | topology_request(ctx, group=placement_group)
+    path = ctx.job.checkpoint.path or ""
+    if "://" in path:
+        annotations[CHECKPOINT_ANNOTATION] = path
     return {
-        "metadata": {"labels": ctx.names.labels(NODE), "annotations": annotations or None},
+        "metadata": {
+            "labels": {**ctx.names.labels(NODE), FABRIC_LABEL: ctx.fabric.name},
+            "annotations": annotations or None,
+        },
         "spec": _pod_spec(ctx, spec, restart),
     }
 
