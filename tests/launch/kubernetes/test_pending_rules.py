@@ -100,6 +100,9 @@ def test_queue_that_makes_nothing_of_a_run_is_told_from_one_that_lets_it_wait() 
     unmanaged = find_pending_reason(PendingRun(owner=owner))
     assert unmanaged is not None
     assert unmanaged.code == "kueue-integration-disabled"
+    new = find_pending_reason(PendingRun(owner=owner, age_s=1.0))
+    assert new is not None
+    assert (new.code, "not taken it up yet" in new.what) == ("run-queued", True)
     waiting = find_pending_reason(PendingRun(owner=owner, workload={"metadata": {"name": "w"}, "spec": {}}))
     assert waiting is not None
     assert waiting.code == "run-queued"

@@ -6,6 +6,8 @@ It skips objects that this user may not read, because the rest may be enough.
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import datetime
 from http import HTTPStatus
 from typing import Any
 
@@ -52,6 +54,7 @@ async def read_run(cluster: ClusterClient, owner: str) -> PendingRun:
         pods=pods.get("items", ()),
         events=[one for one in events.get("items", ()) if _is_about_run(one, name)],
         workload=next(iter(workloads.get("items", ())), None),
+        age_s=time.time() - datetime.fromisoformat(about["metadata"]["creationTimestamp"]).timestamp(),
     )
 
 

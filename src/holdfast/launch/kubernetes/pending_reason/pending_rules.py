@@ -7,6 +7,7 @@ explanation in diagnose/knowledge/cluster_findings.py, and a case in tests/launc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ class PendingRun:
     """Events of the owner and of its dependents."""
     workload: KubeObject | None = None
     """Kueue's Workload for the owner, if there is one."""
+    age_s: float = math.inf
+    """How long the owner exists, by this machine's clock."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,6 +244,15 @@ NOT_MANAGED = MessageRule(
     message="Kueue has made nothing of it for queue {queue}: its integration with {kind} may be off",
     remedy="Turn it on in Kueue's configuration (integrations.frameworks), and see that Kueue runs.",
 )
+TAKEN_UP_WITHIN_S = 5.0
+"""Seconds in which Kueue takes up a new object; later, its integration may be off."""
+NOT_TAKEN_UP = MessageRule(
+    pattern="",
+    code="run-queued",
+    message="it is new, and queue {queue} has not taken it up yet",
+    remedy="Nothing: that takes Kueue a few seconds.",
+    severity=Severity.INFO,
+)
 QUEUED = MessageRule(
     pattern="",
     code="run-queued",
@@ -339,7 +351,9 @@ def _suspended_reason(seen: PendingRun) -> Finding | None:
     if queue is None:
         return SUSPENDED.finding(*clue)
     found = {"queue": queue, "kind": seen.owner["kind"]}
-    return (NOT_MANAGED if seen.workload is None else QUEUED).finding(*clue, found)
+    if seen.workload is not None:
+        return QUEUED.finding(*clue, found)
+    return (NOT_TAKEN_UP if seen.age_s < TAKEN_UP_WITHIN_S else NOT_MANAGED).finding(*clue, found)
 
 
 def _name(thing: KubeObject) -> str:
