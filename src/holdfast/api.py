@@ -46,12 +46,15 @@ from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_te
 from holdfast.job.rules import check_job
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import CheckLevel, Job, Launch, Nodes, Recovery
+from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import TargetSpec, find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
+from holdfast.launch.cluster_contact import lost_contact
 from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
+from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
 from holdfast.metrics.metric_catalog import has_requested
 from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.report.run_row import read_run_row
@@ -69,6 +72,9 @@ if TYPE_CHECKING:
 
 CHECK_RUN = "check"
 """Name of a run that only checks its nodes."""
+
+FIRST_COPY_S = 30.0
+"""Maximum seconds that a command waits for the log of a run that another machine started."""
 
 LEAVE_S = 5.0
 """Maximum seconds that `follow` waits, after a run's last event, for its processes to exit."""
@@ -400,29 +406,63 @@ def _begun_at(run: RunDir) -> float:
     return 0.0
 
 
-def find_run(prefix: str | None) -> RunDir:
+def find_run(prefix: str | None, target: str = LOCAL, *, base: Path = Path()) -> RunDir:
     """The run whose id begins with `prefix`, or ends in it; the latest run if there is no prefix.
 
-    A job's full name selects its latest run.
+    A job's full name selects its latest run. With a target, it is selected among those that the target shows, and one
+    that another machine started gets a folder here, with a copy of its log.
     """
-    known = runs()
+    known = {run.run_id: run for run in runs()}
+    if target != LOCAL and prefix not in known:
+        there = target_runs(target, base=base)
+        if there is not None:
+            run = _select_there(prefix, there, target)
+            return _with_controller(_require_owner(known[run])) if run in known else _adopt(run, target, base)
     if not known:
         raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
+    run = _select(prefix, tuple(known))
+    if run is None:
+        what, remedy = f"there is no run {prefix!r}", "`holdfast ps` lists them; `--on TARGET` also finds a run that "
+        remedy += "another machine started there."
+        raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+    return _with_controller(_require_owner(known[run]))
+
+
+def _select(prefix: str | None, known: Sequence[str]) -> str | None:
+    """The one of these ids, newest first, that `prefix` selects; raises HoldfastError if it could be several."""
     if prefix is None:
-        return _with_controller(_require_owner(known[0]))
-    exact = [run for run in known if prefix in (run.run_id, run.run_id.rpartition("-")[2])]
-    exact = exact or [run for run in known if run.run_id.rpartition("-")[0] == prefix][:1]
-    found = exact or [
-        run for run in known if run.run_id.startswith(prefix) or run.run_id.rpartition("-")[2].startswith(prefix)
-    ]
-    if len(found) == 1:
-        return _with_controller(_require_owner(found[0]))
-    if found:
-        names = tuple(run.run_id for run in found[:10])
+        return next(iter(known), None)
+    exact = [run for run in known if prefix in (run, run.rpartition("-")[2])]
+    exact = exact or [run for run in known if run.rpartition("-")[0] == prefix][:1]
+    found = exact or [run for run in known if run.startswith(prefix) or run.rpartition("-")[2].startswith(prefix)]
+    if len(found) > 1:
         what = f"{prefix!r} could be any of {len(found)} runs"
-        raise failure("run-ambiguous", what, exit_code=ExitCode.NOT_FOUND, evidence=names, remedy="give more letters")
-    what = f"there is no run {prefix!r}"
-    raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy="`holdfast ps` lists them")
+        remedy = "give more letters"
+        raise failure("run-ambiguous", what, exit_code=ExitCode.NOT_FOUND, evidence=tuple(found[:10]), remedy=remedy)
+    return next(iter(found), None)
+
+
+def _select_there(prefix: str | None, there: TargetRuns, target: str) -> str:
+    """The target's run that `prefix` selects; raises HoldfastError if there is none."""
+    run = _select(prefix, [each.run for each in there.runs])
+    if run is None:
+        absent = run_not_on_target(prefix, target)
+        raise HoldfastError((*absent.findings, *there.findings), absent.exit_code)
+    return run
+
+
+def _adopt(run: str, target: str, base: Path) -> RunDir:
+    """Create the folder of a run that another machine started, and wait for the first copy of its log."""
+    spec = _target_spec(target, base)
+    folder = open_target(spec.kind).adopt(spec, run)
+    restart_controller(folder)
+    deadline = time.monotonic() + FIRST_COPY_S
+    while folder.alive() and time.monotonic() < deadline:
+        silent = lost_contact(folder)
+        if silent is None or silent.reason != NOTHING_ARRIVED:
+            break
+        time.sleep(POLL_S)
+    return folder
 
 
 def _require_owner(run: RunDir) -> RunDir:

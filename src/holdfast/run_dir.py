@@ -6,7 +6,8 @@ RUNS/<run id>/
     run-row.json            a finished run's row in the list of runs
     controller.json         where the controller listens, its supervisor's process and machine
     remote.json             of a remote run: its location; log and rank output here are then synced copies
-    synced                  on the remote side: a client has synced all of them
+    synced                  on the remote side: the machine that started the run has synced all of them
+    readers                 on the remote side: locked by each client that copies them
     restore-scratch/        while there is no log: replicas of it and of the code, as nodes upload them
     log-unreplicated        on the remote side: the log was restored, and no node has replicated it since
     cluster-contact.json    on the local side: since when and why the cluster is unreachable; absent if reachable
@@ -144,6 +145,10 @@ class RunDir:
     @property
     def synced(self) -> Path:
         return self.path / "synced"
+
+    @property
+    def readers(self) -> Path:
+        return self.path / "readers"
 
     @property
     def restore_scratch(self) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common_options import OutputOption
+from holdfast.cli.common_options import LOCAL, OutputOption, RunTargetOption
 from holdfast.cli.output import Output, console, print_json, print_rich, print_text
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def diagnose(
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Of a slow run: dump all ranks' stacks five times, and compare them.")
     ] = False,
+    on: RunTargetOption = LOCAL,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Find what failed first, on which rank, and what to do.
@@ -53,11 +54,11 @@ def diagnose(
     hide = redactor.secrets if redactor else None
     names = where or []
     if stacks:
-        found = api.find_run(names[0] if names else None)
+        found = api.find_run(names[0] if names else None, on)
         with console(stderr=True).status(f"dumping the stacks of {found.run_id} five times"):
             answer = api.diagnose_running_ranks(found, hide=hide)
     elif len(names) <= 1 and not any(name == "-" or os.path.exists(name) for name in names) and not _is_path(names):
-        answer = api.diagnose_run(api.find_run(names[0] if names else None), hide=hide)
+        answer = api.diagnose_run(api.find_run(names[0] if names else None, on), hide=hide)
     else:
         answer = api.diagnose([Path(name) for name in names], stdin=sys.stdin.buffer, hide=hide)
     if redactor:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.common_options import OutputOption
+from holdfast.cli.common_options import LOCAL, OutputOption, RunTargetOption
 from holdfast.cli.output import Output, print_result
 
 
@@ -40,6 +40,7 @@ def drill(
         typer.Option("--amount", metavar="AMOUNT", help="Seconds of clock skew, or the slowdown factor."),
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="RUN", help="Id of a run (default: the latest).")] = None,
+    on: RunTargetOption = LOCAL,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Inject a fault into a run, to see it recover."""
@@ -48,15 +49,15 @@ def drill(
 
     if not target and action.endswith(FAULT_FILE_SUFFIXES):
         faults = read_fault_file(Path(action))
-        found = api.find_run(run)
+        found = api.find_run(run, on)
         api.inject_faults(found, faults)
         document = {"run": found.run_id, "faults": len(faults)}
         print_result(output, document, f"{found.run_id}: {len(faults)} faults of {action} requested")
         return
-    what, (on, index) = parse_fault_action(action), parse_fault_target(target or [])
-    found = api.find_run(run)
-    api.inject_fault(found, target=on, index=index, action=what, at_step=at_step, for_s=for_s, amount=amount)
-    request = {"action": what, "target": on, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
+    what, (victim, index) = parse_fault_action(action), parse_fault_target(target or [])
+    found = api.find_run(run, on)
+    api.inject_fault(found, target=victim, index=index, action=what, at_step=at_step, for_s=for_s, amount=amount)
+    request = {"action": what, "target": victim, "index": index, "at_step": at_step, "for_s": for_s, "amount": amount}
     when = "immediately" if at_step is None else f"after step {at_step}"
     span = "" if for_s is None else f", for {for_s:g} s"
     much = "" if amount is None else f" by {amount:g}"

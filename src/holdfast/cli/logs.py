@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.common_options import LOCAL, OutputOption, RunArgument, RunTargetOption
 from holdfast.cli.output import Output, is_plain, print_json, print_stderr, print_text
 from holdfast.errors import ExitCode, HoldfastError, failure
 
@@ -33,6 +33,7 @@ DIM, RED, PLAIN = "\x1b[2m", "\x1b[1;31m", "\x1b[0m"
 
 def logs(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     rank: Annotated[
         str | None,
@@ -56,7 +57,7 @@ def logs(
     from holdfast import api
     from holdfast.report.rank_logs import MergedLog, find_rank_logs, first_failures
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     wanted = parse_ranks(rank, api.accepted(found).job, found.run_id)
     known = {
         one: path for one, path in find_rank_logs(found).items() if wanted is None or (one.replica, one.rank) in wanted
@@ -194,6 +195,7 @@ def _print_json(chunk: RankChunk) -> None:
 
 def events(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until the run ends.")] = False,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -201,7 +203,7 @@ def events(
     from holdfast import api
     from holdfast.cli.event_text import event_line
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     for event in api.follow(found) if follow else api.events(found):
         if event is None:
             continue

@@ -20,6 +20,7 @@ from holdfast.cli.common_options import (
     OutputOption,
     RanksOption,
     RunArgument,
+    RunTargetOption,
     SetOption,
     TargetOption,
     job_from_args,
@@ -88,7 +89,7 @@ def _print_findings(findings: Sequence[Finding], output: Output) -> None:
     print_findings(findings, output)
 
 
-def attach(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
+def attach(run: RunArgument = None, on: RunTargetOption = LOCAL, output: OutputOption = Output.TEXT) -> None:
     """Follow a run until it ends.
 
     The exit code is the run's. Ctrl-C detaches and leaves the run running. A dead controller is restarted.
@@ -96,7 +97,7 @@ def attach(run: RunArgument = None, output: OutputOption = Output.TEXT) -> None:
     from holdfast import api
     from holdfast.cli.follow import detach_on_interrupt, follow_run
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     api.restart_controller(found)
     with InterruptCounter() as presses:
         raise typer.Exit(follow_run(found, output, detach_on_interrupt, presses) or ExitCode.OK)

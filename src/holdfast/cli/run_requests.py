@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.common_options import LOCAL, OutputOption, RunArgument, RunTargetOption
 from holdfast.cli.output import Output, console, print_result
 from holdfast.errors import ExitCode, failure
 
@@ -18,6 +18,7 @@ WaitOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0
 
 def cancel(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     force: Annotated[
         bool, typer.Option("--force", help="Send SIGKILL without a grace period; works without a controller.")
     ] = False,
@@ -29,7 +30,7 @@ def cancel(
     """
     from holdfast import api
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     by_controller = api.cancel(found, force=force)
     how = "is being killed" if force else "is stopping"
     how = how if by_controller else "was killed without its controller, which did not answer"
@@ -38,6 +39,7 @@ def cancel(
 
 def checkpoint(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     timeout_s: WaitOption = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -47,7 +49,7 @@ def checkpoint(
     """
     from holdfast import api
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     with console(stderr=True).status(f"waiting for a checkpoint of {found.run_id} (timeout {timeout_s:g} s)"):
         taken = api.checkpoint(found, timeout_s=timeout_s)
     document = {"run": found.run_id, "step": taken.step, "path": taken.path, "took_s": taken.took_s}
@@ -56,6 +58,7 @@ def checkpoint(
 
 def profile(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     timeout_s: WaitOption = 600.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -67,7 +70,7 @@ def profile(
     from holdfast.metrics.metric_catalog import ON_REQUEST
     from holdfast.metrics.metric_text import BREAKDOWN, format_metrics
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     with console(stderr=True).status(f"profiling the next steps of {found.run_id}, for at most {timeout_s:g} s"):
         step = api.profile_steps(found, timeout_s=timeout_s)
     parts = {name: spent_s for name, spent_s in step.metrics.items() if name in ON_REQUEST}
@@ -81,6 +84,7 @@ def profile(
 
 def update(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     code: Annotated[
         Path | None, typer.Option("--code", metavar="DIR", help="Folder of the new code (default: the job's).")
     ] = None,
@@ -106,7 +110,7 @@ def update(
     from holdfast.report.formatting import short_digest
 
     after_s = _after_s(when)
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     with console(stderr=True).status(f"updating the code of {found.run_id} (timeout {timeout_s:g} s)"):
         updated = api.update(found, code=code, after_s=after_s, timeout_s=timeout_s)
     what = (

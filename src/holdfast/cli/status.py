@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common_options import OutputOption, RunArgument
+from holdfast.cli.common_options import LOCAL, OutputOption, RunArgument, RunTargetOption
 from holdfast.cli.output import Output, print_json, print_rich, print_text, with_properties
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ _SUMMARISED = ("history", "ledgers")
 
 def status(
     run: RunArgument = None,
+    on: RunTargetOption = LOCAL,
     output: OutputOption = Output.TEXT,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also list what agents monitor, and what their nodes lack for it.")
@@ -35,7 +36,7 @@ def status(
     from holdfast.cli.summary_text import print_summary, summary_document
     from holdfast.report.run_status import RunPhase
 
-    found = api.find_run(run)
+    found = api.find_run(run, on)
     abandoned = api.is_orphaned(found)
     known = api.status(found)
     unheard = api.staleness(found)

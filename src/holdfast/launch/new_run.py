@@ -8,7 +8,7 @@ import os
 import shutil
 from collections.abc import Generator, Mapping
 
-from holdfast.errors import ExitCode, failure
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.job.run_spec import RunSpec
 from holdfast.run_dir import RunDir, runs_root, write_private
 from holdfast.security.tokens import new_token
@@ -20,19 +20,24 @@ def new_run_dir(name: str) -> Generator[RunDir]:
     try:
         folder = RunDir.create(name)
     except OSError as error:
-        raise failure(
-            "unwritable-folder",
-            f"no folder for the run can be made in {runs_root()}",
-            exit_code=ExitCode.CANNOT_RUN_HERE,
-            where=str(runs_root()),
-            evidence=(str(error),),
-            remedy="Set HOLDFAST_HOME to a folder you can write to.",
-        ) from error
+        raise unwritable_folder(error) from error
     try:
         yield folder
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
+
+
+def unwritable_folder(error: OSError) -> HoldfastError:
+    """The error for a run whose folder cannot be created."""
+    return failure(
+        "unwritable-folder",
+        f"no folder for the run can be made in {runs_root()}",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=str(runs_root()),
+        evidence=(str(error),),
+        remedy="Set HOLDFAST_HOME to a folder you can write to.",
+    )
 
 
 def write_inputs(folder: RunDir, accepted: RunSpec, secrets: Mapping[str, str] | None = None) -> None:

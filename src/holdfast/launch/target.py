@@ -161,6 +161,13 @@ class Target(Protocol):
         """The runs that the target shows, whichever machine started them; None if each has a folder on this machine."""
         ...
 
+    def adopt(self, spec: TargetSpec, run: str) -> RunDir:
+        """Create the folder of a run that another machine started, for `supervisor` to mirror it.
+
+        Raises HoldfastError if the target does not have the run, or does not show this user all that is needed.
+        """
+        ...
+
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
         """Objects by which the target itself refuses runs that are not set up as requested.
 

@@ -8,6 +8,9 @@ from enum import StrEnum
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
 
+NOTHING_ARRIVED = "nothing of it has arrived yet"
+"""Reason for lost contact in the folder of a run until its copy from the target is complete for the first time."""
+
 
 class TargetRunPhase(StrEnum):
     """Phase of a run, as far as the target's objects show it."""
@@ -49,11 +52,11 @@ class TargetRuns:
     findings: tuple[Finding, ...] = ()
 
 
-def run_not_on_target(run: str, target: str) -> HoldfastError:
+def run_not_on_target(run: str | None, target: str) -> HoldfastError:
     """The error for a run of which a target has no objects."""
     return failure(
         "run-not-found",
-        f"there is no run {run!r} on {target}",
+        f"there is no run{'' if run is None else f' {run!r}'} on {target}",
         exit_code=ExitCode.NOT_FOUND,
         where=target,
         remedy=f"`holdfast ps --on {target}` lists its runs. The objects of a run are deleted a day after its end, and "

@@ -163,7 +163,9 @@ def to_its_end(run: RunDir) -> tuple[RunFinished, list[AnyEvent]]:
     return heard[-1], heard
 
 
-def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
+def test_run_goes_to_its_end_and_the_client_has_all_of_it(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (site.folder / "greet.py").write_text("import os; print('hello from', os.environ['RANK'], os.environ['TOLD'])\n")
     run = site.start("python", "greet.py", env='{"TOLD": "you"}')
     finished, _ = to_its_end(run)
@@ -174,6 +176,14 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(site: Site) -> None:
     until(lambda: not site.pods("controller"), "its controller's pod is removed, and none follows")
     own = ("get", "replicaset", f"{run.run_id}-controller", "-o", "jsonpath={.spec.replicas}")
     assert site.kubectl(*own) == "0"
+
+    # Another machine comes when nothing has the log any more but the one that started the run.
+    with monkeypatch.context() as patch:
+        patch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
+        other = api.find_run(None, "lab", base=site.folder)
+    ended, _ = to_its_end(other)
+    assert (ended.outcome, ended.exit_code) == (Outcome.SUCCEEDED, 0)
+    assert ended.reason.endswith("its log is on the machine that started it")
 
 
 LOOKS_AROUND = """
@@ -403,22 +413,36 @@ def test_start_whose_sender_goes_before_it_is_told_leaves_nothing(site: Site, mo
     until(lambda: site.left() == [], "all of it is gone")
 
 
-def test_client_that_was_away_finds_the_run_and_ends_it_without_a_trace(site: Site) -> None:
+def test_client_that_was_away_and_another_machine_follow_the_run_and_end_it_without_a_trace(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = site.start("python", "-c", "import time; print('up', flush=True); time.sleep(600)")
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
-    listed = api.target_runs("lab", base=site.folder)
-    assert listed is not None
-    assert [(each.run, each.phase, each.running_nodes, each.nodes) for each in listed.runs] == [
-        (run.run_id, "running", 2, 2)
-    ]
-    assert listed.runs[0].user
     os.kill(json.loads(run.controller_record.read_text())["supervisor_pid"], signal.SIGKILL)
     until(lambda: not run.alive(), "its mirror is gone")
     assert api.find_run(run.run_id).alive()
-    until(lambda: _taken(run), "its controller hears of it")
-    finished, _ = to_its_end(run)
-    assert finished.outcome is Outcome.CANCELLED
+
+    with monkeypatch.context() as patch:
+        patch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
+        listed = api.target_runs("lab", base=site.folder)
+        assert listed is not None
+        assert api.runs() == []
+        (known,) = listed.runs
+        assert (known.run, known.phase, known.running_nodes, known.nodes) == (run.run_id, "running", 2, 2)
+        assert known.user
+        other = api.find_run(run.run_id[:-2], "lab", base=site.folder)
+        assert other.path != run.path
+        assert api.status(other).phase is RunPhase.RUNNING
+        until(lambda: _taken(other), "its controller hears of it")
+    for each in (run, other):
+        assert to_its_end(each)[0].outcome is Outcome.CANCELLED
+    assert other.events.read_bytes() == run.events.read_bytes()
+    assert _written(other, attempt=0) == _written(run, attempt=0) == ["up\n"] * 2
     until(lambda: not site.left(), f"left: {site.left()}")
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "third"))
+    with pytest.raises(HoldfastError) as refused:
+        api.find_run(run.run_id, "lab", base=site.folder)
+    assert refused.value.findings[0].code == "run-not-found"
 
 
 FAILS_WHEN_TOLD = """
@@ -432,7 +456,9 @@ sys.exit(3 if told == ["fail"] else 0)
 """
 
 
-def test_run_without_agents_is_restarted_by_its_operator_and_told_of_from_its_pods(site: Site) -> None:
+def test_run_without_agents_is_restarted_by_its_operator_and_told_of_from_its_pods(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     site.target("jobset", agent=False, volume=VOLUME.replace("}", ", folders: [told]}"))
     run = site.start("python", "-c", FAILS_WHEN_TOLD)
     until(lambda: _written(run, attempt=0) == ["rank 0\n", "rank 1\n"], "both are heard")
@@ -444,9 +470,14 @@ def test_run_without_agents_is_restarted_by_its_operator_and_told_of_from_its_po
     _touch(site, "fail")
     reach(run, lambda known: known.restarts == 1)
     until(lambda: _written(run, attempt=1) == ["rank 0\n", "rank 1\n"], "both are heard again")
+    with monkeypatch.context() as patch:
+        patch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
+        other = api.find_run(run.run_id, "lab", base=site.folder)
+    until(lambda: _written(other, attempt=1) == _written(run, attempt=1), "another machine hears them too")
     _touch(site, "enough")
     finished, heard = to_its_end(run)
-    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0)
+    for each in (finished, to_its_end(other)[0]):
+        assert (each.outcome, each.exit_code) == (Outcome.SUCCEEDED, 0)
     exits = {(one.attempt, one.rank, one.code) for one in heard if isinstance(one, RankExited)}
     assert {(1, 0, 0), (1, 1, 0)} <= exits
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,38 @@ def followed(folder: RunDir) -> dict[str, bytes]:
             found[piece["name"]] = found.get(piece["name"], b"") + said[: piece["bytes"]]
             said = said[piece["bytes"] :]
     return found
+
+
+@contextlib.contextmanager
+def reader(folder: RunDir) -> Iterator[subprocess.Popen[bytes]]:
+    """A client that follows a run, and has read all of it once."""
+    command = [sys.executable, "-m", exec_commands.__name__, str(folder.path), "follow"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"{}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == b"{}\n"
+        yield process
+        process.kill()
+
+
+def test_pod_stays_until_all_readers_and_the_machine_that_started_the_run_have_the_log(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    with reader(folder) as first:
+        first.communicate(exec_commands.COPIED)
+        assert not folder.synced.exists(), "the machine that started the run does not have it"
+    with reader(folder) as other, reader(folder) as starter:
+        assert starter.stdin is not None
+        assert other.stdout is not None
+        starter.stdin.write(exec_commands.SYNCED)
+        starter.stdin.flush()
+        for _ in range(10):  # polls of the other, which has not said that it is done
+            assert other.stdout.readline() == b"{}\n"
+        assert not folder.synced.exists()
+        other.communicate(exec_commands.COPIED)
+        assert starter.wait() == 0
+        assert folder.synced.exists()
 
 
 def test_no_link_leads_exec_commands_to_the_logs_of_another_run(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ class FakeCluster:
         self.made: list[str] = []
         self.looks = 0
         """How often it checked that the run's object is there."""
+        self.replicas = 1
+        """Of the controller's ReplicaSet."""
+        self.conditions: list[dict[str, str]] = []
+        """Of the run's object."""
         self.blind = False
         """Whether the user may not look at ReplicaSets."""
 
@@ -101,7 +105,12 @@ class FakeCluster:
         if path == NAMESPACE_PATH:
             return {"metadata": {"deletionTimestamp": self.ends} if self.ends else {}}
         if path == CLUSTER_REF.owner:
-            return {"metadata": {"deletionTimestamp": self.owner_ends} if self.owner_ends else {}}
+            ended = {"status": {"conditions": self.conditions}}
+            return {"metadata": {"deletionTimestamp": self.owner_ends} if self.owner_ends else {}, **ended}
+        if path == object_path(REPLICASET):
+            if self.blind or path in self.removed:
+                raise ApiError(403 if self.blind else 404, "no ReplicaSet")
+            return {"spec": {"replicas": self.replicas}}
         pod = {"metadata": {"name": "controller"}, "status": {"phase": "Running"}}
         return {"items": [pod] if self.runs else []}
 
@@ -311,6 +320,26 @@ def test_controllers_replicaset_that_somebody_deletes_is_made_again(
         while pods.looks < looks + 3:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.02)
         assert pods.made == [path]
+
+    play(scene)
+
+
+def test_run_whose_controller_left_with_the_log_ends_as_its_object_says(play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_sync, "RETRY_S", 0.02)
+
+    async def scene(run: RunDir, pods: FakeCluster, asked: asyncio.Event) -> None:
+        pods.replicas = 0
+        looks = pods.looks
+        while pods.looks < looks + 3:  # noqa: ASYNC110 - it looks by itself, and tells nobody
+            await asyncio.sleep(0.02)
+        assert not isinstance(last_event(run.events), RunFinished), "its object does not show its end yet"
+        why = "rank 1 exited with code 3 (exit code 3)"
+        pods.conditions.append({"type": "Failed", "status": "True", "message": why})
+        await until_async(lambda: isinstance(last_event(run.events), RunFinished))
+        ended = last_event(run.events)
+        assert isinstance(ended, RunFinished)
+        assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, 3)
+        assert ended.reason == f"{why}; its log is on the machine that started it"
 
     play(scene)
 

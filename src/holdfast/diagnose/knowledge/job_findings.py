@@ -383,6 +383,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("no-output", "That rank wrote nothing in that attempt.", "`holdfast logs`.", "Choose another rank or attempt."),
     ("no-runs", "There are no runs yet.", "`holdfast ps`.", "holdfast run JOB.yaml"),
     ("run-not-found", "No run has such an id.", "`holdfast ps`.", "Use one that the finding lists."),
+    (
+        "run-not-adoptable",
+        "A run of another machine has objects on the cluster, but no ConfigMap with its job that this version reads.",
+        "`kubectl get configmap RUN -o yaml`.",
+        "Use the version of holdfast that started the run, or the machine that started it.",
+    ),
     ("run-ambiguous", "Several runs have this prefix.", "`holdfast ps`.", "Type more of the id."),
     ("run-finished", "The run has ended, and the command needs one that has not.", "`holdfast status`.", "Nothing."),
     ("not-your-run", "The run's folder belongs to another user.", "`ls -ld`.", "Ask its owner."),

@@ -22,6 +22,8 @@ class ClusterRef(msgspec.Struct, frozen=True, kw_only=True):
     """API path of the run's owner object: deleting it deletes the run."""
     controller: dict[str, Any] | None = None
     """Manifest of the controller's ReplicaSet, so that it can be created again; None for a run without agents."""
+    adopted: bool = False
+    """Whether another machine started the run; the controller's pod keeps the log for that one."""
 
 
 def pods_command(folder: RunDir, cluster_ref: ClusterRef) -> str:

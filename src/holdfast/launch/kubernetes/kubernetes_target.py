@@ -127,6 +127,13 @@ class KubernetesTarget:
 
         return list_runs(spec)
 
+    def adopt(self, spec: TargetSpec, run: str) -> RunDir:
+        """Create the run's folder from its objects."""
+        _require_client()
+        from holdfast.launch.kubernetes.adopt_run import adopt_run
+
+        return adopt_run(spec, run)
+
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
         """Admission policies of the namespace."""
         from holdfast.launch.kubernetes.manifests.policies import render_policies

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from holdfast.errors import ExitCode, failure
 from holdfast.fabric.catalog import resolve
 from holdfast.job.run_spec import RunSpec
+from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import CodeDelivery
 from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import read_secrets
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target
+from holdfast.launch.target_runs import run_not_on_target
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
@@ -90,6 +92,10 @@ class LocalTarget:
 
     def find_runs(self, spec: TargetSpec) -> None:
         """Nothing: each run has a folder on this machine."""
+
+    def adopt(self, spec: TargetSpec, run: str) -> RunDir:
+        """Impossible: a run that has no folder is not there."""
+        raise run_not_on_target(run, LOCAL)
 
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
         """Raises HoldfastError: nothing here decides what may run."""

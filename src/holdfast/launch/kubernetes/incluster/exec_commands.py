@@ -12,6 +12,7 @@ Standard library only: a new process starts for every request.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import hashlib
 import json
 import os
@@ -42,6 +43,11 @@ SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-
 """Files of a run's folder that are sent; the reader accepts no others."""
 LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
 """Key of the checksum of the last LOG_TAIL_BYTES bytes of the reader's event log."""
+SYNCED, COPIED = b"done\n", b"read\n"
+"""What a reader sends once it has the whole log: SYNCED from the machine that started the run, after which the pod may
+exit; COPIED from any other."""
+OTHER_READERS_S = 10.0
+"""Longest time that a reader with the whole log waits for the others: what it does next may end the pod."""
 _DEADLINE_HEADER = re.compile(rb"(?mi)^(holdfast-expires: )(\S+)")
 
 
@@ -117,6 +123,7 @@ def _forward_stdin(controller: socket.socket) -> None:
 
 def _send_changes(folder: RunDir) -> None:
     """Send what the reader lacks, poll by poll, until it reports that it has everything or disconnects."""
+    reading = _lock_for_reading(folder)
     sent: dict[str, int] = json.loads(sys.stdin.buffer.readline())
     log = folder.events
     ends, showing = sent.pop(LOG_TAIL_KEY, None), False
@@ -130,9 +137,38 @@ def _send_changes(folder: RunDir) -> None:
             sent[name] = end
         _write(b"{}\n")
         if select.select([0], [], [], POLL_S)[0]:
-            if os.read(0, 16).strip() == b"done":
+            word = os.read(0, 16).strip() + b"\n"
+            if word in (SYNCED, COPIED):
+                _await_other_readers(reading)
+            if word == SYNCED:
                 folder.synced.touch()  # the pod may exit now
             return
+
+
+def _lock_for_reading(folder: RunDir) -> int | None:
+    """A lock that all readers of the run share; None if the file system has no locks."""
+    try:
+        descriptor = regular_opener(str(folder.readers), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError:
+        return None
+    return descriptor
+
+
+def _await_other_readers(reading: int | None) -> None:
+    """Wait until no other reader holds the lock, at most OTHER_READERS_S."""
+    if reading is None:
+        return
+    fcntl.flock(reading, fcntl.LOCK_UN)
+    deadline = time.monotonic() + OTHER_READERS_S
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(reading, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(POLL_S)
+        else:
+            break
+    os.close(reading)
 
 
 def log_tail_crc(log: Path, size: int) -> int:

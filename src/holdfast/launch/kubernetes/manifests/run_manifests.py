@@ -66,7 +66,7 @@ def render(ctx: RenderContext) -> RunManifests:
             controller_objects.replicaset(ctx),
         )
     else:
-        owned = (*run_objects.job_secrets(ctx), run_objects.network_policy(ctx))
+        owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), run_objects.network_policy(ctx))
     owned = (*run_objects.fabric_claim(ctx), *owned)
     before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:

@@ -124,7 +124,7 @@ def fabric_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
 
 
 def job_config_map(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """The accepted job, the controller's only input except its keys."""
+    """The accepted job: the controller's only input except its keys, and what another machine adopts the run with."""
     accepted = ctx.accepted.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps(accepted, indent=1) + "\n"
     return ctx.manifest("v1", "ConfigMap", ctx.names.name, immutable=True, data={"job.json": text})

@@ -128,7 +128,7 @@ def run_end(owner: KubeObject) -> tuple[Outcome, str] | None:
     ended = end_condition(owner)
     if ended is None:
         return None
-    return (END_CONDITIONS[ended["type"]], ended.get("message") or ended.get("reason", ""))
+    return END_CONDITIONS[ended["type"]], ended.get("message") or ended.get("reason", "")
 
 
 def end_condition(owner: KubeObject) -> Mapping[str, str] | None:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import re
 import signal
 import sys
 import time
@@ -34,6 +35,8 @@ from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, collecti
 from holdfast.launch.kubernetes.client.pod_exec import CommandFailed, PodExec
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command, read_cluster_ref
 from holdfast.launch.kubernetes.incluster.exec_commands import (
+    COPIED,
+    SYNCED,
     request_deadline,
     shift_deadline,
 )
@@ -63,6 +66,8 @@ LOG_DRAIN_S = 10.0
 DELETE_RETRY_S = 60.0
 """Longest time to retry a refused deletion: an API server that has just started forbids some."""
 MAX_REQUEST_BYTES = 1 << 16
+LOG_ELSEWHERE = "its log is on the machine that started it"
+_EXIT_CODE = re.compile(r"\(exit code (\d{1,3})\)$")
 
 
 class UploadedCode(msgspec.Struct, frozen=True):
@@ -87,12 +92,21 @@ class SyncOptions(msgspec.Struct, frozen=True):
             terms = msgspec.json.decode(read_small(folder.job), type=cls)
         except (OSError, msgspec.MsgspecError) as error:
             sys.exit(f"{folder.job} is not what holdfast wrote there: {error}")
-        brought = terms.code is None or fits_in_secret(terms.code.bytes)
+        # A machine that did not start the run has no code of it.
+        brought = terms.code is None or fits_in_secret(terms.code.bytes) or not folder.code.exists()
         return msgspec.structs.replace(terms, code=None) if brought else terms
 
 
 class RunDeleted(Exception):
     """The run's owner object has been deleted from the cluster."""
+
+
+class ControllerLeft(Exception):
+    """The run is over, and its controller has left with the log, which the machine that started the run has."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome, self.reason = outcome, reason
 
 
 class RunSync:
@@ -132,6 +146,9 @@ class RunSync:
                 finding = await self._namespace_terminating()
             except RunDeleted:
                 self._finish("its object was removed from the cluster")
+            except ControllerLeft as left:
+                code = 0 if left.outcome is Outcome.SUCCEEDED else _exit_code(left.reason)
+                finish_run(self._folder, left.outcome, f"{left.reason}; {LOG_ELSEWHERE}", code)
             except (ClusterError, CommandFailed) as error:
                 why = str(error)
                 if isinstance(error, ClusterError):
@@ -189,9 +206,10 @@ class RunSync:
             self._pod = pod
             self._connected.set()
             async for piece, data in read_chunks(remote.output()):
-                self._contact.on_contact()
+                if not piece.bytes:  # the end of a poll
+                    self._contact.on_contact()
                 if copy.write(piece, data):
-                    await remote.send(b"done\n")
+                    await remote.send(COPIED if self._cluster_ref.adopted else SYNCED)
 
     async def _controllers_pod(self) -> str | None:
         """The running controller pod, or None; raises RunDeleted if there will be none."""
@@ -205,11 +223,15 @@ class RunSync:
     async def _recreate_controller(self) -> None:
         """Recreate a deleted controller ReplicaSet: nothing in the cluster would."""
         lost = self._cluster_ref.controller
-        if lost is None or last_event(self._folder.events) is None:
+        if lost is None:
+            return
+        with contextlib.suppress(ApiError):  # it is gone; or without read permission, a new one is refused if it exists
+            known = await self._cluster.get(object_path(lost))
+            if known["spec"].get("replicas") == 0:
+                await self._end_without_log()
+            return
+        if last_event(self._folder.events) is None:
             return  # before the run starts, new objects may not be visible yet
-        with contextlib.suppress(ApiError):  # without read permission, create anyway: refused if it exists
-            if await self._cluster.exists(object_path(lost)):
-                return
         owner = await self._cluster.get(self._cluster_ref.owner)
         if "deletionTimestamp" in owner["metadata"]:
             return
@@ -220,6 +242,13 @@ class RunSync:
                 raise
         else:
             log.warning("ReplicaSet %s was deleted during the run; it has been recreated", lost["metadata"]["name"])
+
+    async def _end_without_log(self) -> None:
+        """Raise ControllerLeft with the outcome that the run's object shows, as soon as it shows one."""
+        from holdfast.launch.kubernetes.sync.pod_events import run_end  # late: its models are slow to import
+
+        if ended := run_end(await self._cluster.get(self._cluster_ref.owner)):
+            raise ControllerLeft(*ended)
 
     async def _namespace_terminating(self) -> Finding | None:
         """The finding if the namespace of an active run is being deleted; None if it is not, or cannot be read."""
@@ -282,6 +311,12 @@ class RunSync:
             except ApiUnavailable as error:
                 log.warning("%s cannot be deleted yet: %s", self._cluster_ref.owner, error)
                 await asyncio.sleep(RETRY_S)
+
+
+def _exit_code(reason: str) -> int:
+    """The exit code that the controller wrote into the condition of a failed run; 1 if there is none."""
+    found = _EXIT_CODE.search(reason)
+    return int(found[1]) if found else 1
 
 
 async def _is_forced(reader: asyncio.StreamReader) -> bool:
