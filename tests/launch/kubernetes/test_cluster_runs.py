@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -569,6 +570,12 @@ def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:
 
     api.cancel(run)
     to_its_end(run)
+    posted = json.loads(site.kubectl("get", "events", "-o", "json"))["items"]
+    ours = [each for each in posted if each["source"].get("component") == "holdfast"]
+    assert {each["involvedObject"]["kind"] for each in ours} == {"JobSet"}
+    counts = Counter(each["reason"] for each in ours)
+    assert (counts["RanksStarted"], counts["FailureDetected"], counts["RanksRestarted"]) == (1, 2, 2)
+    assert (counts["NodeReplaced"], counts["RunCancelled"]) == (1, 1)
     until(lambda: not site.left(), "nothing is left")
 
 

@@ -27,6 +27,7 @@ from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError
 from holdfast.launch.kubernetes.client.api_paths import NODES_PATH, PODS_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.incluster.event_poster import EventPoster
 from holdfast.launch.kubernetes.incluster.pod_assignment import PodAssignments, PodStatus, assignments_from_log
 from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL, QUEUE_LABEL, RUN_LABEL, ObjectNames
 from holdfast.launch.kubernetes.quarantine_object import ANNOTATION, NAME, QuarantineObject
@@ -70,6 +71,7 @@ class KubernetesBackend:
         """Monotonic time of the last request for the gang's object."""
         self._target, self._node_selector = accepted.target, accepted.node_selector
         self._quarantine = QuarantineObject(self._cluster)
+        self._poster = EventPoster(folder, self._cluster, f"{self._owner.path}/{self._run}")
         self._told_not_remembered = False
         self._pods_listed = asyncio.Event()
         self._refusals: Counter[int] = Counter()
@@ -85,7 +87,7 @@ class KubernetesBackend:
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         """Yields an observation when a node's pod starts to run, cannot be scheduled, or is gone."""
-        looking = asyncio.gather(self._watch_pods(), self._poll_owner())
+        looking = asyncio.gather(self._watch_pods(), self._poll_owner(), self._poster.run())
         try:
             while True:
                 seeing = asyncio.ensure_future(self._observed.get())
@@ -241,6 +243,7 @@ class KubernetesBackend:
                 await self._no_pods_left.wait()
         for pod in tuple(self._pods.pods.values()):
             await self._delete(f"{PODS_PATH}/{pod.name}")
+        await self._poster.flush()
 
     async def _watch_pods(self) -> None:
         """Watch the pods, and reconnect to the API server after every failure."""

@@ -37,6 +37,7 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     ]
     remembers = "To remember machines that failed, for later runs; `holdfast nodes` lists them."
     rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[quarantine_object.NAME]), remembers))
+    rules.append(Commented(_rule("", "events", "create"), "So that `kubectl describe` of the run's object shows them."))
     if not ctx.accepted.durable_controller_disk:
         earlier = "To record the first pod: a later one restores the log from the nodes' replicas."
         rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
