@@ -53,8 +53,10 @@ def test_full_check_of_nodes_probes_and_measures_them(
     answer = CliRunner().invoke(app, ["check", "--nodes", "2", "--full"])
     assert answer.exit_code == ExitCode.OK, answer.stdout
     rows = [line.split() for line in answer.stdout.splitlines()]
-    assert [row[2:] for row in rows if row[0] == "probe,"][-1] == ["s:", "all-reduce", "over", "all", "nodes"]
+    assert [row[3:5] for row in rows if row[0] == "probe,"][-2:] == [["all-reduce", "over"], ["all", "nodes"]]
     assert ["probe-pairs", "pass"] in rows
     assert ["probe-all-reduce", "pass"] in rows
+    assert ["probe-storage", "pass"] in rows
+    assert sorted(row[:2] for row in rows if row[:1] == ["node"]) == [["node", "0"], ["node", "1"]]
     assert ["probe-node-all-reduce", "not", "looked", "at:", "not", "run"] in rows  # there is one rank a node
     assert [row[0] for row in rows if row[1:2] == ["bytes"]][:2] == ["8", "64"]

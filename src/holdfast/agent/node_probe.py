@@ -29,6 +29,7 @@ from holdfast.events import NodeProbed, ProbeAdvanced
 from holdfast.events.probe_results import ProbeProgress, ProbeResult, ProbeStage, keep_slowest
 from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_rank
+from holdfast.preflight.checks.storage import checkpoint_folder
 from holdfast.preflight.node_view import NodeView
 from holdfast.preflight.rdma_devices import line_rates_gb_s
 from holdfast.protocol.orders import ProbeNode, StopProbe
@@ -171,13 +172,14 @@ class NodeProbe:
 
 def options(order: ProbeNode, view: NodeView) -> tuple[str, ...]:
     """The probe's deadline, backend and gates; line rates only say something of enough nodes."""
-    deadline = f"--deadline-s={order.deadline_s:g}"
+    deadline, folder = f"--deadline-s={order.deadline_s:g}", checkpoint_folder(view)
+    storage = (f"--storage={folder}",) if folder else ()
     if not order.wanted.gpus:
-        return deadline, "--backend=gloo", f"--share-of-median={CPU_SHARE_OF_MEDIAN:g}"
+        return deadline, "--backend=gloo", f"--share-of-median={CPU_SHARE_OF_MEDIAN:g}", *storage
     rates_gb_s = line_rates_gb_s(view) if len(order.nodes) >= LINE_RATE_NODES else ()
     lane_gb_s = min(sum(rates_gb_s) / len(order.start.ranks), max(rates_gb_s)) if rates_gb_s else 0.0
     least = (f"--least-gb-s={SHARE_OF_LINE_RATE * lane_gb_s:.3g}",) if lane_gb_s else ()
-    return deadline, "--backend=nccl", *least
+    return deadline, "--backend=nccl", *least, *storage
 
 
 async def _kill(ranks: Iterable[_Rank]) -> None:

@@ -37,6 +37,7 @@ NodesOption = Annotated[
 FullOption = Annotated[
     bool, typer.Option("--full", help="Also load GPUs and network of these nodes, and measure them: up to 3 minutes.")
 ]
+MAX_STORAGE_ROWS = 16
 _OUTCOMES = {"passed": ("pass", ""), "failed": ("FAIL", "bold red"), "not-looked-at": ("not looked at", "dim")}
 """The word of each outcome, and its style."""
 
@@ -81,6 +82,8 @@ def check(
             print_rich(_table(reports))
             if reports.probe and reports.probe.all_reduce:
                 print_rich(_rates(reports.probe, reports.line_rate))
+            if reports.probe and reports.probe.storage:
+                print_rich(_storage(reports.probe))
         if shown := (*findings, *_of_nodes(of_nodes)):
             print_rich(render_findings(shown))
         print_text(f"{on}: {'cannot run' if lacking else 'can run'} {loaded.job.name if loaded else 'a job'}")
@@ -145,6 +148,23 @@ def _rates(probe: ProbeResult, expected: str) -> Table:
     for rate in probe.all_reduce:
         figures = (f"{rate.time_s * 1e3:.3g} ms", f"{rate.algorithm_gb_s:.3g}", f"{rate.bus_gb_s:.3g}")
         table.add_row(f"{rate.size_bytes:,} bytes", *figures)
+    return table
+
+
+def _storage(probe: ProbeResult) -> Table:
+    """What the file system of checkpoints gives to each node; of many nodes, to the slowest."""
+    from rich.table import Table
+
+    total = sum(each.write_mb_s for each in probe.storage) / 1e3
+    shown = sorted(probe.storage, key=lambda each: each.write_mb_s)[:MAX_STORAGE_ROWS]
+    of = f"the slowest {len(shown)} of {len(probe.storage)} nodes" if len(shown) < len(probe.storage) else "all nodes"
+    caption = f"{shown[0].folder}, by {of} at once: {total:.3g} GB/s written together"
+    table = Table(box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
+    for heading in ("storage", "write MB/s", "read MB/s", "small write", "files/s"):
+        table.add_column(heading, justify="left" if heading == "storage" else "right")
+    for each in shown:
+        figures = (f"{each.write_mb_s:.3g}", f"{each.read_mb_s:.3g}", f"{each.sync_s * 1e3:.3g} ms")
+        table.add_row(f"node {each.node}", *figures, f"{each.files_per_s:.3g}")
     return table
 
 

@@ -20,6 +20,8 @@ class ProbeStage(StrEnum):
     """Among pairs of nodes."""
     ALL_REDUCE = "all-reduce"
     """Among all nodes that no probe before has named."""
+    STORAGE = "storage"
+    """All nodes write checkpoints' file system at the same time."""
     END = "end"
 
 
@@ -30,6 +32,7 @@ STAGE_TEXT: dict[ProbeStage, str] = {
     ProbeStage.NODE_ALL_REDUCE: "all-reduce within each node",
     ProbeStage.PAIRS: "all-reduce between pairs of nodes",
     ProbeStage.ALL_REDUCE: "all-reduce over all nodes",
+    ProbeStage.STORAGE: "all nodes write to the file system of checkpoints",
     ProbeStage.END: "done",
 }
 
@@ -102,6 +105,21 @@ class PairRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     problem: str = ""
 
 
+class StorageRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the file system of checkpoints gives to a node while all nodes use it."""
+
+    node: int
+    folder: str
+    write_mb_s: float
+    """Until the bytes are on the disk."""
+    read_mb_s: float
+    """What the node has just written: a file system may have it in a cache."""
+    sync_s: float
+    """Median seconds in which a small write reaches the disk."""
+    files_per_s: float
+    """Files that are created, looked up and deleted."""
+
+
 class Located(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What explains the slow and failed pairs."""
 
@@ -162,6 +180,7 @@ class ProbeResult(ProbeLine, frozen=True, kw_only=True, tag="result"):
     node_all_reduce: tuple[NodeAllReduce, ...] = ()
     pairs: tuple[PairRate, ...] = ()
     all_reduce: tuple[AllReduceRate, ...] = ()
+    storage: tuple[StorageRates, ...] = ()
     not_run: tuple[ProbeStage, ...] = ()
     """Stages for which no time was left, or that do not apply."""
 
@@ -181,6 +200,7 @@ def keep_slowest(result: ProbeResult) -> ProbeResult:
         result,
         pairs=tuple([*slowest.values()][:MAX_PAIRS]),
         devices=result.devices[:MAX_DEVICES],
+        storage=tuple(sorted(result.storage, key=lambda each: each.write_mb_s)[:MAX_DEVICES]),
         node_all_reduce=tuple(
             NodeAllReduce(node=each.node, rates=each.rates[-1:]) for each in result.node_all_reduce[:MAX_DEVICES]
         ),

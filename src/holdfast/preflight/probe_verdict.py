@@ -51,6 +51,12 @@ _FINDINGS: Mapping[ProbeStage, Finding] = MappingProxyType(
             remedy="Compare NCCL_* variables, fabric settings and firewalls of all nodes.",
             owner=Owner.CLUSTER,
         ),
+        ProbeStage.STORAGE: Finding(
+            code="probe-storage",
+            what="it cannot write where checkpoints go while the other nodes do",
+            remedy="Look at the mount, its server and its quota from this node: `df`, `mount`, `dmesg`.",
+            owner=Owner.CLUSTER,
+        ),
     }
 )
 """Of each stage that can name a suspect."""

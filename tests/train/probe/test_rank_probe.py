@@ -19,7 +19,8 @@ pytestmark = pytest.mark.slow
 
 def test_healthy_ranks_probe_everything(tmp_path: Path) -> None:
     # The gate is wide open: how even the rates of four ranks on two busy cores are is no property of the probe.
-    printed = run_ranks(tmp_path, {}, "--share-of-median=0.01")
+    (tmp_path / "checkpoints").mkdir()
+    printed = run_ranks(tmp_path, {}, "--share-of-median=0.01", f"--storage={tmp_path / 'checkpoints'}")
     result = printed[0][1]
     assert (result.outcome, result.suspects) == (ProbeOutcome.PASSED, ())
     assert {each.rank for each in result.devices} == {*range(NODES)}
@@ -28,12 +29,16 @@ def test_healthy_ranks_probe_everything(tmp_path: Path) -> None:
     assert [each.size_bytes for each in result.all_reduce] == [8**power for power in range(1, 7)]
     assert not any(each.wrong for each in result.all_reduce)
     assert result.not_run == (ProbeStage.NODE_ALL_REDUCE,)
+    assert [each.node for each in result.storage] == [*range(NODES)]
+    assert all(min(each.write_mb_s, each.read_mb_s, each.sync_s, each.files_per_s) > 0 for each in result.storage)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
     for rank, (progress, own) in printed.items():
         assert [each.stage for each in progress] == [
             ProbeStage.MATMUL,
             ProbeStage.MEMORY,
             *[ProbeStage.PAIRS] * 3,
             ProbeStage.ALL_REDUCE,
+            ProbeStage.STORAGE,
         ]
         assert {each.peer for each in progress} - {None} == {*range(NODES)} - {rank}
         assert own.outcome is ProbeOutcome.PASSED
@@ -42,7 +47,8 @@ def test_healthy_ranks_probe_everything(tmp_path: Path) -> None:
 
 def test_nodes_of_two_ranks_probe_each_lane_and_each_node(tmp_path: Path) -> None:
     result = run_ranks(tmp_path, {}, "--share-of-median=0.01", local=2)[0][1]
-    assert (result.outcome, result.suspects, result.not_run) == (ProbeOutcome.PASSED, (), ())
+    assert (result.outcome, result.suspects) == (ProbeOutcome.PASSED, ())
+    assert result.not_run == (ProbeStage.STORAGE,)
     assert [(each.nodes, each.lane) for each in result.pairs] == [((0, 1), 0), ((0, 1), 1)]
     assert all(each.gb_s for each in result.pairs)
     assert [each.node for each in result.node_all_reduce] == [0, 1]
@@ -60,6 +66,14 @@ def test_one_slow_or_silent_rank_is_located(tmp_path: Path, fault: str) -> None:
     assert not [nodes for _, nodes in suspects if len(nodes) == 1 and nodes != (2,)], result
     assert result.all_reduce or len(suspects) > 1, "the others did not continue"
     assert all(own.outcome is ProbeOutcome.FAILED for _, own in printed.values())
+
+
+def test_nodes_that_cannot_write_checkpoints_are_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    result = run_ranks(tmp_path, {}, "--share-of-median=0.01", f"--storage={gone}", local=2)[0][1]
+    assert {each.stage for each in result.suspects} == {ProbeStage.STORAGE}
+    assert [each.nodes for each in result.suspects] == [(0,), (1,)]
+    assert str(gone) in result.suspects[0].evidence[0]
 
 
 def test_rank_that_never_arrives_is_named(tmp_path: Path) -> None:

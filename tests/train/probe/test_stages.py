@@ -14,6 +14,7 @@ from holdfast.events.probe_results import (
     ProbeOutcome,
     ProbeResult,
     ProbeStage,
+    StorageRates,
 )
 from holdfast.train.probe.pairing import Gates
 from holdfast.train.probe.stages import REPORT_GRACE, SHARES, Report, Schedule, Step
@@ -42,11 +43,16 @@ class Fabric:
     shared: bool = False
     name: str = "GPU"
     dtype: str = "float32"
+    storage: bool = False
     steps: list[Step] = field(default_factory=list)
 
     def run(self, gates: Gates | None = None) -> ProbeResult:
         schedule = Schedule(
-            nodes=self.nodes, ranks_per_node=self.local, deadline_s=DEADLINE_S, gates=gates or Gates()
+            nodes=self.nodes,
+            ranks_per_node=self.local,
+            deadline_s=DEADLINE_S,
+            gates=gates or Gates(),
+            storage=self.storage,
         ).steps()
         step = next(schedule)
         while True:
@@ -90,6 +96,11 @@ class Fabric:
                 if rate is None or peer not in alive:
                     return Report(problem=f"no answer from rank {peer}")
                 return Report(all_reduce=all_reduce(rate))
+            case ProbeStage.STORAGE:
+                rates = StorageRates(
+                    node=node, folder="/data", write_mb_s=900.0, read_mb_s=2e3, sync_s=0.01, files_per_s=1e3
+                )
+                return Report(storage=rates) if rank % self.local == 0 else Report()
             case _:
                 return Report(all_reduce=all_reduce(30.0))
 
@@ -103,7 +114,7 @@ def suspects(result: ProbeResult) -> set[tuple[ProbeStage, tuple[int, ...], tupl
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8])
 def test_healthy_nodes_pass_all_stages_in_order(nodes: int) -> None:
-    fabric = Fabric(nodes=nodes)
+    fabric = Fabric(nodes=nodes, storage=True)
     result = fabric.run()
     assert (result.outcome, result.suspects) == (ProbeOutcome.PASSED, ())
     order = list(ProbeStage)
@@ -113,6 +124,7 @@ def test_healthy_nodes_pass_all_stages_in_order(nodes: int) -> None:
     assert len(result.devices) == nodes * LOCAL
     assert all(each.matmul and each.copy_gb_s for each in result.devices)
     assert result.not_run == (() if nodes > 1 else (ProbeStage.PAIRS, ProbeStage.ALL_REDUCE))
+    assert [each.node for each in result.storage] == [*range(nodes)]
 
 
 @pytest.mark.parametrize("nodes", [2, 8, 64])
@@ -143,12 +155,12 @@ def test_device_slower_than_the_others_is_named_unless_it_is_shared() -> None:
 
 @pytest.mark.parametrize("stage", [each for each in ProbeStage if each is not ProbeStage.END])
 def test_rank_that_stops_answering_is_named_and_the_others_continue(stage: ProbeStage) -> None:
-    fabric = Fabric(nodes=8, dead_from={6: stage})
+    fabric = Fabric(nodes=8, dead_from={6: stage}, storage=True)
     result = fabric.run()
     assert suspects(result) == {(stage, (3,), (6,))}
     last = fabric.steps[-1]
-    assert last.stage is ProbeStage.ALL_REDUCE
-    assert (3 in last.nodes) == (stage is ProbeStage.ALL_REDUCE)
+    assert last.stage is ProbeStage.STORAGE
+    assert (3 in last.nodes) == (stage is ProbeStage.STORAGE)
 
 
 @pytest.mark.parametrize("rate", [None, 4.0])

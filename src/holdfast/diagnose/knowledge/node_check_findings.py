@@ -64,6 +64,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Make the settings equal; open all ports.",
     ),
     (
+        "probe-storage",
+        "This node cannot write to the file system of checkpoints while the other nodes write there too.",
+        "The error in the finding; `df` and `mount` on this node; the file system's own statistics.",
+        "Mount it again, or have its server, quota or network path fixed.",
+    ),
+    (
         "probe-hangs",
         "The processes of a probe could not be killed: the kernel waits for a device.",
         "`dmesg` on this node; `ps -eo pid,stat,wchan,cmd` shows processes in state D.",

@@ -21,6 +21,7 @@ LOW_BYTES = 1 << 30
 """Less free space than this fills up with logs, core files and caches within a run."""
 LOW_FILES = 10_000
 """Fewer free inodes than this are used up by some thousand checkpoint shards, or by one compiler cache."""
+CHECKPOINTS = "checkpoints"
 WRITE_BYTES = 1 << 20
 SLOW_FSYNC_S = 1.0
 """A disk takes some 10 ms, a busy network file system some 100 ms."""
@@ -48,11 +49,16 @@ def disk_space(view: NodeView) -> Iterator[Finding]:
             yield from _room(use)
 
 
+def checkpoint_folder(view: NodeView) -> Path | None:
+    """The nearest folder to that of checkpoints which exists; None if they go to an object store."""
+    return next((use.folder for use in _uses(view) if use.name.startswith(CHECKPOINTS)), None)
+
+
 def _uses(view: NodeView) -> Iterator[_Use]:
     wanted = view.wanted
     checkpoints = LOW_CHECKPOINT_BYTES if wanted.gpus else LOW_BYTES
     for name, path, low_bytes, written in (
-        ("checkpoints", wanted.checkpoints, checkpoints, True),
+        (CHECKPOINTS, wanted.checkpoints, checkpoints, True),
         ("logs", wanted.logs, LOW_BYTES, True),
         ("the folder in which ranks start", wanted.workdir, LOW_BYTES, False),
     ):

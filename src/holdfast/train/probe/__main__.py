@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from threading import Lock, Timer
 from typing import NoReturn
 
@@ -59,6 +60,7 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
         burn_in_s=options.burn_in_s,
         most_bytes=options.most_bytes,
         began=began,
+        folder=options.storage,
     )
     try:
         return _end(_run(probe, options, arrive_s))
@@ -75,6 +77,7 @@ def _run(probe: RankProbe, options: argparse.Namespace, arrive_s: float) -> Prob
         ranks_per_node=place.local_world_size,
         deadline_s=options.deadline_s,
         gates=Gates(share_of_median=options.share_of_median, least_gb_s=options.least_gb_s),
+        storage=options.storage is not None,
     )
     return probe.coordinate(schedule)
 
@@ -93,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a device or pair is slow below this share of the median of the others (default: 0.6)",
     )
     add("--least-gb-s", type=_positive, help="a pair is slow below this rate (default: compare with the others only)")
+    add("--storage", type=Path, metavar="FOLDER", help="measure this folder's file system from all nodes at once")
     return parser
 
 

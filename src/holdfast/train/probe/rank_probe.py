@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import msgspec
 import torch
@@ -23,7 +25,7 @@ from holdfast.events.probe_results import (
 )
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.abortable_call import AbortableCall
-from holdfast.train.probe import mini_model
+from holdfast.train.probe import mini_model, storage
 from holdfast.train.probe.all_reduce import PAIR_BYTES, SWEEP_BYTES, sweep
 from holdfast.train.probe.matmul import burn_in, copy_rate
 from holdfast.train.probe.process_groups import Channel, Connect
@@ -36,6 +38,7 @@ MEASURE_SHARE = 0.6
 MEMORY_SHARE = 0.1
 """Of a device's free memory, or of a node's divided by its ranks: Gloo needs as much again."""
 COPY_S = 1.0
+STORAGE_S = 4.0
 CLOSE_S = 2.0
 """Seconds that a group has to close before the probe abandons it."""
 FAREWELL_S = 2.0
@@ -83,6 +86,8 @@ class RankProbe:
     """Of an all-reduce."""
     began: float
     """Monotonic seconds."""
+    folder: Path | None = None
+    """A folder on the file system of checkpoints; None: there is none."""
     _device_rates: DeviceRates | None = field(default=None, init=False)
 
     def coordinate(self, schedule: Schedule) -> ProbeResult:
@@ -161,6 +166,8 @@ class RankProbe:
                 peer = sum(pair) - place.node
                 lane = [place.ranks_of([node])[place.local_rank] for node in pair]
                 work = self._all_reduces(lane, PAIR_BYTES)
+            case ProbeStage.STORAGE if self.folder is not None and place.local_rank == 0:
+                work = partial(self._measure_storage, self.folder)
             case _:
                 return None
         progress = ProbeProgress(
@@ -184,6 +191,13 @@ class RankProbe:
         rates = msgspec.structs.replace(self._own_device(), copy_gb_s=copy_gb_s, wrong_copies=wrong)
         self._device_rates = rates
         return Report(device=msgspec.structs.replace(rates, matmul=(), mini_model=None))
+
+    def _measure_storage(self, folder: Path, step: Step) -> Report:
+        seconds = min(STORAGE_S, step.deadline_s * MEASURE_SHARE)
+        rates = AbortableCall().run(
+            lambda: storage.measure(folder, self.place.node, seconds), step.deadline_s * WORK_SHARE
+        )
+        return Report(storage=rates)
 
     def _own_device(self) -> DeviceRates:
         shared = self.device.type == "cpu"

@@ -20,6 +20,7 @@ from holdfast.events.probe_results import (
     ProbeResult,
     ProbeStage,
     ProbeSuspect,
+    StorageRates,
 )
 from holdfast.metrics.devices import find_device
 from holdfast.train.probe.pairing import Gates, Pair, below_median, disjoint, locate, pair_rounds, slow_or_failed
@@ -43,6 +44,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     device: DeviceRates | None = None
     all_reduce: tuple[AllReduceRate, ...] = ()
+    storage: StorageRates | None = None
     problem: str = ""
 
 
@@ -54,8 +56,9 @@ SHARES: dict[ProbeStage, float] = {
     ProbeStage.MATMUL: 0.1,
     ProbeStage.MEMORY: 0.05,
     ProbeStage.NODE_ALL_REDUCE: 0.1,
-    ProbeStage.PAIRS: 0.3,  # of all rounds together
+    ProbeStage.PAIRS: 0.25,  # of all rounds together
     ProbeStage.ALL_REDUCE: 0.15,
+    ProbeStage.STORAGE: 0.08,
 }
 """Of the deadline, per stage; the rest is for reports that are late (`REPORT_GRACE`)."""
 SHARE_OF_PEAK = 0.3
@@ -74,6 +77,8 @@ class Schedule:
     ranks_per_node: int
     deadline_s: float
     gates: Gates = field(default_factory=Gates)
+    storage: bool = False
+    """Whether checkpoints have a file system to measure."""
     _present: set[int] = field(default_factory=set[int])
     _absent: set[int] = field(default_factory=set[int])
     _suspects: list[ProbeSuspect] = field(default_factory=list[ProbeSuspect])
@@ -88,10 +93,12 @@ class Schedule:
         within = yield from self._within_nodes()
         pairs = yield from self._pairs()
         over_all = yield from self._over_all()
+        storage = yield from self._storage()
         ran = {
             ProbeStage.NODE_ALL_REDUCE: bool(within),
             ProbeStage.PAIRS: bool(pairs),
             ProbeStage.ALL_REDUCE: bool(over_all),
+            ProbeStage.STORAGE: bool(storage),
         }
         return ProbeResult(
             rank=0,
@@ -102,6 +109,7 @@ class Schedule:
             node_all_reduce=tuple(NodeAllReduce(node=node, rates=rates) for node, rates in within.items()),
             pairs=pairs,
             all_reduce=over_all,
+            storage=storage,
             not_run=tuple(stage for stage, some in ran.items() if not some),
         )
 
@@ -242,6 +250,16 @@ class Schedule:
             evidence = (*sorted(set(problems.values())), *(("a sum is wrong",) if wrong else ()))
             self._suspect(stage, tuple(sorted(self._present)), (*problems, *wrong), evidence)
         return next((report.all_reduce for _, report in sorted(reports.items())), ())
+
+    def _storage(self) -> Generator[Step, Reports, tuple[StorageRates, ...]]:
+        """Names the nodes whose file system refuses; a slow one is no node's fault alone."""
+        if not self.storage or not self._present:
+            return ()
+        reports = yield from self._step(ProbeStage.STORAGE)
+        for rank, report in sorted(reports.items()):
+            if report.problem:
+                self._suspect(ProbeStage.STORAGE, (self._node_of(rank),), (rank,), (report.problem,))
+        return tuple(report.storage for _, report in sorted(reports.items()) if report.storage)
 
     def _suspect(
         self, stage: ProbeStage, nodes: tuple[int, ...], ranks: Iterable[int], evidence: tuple[str, ...]
