@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from holdfast import code_update, controller_client, run_diagnosis
+from holdfast import code_update, controller_client, prune_runs, run_diagnosis
 from holdfast.controller_client import (
     CHECKPOINT,
     POLL_S,
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.preflight.node_reports import NodeReports
+    from holdfast.prune_runs import Leftover
 
 CHECK_RUN = "check"
 """Name of a run that only checks its nodes."""
@@ -398,6 +399,25 @@ def target_runs(target: str, *, base: Path = Path()) -> TargetRuns | None:
     return open_target(spec.kind).find_runs(spec)
 
 
+def prune(
+    target: str, *, older_than_s: float, named: Collection[str] = (), dry_run: bool = False, base: Path = Path()
+) -> tuple[Leftover, ...]:
+    """Delete the folders of runs that are over, or on a target that shows its runs their objects there.
+
+    Without names, of those that ended `older_than_s` ago or earlier. Returns them, and with the reason those that stay.
+    """
+    now = time.time()
+    if target != LOCAL and (there := target_runs(target, base=base)) is not None:
+        known, spec = {run.run for run in there.runs}, _target_spec(target, base)
+        if absent := next((run for run in named if run not in known), None):
+            raise run_not_on_target(absent, target)
+        return prune_runs.prune_objects(spec, there, now=now, older_than_s=older_than_s, named=named, dry_run=dry_run)
+    here = runs()
+    if absent := next((run for run in named if run not in {each.run_id for each in here}), None):
+        raise _no_such_run(absent)
+    return prune_runs.prune_folders(here, now=now, older_than_s=older_than_s, named=named, dry_run=dry_run)
+
+
 def _begun_at(run: RunDir) -> float:
     """When a run was started; 0 for a folder that is not a run. A run whose job file was lost has its log."""
     for path in (run.job, run.events):
@@ -422,10 +442,13 @@ def find_run(prefix: str | None, target: str = LOCAL, *, base: Path = Path()) ->
         raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
     run = _select(prefix, tuple(known))
     if run is None:
-        what, remedy = f"there is no run {prefix!r}", "`holdfast ps` lists them; `--on TARGET` also finds a run that "
-        remedy += "another machine started there."
-        raise failure("run-not-found", what, exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+        raise _no_such_run(prefix)
     return _with_controller(_require_owner(known[run]))
+
+
+def _no_such_run(run: str | None) -> HoldfastError:
+    remedy = "`holdfast ps` lists them; `--on TARGET` also finds a run that another machine started there."
+    return failure("run-not-found", f"there is no run {run!r}", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
 
 
 def _select(prefix: str | None, known: Sequence[str]) -> str | None:

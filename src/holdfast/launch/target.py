@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.rank_env import NodeResources
     from holdfast.launch.target_machines import TargetMachines
-    from holdfast.launch.target_runs import TargetRuns
+    from holdfast.launch.target_runs import TargetRun, TargetRuns
     from holdfast.run_dir import RunDir
 
 
@@ -166,6 +166,10 @@ class Target(Protocol):
 
         Raises HoldfastError if the target does not have the run, or does not show this user all that is needed.
         """
+        ...
+
+    def delete_objects(self, spec: TargetSpec, run: TargetRun) -> None:
+        """Delete what represents a run that is over, with all that it owns; raises HoldfastError if refused."""
         ...
 
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:

@@ -186,6 +186,16 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(
     assert (ended.outcome, ended.exit_code) == (Outcome.SUCCEEDED, 0)
     assert ended.reason.endswith("its log is on the machine that started it")
 
+    def pruned(older_than_s: float, *, dry_run: bool = False) -> list[tuple[str, str]]:
+        found = api.prune("lab", older_than_s=older_than_s, dry_run=dry_run, base=site.folder)
+        return [(each.run, each.kept) for each in found]
+
+    assert pruned(3600) == []
+    assert pruned(0, dry_run=True) == [(run.run_id, "")]
+    assert f"jobset.jobset.x-k8s.io/{run.run_id}" in site.left()
+    assert pruned(0) == [(run.run_id, "")]
+    until(lambda: not site.left(), "all but the claim is gone")
+
 
 LOOKS_AROUND = """
 import os, sys, time

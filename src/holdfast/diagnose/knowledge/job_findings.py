@@ -383,6 +383,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("no-output", "That rank wrote nothing in that attempt.", "`holdfast logs`.", "Choose another rank or attempt."),
     ("no-runs", "There are no runs yet.", "`holdfast ps`.", "holdfast run JOB.yaml"),
     ("run-not-found", "No run has such an id.", "`holdfast ps`.", "Use one that the finding lists."),
+    ("bad-age", "`--older-than` of `holdfast prune` is no age.", "The option.", "Write 30d, 12h or 0m."),
     (
         "run-not-adoptable",
         "A run of another machine has objects on the cluster, but no ConfigMap with its job that this version reads.",

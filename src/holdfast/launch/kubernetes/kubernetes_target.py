@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from holdfast.launch.kubernetes.object_names import ObjectNames
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
-    from holdfast.launch.target_runs import TargetRuns
+    from holdfast.launch.target_runs import TargetRun, TargetRuns
     from holdfast.run_dir import RunDir
 
 
@@ -133,6 +133,12 @@ class KubernetesTarget:
         from holdfast.launch.kubernetes.adopt_run import adopt_run
 
         return adopt_run(spec, run)
+
+    def delete_objects(self, spec: TargetSpec, run: TargetRun) -> None:
+        """Delete the run's object, which owns the others but no volume."""
+        from holdfast.launch.kubernetes.run_list import delete_run
+
+        delete_run(spec, run)
 
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
         """Admission policies of the namespace."""

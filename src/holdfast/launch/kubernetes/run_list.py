@@ -29,6 +29,14 @@ def list_runs(spec: TargetSpec) -> TargetRuns:
         return asyncio.run(read_runs(ClusterClient(context=spec.context, namespace=spec.namespace)))
 
 
+def delete_run(spec: TargetSpec, run: TargetRun) -> None:
+    """Delete a run's object; no-op if it is gone."""
+    kind, _, name = run.where.partition("/")
+    (row,) = (each for each in CATALOG.values() if each.kind.lower() == kind)
+    with as_holdfast_error():
+        asyncio.run(ClusterClient(context=spec.context, namespace=spec.namespace).delete(f"{row.path}/{name}"))
+
+
 async def read_runs(cluster: ClusterClient) -> TargetRuns:
     """The same, of a connected cluster."""
     kinds = tuple(CATALOG.values())

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
+    from holdfast.launch.target_runs import TargetRun
     from holdfast.run_dir import RunDir
 
 
@@ -96,6 +97,9 @@ class LocalTarget:
     def adopt(self, spec: TargetSpec, run: str) -> RunDir:
         """Impossible: a run that has no folder is not there."""
         raise run_not_on_target(run, LOCAL)
+
+    def delete_objects(self, spec: TargetSpec, run: TargetRun) -> None:
+        """Nothing: a run has only its folder."""
 
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
         """Raises HoldfastError: nothing here decides what may run."""
