@@ -158,7 +158,7 @@ def _storage(probe: ProbeResult) -> Table:
     total = sum(each.write_mb_s for each in probe.storage) / 1e3
     shown = sorted(probe.storage, key=lambda each: each.write_mb_s)[:MAX_STORAGE_ROWS]
     of = f"the slowest {len(shown)} of {len(probe.storage)} nodes" if len(shown) < len(probe.storage) else "all nodes"
-    caption = f"{shown[0].folder}, by {of} at once: {total:.3g} GB/s written together"
+    caption = f"{shown[0].folder}, by {of} at the same time: {total:.3g} GB/s written together"
     table = Table(box=None, pad_edge=False, header_style="dim", caption=caption, caption_justify="left")
     for heading in ("storage", "write MB/s", "read MB/s", "small write", "files/s"):
         table.add_column(heading, justify="left" if heading == "storage" else "right")

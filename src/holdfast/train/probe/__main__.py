@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         help="a device or pair is slow below this share of the median of the others (default: 0.6)",
     )
     add("--least-gb-s", type=_positive, help="a pair is slow below this rate (default: compare with the others only)")
-    add("--storage", type=Path, metavar="FOLDER", help="measure this folder's file system from all nodes at once")
+    add("--storage", type=Path, metavar="FOLDER", help="measure this folder's file system from all nodes together")
     return parser
 
 
