@@ -185,3 +185,14 @@ def test_only_pods_of_nodes_keep_off_quarantined_machines() -> None:
     assert "affinity" not in other
     assert gang["spec"]["jobs"][0]["template"]["spec"]["affinity"] == apart
     assert with_machines_excluded(gang, ()) == gang
+
+
+def test_machines_are_excluded_in_each_term_of_the_target_s_node_affinity() -> None:
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
+    preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}
+    affinity = {"nodeAffinity": {required: {"nodeSelectorTerms": zones}, **preferred}}
+    template = {"metadata": {"labels": {"holdfast/part": "node"}}, "spec": {"containers": [{}], "affinity": affinity}}
+    changed = with_machines_excluded({"template": template}, ("m7",))["template"]["spec"]["affinity"]["nodeAffinity"]
+    away = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["m7"]}]}
+    assert changed == {required: {"nodeSelectorTerms": [{**zone, **away} for zone in zones]}, **preferred}

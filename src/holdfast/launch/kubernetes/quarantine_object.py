@@ -24,6 +24,7 @@ PATH = f"{CONFIG_MAPS}/{NAME}"
 KEY, DAMAGED_KEY = "quarantine.json", "damaged"
 ANNOTATION = "holdfast/quarantine"
 """On a machine that a run cordoned: why, and until when later runs avoid it."""
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 MANIFEST: Mapping[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": NAME}}
 
 
@@ -105,13 +106,17 @@ def with_machines_excluded(thing: Mapping[str, Any], machines: Sequence[str]) ->
     changed = copy.deepcopy(dict(thing))
     if machines:
         for spec in _node_pod_specs(changed):
-            spec["affinity"] = {**(spec.get("affinity") or {}), "nodeAffinity": _away_from(machines)}
+            affinity: Mapping[str, Any] = spec.get("affinity") or {}
+            spec["affinity"] = {**affinity, "nodeAffinity": _away_from(machines, affinity.get("nodeAffinity") or {})}
     return changed
 
 
-def _away_from(machines: Sequence[str]) -> Mapping[str, Any]:
+def _away_from(machines: Sequence[str], wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The node affinity that is wanted, without these machines: each of its terms suffices, so each excludes them."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [machine]} for machine in machines]
-    return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{"matchFields": fields}]}}
+    terms: Sequence[Mapping[str, Any]] = wanted.get(_REQUIRED, {}).get("nodeSelectorTerms") or [{}]
+    excluding = [{**term, "matchFields": [*term.get("matchFields", ()), *fields]} for term in terms]
+    return {**wanted, _REQUIRED: {"nodeSelectorTerms": excluding}}
 
 
 def _node_pod_specs(part: Any) -> list[dict[str, Any]]:
