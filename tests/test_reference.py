@@ -42,6 +42,8 @@ OTHER_WORDS = {
     "holdfast-recall",
     "holdfast-quarantine",
     "holdfast-seal",
+    "job-name",
+    "controller-uid",
     "holdfast-staging",
     "holdfast-tidy",
     "per-rank",

@@ -43,6 +43,8 @@ RESERVED_FIELDS: Mapping[str, str] = {
 }
 """Reserved fields and what they will do; rejected, so that no job relies on them."""
 
+NOTHING: Mapping[str, str] = {}
+
 TEXT_PATHS: tuple[Path, ...] = (("env", "*"), ("fabric", "env", "*"), ("command", "*"))
 """Paths where `1e-4` and `1.10` are text, not numbers."""
 
@@ -119,12 +121,21 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise failure("not-text", what, exit_code=ExitCode.INVALID_JOB, where=where, remedy=remedy) from None
 
 
-def validate_model(source: YamlSource, model: type[M], reserved: Mapping[str, str]) -> M | None:
-    """The model that the source describes; None if invalid, with the reasons added to the source's findings."""
+def validate_model(
+    source: YamlSource,
+    model: type[M],
+    *,
+    reserved: Mapping[str, str] = NOTHING,
+    hints: Mapping[str, str] = NOTHING,
+) -> M | None:
+    """The model that the source describes; None if invalid, with the reasons added to the source's findings.
+
+    `reserved` maps planned fields to what they will do, `hints` names that are no fields to the right field.
+    """
     try:
         valid = model.model_validate({} if source.data is None else source.data)
     except ValidationError as error:
-        add_validation_findings(error, model, source, reserved)
+        add_validation_findings(error, model, source, reserved=reserved, hints=hints)
         return None
     return None if source.findings else valid
 
@@ -132,7 +143,7 @@ def validate_model(source: YamlSource, model: type[M], reserved: Mapping[str, st
 def _validate_source(source: YamlSource, overrides: Iterable[str], fabrics: Collection[str]) -> ValidationResult:
     for override in overrides:
         _apply_override(source, override)
-    job = validate_model(source, Job, RESERVED_FIELDS)
+    job = validate_model(source, Job, reserved=RESERVED_FIELDS)
     findings = [*source.all_findings(), *_rule_findings(source, job, fabrics)]
     if any(finding.severity is Severity.ERROR for finding in findings):
         job = None
@@ -221,6 +232,7 @@ def _rule_findings(source: YamlSource, job: Job | None, fabrics: Collection[str]
 def located_in(finding: Finding, source: YamlSource) -> Finding:
     """The finding, with the line of its field if the source contains the field."""
     path: Path = tuple(finding.where.split("."))
+    path = next((known for known in source.locations if dotted_path(known) == finding.where), path)
     place = source.location(path)
     if not place.line:
         return finding  # the source does not contain that field

@@ -27,6 +27,8 @@ ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 NODES_PATTERN = r"^[0-9]{1,6}(\.\.[0-9]{1,6})?$"
 OBJECT_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?(\.[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?){0,3}$"
 QUALIFIED_NAME_PATTERN = r"^([a-z0-9]([-a-z0-9.]{0,100}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$"
+PART_NAME_PATTERN = r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?$"
 MAX_NODES = 100_000
 MIN_LOG_BYTES = 1 << 20
 SIZE_PATTERN = r"^([0-9]{1,12}(?:\.[0-9]{1,6})?) ?([KMGTP]i?)?B?$"
@@ -36,6 +38,8 @@ PATTERN_TEXT: Mapping[str, str] = {
     ENV_NAME_PATTERN: "letters, digits and underscores, not starting with a digit",
     OBJECT_NAME_PATTERN: "lower-case letters, digits, hyphens and dots, as names of Kubernetes objects do, at most 63",
     QUALIFIED_NAME_PATTERN: "a prefix such as `nvidia.com/`, and letters, digits, hyphens, underscores and dots",
+    PART_NAME_PATTERN: "lower-case letters, digits and hyphens, at most 63",
+    LABEL_VALUE_PATTERN: "letters, digits, hyphens, underscores and dots, at most 63, as label values do",
 }
 """Each pattern in plain English, for messages."""
 

@@ -17,13 +17,11 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
 from holdfast.job.isolation import Isolation
 from holdfast.job.loader import located_in, read_text, validate_model
-from holdfast.job.spec import OBJECT_NAME_PATTERN, QUALIFIED_NAME_PATTERN, Bytes, Count, Model, NonEmpty, Number
+from holdfast.job.pod_settings import ObjectName, PodSettings, QualifiedName
+from holdfast.job.spec import Bytes, Count, Model, NonEmpty, Number
 from holdfast.job.target_files import LOCAL, known_targets, target_file
 from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, parse, printable
-
-ObjectName = Annotated[str, Field(pattern=OBJECT_NAME_PATTERN)]
-QualifiedName = Annotated[str, Field(pattern=QUALIFIED_NAME_PATTERN)]
 
 
 class CodeDelivery(StrEnum):
@@ -170,10 +168,14 @@ class TargetSpec(Model):
     """Kubernetes: labels that a machine must have."""
     tolerations: tuple[Toleration, ...] = ()
     """Kubernetes: node taints that the pods tolerate."""
+    pod: PodSettings = PodSettings()
+    """Kubernetes: what the run's pods have in addition, such as labels, volumes, or a patch."""
     controller: ControllerPod = ControllerPod()
     """Kubernetes: the controller's pod: image, resources, and scheduling."""
     service_account: ObjectName | None = None
     """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
+    ttl_s: Annotated[Count, Field(ge=60, le=2**31 - 1)] = 86_400
+    """Kubernetes: seconds for which a finished run's objects stay, for inspection; TrainJobs stay until deleted."""
     fabric: NonEmpty | None = None
     """What `fabric: auto` means on this target; none means the default of its kind, `tcp` locally."""
     checkpoint_root: NonEmpty | None = None
@@ -182,6 +184,38 @@ class TargetSpec(Model):
     """Cluster targets: the resource name of a GPU."""
     template: ManifestTemplate = ManifestTemplate.DEMO
     """Cluster targets: `demo` for a small test cluster, `production` for a shared one."""
+
+
+NAMES_IN_KUBERNETES: Mapping[str, str] = {
+    "labels": "pod.labels",
+    "annotations": "pod.annotations",
+    "imagePullPolicy": "pod.pull_policy",
+    "serviceAccountName": "pod.service_account",
+    "runtimeClassName": "pod.runtime_class",
+    "schedulerName": "pod.scheduler",
+    "resourceClaims": "pod.resource_claims",
+    "volumes": "pod.volumes",
+    "volumeMounts": "pod.volumes",
+    "envFrom": "pod.env_from",
+    "ephemeralStorage": "pod.ephemeral_storage",
+    "patch": "pod.patch",
+    "affinity": "pod.patch.spec.affinity",
+    "topologySpreadConstraints": "pod.patch.spec.topologySpreadConstraints",
+    "containers": "pod.patch.spec.containers",
+    "initContainers": "pod.patch.spec.initContainers",
+    "init_containers": "pod.patch.spec.initContainers",
+    "sidecars": "pod.patch.spec.initContainers",
+    "hostIPC": "pod.patch.spec.hostIPC",
+    "host_ipc": "pod.patch.spec.hostIPC",
+    "dnsConfig": "pod.patch.spec.dnsConfig",
+    "securityContext": "pod.patch.spec.securityContext",
+    "nodeSelector": "node_selector",
+    "priorityClassName": "priority_class",
+    "imagePullSecrets": "image_pull_secrets",
+    "runAsUser": "user",
+    "ttlSecondsAfterFinished": "ttl_s",
+}
+"""Names of Kubernetes' fields, or close to them, and the field of a target that sets each."""
 
 
 def find_target(
@@ -207,7 +241,7 @@ def find_target(
 def read_target(path: Path, *, fabrics: Collection[str] = (), kinds: Collection[str] = ()) -> TargetSpec:
     """The target that a file describes; raises HoldfastError with every problem."""
     source = parse(read_text(path), printable(str(path)))
-    target = validate_model(source, TargetSpec, reserved={})
+    target = validate_model(source, TargetSpec, hints=NAMES_IN_KUBERNETES)
     if target is not None:
         if kinds and target.kind not in kinds:
             source.findings.append(

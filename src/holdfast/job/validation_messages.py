@@ -9,6 +9,7 @@ import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -57,6 +58,8 @@ MESSAGES: Mapping[str, MessageTemplate] = {
         code="bad-size", what="{message}", remedy="Use K, M, G, T, P or Ki, Mi, Gi, Ti, Pi, or plain bytes."
     ),
     "bad-secret": MessageTemplate(code="bad-secret", what="{message}", remedy="Write `NAME: {{env: VARIABLE}}`."),
+    "bad-path": MessageTemplate(code="bad-path", what="{message}"),
+    "bad-volume": MessageTemplate(code="bad-volume", what="{message}", remedy="Name one of them."),
     "bad-command": MessageTemplate(code="bad-command", what="{message}", remedy="write the command as a list of words"),
 }
 """Error types with underscores are pydantic's; those with hyphens are raised in spec.py."""
@@ -65,9 +68,17 @@ _OTHER = MessageTemplate(code="bad-value", what="cannot be {found}")
 
 
 def add_validation_findings(
-    error: ValidationError, model: type[BaseModel], source: YamlSource, reserved: Mapping[str, str]
+    error: ValidationError,
+    model: type[BaseModel],
+    source: YamlSource,
+    *,
+    reserved: Mapping[str, str],
+    hints: Mapping[str, str],
 ) -> None:
-    """Add one finding per invalid value to the source; `reserved` maps planned fields to what they will do."""
+    """Add one finding per invalid value to the source.
+
+    `reserved` maps planned fields to what they will do, `hints` names that are no fields to the right field.
+    """
     details = error.errors(include_url=False, include_input=True)
     inside = {detail["loc"][:-1] for detail in details}
     for detail in details:
@@ -77,7 +88,7 @@ def add_validation_findings(
         if source.is_invalid(path) or (detail["type"] == "too_short" and path in inside):
             continue  # already reported; pydantic also calls a list too short if one of its items is invalid
         if detail["type"] == "extra_forbidden":
-            source.add_finding(path, lambda path=path: _unknown_field(path, model, source, reserved))
+            source.add_finding(path, lambda path=path: _unknown_field(path, model, source, reserved, hints))
         else:
             source.add_finding(path, lambda path=path, detail=detail: _invalid_value(path, detail, source))
 
@@ -108,7 +119,9 @@ def finding_at(place: SourceLocation, path: Path, *, code: str, what: str, remed
     return Finding(code=code, what=what, where=place.where, evidence=evidence, remedy=remedy)
 
 
-def _unknown_field(path: Path, model: type[BaseModel], source: YamlSource, reserved: Mapping[str, str]) -> Finding:
+def _unknown_field(
+    path: Path, model: type[BaseModel], source: YamlSource, reserved: Mapping[str, str], hints: Mapping[str, str]
+) -> Finding:
     place = source.location(path)
     name = dotted_path(path)
     if name in reserved:
@@ -116,7 +129,7 @@ def _unknown_field(path: Path, model: type[BaseModel], source: YamlSource, reser
         return finding_at(place, path, code="not-supported", what=what, remedy="Remove it.")
     siblings = _fields_at(model, path[:-1])
     key = printable(str(path[-1]), 60)
-    remedy = suggest(key, siblings) or _suggest_group(key, model)
+    remedy = f"Write it as `{hints[key]}`." if key in hints else suggest(key, siblings) or _suggest_group(key, model)
     if not remedy:
         remedy = f"Remove it; fields here are {', '.join(siblings)}."
     return finding_at(place, path, code="unknown-field", what=f"`{name}` is not a field", remedy=remedy)
@@ -144,10 +157,16 @@ def _fields_at(model: type[BaseModel], path: Path) -> list[str]:
     for key in path:
         if _is_model(here):
             field = here.model_fields.get(str(key))
-            here = field.annotation if field else None
+            here = _without_none(field.annotation) if field else None
         else:
-            here = next(iter(get_args(here)[1:]), None)
+            here = next((each for each in reversed(get_args(here)) if each is not ...), None)
     return list(here.model_fields) if _is_model(here) else []
+
+
+def _without_none(annotation: Any) -> Any:
+    """`X` of `X | None`; another annotation as it is."""
+    members = [each for each in get_args(annotation) if each is not NoneType]
+    return members[0] if len(members) == 1 and len(members) < len(get_args(annotation)) else annotation
 
 
 def _is_model(annotation: Any) -> bool:

@@ -35,6 +35,58 @@ TORCHRUN: Mapping[str, Any] = {"launch": "per-node", "command": ["torchrun", "tr
 
 MPIRUN: Mapping[str, Any] = {"launch": "mpi", "command": ["mpirun", "python", "train.py"], "env": {"LEVEL": "2"}}
 
+POD: Mapping[str, Any] = {
+    "labels": {"team": "ml"},
+    "annotations": {"sidecar.istio.io/inject": "false"},
+    "pull_policy": "Always",
+    "service_account": "trainers",
+    "runtime_class": "nvidia",
+    "scheduler": "bin-packing",
+    "resource_claims": [{"name": "imex", "template": "imex-channel"}],
+    "volumes": [
+        {"name": "data", "mount": "/data", "read_only": True, "claim": "datasets"},
+        {"name": "ca", "mount": "/etc/ssl/team", "secret": "team-ca"},
+        {"name": "config", "mount": "/etc/team", "config_map": "team"},
+        {"name": "nvme", "mount": "/nvme", "ephemeral": {"size": "1TiB", "storage_class": "local"}},
+        {"name": "tokenizer", "mount": "/tokenizer", "image": "registry.example/tokenizer:1"},
+    ],
+    "env_from": {"config_maps": ["proxy"], "secrets": ["object-store"]},
+    "ephemeral_storage": "200GiB",
+    "patch": {
+        "metadata": {"annotations": {"team.example/cost-centre": "42"}},
+        "spec": {
+            "tolerations": [{"operator": "Exists"}],
+            "topologySpreadConstraints": [
+                {
+                    "topologyKey": "topology.kubernetes.io/zone",
+                    "maxSkew": 1,
+                    "whenUnsatisfiable": "ScheduleAnyway",
+                    "labelSelector": {"matchLabels": {"team": "ml"}},
+                }
+            ],
+            "initContainers": [
+                {
+                    "name": "shipper",
+                    "image": "registry.example/shipper:1",
+                    "restartPolicy": "Always",
+                    "volumeMounts": [{"name": "spool", "mountPath": "/spool"}],
+                    "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+                }
+            ],
+            "containers": [
+                {
+                    "name": "node",
+                    "env": [{"name": "SPOOL", "value": "/spool"}],
+                    "ports": [{"name": "metrics", "containerPort": 9400}],
+                    "volumeMounts": [{"name": "spool", "mountPath": "/spool"}],
+                }
+            ],
+            "volumes": [{"name": "spool", "emptyDir": {"sizeLimit": "1Gi"}}],
+        },
+    },
+}
+"""A target's `pod` with every field, except for a hostPath, which Pod Security's `restricted` refuses."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
@@ -105,6 +157,7 @@ CASES: Mapping[str, Case] = {
     "mpijob-tcp": Case(job=MPIRUN, target={"agent": False}),
     "mpijob-rdma-shared": Case(job={**MPIRUN, "fabric": "rdma-shared"}, target={"agent": False, "user": 0}),
     "jobset-tcp-mpi": Case(job=MPIRUN),
+    "jobset-pod": Case(target={"pod": POD, "ttl_s": 3600}),
     "jobset-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, target={"agent": False}),
 }
 

@@ -194,6 +194,22 @@ def test_controllers_own_needs_count_in_the_namespaces_quota() -> None:
     assert found(replace(GOOD, resource_quotas=[quota]), alone) == {}
 
 
+def test_field_of_the_patch_that_the_api_server_does_not_know_is_reported_once() -> None:
+    patch = {"spec": {"dnsConfig": {"nameserverss": ["10.0.0.1"]}}}
+    pods = (
+        '400 Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.dnsConfig.{}"'
+    )
+    owner = '400 JobSet: strict decoding error: unknown field "spec.replicatedJobs[0].template.spec.dnsConfig.{}"'
+    known, other = (
+        replace(GOOD, rejections=[owner.format(name)], pod_rejections=[pods.format(name)])
+        for name in ("nameserverss", "searchess")
+    )
+    findings = found(known, Case(target={"pod": {"patch": patch}}))
+    assert set(findings) == {"unknown-field"}
+    assert findings["unknown-field"].where == "target.pod.patch.spec.dnsConfig.nameserverss"
+    assert set(found(other, Case(target={"pod": {"patch": patch}}))) == {"manifest-refused"}
+
+
 def test_names_that_pods_rely_on_are_looked_for() -> None:
     case = CASES["jobset-rdma-shared"]
     offers = {"rdma/hca_shared_devices_a": "63"}

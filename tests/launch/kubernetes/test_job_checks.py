@@ -178,6 +178,26 @@ def test_mpijob_says_what_its_image_must_have_and_a_jobset_asks_for_nothing() ->
     assert "image-needs-ssh" not in found(CASES["jobset-tcp-mpi"].job, CASES["jobset-tcp-mpi"].target)
 
 
+@pytest.mark.parametrize(
+    ("resource", "job", "words"),
+    [
+        ("nvidia.com/mig-1g.10gb", {}, "no P2P"),
+        ("nvidia.com/gpu.shared", {"nodes": 2, "gpus_per_node": 1}, "Duplicate GPU"),
+        ("nvidia.com/gpu.shared", {"nodes": 1, "gpus_per_node": 1}, ""),
+        ("nvidia.com/gpu.shared", {"gpus_per_node": 0}, ""),
+        ("amd.com/gpu", {}, ""),
+    ],
+)
+def test_part_of_a_gpu_is_warned_of_when_there_are_several_ranks(
+    resource: str, job: Mapping[str, Any], words: str
+) -> None:
+    finding = found(job, {"gpu_resource": resource}).get("gpu-shared")
+    assert (finding is not None) == bool(words)
+    if finding:
+        assert (finding.severity, finding.where) == (Severity.WARNING, "target.gpu_resource")
+        assert words in finding.what
+
+
 def test_root_may_lock_memory() -> None:
     assert "memory-lock" not in found({"fabric": "rdma-shared"}, {"user": 0})
 
@@ -265,7 +285,7 @@ def test_role_shown_in_the_page_allows_what_any_controller_needs(
     workload: str, volume: Mapping[str, str] | None
 ) -> None:
     page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
-    account, role, binding = yaml.safe_load_all(_shown(page)[1])
+    account, role, binding = yaml.safe_load_all(next(each for each in _shown(page) if "kind: ServiceAccount" in each))
     assert (account["kind"], binding["roleRef"]["name"]) == ("ServiceAccount", role["metadata"]["name"])
     assert binding["subjects"][0]["name"] == account["metadata"]["name"]
     allowed = {

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
+from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, POD, Case, render_context
 from tests.launch.kubernetes.test_collect_inventory import await_rights
 
 from holdfast.errors import HoldfastError
 from holdfast.events import Outcome
+from holdfast.fabric.catalog import CATALOG
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller, scale_to_zero
 from holdfast.launch.kubernetes.incluster.kubernetes_backend import KubernetesBackend
+from holdfast.launch.kubernetes.manifests.pod_patch import MERGE_KEYS
 from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_yaml
+from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
+from holdfast.launch.kubernetes.preflight.pod_patch_checks import CONTAINER_FIELDS, POD_FIELDS
 from holdfast.run_dir import RunDir
 from lab import Lab
 
@@ -76,11 +81,85 @@ def refused(lab: Lab, *words: str, text: str | None = None) -> str:
     return done.stderr
 
 
+WITH_POD = {
+    "trainjob-sriov-no-agent": POD,
+    "pytorchjob-tcp": POD,
+    "mpijob-tcp": {**POD, "env_from": {}},
+}
+"""Cases that get the target's `pod` of the case `jobset-pod`, so that every kind of object has it."""
+
+
 def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
-    renderings = [rendered(name, namespace) for name in CASES]
+    more = {name: {"pod": WITH_POD[name]} if name in WITH_POD else {} for name in CASES}
+    renderings = [rendered(name, namespace, **place) for name, place in more.items()]
     answer = create(lab, *renderings, judged_only=True)
     rest = [each for rendering in renderings for each in (rendering.owner, *rendering.owned)]
     assert answer.count("created (server dry run)") == len(rest)
+
+
+LEVELS = ("restricted", "baseline", "privileged")
+LEVEL = {
+    "jobset-pod": "restricted",
+    "mpijob-tcp": "restricted",
+    "jobset-tcp-bare": "baseline",
+    "mpijob-rdma-shared": "privileged",
+}
+"""The strictest level of Pod Security that admits a case's pods; those of fabrics are in the page."""
+CHANGED = {"jobset-tcp-bare": {"user": 0}, "jobset-pod": {"pod": {**POD, "runtime_class": None}}}
+"""What is another target's: root, and a pod without a RuntimeClass, which must exist."""
+
+
+def test_pod_security_admits_the_pods_of_each_fabric_at_the_level_that_the_page_names(lab: Lab, namespace: str) -> None:
+    lab.kubectl("create", "-n", namespace, "serviceaccount", "trainers")
+    page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
+    of_fabrics = {
+        name: row["level"]
+        for row in re.finditer(r"^\| (?P<fabrics>`.*`) \| `(?P<level>\w+)` \|", page, re.MULTILINE)
+        if row["level"] in LEVELS
+        for name in re.findall(r"[\w-]+", row["fabrics"])
+    }
+    assert of_fabrics.keys() == CATALOG.keys()
+    cases = CASES | FABRIC_CASES
+    more = {"namespace": namespace, "priority_class": None}
+    asked = {
+        name: render_context(
+            Case(job={**case.job, "name": name}, target={**case.target, **more, **CHANGED.get(name, {})})
+        )
+        for name, case in cases.items()
+        if name in {*LEVEL, *of_fabrics}
+    }
+    pods = {name: pods_of(ctx, render(ctx).objects) for name, ctx in asked.items()}
+    found: dict[str, str] = {}
+    for level in LEVELS:
+        lab.kubectl("label", "namespace", namespace, f"pod-security.kubernetes.io/enforce={level}", "--overwrite")
+        left = [pod for name in pods.keys() - found.keys() for pod in pods[name]]
+        rejected = pods_that_pod_security_rejects(lab, left)
+        for name in pods.keys() - found.keys():
+            if not rejected & {pod["metadata"]["name"] for pod in pods[name]}:
+                found[name] = level
+    assert found == LEVEL | of_fabrics
+
+
+def pods_that_pod_security_rejects(lab: Lab, pods: list[dict[str, Any]]) -> set[str]:
+    """Names of the pods that a dry run does not admit."""
+    command = lab.kubectl_command("create", "--dry-run=server", "-f", "-")
+    done = subprocess.run(command, input=to_yaml(pods), capture_output=True, text=True, check=False, timeout=WITHIN_S)
+    names = set(re.findall(r'pods "([^"]+)" is forbidden: violates PodSecurity', done.stderr))
+    assert len(names) == len(done.stderr.splitlines()), done.stderr
+    assert done.stdout.count("created") == len(pods) - len(names)
+    return names
+
+
+def test_patches_merge_by_the_keys_of_the_api_server_and_know_its_fields(lab: Lab) -> None:
+    schemas = json.loads(lab.kubectl("get", "--raw", "/openapi/v3/api/v1"))["components"]["schemas"]
+    pod, container = (schemas[f"io.k8s.api.core.v1.{kind}"]["properties"] for kind in ("PodSpec", "Container"))
+    assert (set(pod), set(container)) == (POD_FIELDS, CONTAINER_FIELDS)
+    lists = {("spec", name): field for name, field in pod.items()}
+    for of in ("containers", "initContainers"):
+        lists |= {("spec", of, name): field for name, field in container.items()}
+    key = "x-kubernetes-patch-merge-key"
+    merged = {fields: field[key] for fields, field in lists.items() if key in field}
+    assert merged == {**MERGE_KEYS, ("spec", "ephemeralContainers"): "name"}
 
 
 @pytest.mark.parametrize(

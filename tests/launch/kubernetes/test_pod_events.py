@@ -16,7 +16,8 @@ from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 def pod(node: int, state: dict[str, Any], *, restarts: int = 0, remade: int = 0, **labels: str) -> dict[str, Any]:
     index = {"batch.kubernetes.io/job-completion-index": str(node), pod_events.RESTART_LABEL: str(remade)}
-    status = {"containerStatuses": [{"state": state, "restartCount": restarts}]}
+    sidecar: dict[str, Any] = {"name": "istio", "state": {"running": {}}, "restartCount": 7}
+    status = {"containerStatuses": [sidecar, {"name": "node", "state": state, "restartCount": restarts}]}
     return {"metadata": {"name": f"pod-{node}", "labels": index | labels}, "status": status}
 
 

@@ -250,6 +250,45 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Create it, or name another.",
     ),
     (
+        "reserved-key",
+        "The target's `pod` sets a label or annotation that holdfast or an operator sets itself.",
+        "The finding names who sets it.",
+        "Remove it; for queues and placement use the fields of the job and the target.",
+    ),
+    (
+        "pod-patch-refused",
+        "The target's `pod.patch` would change what holdfast renders, and runs rely on.",
+        "The finding names the line; `holdfast render` shows what is rendered.",
+        "Use the field that the finding names, or give what you add another name.",
+    ),
+    (
+        "pod-patch-loosens-security",
+        "The target's `pod.patch` gives the nodes' pods rights that Pod Security's level `restricted` refuses.",
+        "`holdfast check --on TARGET` submits the pods as a dry run.",
+        "Use a namespace that allows it, or remove the line.",
+    ),
+    (
+        "sidecar-keeps-pod",
+        "The target's `pod.patch` adds a container. A pod ends when all its containers have ended, so the run waits "
+        "for that container after its ranks have ended.",
+        "`kubectl get pods`: it shows 1/2 ready.",
+        "Write it under `initContainers` with `restartPolicy: Always`; Kubernetes then stops it after the others.",
+    ),
+    (
+        "gpu-shared",
+        "The target's `gpu_resource` is a part (MIG) or a share (time-slicing, MPS) of a GPU, and the job has several "
+        "ranks. NCCL refuses two ranks on one GPU; parts of a GPU have no P2P.",
+        "`kubectl describe node` lists the resources of a machine; NCCL logs `Duplicate GPU detected`.",
+        "Set a whole GPU as `gpu_resource`, or train with one rank. NCCL versions with experimental MIG support need "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 for two parts of one GPU.",
+    ),
+    (
+        "volume-clash",
+        "A volume in the target's `pod.volumes` has a name or a path that holdfast uses, or is the shared volume.",
+        "The finding names it.",
+        "Choose another name or path; show ranks more of the shared volume with `volume.folders`.",
+    ),
+    (
         "webhook-down",
         "An admission webhook for this kind of object does not answer, so nothing can be created.",
         "`kubectl get pods -A` for its operator.",

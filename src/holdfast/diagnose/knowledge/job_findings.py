@@ -52,6 +52,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("bad-value", "The field does not accept this value.", "The finding lists the accepted values.", "Choose one."),
     (
+        "bad-path",
+        "A path that must be absolute is relative, or has characters that Kubernetes refuses.",
+        "The line in the finding.",
+        "Write it as /folder/folder.",
+    ),
+    (
+        "bad-volume",
+        "A volume in the target's `pod.volumes` has no source, or several.",
+        "The line in the finding.",
+        "Name one of claim, secret, config_map, host_path, ephemeral or image.",
+    ),
+    (
         "bad-size",
         "An amount of memory has the wrong format.",
         "The line in the finding.",

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError, require_extra
 from holdfast.fabric.catalog import resolve
+from holdfast.findings import Severity
 from holdfast.job.run_spec import CodeArchive, RunSpec
 from holdfast.job.spec import CheckLevel, Checks, Job, OnFallback
 from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
@@ -22,6 +23,8 @@ from holdfast.launch.secret_values import missing_secrets, read_secrets
 from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target, refuse_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.findings import Finding
     from holdfast.job.backend import Backend
     from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -46,9 +49,10 @@ class KubernetesTarget:
     def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
         """The same and what the cluster lacks, asked as this user."""
         known = self.check(wanted)
+        of_target = tuple(_located(each, wanted) for each in _target_findings(wanted))
         if for_any_job:
-            known = tuple(each for each in known if each.code == "checkpoint-not-shared")
-        if any(each.code == "no-image" for each in known):
+            known = of_target
+        if any(each.code == "no-image" for each in known) or any(each.severity is Severity.ERROR for each in of_target):
             return known
         _require_client()
         from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
@@ -58,7 +62,7 @@ class KubernetesTarget:
         context = _context(wanted, None)
         with as_holdfast_error():
             seen = collect_inventory(context)
-        return (*known, *check_cluster(context, seen))
+        return (*known, *(_located_in_target(each, wanted) for each in check_cluster(context, seen)))
 
     def render(self, wanted: Submission) -> Rendered:
         """The run's objects."""
@@ -180,12 +184,30 @@ def _manifest_findings(wanted: Submission) -> tuple[Finding, ...]:
     return (*wanted.job_findings(), *(_located(finding, wanted) for finding in on_cluster))
 
 
+def _target_findings(wanted: Submission) -> Iterator[Finding]:
+    """Those that every job on the target gets, because they are about its pods or its volume."""
+    from holdfast.launch.kubernetes.preflight.job_checks import check_job_on_cluster
+    from holdfast.launch.kubernetes.preflight.pod_checks import POD
+
+    for each in check_job_on_cluster(_context(wanted, None)):
+        if each.where.startswith(POD) or each.code == "checkpoint-not-shared":
+            yield each
+
+
 def _located(finding: Finding, wanted: Submission) -> Finding:
     """The finding with its line in the job's file, or for a field of the target in the target's."""
-    from holdfast.launch.kubernetes.preflight.job_checks import TARGET_PREFIX
+    from holdfast.launch.kubernetes.preflight.pod_checks import TARGET_PREFIX
+
+    of_target = finding.where.startswith(TARGET_PREFIX)
+    return _located_in_target(finding, wanted) if of_target else wanted.loaded.located(finding)
+
+
+def _located_in_target(finding: Finding, wanted: Submission) -> Finding:
+    """The finding with its line in the target's file, if it is about a field of the target."""
+    from holdfast.launch.kubernetes.preflight.pod_checks import TARGET_PREFIX
 
     if not finding.where.startswith(TARGET_PREFIX):
-        return wanted.loaded.located(finding)
+        return finding
     of_target = replace(finding, where=finding.where.removeprefix(TARGET_PREFIX))
     return located_in_target(of_target, wanted.target, start=wanted.base, environ=os.environ)
 

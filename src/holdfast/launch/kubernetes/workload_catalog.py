@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from holdfast.job.targets import Workload
+from holdfast.launch.kubernetes.object_names import NODE
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -40,6 +41,8 @@ class WorkloadKind:
     operator: str
     """Name of the operator's Deployment, as published."""
     node_labels: NodeLabels
+    container: str = NODE
+    """Name of the container with the ranks."""
     command_labels: NodeLabels | None = None
     """The labels of pods that run the user's command instead of an agent, if they differ."""
     job_per_node: bool = False
@@ -97,6 +100,7 @@ CATALOG: Mapping[Workload, WorkloadKind] = {
         node_labels=NodeLabels(
             label="training.kubeflow.org/replica-index", offset_label=("training.kubeflow.org/replica-type", "worker")
         ),
+        container="pytorch",
         failed_status={"completionTime": "{at}"},
     ),
     Workload.MPIJOB: WorkloadKind(
@@ -105,6 +109,7 @@ CATALOG: Mapping[Workload, WorkloadKind] = {
         version="v2beta1",
         operator="mpi-operator",
         node_labels=NodeLabels(label="training.kubeflow.org/replica-index"),
+        container="worker",
     ),
 }
 

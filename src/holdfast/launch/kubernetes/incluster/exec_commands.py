@@ -36,8 +36,6 @@ CHUNK_BYTES = 1 << 18
 MAX_LOG_BYTES = 64 << 20
 """A reader that has nothing of a rank's log gets at most this much of its end; a hole in the reader's file marks the
 dropped part. A multiple of every file system's block size."""
-RETENTION_S = 86_400
-"""Seconds that a finished run's objects are kept for inspection."""
 
 SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
 """Files of a run's folder that are sent; the reader accepts no others."""

@@ -22,13 +22,14 @@ from holdfast.host.files import atomic_write
 from holdfast.host.process_limits import receive_signals
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
-from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
 from holdfast.launch.kubernetes.object_names import CODE_KEY
 from holdfast.run_dir import RunDir
 
 ANY_ADDRESS = "0.0.0.0"
 """Nodes connect over the network; the run's NetworkPolicy restricts which."""
 POLL_S = 0.2
+SYNC_WAIT_S = 86_400
+"""Longest time for which the pod stays when the run is over, so that the mirror can fetch the log."""
 
 
 def main() -> None:
@@ -52,7 +53,7 @@ def main() -> None:
         if supervise(folder, agents, clients, lock) == ExitCode.SUPERSEDED:
             _log_line("another pod is this run's controller by now; this one leaves its folder and its objects alone.")
         else:
-            _answer_probes(agents, RETENTION_S, folder.synced.exists)
+            _answer_probes(agents, SYNC_WAIT_S, folder.synced.exists)
             folder.control_socket.unlink(missing_ok=True)
             _scale_to_zero(folder.run_id)
         _answer_probes(agents, math.inf, lambda: False)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.launch.kubernetes.manifests.pod_additions import pod_metadata
 from holdfast.launch.kubernetes.manifests.pod_template import (
     container_security_context,
-    format_cores,
-    format_quantity,
     home_volume,
     pod_security_context,
     tolerations,
 )
+from holdfast.launch.kubernetes.manifests.quantities import format_cores, format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import whole_volume
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
@@ -64,7 +64,7 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "replicas": Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
             "selector": names.selector(CONTROLLER),
             "template": {
-                "metadata": {"labels": names.labels(CONTROLLER)},
+                "metadata": pod_metadata(ctx, CONTROLLER),
                 "spec": {
                     "serviceAccountName": target.service_account or names.controller,
                     "automountServiceAccountToken": Commented(
@@ -114,6 +114,7 @@ def _container(ctx: RenderContext) -> YamlValue:
     return {
         "name": CONTROLLER,
         "image": own.image or ctx.job.image,
+        "imagePullPolicy": ctx.target.pod.pull_policy,
         "command": [
             "python",
             "-m",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
 from holdfast.launch.kubernetes.manifests.agent_container import agent_container
 from holdfast.launch.kubernetes.manifests.command_container import command_container, jobset_rank_env
 from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, pod_template
@@ -38,9 +37,7 @@ def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
         {
             "suspend": suspended(ctx),
             "network": RENDEZVOUS_NETWORK,
-            "ttlSecondsAfterFinished": Commented(
-                RETENTION_S, "Kept for a day for inspection, then deleted with all that it owns."
-            ),
+            "ttlSecondsAfterFinished": time_to_live(ctx),
             **(_with_agent(ctx) if ctx.target.agent else _without_agent(ctx)),
         },
     )
@@ -55,6 +52,11 @@ def owner(ctx: RenderContext, spec: YamlValue) -> Mapping[str, YamlValue]:
         NODES_ANNOTATION: Commented(str(ctx.job.nodes.max), "`holdfast ps --on` shows both on any machine."),
     }
     return ctx.manifest(kind.api_version, kind.kind, ctx.names.name, labels=labels, annotations=annotations, spec=spec)
+
+
+def time_to_live(ctx: RenderContext) -> YamlValue:
+    """How long a finished run's objects stay."""
+    return Commented(ctx.target.ttl_s, "Kept for inspection, then deleted with all that it owns.")
 
 
 def suspended(ctx: RenderContext) -> YamlValue:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
+from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests.command_container import command_container, command_env
-from holdfast.launch.kubernetes.manifests.jobset import owner, suspended
+from holdfast.launch.kubernetes.manifests.jobset import owner, suspended, time_to_live
 from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, helper_pod_template, pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue, to_plain
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-LAUNCHER, WORKER = "launcher", "worker"
+LAUNCHER, WORKER = "launcher", CATALOG[Workload.MPIJOB].container
 MPI_HOME = "/home/mpiuser"
 """Home folder, in mpi-operator's published images, with the configuration of a non-root sshd."""
 
@@ -37,9 +38,7 @@ def mpijob(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "runPolicy": {
                 "suspend": suspended(ctx),
                 "cleanPodPolicy": Commented("Running", "sshd never exits by itself."),
-                "ttlSecondsAfterFinished": Commented(
-                    RETENTION_S, "Kept for a day for inspection, then deleted with all that it owns."
-                ),
+                "ttlSecondsAfterFinished": time_to_live(ctx),
                 "backoffLimit": Commented(
                     job.recovery.max_restarts, "Restarts of the launcher, which restart all ranks."
                 ),

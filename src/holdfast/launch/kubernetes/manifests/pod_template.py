@@ -12,6 +12,14 @@ from dataclasses import dataclass
 
 from holdfast.fabric.fabric import PodAccess, Sidecar
 from holdfast.job.targets import Toleration
+from holdfast.launch.kubernetes.manifests.pod_additions import (
+    env_from,
+    pod_metadata,
+    volume_mounts,
+    volumes,
+)
+from holdfast.launch.kubernetes.manifests.pod_patch import with_patch
+from holdfast.launch.kubernetes.manifests.quantities import format_cores, format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.topology_request import topology_request
 from holdfast.launch.kubernetes.manifests.volume_mounts import init_containers, mounts
@@ -47,24 +55,20 @@ def pod_template(
 
     Nodes of an object with several templates are placed together if these have the same `placement_group`.
     """
-    annotations = _fabric_annotations(ctx) | topology_request(ctx, group=placement_group)
+    annotations = fabric_annotations(ctx) | topology_request(ctx, group=placement_group)
     path = ctx.job.checkpoint.path or ""
     if "://" in path:
         annotations[CHECKPOINT_ANNOTATION] = path
-    return {
-        "metadata": {
-            "labels": {**ctx.names.labels(NODE), FABRIC_LABEL: ctx.fabric.name},
-            "annotations": annotations or None,
-        },
-        "spec": _pod_spec(ctx, spec, restart),
-    }
+    metadata = pod_metadata(ctx, NODE, labels={FABRIC_LABEL: ctx.fabric.name}, annotations=annotations)
+    template = {"metadata": metadata, "spec": _pod_spec(ctx, spec, restart)}
+    return with_patch(template, ctx.target.pod.patch, to_plain(spec.container["name"]))
 
 
 def helper_pod_template(ctx: RenderContext, container: Mapping[str, YamlValue], *, part: str) -> YamlValue:
     """The template of an auxiliary pod that runs on any machine: no GPU, no fabric."""
     target = ctx.target
     return {
-        "metadata": {"labels": ctx.names.labels(part)},
+        "metadata": pod_metadata(ctx, part),
         "spec": {
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
@@ -73,17 +77,25 @@ def helper_pod_template(ctx: RenderContext, container: Mapping[str, YamlValue], 
             "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
             "securityContext": pod_security_context(target.user),
             "initContainers": init_containers(ctx, container.get("resources"), container_security_context()) or None,
-            "containers": [{**container, "securityContext": container_security_context(), "volumeMounts": mounts(ctx)}],
+            "containers": [
+                {
+                    **container,
+                    "imagePullPolicy": target.pod.pull_policy,
+                    "securityContext": container_security_context(),
+                    "volumeMounts": mounts(ctx),
+                }
+            ],
             "volumes": [home_volume(ctx)],
         },
     }
 
 
 def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) -> YamlValue:
-    target, access = ctx.target, ctx.pod_access
+    target, access, own = ctx.target, ctx.pod_access, ctx.target.pod
     grace_s = math.ceil(ctx.job.recovery.stop_grace_s) + AGENT_EXIT_GRACE_S
     return {
         "restartPolicy": restart,
+        "serviceAccountName": own.service_account,
         "automountServiceAccountToken": Commented(False, "Ranks do not use the API server."),
         "enableServiceLinks": Commented(False, "Otherwise ranks get variables for every Service of the namespace."),
         "terminationGracePeriodSeconds": Commented(
@@ -91,6 +103,8 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
             f"recovery.stop_grace_s for a last checkpoint, and {AGENT_EXIT_GRACE_S} s for the agent to report it; "
             "then the kubelet kills the pod.",
         ),
+        "runtimeClassName": own.runtime_class,
+        "schedulerName": own.scheduler,
         "priorityClassName": target.priority_class,
         "nodeSelector": target.node_selector or None,
         "tolerations": tolerations(target.tolerations) or None,
@@ -111,9 +125,10 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
         ]
         or None,
         "containers": [_complete_container(ctx, occupant)],
-        "resourceClaims": [{"name": FABRIC_CLAIM, "resourceClaimTemplateName": ctx.names.fabric_claim}]
-        if access.claim
-        else None,
+        "resourceClaims": [
+            {"name": name, "resourceClaimTemplateName": template} for name, template in claims(ctx).items()
+        ]
+        or None,
         "volumes": [
             {
                 "name": "shm",
@@ -126,8 +141,9 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
             },
             {"name": "scratch", "emptyDir": {}},
             home_volume(ctx),
-            *({"name": _volume_name(path), "hostPath": {"path": path}} for path in _host_folders(access)),
+            *({"name": volume_name(path), "hostPath": {"path": path}} for path in host_folders(access)),
             *occupant.volumes,
+            *volumes(own.volumes),
         ],
     }
 
@@ -163,31 +179,16 @@ def home_volume(ctx: RenderContext) -> YamlValue:
     return {"name": "home", "persistentVolumeClaim": {"claimName": volume.claim}}
 
 
-def format_quantity(size_bytes: int | None) -> str | None:
-    """Bytes in Kubernetes notation, in the largest unit that gives an integer."""
-    if size_bytes is None:
-        return None
-    for power, unit in ((50, "Pi"), (40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
-        if size_bytes % (1 << power) == 0:
-            return f"{size_bytes >> power}{unit}"
-    return str(size_bytes)
-
-
-def format_cores(cpu: float | None) -> str | None:
-    """CPU cores in Kubernetes notation, in thousandths if not an integer."""
-    if cpu is None:
-        return None
-    return str(int(cpu)) if cpu == int(cpu) else f"{max(1, round(cpu * 1000))}m"
-
-
 def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValue:
     """Add the fields that every node's container has."""
-    access = ctx.pod_access
+    access, own = ctx.pod_access, ctx.target.pod
     asks = [f"{ctx.fabric.name} needs it."] if access.capabilities or access.privileged else []
     return {
         **occupant.container,
+        "imagePullPolicy": own.pull_policy,
+        "envFrom": env_from(own.env_from),
         "resources": Commented(
-            {"limits": node_limits(ctx), "claims": [{"name": FABRIC_CLAIM}] if access.claim else None},
+            {"limits": node_limits(ctx), "claims": [{"name": name} for name in claims(ctx)] or None},
             "Requests default to limits; a pod whose requests equal its limits is evicted last.",
         ),
         "securityContext": container_security_context(
@@ -201,8 +202,15 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
             *mounts(ctx),
             *_host_mounts(access.mounts),
             *occupant.mounts,
+            *volume_mounts(own.volumes),
         ],
     }
+
+
+def claims(ctx: RenderContext) -> dict[str, str]:
+    """The claims of a node's pod: the fabric's, and the target's; by name, the template of each."""
+    of_fabric = {FABRIC_CLAIM: ctx.names.fabric_claim} if ctx.pod_access.claim else {}
+    return of_fabric | {each.name: each.template for each in ctx.target.pod.resource_claims}
 
 
 def node_limits(ctx: RenderContext) -> YamlValue:
@@ -211,6 +219,7 @@ def node_limits(ctx: RenderContext) -> YamlValue:
     most: dict[str, YamlValue] = {
         "cpu": format_cores(job.resources.cpu),
         "memory": format_quantity(job.resources.memory),
+        "ephemeral-storage": format_quantity(ctx.target.pod.ephemeral_storage),
     }
     if job.gpus_per_node:
         most[ctx.target.gpu_resource] = job.gpus_per_node
@@ -228,7 +237,7 @@ def _init_resources(ctx: RenderContext) -> YamlValue:
     return {"limits": most} if to_plain(most) else None
 
 
-def _fabric_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
+def fabric_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
     """The annotations by which the cluster's network plugins attach interfaces and devices to the pod."""
     access, annotations = ctx.pod_access, dict[str, YamlValue]()
     if ctx.multus_networks:
@@ -272,14 +281,14 @@ def _sidecar(sidecar: Sidecar) -> YamlValue:
     }
 
 
-def _host_folders(access: PodAccess) -> list[str]:
+def host_folders(access: PodAccess) -> list[str]:
     """The machine's folders that containers of the pod mount."""
     mounted = (*access.mounts, *(access.sidecar.mounts if access.sidecar else ()))
     return list(dict.fromkeys(folder for folder, _ in mounted))
 
 
 def _host_mounts(mounted: Sequence[tuple[str, str]]) -> list[YamlValue]:
-    return [{"name": _volume_name(folder), "mountPath": path} for folder, path in mounted]
+    return [{"name": volume_name(folder), "mountPath": path} for folder, path in mounted]
 
 
 def tolerations(tolerated: Sequence[Toleration]) -> list[YamlValue]:
@@ -312,5 +321,6 @@ def _anti_affinity(ctx: RenderContext) -> YamlValue:
     }
 
 
-def _volume_name(path: str) -> str:
+def volume_name(path: str) -> str:
+    """The volume's name for a folder of the machine."""
     return path.strip("/").replace("/", "-").replace("_", "-")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from holdfast.launch.kubernetes.incluster.exec_commands import RETENTION_S
+from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests.agent_container import agent_container
 from holdfast.launch.kubernetes.manifests.command_container import command_container
-from holdfast.launch.kubernetes.manifests.jobset import owner, suspended
+from holdfast.launch.kubernetes.manifests.jobset import owner, suspended, time_to_live
 from holdfast.launch.kubernetes.manifests.pod_template import pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import NODE
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-CONTAINER = "pytorch"
+CONTAINER = CATALOG[Workload.PYTORCHJOB].container
 """The operator requires this container name."""
 
 
@@ -30,9 +31,7 @@ def pytorchjob(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "runPolicy": {
                 "suspend": suspended(ctx),
                 "cleanPodPolicy": Commented("Running", "Deletes pods that still run when the run is over."),
-                "ttlSecondsAfterFinished": Commented(
-                    RETENTION_S, "Kept for a day for inspection, then deleted with all that it owns."
-                ),
+                "ttlSecondsAfterFinished": time_to_live(ctx),
                 "backoffLimit": None
                 if ctx.target.agent
                 else Commented(job.recovery.max_restarts, "Container restarts, summed over all nodes."),

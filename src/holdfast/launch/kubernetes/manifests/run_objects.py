@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from holdfast.job.spec import SecretRef
 from holdfast.launch.kubernetes import quarantine_object
-from holdfast.launch.kubernetes.manifests.pod_template import format_quantity
+from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import SET_AT_START, RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, NODE

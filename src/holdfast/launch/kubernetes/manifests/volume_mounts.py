@@ -84,6 +84,7 @@ def init_containers(ctx: RenderContext, resources: YamlValue, security: YamlValu
         {
             "name": INIT_CONTAINER,
             "image": ctx.job.image,
+            "imagePullPolicy": ctx.target.pod.pull_policy,
             "command": Commented(
                 [word.replace("$(", "$$(") for word in command],
                 "The kubelet would create them as root; on many volumes ranks could not write to them.",

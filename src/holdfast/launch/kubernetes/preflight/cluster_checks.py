@@ -26,6 +26,7 @@ from holdfast.launch.kubernetes.manifests.pod_template import node_limits
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
+from holdfast.launch.kubernetes.preflight import pod_patch_checks
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import Prerequisite
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -214,16 +215,20 @@ def permission(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Findin
 
 
 def dry_run(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """Checks that the API server and its webhooks accept the manifests."""
-    for message in cluster.rejections:
-        finding = match_rule(REJECTION_RULES, ctx.workload, message)
+    """Checks that the API server and its webhooks accept the manifests and their pods."""
+    unknown: dict[Finding, None] = {}
+    for where, message in dict.fromkeys(
+        (*((ctx.workload, each) for each in cluster.rejections), *(("pods", each) for each in cluster.pod_rejections))
+    ):
+        if fields := pod_patch_checks.rejected_fields(ctx, message):
+            unknown |= dict.fromkeys(fields)
+            continue
+        finding = match_rule(REJECTION_RULES, where, message)
         assert finding is not None, "the last row matches any text"
-        yield finding
-    for message in dict.fromkeys(cluster.pod_rejections):
-        finding = match_rule(REJECTION_RULES, "pods", message)
-        assert finding is not None, "the last row matches any text"
-        waits = finding.code == "quota-exceeded"  # quota in use now may be free later; see namespace_quota
+        # Quota in use now may be free later; see namespace_quota.
+        waits = where == "pods" and finding.code == "quota-exceeded"
         yield msgspec.structs.replace(finding, severity=Severity.WARNING) if waits else finding
+    yield from unknown
 
 
 def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:

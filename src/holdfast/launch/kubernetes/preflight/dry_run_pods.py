@@ -17,23 +17,24 @@ def pods_of(ctx: RenderContext, objects: Sequence[Mapping[str, Any]]) -> list[di
     """One pod per distinct template in the objects."""
     found = list[dict[str, Any]]()
     for each in objects:
-        for template in _templates(each):
+        for template in templates(each):
             pod = _pod(ctx, template)
             if pod not in found:
                 found.append(pod)
     return found
 
 
-def _templates(node: Any) -> Iterator[Mapping[str, Any]]:
+def templates(node: Any) -> Iterator[Mapping[str, Any]]:
+    """The pod templates in an object, wherever its kind has them."""
     match node:
         case {"template": {"spec": {"containers": _}} as template}:
             yield template
         case Mapping():
             for value in cast(Mapping[str, Any], node).values():
-                yield from _templates(value)
+                yield from templates(value)
         case list():
             for value in cast(list[Any], node):
-                yield from _templates(value)
+                yield from templates(value)
         case _:
             pass
 

@@ -15,9 +15,8 @@ from holdfast.job.yaml_source import printable
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import is_visible, refusal_reason, relative_to_volume
 from holdfast.launch.kubernetes.object_names import VOLUME_ROOT
-
-TARGET_PREFIX = "target."
-"""Prefix of a finding's `where` for a field of the target instead of the job."""
+from holdfast.launch.kubernetes.preflight import pod_checks, pod_patch_checks
+from holdfast.launch.kubernetes.preflight.pod_checks import TARGET_PREFIX
 
 MIN_CPU = 0.001
 """The smallest CPU amount in Kubernetes: a thousandth of a core."""
@@ -277,6 +276,9 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
     ssh,
     elastic,
     standbys,
+    pod_checks.settings,
+    pod_checks.shared_gpus,
+    pod_patch_checks.patch,
     pod_local_checkpoints,
     template,
 )

@@ -112,7 +112,7 @@ class AgentlessPoller:
         try:
             with path.open("ab") as file:
                 known = file.tell()
-                async for data in self._cluster.pod_logs(one.pod):
+                async for data in self._cluster.pod_logs(one.pod, one.container):
                     file.write(data[known:])
                     file.flush()
                     known = max(0, known - len(data))

@@ -35,6 +35,8 @@ END_CONDITIONS = {
     "Succeeded": Outcome.SUCCEEDED,
 }
 """Condition types of a run that is over; for failure all kinds use `Failed`."""
+COMMAND_CONTAINERS = frozenset({LAUNCHER} | {kind.container for kind in CATALOG.values()})
+"""Names of containers that run the command; the kubelet lists a pod's containers by name, sidecars included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +46,7 @@ class PodCommand:
     pod: str
     node: int
     attempt: int
+    container: str
     started: bool
     exit_code: int | None = None
     """Exit code of the container; None while it runs."""
@@ -63,11 +66,14 @@ def pod_commands(pods: Sequence[KubeObject], workload: Workload) -> Iterator[Pod
         remade = labels.get(RESTART_LABEL, "0")
         if node is None or not (remade.isascii() and remade.isdecimal()):
             continue  # a foreign pod with the run's labels
-        for container in pod.get("status", {}).get("containerStatuses", ())[:1]:
+        for container in pod.get("status", {}).get("containerStatuses", ()):
+            if container.get("name", "") not in COMMAND_CONTAINERS:
+                continue  # a sidecar
             state = container.get("state", {})
             yield PodCommand(
                 pod=pod["metadata"]["name"],
                 node=node,
+                container=container["name"],
                 attempt=int(remade) + container.get("restartCount", 0),
                 started=not state.get("waiting"),
                 exit_code=state["terminated"]["exitCode"] if "terminated" in state else None,
