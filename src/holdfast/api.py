@@ -439,7 +439,8 @@ def find_run(prefix: str | None, target: str = LOCAL, *, base: Path = Path()) ->
             run = _select_there(prefix, there, target)
             return _with_controller(_require_owner(known[run])) if run in known else _adopt(run, target, base)
     if not known:
-        raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy="holdfast run JOB.yaml")
+        remedy = "`holdfast run JOB.yaml` starts one; `--on TARGET` finds a run that another machine started there."
+        raise failure("no-runs", "there are no runs yet", exit_code=ExitCode.NOT_FOUND, remedy=remedy)
     run = _select(prefix, tuple(known))
     if run is None:
         raise _no_such_run(prefix)
