@@ -64,6 +64,8 @@ class RenderContext:
             )
             or pod.gke_interfaces,
             claim=claim,
+            # An added capability counts for root only; without it, stricter levels of Pod Security admit the pod.
+            capabilities=() if self.target.user and not pod.privileged else pod.capabilities,
             sidecar=sidecar,
         )
 

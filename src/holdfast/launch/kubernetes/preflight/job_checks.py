@@ -151,7 +151,7 @@ def fabric(ctx: RenderContext) -> Iterator[Finding]:
             f"fabric `{row.name}` serves whole machines only: a node with fewer than {access.gpus} GPUs cannot use it"
         )
         yield _error("fabric-needs-whole-machine", "gpus_per_node", what, f"Write `gpus_per_node: {access.gpus}`.")
-    if access.capabilities and ctx.target.user and not access.privileged:
+    if row.pod.capabilities and ctx.target.user and not access.privileged:
         what = f"fabric `{row.name}` pins memory, and IPC_LOCK counts only for root"
         remedy = "See to it that containers may lock memory without limit (LimitMEMLOCK of the container runtime), or "
         yield _warning("memory-lock", "fabric.name", what, f"{remedy}write `user: 0` in the target.")
