@@ -34,6 +34,9 @@ py-spy needs half a second, more when cores are busy. This margin is all that `a
 three times the 99th percentile.
 """
 
+POLL_S = 0.2
+"""Seconds between two looks at the deadlines with `auto`: a rank whose steps begin has a nearer one than before."""
+
 AUTO_TIMEOUT_STEPS = 512
 """Number of latest steps from which the percentile is computed."""
 
@@ -264,11 +267,11 @@ class HangDetector:
 
     async def _watch_for_hangs(self, timeouts: StepTimeouts) -> None:
         ahead_s, poll_s = (
-            (DUMP_AHEAD_S, AUTO_MARGIN_S) if timeouts.step_timeout_s == "auto" else (0.0, timeouts.step_timeout_s)
+            (DUMP_AHEAD_S, POLL_S) if timeouts.step_timeout_s == "auto" else (0.0, timeouts.step_timeout_s)
         )
         while True:
             now = time.monotonic()
-            next_at = now + poll_s - ahead_s
+            next_at = now + poll_s
             for rank, progress in self.progress.items():
                 if progress.closed:
                     continue
