@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import os
 import time
+from collections.abc import ItemsView
+from pathlib import Path
 
+import msgspec
 import pytest
+from tests.agent.test_node_probe import order
 
-from holdfast.agent.hang_detector import CPU_WAIT_POLL_S, MAX_RECHECK_S, MIN_REPORT_INTERVAL_S, RankProgress
+from holdfast.agent.flight_dump import FlightRecorders
+from holdfast.agent.hang_detector import (
+    CPU_WAIT_POLL_S,
+    MAX_RECHECK_S,
+    MIN_REPORT_INTERVAL_S,
+    POLL_S,
+    HangDetector,
+    RankProgress,
+)
 from holdfast.agent.process_use import Silence
 from holdfast.job.step_timeouts import AUTO_MAX_S, EARLY_MARGIN_S, EARLY_STEPS, NON_STEP_FACTOR, StepTimeouts
 from holdfast.protocol.rank_messages import Activity
@@ -78,6 +91,32 @@ def test_rank_that_hangs_is_reported_again_soon_and_later_as_rarely_as_it_may_be
     assert progress.deadline(slow) - progress.reported_at == pytest.approx(MIN_REPORT_INTERVAL_S)
     progress.reported_at = progress.last_message_at + 121.0
     assert progress.deadline(slow) - progress.reported_at == pytest.approx(60.0)
+
+
+class Looks(dict[int, RankProgress]):
+    """Counts how often all ranks are looked at."""
+
+    count = 0
+
+    def items(self) -> ItemsView[int, RankProgress]:
+        self.count += 1
+        return super().items()
+
+
+@pytest.mark.parametrize("step_timeout_s", ["auto", 60.0])
+def test_ranks_that_step_are_looked_at_a_few_times_a_second(tmp_path: Path, step_timeout_s: float | str) -> None:
+    async def watch() -> int:
+        start = msgspec.structs.replace(order("python").start, step_timeout_s=step_timeout_s)
+        detector = HangDetector(
+            start, node=0, folder=tmp_path, recorders=FlightRecorders(tmp_path, 0), clock=time.time, send=lambda _: 0
+        )
+        detector.progress = looks = Looks({0: progress_after(*[2.0] * EARLY_STEPS)})
+        detector.start()
+        await asyncio.sleep(3 * POLL_S)
+        detector.stop()
+        return looks.count
+
+    assert 1 <= asyncio.run(watch()) <= 4
 
 
 def test_rest_is_never_due_until_there_is_a_step_again() -> None:
