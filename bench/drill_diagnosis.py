@@ -206,7 +206,12 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
     (FaultAction.LINK_ERRORS, FaultTarget.NIC): Case(warning="fabric-link-errors", where="node{0}, NIC of rank {0}"),
     (FaultAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_timeout_s=auto",)),
     **{
-        (FaultAction.SLOW, target): Case(amount=1.6, warning="straggler", at_step=60, program=WATCHED_LOOP)
+        (FaultAction.SLOW, target): Case(
+            amount=1.6,
+            warning="data-stall" if target is FaultTarget.DATA else "straggler",
+            at_step=60,
+            program=WATCHED_LOOP,
+        )
         for target in FaultTarget
         if target.is_phase and target is not FaultTarget.COMMUNICATION
     },

@@ -94,7 +94,7 @@ def test_efa_ignores_hca_list(node: MakeNode) -> None:
 
 def test_every_fabric_of_the_catalogue_is_known(node: MakeNode) -> None:
     rdma = {name for name, row in catalog.CATALOG.items() if needs_rdma(node(network=row.network).wanted)}
-    assert rdma == set(catalog.CATALOG) - {"tcp"}
+    assert rdma == set(catalog.CATALOG) - {"tcp", "gke-tcpx", "gke-tcpxo"}  # those are TCP
 
 
 def test_node_without_sysfs_is_not_looked_at(node: MakeNode) -> None:

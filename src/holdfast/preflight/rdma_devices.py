@@ -13,8 +13,8 @@ from holdfast.preflight.node_view import NodeView, NotLookedAt
 from holdfast.protocol.node_requirements import NodeRequirements
 
 DEVICES = "sys/class/infiniband"
-VERBS_NETWORK = "IB"
-"""NCCL's own transport over verbs; `IBext_v8` and the like are that of NVIDIA's plugin."""
+VERBS_NETWORKS = ("IB", "gIB")
+"""Of transports over verbs: NCCL's own, `IBext_v8` and the like of NVIDIA's plugin, and Google's."""
 LIBFABRIC_NETWORKS = ("AWS Libfabric", "Libfabric", "OFI")
 """Names that the aws-ofi-nccl plugin has had: https://github.com/aws/aws-ofi-nccl/pull/530."""
 EFA_DRIVER = "efa"
@@ -175,7 +175,7 @@ def needs_rdma(wanted: NodeRequirements) -> bool:
 
 def uses_verbs(wanted: NodeRequirements) -> bool:
     """Whether NCCL itself, or NVIDIA's plugin, opens InfiniBand or RoCE devices."""
-    return wanted.network.startswith(VERBS_NETWORK)
+    return wanted.network.startswith(VERBS_NETWORKS)
 
 
 def uses_libfabric(wanted: NodeRequirements) -> bool:

@@ -152,7 +152,7 @@ def test_what_is_said_against_a_runs_pods_is_found_before_it_is_started(lab: Lab
     assert found(there) == {}
     try:
         lab.kubectl("create", "-f", "-", input=POLICY.replace("NAME", namespace))
-        finding = until(there, {"pods-forbidden"})["pods-forbidden"]
+        finding = until(there, {"policy-refused"})["policy-refused"]
         assert "pods name their team" in finding.what
     finally:
         for kind in ("validatingadmissionpolicy", "validatingadmissionpolicybinding"):
