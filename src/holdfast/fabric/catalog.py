@@ -12,16 +12,11 @@ from types import MappingProxyType
 
 from holdfast.fabric.cloud_fabrics import CLOUD_FABRICS
 from holdfast.fabric.fabric import DeviceClaim, Fabric, PodAccess, Variable
-from holdfast.fabric.network_names import NCCL_ENV, only_network
+from holdfast.fabric.verbs import NCCL_ENV, SHARED_DEVICES, VERBS
 
 AUTO = "auto"
 """Fabric name that means the target's fabric."""
 LOCAL_DEFAULT = "tcp"
-
-# One device gives the pod all adapters of its machine. Clusters name it `rdma/ib`, `rdma/shared_ib` or otherwise; the
-# target sets the name. RDMA pins memory, which the kernel limits for processes without IPC_LOCK.
-_SHARED = PodAccess(per_node=1, capabilities=("IPC_LOCK",))
-_VERBS = (only_network("IB"),)
 
 _ROWS = (
     Fabric(
@@ -35,45 +30,45 @@ _ROWS = (
     Fabric(
         name="infiniband",
         description="InfiniBand verbs through NCCL's own IB transport.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per port: HDR 200, NDR 400, XDR 800 Gbit/s",
         source=f"{NCCL_ENV}#nccl-net; https://www.infinibandta.org/infiniband-roadmap",
-        pod=_SHARED,
+        pod=SHARED_DEVICES,
     ),
     Fabric(
         # NCCL_IB_GID_INDEX is not set: since 2.21 NCCL finds the RoCE v2 GID itself, and a wrong index is a common
         # misconfiguration.
         name="roce",
         description="RDMA over Ethernet (RoCE v2) through NCCL's own IB transport.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per port: 100, 200 or 400 Gbit/s Ethernet",
         source=f"{NCCL_ENV}#nccl-net; {NCCL_ENV}#nccl-ib-gid-index",
-        pod=_SHARED,
+        pod=SHARED_DEVICES,
     ),
     Fabric(
         name="rdma-shared",
         description="InfiniBand or RoCE adapters shared by pods, from the RDMA shared device plugin.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per port: that of the adapter, shared by the pods on its machine",
         source="https://github.com/Mellanox/k8s-rdma-shared-dev-plugin",
-        pod=replace(_SHARED, resource="rdma/hca_shared_devices_a"),
+        pod=replace(SHARED_DEVICES, resource="rdma/hca_shared_devices_a"),
     ),
     Fabric(
         name="macvlan",
         description="RoCE adapters shared by pods, each with a macvlan interface that Multus attaches.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per port: that of the adapter, shared by the pods on its machine",
         source="https://pkg.go.dev/github.com/Mellanox/k8s-rdma-shared-dev-plugin",
-        pod=replace(_SHARED, resource="rdma/rdma_shared_device_a", multus_attached=True),
+        pod=replace(SHARED_DEVICES, resource="rdma/rdma_shared_device_a", multus_attached=True),
     ),
     Fabric(
         name="sriov",
         description="InfiniBand or RoCE virtual functions per pod, each attached by Multus.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per function: its share of the adapter's port",
         source="https://github.com/k8snetworkplumbingwg/sriov-network-device-plugin",
@@ -83,7 +78,7 @@ _ROWS = (
         # The daemon reads the annotation and the network's P_Key, and has the subnet manager add the pod's GUID to it.
         name="ib-kubernetes",
         description="InfiniBand virtual functions in a partition (P_Key), whose GUIDs ib-kubernetes assigns.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per function: its share of the adapter's port",
         source="https://github.com/Mellanox/ib-kubernetes",
@@ -92,7 +87,7 @@ _ROWS = (
     Fabric(
         name="host-device",
         description="Whole InfiniBand or RoCE adapters, each moved into one pod by Multus.",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per adapter: its line rate",
         source="https://docs.nvidia.com/networking/display/kubernetes2570/quick-start/host-device-rdma.html",
@@ -101,7 +96,7 @@ _ROWS = (
     Fabric(
         name="dra",
         description="InfiniBand or RoCE adapters that the scheduler allocates by a ResourceClaim (DRA).",
-        variables=_VERBS,
+        variables=VERBS,
         network="IB",
         expected_bandwidth="per adapter: its line rate",
         source="https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation; "

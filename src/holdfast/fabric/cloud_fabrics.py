@@ -8,10 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from holdfast.fabric.fabric import DeviceClaim, Fabric, PodAccess, Sidecar, Variable
-from holdfast.fabric.network_names import only_network
-
-_VERBS = (only_network("IB"),)
-_SHARED = PodAccess(per_node=1, capabilities=("IPC_LOCK",))
+from holdfast.fabric.verbs import SHARED_DEVICES, VERBS, only_network
 
 # Up to 1.11 the plugin's only network name was "AWS Libfabric"; later versions accept both names, so the old name works
 # with every version. libfabric's EFA provider allocates its buffers in huge pages, which a container must request. A
@@ -44,7 +41,7 @@ def _efa(machine: str, adapters: int, gbit_s: int) -> Fabric:
 
 _NVIDIA = ("/home/kubernetes/bin/nvidia/lib64", "/usr/local/nvidia/lib64")
 _LIBRARIES = Variable(
-    "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", "The installer puts NCCL and the plugin there, beside the driver."
+    "LD_LIBRARY_PATH", "/usr/local/nvidia/lib64", "The installer puts NCCL and the plugin there, next to the driver."
 )
 _GPU_DEVICES = (*(f"/dev/nvidia{gpu}" for gpu in range(8)), "/dev/nvidiactl", "/dev/nvidia-uvm")
 _CHUNKS = tuple(
@@ -222,7 +219,7 @@ CLOUD_FABRICS = (
         name="aks-infiniband",
         description="InfiniBand of Azure's ND machines (AKS), from the network operator's shared device plugin.",
         variables=(
-            *_VERBS,
+            *VERBS,
             Variable("NCCL_IB_PCI_RELAXED_ORDERING", "1", "Virtual machines reach the line rate only with it."),
             Variable(
                 "NCCL_SOCKET_IFNAME", "eth0", "NCCL sets up over the front-end network, which reaches every node."
@@ -232,7 +229,7 @@ CLOUD_FABRICS = (
         expected_bandwidth="per node: ND A100 v4 8 ports of 200, ND H100 v5 8 ports of 400 Gbit/s",
         source="https://github.com/Azure/aks-rdma-infiniband; "
         "https://github.com/JonShelley/azure/tree/master/benchmarking/NDv4",
-        pod=replace(_SHARED, resource="rdma/hca_shared_devices_a"),
+        pod=replace(SHARED_DEVICES, resource="rdma/hca_shared_devices_a"),
     ),
     Fabric(
         name="oke-roce",
@@ -297,12 +294,12 @@ CLOUD_FABRICS = (
         name="coreweave",
         description="InfiniBand of CoreWeave's machines; one device gives a pod all adapters.",
         variables=(
-            *_VERBS,
+            *VERBS,
             Variable("NCCL_SOCKET_IFNAME", "eth0", "NCCL sets up over the pod network, which reaches every node."),
         ),
         network="IB",
         expected_bandwidth="per port: HDR 200, NDR 400, XDR 800 Gbit/s",
         source="https://docs.coreweave.com/products/networking/hpc-interconnect/use-gpudirect-rdma",
-        pod=replace(_SHARED, resource="rdma/ib"),
+        pod=replace(SHARED_DEVICES, resource="rdma/ib"),
     ),
 )

@@ -30,7 +30,7 @@ class DeviceClaim:
 
 @dataclass(frozen=True, kw_only=True)
 class Sidecar:
-    """A container beside the ranks that serves their network plugin."""
+    """A container next to the ranks that serves their network plugin."""
 
     name: str
     image: str

@@ -60,5 +60,5 @@ def run_not_on_target(run: str | None, target: str) -> HoldfastError:
         exit_code=ExitCode.NOT_FOUND,
         where=target,
         remedy=f"`holdfast ps --on {target}` lists its runs. The objects of a run are deleted a day after its end, and "
-        "at once if it is cancelled.",
+        "immediately if it is cancelled.",
     )

@@ -127,7 +127,7 @@ class EventPoster:
             await asyncio.sleep(POLL_S)
 
     async def flush(self) -> None:
-        """Post what is left, for FLUSH_S at most."""
+        """Post the remaining notices, for FLUSH_S at most."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FLUSH_S):
                 await self._try_posting(limited=False)

@@ -98,7 +98,7 @@ def shared_gpus(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def key_owner(ctx: RenderContext, key: str) -> str:
-    """Who sets this label or annotation; empty if nobody else does."""
+    """Who sets this label or annotation; empty if only the target does."""
     if key in fabric_annotations(ctx):
         return "holdfast, for the fabric"
     return next((owner for start, owner in OWNERS_OF_KEYS.items() if _owns(start, key)), "")
