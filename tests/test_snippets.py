@@ -101,10 +101,11 @@ def test_job_of_a_page_is_that_of_its_file():
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_of_a_page_is_one_that_the_cli_accepts(line: str):
     words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
-    command: Any = get_command(app)
-    while hasattr(command, "commands"):
-        command = command.commands[words.pop(0)]
-    command.make_context(command.name, words)
+    program: Any = get_command(app)
+    name, command, rest = program.resolve_command(
+        program.make_context("holdfast", ["--help"], resilient_parsing=True), words
+    )
+    command.make_context(name, rest)
 
 
 def test_page_that_the_source_names_exists():

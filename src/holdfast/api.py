@@ -64,6 +64,7 @@ from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir, runs_root
 
 if TYPE_CHECKING:
+    from holdfast.launch.fetch_template import FetchedTemplate
     from holdfast.launch.kubernetes.foreign.lint import LintedManifest
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
@@ -186,6 +187,18 @@ def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
     """
     wanted = _submission(job, target, base)
     return open_target(wanted.spec.kind).render(wanted)
+
+
+def fetch_template(target: str, *, base: Path = Path()) -> FetchedTemplate:
+    """Store the published template that a target extends next to its file, and validate the target.
+
+    Raises HoldfastError if it is not published, or if its published content changed after it was fetched.
+    """
+    from holdfast.launch.fetch_template import fetch_template as fetch
+
+    fetched = fetch(target, start=base, environ=os.environ)
+    _target_spec(target, base)
+    return fetched
 
 
 def machines(target: str, *, base: Path = Path()) -> TargetMachines:

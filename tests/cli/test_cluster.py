@@ -1,4 +1,4 @@
-"""`status` of a waiting run, and `run` on a cluster that refuses it."""
+"""`status` of a waiting run, `run` on a cluster that refuses it, and targets made from what a cluster has."""
 
 from __future__ import annotations
 
@@ -86,3 +86,34 @@ def test_check_lists_what_is_missing_and_the_verdict(cli: Cli, project: Path) ->
     assert document["can_run"] is False
     assert "queue-missing" in [each["code"] for each in document["findings"]]
     assert cli("check", "--set", "image=any", "--on", "local").code == ExitCode.OK
+
+
+def test_template_of_a_config_map_is_fetched_once_and_a_changed_version_is_refused(
+    cli: Cli, project: Path, lab: Lab, namespace: str
+) -> None:
+    def publish(key: str, text: str) -> None:
+        (project / key).write_text(text)
+        files = [f"--from-file={each}" for each in project.glob("[0-9].yaml")]
+        manifest = lab.kubectl("create", "configmap", "gpu", "-n", namespace, "--dry-run=client", "-o", "yaml", *files)
+        lab.kubectl("apply", "--server-side", "-f", "-", input=manifest)
+
+    target = project / ".holdfast" / "targets" / "vision.yaml"
+    target.write_text(f"extends: configmap://{namespace}/gpu:3\nnamespace: {namespace}\n")
+    assert "[template-not-published]" in cli("target", "fetch", "vision").err
+    publish("3.yaml", "kind: kubernetes\nqueue: nowhere\n")
+    assert "[template-not-fetched]" in cli("check", "--on", "vision").err
+    fetched = cli("target", "fetch", "vision", "-o", "json").data
+    assert fetched["file"] == str(target.parent / "templates" / namespace / "gpu" / "3.yaml")
+    assert cli("target", "vision", "-o", "json").data["queue"] == "nowhere"
+    checked = cli("check", "--on", "vision")
+    assert "there is no queue nowhere" in checked.out
+    assert "template-changed" not in checked.out
+
+    publish("4.yaml", "kind: kubernetes\nqueue: train\n")
+    assert cli("target", "fetch", "vision", "-o", "json").data["versions"] == ["3", "4"]
+    publish("3.yaml", "kind: kubernetes\nqueue: other\n")
+    refused = cli("target", "fetch", "vision")
+    assert refused.code == ExitCode.INVALID_JOB
+    assert "[template-changed]" in refused.err
+    assert "[template-changed]" in cli("check", "--on", "vision").out
+    assert cli("target", "vision", "-o", "json").data["queue"] == "nowhere"

@@ -30,7 +30,7 @@ def test_no_word_shows_the_verbs(cli: Cli) -> None:
     assert answer.code == ExitCode.OK
     for verbs in COMMANDS.values():
         for verb in verbs:
-            assert f"  {verb.__name__} " in answer.out
+            assert f"  {verb.__name__.replace('_', ' ')} " in answer.out
 
 
 def test_version_is_one_line_for_a_report_of_an_error(cli: Cli) -> None:
@@ -220,6 +220,15 @@ def test_fabrics_and_targets_are_listed_and_shown(cli: Cli, golden: Golden) -> N
     assert [row["name"] for row in cli("fabric", "efa", "-o", "json").data] == ["efa"]
     assert cli("target", "local", "-o", "json").data["kind"] == "local"
     assert cli("target", "moon").code == ExitCode.NOT_FOUND
+
+
+def test_target_may_have_the_name_of_a_command_of_two_words(cli: Cli) -> None:
+    assert "needs an argument" in cli("target", "fetch").err
+    folder = Path(".holdfast", "targets")
+    folder.mkdir(parents=True)
+    (folder / "fetch.yaml").write_text("fabric: tcp\n")
+    assert "fabric: tcp" in cli("target", "fetch").out
+    assert "[nothing-to-fetch]" in cli("target", "fetch", "fetch").err
 
 
 def test_no_runs_is_a_plain_message(cli: Cli) -> None:

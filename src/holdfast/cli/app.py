@@ -29,6 +29,7 @@ from holdfast.cli import (
     run,
     run_requests,
     status,
+    write_target,
 )
 from holdfast.cli.streams import output_failure
 from holdfast.cli.typer_ext import CommandAfterDashes, NegativeNumberArguments, SectionedGroup
@@ -52,8 +53,9 @@ COMMANDS = {
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy),
     "Explain": (diagnose.diagnose, explain.explain),
-    "Look up": (look_up.fabric, look_up.target),
+    "Look up": (look_up.fabric, look_up.target, write_target.target_fetch),
 }
+"""Commands by section of the help; the function `target_fetch` is the command `target fetch`."""
 COMMAND_CLASSES: dict[Callable[..., object], type[TyperCommand]] = {
     run.run: CommandAfterDashes,
     describe.render: CommandAfterDashes,
@@ -94,7 +96,8 @@ app = typer.Typer(
 )
 for _section, _verbs in COMMANDS.items():
     for _verb in _verbs:
-        app.command(rich_help_panel=_section, cls=COMMAND_CLASSES.get(_verb))(_verb)
+        _name = _verb.__name__.replace("_", " ")
+        app.command(_name, rich_help_panel=_section, cls=COMMAND_CLASSES.get(_verb))(_verb)
 app.callback()(version)
 
 

@@ -70,9 +70,12 @@ def target(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this target in full.")] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List the targets to run on, or show one."""
+    """List the targets to run on, or show one.
+
+    `target fetch` stores the template of one.
+    """
     from holdfast.fabric.catalog import NAMES
-    from holdfast.job.target_files import known_targets
+    from holdfast.job.target_files import known_targets, target_file
     from holdfast.job.targets import find_target
     from holdfast.launch.target import TARGET_KINDS
 
@@ -81,6 +84,11 @@ def target(
         names = known_targets(here, os.environ)
         print_result(output, names, "\n".join(names))
         return
+    if name == "fetch" and target_file(name, here, os.environ) is None:
+        remedy = f"See `holdfast target {name} --help`."
+        raise failure(
+            "bad-usage", f"`holdfast target {name}` needs an argument", exit_code=ExitCode.USAGE, remedy=remedy
+        )
     spec = find_target(name, start=here, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
     found = spec.model_dump(mode="json")
     text = "\n".join(f"{field}: {value}" for field, value in found.items() if value is not None)

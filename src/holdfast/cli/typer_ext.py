@@ -68,7 +68,21 @@ class NegativeNumberArguments(TyperCommand):
 
 
 class SectionedGroup(TyperGroup):
-    """A group whose help lists commands in sections, in the order they were added."""
+    """A group whose help lists commands in sections, in the order they were added.
+
+    A command may have two words: `target init` is one if a third word follows; otherwise `init` is an argument of
+    `target`.
+    """
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        two_words = " ".join(args[:2])
+        if len(args) > 2 and two_words in self.commands:
+            return two_words, self.commands[two_words], args[2:]
+        return super().resolve_command(ctx, args)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names for suggestions and shell completion, which are single words."""
+        return [name for name in super().list_commands(ctx) if " " not in name]
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

@@ -16,12 +16,13 @@ from pydantic import Field
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
 from holdfast.job.isolation import Isolation
-from holdfast.job.loader import located_in, read_text, validate_model
+from holdfast.job.loader import located_in, validate_model
 from holdfast.job.pod_settings import ObjectName, PodSettings, QualifiedName
 from holdfast.job.spec import Bytes, Count, Model, NonEmpty, Number
 from holdfast.job.target_files import LOCAL, known_targets, target_file
+from holdfast.job.target_templates import read_target_source
 from holdfast.job.validation_messages import finding_at, suggest
-from holdfast.job.yaml_source import YamlSource, parse, printable
+from holdfast.job.yaml_source import YamlSource, printable
 
 
 class CodeDelivery(StrEnum):
@@ -129,6 +130,8 @@ class ControllerPod(Model):
 class TargetSpec(Model):
     """Where jobs run, as its file says."""
 
+    extends: NonEmpty | None = None
+    """Template whose fields this file overrides: `configmap://NAMESPACE/NAME:VERSION`, or the path of a file."""
     kind: NonEmpty = LOCAL
     """Kind of target: `local` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
@@ -239,8 +242,8 @@ def find_target(
 
 
 def read_target(path: Path, *, fabrics: Collection[str] = (), kinds: Collection[str] = ()) -> TargetSpec:
-    """The target that a file describes; raises HoldfastError with every problem."""
-    source = parse(read_text(path), printable(str(path)))
+    """The target that a file and its template describe; raises HoldfastError with every problem."""
+    source = read_target_source(path)
     target = validate_model(source, TargetSpec, hints=NAMES_IN_KUBERNETES)
     if target is not None:
         if kinds and target.kind not in kinds:
@@ -255,11 +258,11 @@ def read_target(path: Path, *, fabrics: Collection[str] = (), kinds: Collection[
 
 
 def located_in_target(finding: Finding, name: str, *, start: Path, environ: Mapping[str, str]) -> Finding:
-    """The finding, with the line of the target's field it is about, or else the target's file."""
+    """The finding, with the line of the target's or its template's field it is about, or else the target's file."""
     path = target_file(name, start, environ)
     if path is None:
         return finding
-    source = parse(read_text(path), printable(str(path)))
+    source = read_target_source(path)
     placed = located_in(finding, source)
     return msgspec.structs.replace(finding, where=source.name) if placed is finding else placed
 

@@ -16,6 +16,8 @@ from holdfast.fabric.catalog import resolve
 from holdfast.findings import Severity
 from holdfast.job.run_spec import CodeArchive, RunSpec
 from holdfast.job.spec import CheckLevel, Checks, Job, OnFallback
+from holdfast.job.target_files import target_file
+from holdfast.job.target_templates import template_use
 from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
 from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
@@ -62,7 +64,8 @@ class KubernetesTarget:
         context = _context(wanted, None)
         with as_holdfast_error():
             seen = collect_inventory(context)
-        return (*known, *(_located_in_target(each, wanted) for each in check_cluster(context, seen)))
+        lacking = (_located_in_target(each, wanted) for each in check_cluster(context, seen))
+        return (*known, *_template_findings(wanted), *lacking)
 
     def render(self, wanted: Submission) -> Rendered:
         """The run's objects."""
@@ -192,6 +195,15 @@ def _target_findings(wanted: Submission) -> Iterator[Finding]:
     for each in check_job_on_cluster(_context(wanted, None)):
         if each.where.startswith(POD) or each.code == "checkpoint-not-shared":
             yield each
+
+
+def _template_findings(wanted: Submission) -> Iterator[Finding]:
+    """Whether the template that the target extends is still what was fetched."""
+    path = target_file(wanted.target, wanted.base, os.environ) if wanted.spec.extends else None
+    if path and (use := template_use(path)):
+        from holdfast.launch.kubernetes.published_template import compare_with_published
+
+        yield from compare_with_published(use)
 
 
 def _located(finding: Finding, wanted: Submission) -> Finding:

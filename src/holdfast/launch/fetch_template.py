@@ -1,0 +1,55 @@
+"""Fetches the published template that a target extends, and stores it next to the target's file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
+from holdfast.findings import Severity
+from holdfast.host.files import atomic_write
+from holdfast.job.target_files import target_file
+from holdfast.job.target_templates import copy_text, stored_digest, template_digest, template_use
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchedTemplate:
+    """A template as `holdfast target fetch` left it."""
+
+    source: str
+    """Such as `configmap://ml-platform/gpu:3`."""
+    file: Path
+    """Its stored copy."""
+    was_stored: bool
+    """Whether the copy was there already, with the same content."""
+    versions: tuple[str, ...]
+    """All published versions."""
+
+
+def fetch_template(name: str, *, start: Path, environ: Mapping[str, str]) -> FetchedTemplate:
+    """Fetch and store the template of a target.
+
+    Raises HoldfastError if the target extends none, or if its published content is not that of the stored copy.
+    """
+    path = target_file(name, start, environ)
+    if path is None:
+        what = f"there is no target file for `{name}`"
+        remedy = "`holdfast target` lists the targets; a file `.holdfast/targets/NAME.yaml` makes one."
+        raise failure("unknown-target", what, exit_code=ExitCode.NOT_FOUND, remedy=remedy)
+    use = template_use(path)
+    if use is None:
+        what = f"target {name} extends no published template"
+        remedy = "Add `extends: configmap://NAMESPACE/NAME:VERSION`; a template file needs no fetching."
+        raise failure("nothing-to-fetch", what, exit_code=ExitCode.USAGE, where=str(path), remedy=remedy)
+    require_extra("kubernetes", "kr8s", "fetching a template needs")
+    from holdfast.launch.kubernetes.published_template import changed_finding, read_published
+
+    published = read_published(use)
+    was_stored = use.copy.exists()
+    if was_stored and stored_digest(use) != template_digest(published.text):
+        raise HoldfastError((changed_finding(use, Severity.ERROR),), ExitCode.INVALID_JOB)
+    if not was_stored:
+        use.copy.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(use.copy, copy_text(use.source, published.text).encode())
+    return FetchedTemplate(source=str(use.source), file=use.copy, was_stored=was_stored, versions=published.versions)
