@@ -24,7 +24,7 @@ from holdfast.host.processes import all_pids, by_env, kill_all
 from lab import Lab
 from lab.toolchain import build_impossible_reason
 
-SLOW_DEADLINE_S = 900
+SLOW_DEADLINE_S = 600
 """Deadline of one test marked `slow`; all others have `timeout` in pyproject.toml."""
 
 MAX_WORKERS = 8
