@@ -50,7 +50,10 @@ LAB_TESTS = (
         )
     ),
 )
-"""Where tests use the lab: one worker runs them all, so that there is one lab."""
+"""Where tests use the lab."""
+
+CLUSTER_RUNS = "tests/launch/kubernetes/test_cluster_runs.py"
+"""Takes as long as all others that use the lab, mostly to wait: it has a worker, and a lab, of its own."""
 
 MODULE_FIXTURES = (
     "tests/launch/test_netns.py",
@@ -209,7 +212,7 @@ def _group(nodeid: str) -> str:
     """The tests that one worker must run: often just this one."""
     path, _, name = nodeid.partition("::")
     if path.startswith(LAB_TESTS):
-        return "lab"
+        return path if path == CLUSTER_RUNS else "lab"
     if path in TRANSFORMERS_TESTS:
         return "transformers"
     if path == EXAMPLES:
@@ -220,11 +223,11 @@ def _group(nodeid: str) -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first; slow ones get the longer deadline unless they name their own."""
     for item in items:
+        path = item.nodeid.partition("::")[0]
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_DEADLINE_S))
-        if "lab" in getattr(item, "fixturenames", ()) and _group(item.nodeid) != "lab":
+        if "lab" in getattr(item, "fixturenames", ()) and not path.startswith(LAB_TESTS):
             raise pytest.UsageError(f"{item.path} uses the lab: add it to LAB_TESTS in tests/conftest.py")
-        path = item.nodeid.partition("::")[0]
         if path not in (*MODULE_FIXTURES, EXAMPLES) and _has_module_fixture(item, path):
             raise pytest.UsageError(f"each worker would make {path}'s fixture: add it to MODULE_FIXTURES")
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
