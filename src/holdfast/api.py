@@ -180,12 +180,13 @@ def check_nodes(
     )
 
 
-def render(job: Job | LoadedJob, target: str, *, base: Path) -> Rendered:
+def render(job: Job | LoadedJob, target: str, *, base: Path, tree: str | None = None) -> Rendered:
     """Exactly what would be sent to the target, or given to each rank; nothing is started.
 
-    Raises HoldfastError if the job cannot run on a cluster.
+    With `tree`, the objects of a run with this id that others apply, such as kubectl or a GitOps tool. Raises
+    HoldfastError if the job cannot run on a cluster.
     """
-    wanted = _submission(job, target, base)
+    wanted = _submission(job, target, base, tree=tree)
     return open_target(wanted.spec.kind).render(wanted)
 
 
@@ -555,8 +556,8 @@ def _loaded(job: Job | LoadedJob) -> LoadedJob:
     return LoadedJob(job=as_virtual_nodes(job), findings=check_job(job, NAMES), source=YamlSource(name=""))
 
 
-def _submission(job: Job | LoadedJob, target: str, base: Path) -> Submission:
-    return Submission(loaded=_loaded(job), target=target, spec=_target_spec(target, base), base=base)
+def _submission(job: Job | LoadedJob, target: str, base: Path, *, tree: str | None = None) -> Submission:
+    return Submission(loaded=_loaded(job), target=target, spec=_target_spec(target, base), base=base, tree=tree)
 
 
 def _target_spec(target: str, base: Path) -> TargetSpec:

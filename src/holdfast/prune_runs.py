@@ -66,6 +66,8 @@ def prune_objects(
         if run.run not in named if named else now - (run.finished_at or run.created_at) < older_than_s:
             continue
         kept = "" if run.phase in ENDED else f"it is {run.phase}"
+        if run.applied_by_others:
+            kept = "its objects were applied from a tree: delete them there"
         if not kept and not dry_run:
             open_target(spec.kind).delete_objects(spec, run)
         if named or not kept:

@@ -159,11 +159,17 @@ def render(
     gpus_per_node: GpusOption = None,
     ranks_per_node: RanksOption = None,
     name: NameOption = None,
+    tree: Annotated[
+        str | None,
+        typer.Option(
+            "--tree", metavar="RUN", help="Print objects for `kubectl apply` or a GitOps tool; RUN is the id."
+        ),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Show exactly what each rank, or the cluster, would get.
 
-    Starts nothing. Secrets are named, not shown.
+    Starts nothing. Secrets are named, not shown. With `--tree`, who applies the objects starts the run.
     """
     from holdfast import api
     from holdfast.cli.finding_text import print_findings
@@ -171,7 +177,7 @@ def render(
     loaded, base = job_from_args(
         file, ctx.obj, overrides, nodes=nodes, gpus_per_node=gpus_per_node, ranks_per_node=ranks_per_node, name=name
     )
-    rendered = api.render(loaded, on, base=base)
+    rendered = api.render(loaded, on, base=base, tree=tree)
     if rendered.findings:
         print_findings(rendered.findings, output)
     document = {"target": on, "job": loaded.job.model_dump(mode="json"), "rendered": rendered.text}

@@ -25,7 +25,7 @@ _EFA = Fabric(
     source="https://github.com/aws/aws-ofi-nccl/pull/530; "
     "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html; "
     "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
-    pod=PodAccess(resource="vpc.amazonaws.com/efa", huge_pages="5120Mi"),
+    pod=PodAccess(resource="vpc.amazonaws.com/efa", huge_pages="5Gi"),
 )
 
 

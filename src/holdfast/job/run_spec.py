@@ -95,6 +95,8 @@ class RunSpec(Model):
     """How local nodes are isolated."""
     target: str = LOCAL
     """Name of the target the run was started with."""
+    from_tree: bool = False
+    """Kubernetes: whether others apply and delete the run's objects, as rendered; `created_at` is then not known."""
     checkpoint_root: str | None = None
     """The target's default folder for checkpoints; each run has its own subfolder."""
     capacity: int | None = None

@@ -65,6 +65,8 @@ class Submission:
     spec: TargetSpec
     base: Path
     """Folder that the job's relative paths start from."""
+    tree: str | None = None
+    """Id of the run whose objects others apply; None if the target starts the run."""
 
     @property
     def job(self) -> Job:

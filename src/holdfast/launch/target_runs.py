@@ -42,6 +42,8 @@ class TargetRun:
     """How many of them run; None if this user may not list them."""
     where: str = ""
     """What represents it there, such as `jobset/demo-k3m9tz`."""
+    applied_by_others: bool = False
+    """Whether others apply and delete its objects, such as a GitOps tool, which would apply them again."""
 
 
 @dataclass(frozen=True, kw_only=True)

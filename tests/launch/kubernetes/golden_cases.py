@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.job.loading import make_job
@@ -208,3 +208,9 @@ def render_context(case: Case) -> RenderContext:
         target="cluster",
     )
     return RenderContext(accepted=accepted, target=place, names=ObjectNames.of(job, PLACEHOLDER_ID))
+
+
+def tree_context(case: Case) -> RenderContext:
+    """The render input of the same run in a tree that others apply."""
+    ctx = render_context(case)
+    return replace(ctx, accepted=ctx.accepted.model_copy(update={"from_tree": True}))

@@ -82,6 +82,23 @@ def test_run_without_agents_is_adopted_without_a_secret(home: Path, monkeypatch:
     assert read_cluster_ref(run).controller is None
 
 
+def test_run_from_a_tree_was_created_when_its_config_map_was_and_needs_the_keys_of_its_first_pod(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = FakeCluster()
+    stored = cluster.objects[f"/api/v1/namespaces/{{namespace}}/configmaps/{RUN}"]
+    text = cluster.job.model_copy(update={"from_tree": True, "created_at": 0.0}).model_dump_json(exclude_defaults=True)
+    stored |= {"data": {"job.json": text}, "metadata": {"creationTimestamp": "2026-11-27T11:00:00Z"}}
+    secret = cluster.objects[f"/api/v1/namespaces/{{namespace}}/secrets/{RUN}-controller"]
+    keys = secret.pop("data")
+    with pytest.raises(HoldfastError) as refused:
+        adopt(cluster, monkeypatch)
+    assert refused.value.findings[0].code == "run-has-no-keys"
+    secret["data"] = keys
+    run = adopt(cluster, monkeypatch)
+    assert api.accepted(run).created_at == run.job.stat().st_mtime == 1795777200.0
+
+
 @pytest.mark.parametrize("kind", ["configmaps", "secrets"])
 def test_user_who_may_not_read_what_is_needed_is_told_and_gets_no_folder(
     home: Path, monkeypatch: pytest.MonkeyPatch, kind: str

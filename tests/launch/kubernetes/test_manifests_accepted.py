@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, POD, Case, render_context
+from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, POD, Case, render_context, tree_context
 from tests.launch.kubernetes.test_collect_inventory import await_rights
 
 from holdfast.errors import HoldfastError
@@ -21,7 +21,7 @@ from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.incluster.controller_identity import had_earlier_controller, scale_to_zero
 from holdfast.launch.kubernetes.incluster.kubernetes_backend import KubernetesBackend
 from holdfast.launch.kubernetes.manifests.pod_patch import MERGE_KEYS
-from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
+from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render, render_tree
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_yaml
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 from holdfast.launch.kubernetes.preflight.pod_patch_checks import CONTAINER_FIELDS, POD_FIELDS
@@ -95,6 +95,21 @@ def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
     answer = create(lab, *renderings, judged_only=True)
     rest = [each for rendering in renderings for each in (rendering.owner, *rendering.owned)]
     assert answer.count("created (server dry run)") == len(rest)
+
+
+def test_trees_of_every_kind_show_no_difference_once_applied(lab: Lab, namespace: str) -> None:
+    """Not even to what Kueue, which suspends these runs for lack of their queue, and the operators have set."""
+    names = ("jobset-tcp-bare", "jobset-efa", "jobset-tcp-no-agent", "trainjob-tcp", "pytorchjob-tcp", "mpijob-tcp")
+    named = {name: CASES[name] for name in names} | {"gke-tcpxo": FABRIC_CASES["gke-tcpxo"]}
+    cases = {
+        name: Case(job={**case.job, "name": name}, target={**case.target, "namespace": namespace, "queue": "train"})
+        for name, case in named.items()
+    }
+    text = "".join(render_tree(tree_context(case), b"code").text for case in cases.values())
+    lab.kubectl("apply", "-f", "-", input=text)
+    again = lab.kubectl("apply", "-f", "-", input=text).splitlines()
+    assert [line for line in again if not line.endswith(" unchanged")] == []
+    lab.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=text)
 
 
 LEVELS = ("restricted", "baseline", "privileged")

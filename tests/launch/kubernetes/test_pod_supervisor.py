@@ -72,3 +72,15 @@ def test_supervisor_waits_for_a_lock_answers_probes_and_leaves_the_run_to_its_su
     finally:
         supervisor.terminate()
         supervisor.wait()
+
+
+def test_folder_of_another_run_that_had_the_id_of_a_tree_is_refused(tmp_path: Path) -> None:
+    folder, job = RunDir(tmp_path / "run"), tmp_path / "job.json"
+    folder.path.mkdir()
+    folder.job.write_text('{"job": {}, "created_at": 1.0}')
+    job.write_text('{"job": {}, "created_at": 2.0}')
+    words = (str(folder.path), "--job", str(job), "--keys", str(tmp_path), "--port", "0")
+    command = [sys.executable, "-m", "holdfast.launch.kubernetes.incluster.pod_supervisor", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+    assert done.returncode == 1
+    assert "another run that had this id" in done.stderr

@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.golden import WRITE
 from tests.job.loading import make_job
-from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, of_kind, render_context
+from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, of_kind, render_context, tree_context
 
 from holdfast.job.spec import JOB_NAME_PATTERN
-from holdfast.launch.kubernetes.manifests.run_manifests import render
+from holdfast.launch.kubernetes.manifests.run_manifests import render, render_tree
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, to_plain, to_yaml
 from holdfast.launch.kubernetes.object_names import MAX_NAME_LENGTH, ObjectNames
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
@@ -33,6 +33,35 @@ def test_manifest_is_like_its_golden_file(name: str) -> None:
     if WRITE:
         path.write_text(rendered)
     assert rendered == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["jobset-tcp", "jobset-tcp-bare", "mpijob-tcp"])
+def test_tree_is_like_its_golden_file(name: str) -> None:
+    rendering, path = render_tree(tree_context(CASES[name]), b"code"), GOLDEN / "trees" / f"{name}.yaml"
+    if WRITE:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(rendering.text)
+    assert rendering.text == path.read_text()
+    assert list(yaml.safe_load_all(rendering.text)) == rendering.objects
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tree_has_what_a_start_creates_except_values_that_only_a_start_knows(name: str) -> None:
+    """Neither a key nor what outlives the run, which would be deleted with the tree."""
+    tree, started = (
+        {(each["kind"], each["metadata"]["name"]): each for each in rendering.objects}
+        for rendering in (render_tree(tree_context(CASES[name]), b"code"), render(render_context(CASES[name])))
+    )
+    own = {("ConfigMap", "llama-000000-code"), ("Role", "llama-000000-keys"), ("RoleBinding", "llama-000000-keys")}
+    missing = {
+        ("ConfigMap", "holdfast-quarantine"),
+        ("PersistentVolumeClaim", "made"),
+        ("Secret", "llama-000000-keys"),
+        ("Secret", "llama-000000-secrets"),
+    }
+    assert tree.keys() - started.keys() <= own
+    assert started.keys() - tree.keys() <= missing
+    assert all("stringData" not in each and "data" not in each for (kind, _), each in tree.items() if kind == "Secret")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -31,6 +31,25 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Add it to `folders` in the target's `volume`.",
     ),
     (
+        "bad-run-id",
+        "The id of a tree's run names its objects, so it must be a name in Kubernetes, with room for suffixes.",
+        "The option `--tree`.",
+        "Write lower-case letters, digits and hyphens, starting with a letter, at most 40.",
+    ),
+    (
+        "code-too-large-for-tree",
+        "A tree has the code in a ConfigMap, which `kubectl apply` stores twice, the second time in an annotation.",
+        "`code.root` and `code.ignore` in the job file.",
+        "Put the code into the image and set `workdir` to its folder there, or exclude files with `code.ignore`.",
+    ),
+    (
+        "not-in-tree",
+        "The run needs a Secret or a claim that its tree does not have: secrets do not belong into a repository, and "
+        "deleting the tree would delete the claim with its checkpoints.",
+        "`kubectl get secret,pvc -n NAMESPACE`.",
+        "Create it in the namespace, apart from the tree.",
+    ),
+    (
         "impossible-quantity",
         "No node can satisfy an amount: less CPU than the minimum request, or more shared memory than memory.",
         "The line in the finding.",

@@ -450,6 +450,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`kubectl get configmap RUN -o yaml`.",
         "Use the version of holdfast that started the run, or the machine that started it.",
     ),
+    (
+        "run-has-no-keys",
+        "The first controller pod of a run from a tree of manifests generates the run's keys, and has not yet.",
+        "`kubectl get pods -l holdfast/run=RUN`, and the log of the pod's container `keys`.",
+        "Try again when the controller's pod runs.",
+    ),
     ("run-ambiguous", "Several runs have this prefix.", "`holdfast ps`.", "Type more of the id."),
     ("run-finished", "The run has ended, and the command needs one that has not.", "`holdfast status`.", "Nothing."),
     ("not-your-run", "The run's folder belongs to another user.", "`ls -ld`.", "Ask its owner."),

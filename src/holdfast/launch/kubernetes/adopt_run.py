@@ -10,6 +10,7 @@ import asyncio
 import base64
 import json
 import os
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -22,14 +23,14 @@ from holdfast.launch.kubernetes.client.api_errors import ApiError, as_holdfast_e
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command, write_cluster_ref
-from holdfast.launch.kubernetes.object_names import ObjectNames
+from holdfast.launch.kubernetes.object_names import CONTROLLER, PART_LABEL, RUN_LABEL, ObjectNames
+from holdfast.launch.kubernetes.tree_job import dated_job
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.new_run import unwritable_folder
 from holdfast.launch.target_runs import NOTHING_ARRIVED
 from holdfast.run_dir import RunDir, runs_root
 from holdfast.security.tokens import new_token
 
-JOB_KEY = "job.json"
 _KEPT_METADATA = ("name", "namespace", "labels", "ownerReferences")
 """Metadata with which a deleted ReplicaSet is created again."""
 
@@ -64,14 +65,16 @@ async def _read_objects(cluster: ClusterClient, run: str) -> tuple[str, RunSpec,
         if refused.status != HTTPStatus.NOT_FOUND:
             raise
         raise _without_job(run, str(refused)) from refused
-    job: str = stored.get("data", {}).get(JOB_KEY, "")
-    accepted = _parse_job(job, run)
+    job, accepted = _read_job(stored, run)
     if not accepted.agent:
         return job, accepted, new_token(), None
     secret, controller = await asyncio.gather(
         cluster.get(f"{NAMESPACE_PATH}/secrets/{names.controller}"), _controller(cluster, names)
     )
-    return job, accepted, base64.b64decode(secret["data"]["token"]).decode(), controller
+    token = secret.get("data", {}).get("token")
+    if token is None:
+        raise _without_keys(run, names)
+    return job, accepted, base64.b64decode(token).decode(), controller
 
 
 async def _controller(cluster: ClusterClient, names: ObjectNames) -> dict[str, Any] | None:
@@ -89,9 +92,10 @@ async def _controller(cluster: ClusterClient, names: ObjectNames) -> dict[str, A
     }
 
 
-def _parse_job(text: str, run: str) -> RunSpec:
+def _read_job(stored: Mapping[str, Any], run: str) -> tuple[str, RunSpec]:
     try:
-        return RunSpec.model_validate_json(text)
+        text = dated_job(stored)
+        return text, RunSpec.model_validate_json(text)
     except ValueError as error:
         raise _without_job(run, " ".join(str(error).split())[:500]) from error
 
@@ -104,6 +108,16 @@ def _without_job(run: str, evidence: str) -> HoldfastError:
         where=f"configmap/{run}",
         evidence=(evidence,),
         remedy="Use the version of holdfast that started the run, or the machine that started it.",
+    )
+
+
+def _without_keys(run: str, names: ObjectNames) -> HoldfastError:
+    return failure(
+        "run-has-no-keys",
+        f"the controller of {run} has not generated the run's keys yet, with which commands reach it",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=f"secret/{names.controller}",
+        remedy=f"Try again. `kubectl describe pods -l {RUN_LABEL}={run},{PART_LABEL}={CONTROLLER}` shows why.",
     )
 
 

@@ -73,6 +73,8 @@ class KubernetesTarget:
 
         findings = _manifest_findings(wanted)
         refuse_errors(findings)
+        if wanted.tree is not None:
+            return _render_tree(wanted, wanted.tree, findings)
         with tempfile.TemporaryDirectory() as scratch:
             rendering = render(_context(wanted, _code(wanted, Path(scratch))))
         return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
@@ -175,6 +177,22 @@ class KubernetesTarget:
         )
 
 
+def _render_tree(wanted: Submission, run: str, findings: tuple[Finding, ...]) -> Rendered:
+    """The objects of a run that others apply; code comes with them, unless `workdir` is a path of the image."""
+    from holdfast.launch.kubernetes.manifests.run_manifests import render_tree
+    from holdfast.launch.kubernetes.object_names import ObjectNames
+    from holdfast.launch.kubernetes.preflight.tree_checks import check_tree, compressed_code
+
+    with tempfile.TemporaryDirectory() as scratch:
+        code = None if wanted.job.workdir.startswith("/") else _code(wanted, Path(scratch))
+        context = _context(wanted, code, names=ObjectNames(run))
+        packed = compressed_code(Path(scratch), code)
+    findings = (*findings, *(_located(each, wanted) for each in check_tree(context, packed)))
+    refuse_errors(findings)
+    rendering = render_tree(context, packed)
+    return Rendered(text=rendering.text, findings=findings, objects=tuple(rendering.objects))
+
+
 def _require_client() -> None:
     require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
 
@@ -259,6 +277,7 @@ def _context(
         agent=spec.agent,
         durable_controller_disk=spec.volume is not None,
         target=wanted.target,
+        from_tree=wanted.tree is not None,
     )
     return RenderContext(
         accepted=accepted,

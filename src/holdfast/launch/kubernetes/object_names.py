@@ -37,6 +37,10 @@ NODE = "node"
 CONTROLLER = "controller"
 CODE_KEY = "code.tar"
 """Key of the run's code in the controller's Secret."""
+JOB_KEY = "job.json"
+"""Key of the accepted run in its ConfigMap."""
+TREE_ANNOTATION = "holdfast/tree"
+"""On the run's object, if others apply and delete the run's objects: holdfast deletes none of them."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class ObjectNames:
     @property
     def keys(self) -> str:
         return f"{self.name}-keys"
+
+    @property
+    def code(self) -> str:
+        return f"{self.name}-code"
 
     @property
     def fabric_claim(self) -> str:

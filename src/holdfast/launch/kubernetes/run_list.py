@@ -15,7 +15,14 @@ from holdfast.job.targets import TargetSpec
 from holdfast.launch.kubernetes.client.api_errors import ApiError, as_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import PODS_PATH, KubeObject
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
-from holdfast.launch.kubernetes.object_names import NODE, NODES_ANNOTATION, PART_LABEL, RUN_LABEL, USER_ANNOTATION
+from holdfast.launch.kubernetes.object_names import (
+    NODE,
+    NODES_ANNOTATION,
+    PART_LABEL,
+    RUN_LABEL,
+    TREE_ANNOTATION,
+    USER_ANNOTATION,
+)
 from holdfast.launch.kubernetes.sync.pod_events import end_condition, run_end
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.target_runs import TargetRun, TargetRunPhase, TargetRuns
@@ -99,6 +106,7 @@ def _target_run(one: KubeObject, running: Mapping[str, int] | None) -> TargetRun
         nodes=int(nodes) if nodes.isascii() and nodes.isdecimal() else None,
         running_nodes=None if running is None else running[run],
         where=f"{one['kind'].lower()}/{meta['name']}",
+        applied_by_others=TREE_ANNOTATION in annotations,
     )
 
 

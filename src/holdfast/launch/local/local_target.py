@@ -52,6 +52,13 @@ class LocalTarget:
 
     def render(self, wanted: Submission) -> Rendered:
         """Every rank's environment and command."""
+        if wanted.tree is not None:
+            raise failure(
+                "not-supported",
+                f"target `{wanted.target}` is this machine, and a tree is applied to a cluster",
+                exit_code=ExitCode.CANNOT_RUN_HERE,
+                remedy="Name a Kubernetes target: `holdfast render --on TARGET --tree RUN`.",
+            )
         from holdfast.launch.local.rank_script import render  # a fifth of all imports
 
         with tempfile.TemporaryDirectory() as scratch:

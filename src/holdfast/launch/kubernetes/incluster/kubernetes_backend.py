@@ -70,6 +70,7 @@ class KubernetesBackend:
         self._owner_polled_at = -MIN_OWNER_POLL_S
         """Monotonic time of the last request for the gang's object."""
         self._target, self._node_selector = accepted.target, accepted.node_selector
+        self._from_tree = accepted.from_tree
         self._quarantine = QuarantineObject(self._cluster)
         self._poster = EventPoster(folder, self._cluster, f"{self._owner.path}/{self._run}")
         self._told_not_remembered = False
@@ -207,13 +208,16 @@ class KubernetesBackend:
         """Nothing to do, as in `cordon`."""
 
     async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """Mark the run's object as failed: agents exit with code 0, which operators count as success."""
-        if outcome is not Outcome.FAILED:
+        """Mark the run's object as failed: agents exit with code 0, which operators count as success.
+
+        A cancelled run is marked too if it is from a tree: its objects stay, and without the mark it would start again.
+        """
+        if outcome is Outcome.SUCCEEDED or (outcome is Outcome.CANCELLED and not self._from_tree):
             return
         why = f"{reason} (exit code {exit_code})"
         while True:
             try:
-                await self._mark_failed(why)
+                await self._mark_failed(outcome, why)
                 return
             except ApiUnavailable as error:
                 log.warning("the run's object cannot be marked as failed yet: %s", error)
@@ -223,12 +227,13 @@ class KubernetesBackend:
                     log.warning("the run's object is not marked as failed: %s", refused)
                     return
 
-    async def _mark_failed(self, why: str) -> None:
+    async def _mark_failed(self, outcome: Outcome, why: str) -> None:
         """Mark the gang's object as failed, after which its operator creates no more pods; raises ClusterError."""
         path = f"{self._owner.path}/{self._run}"
         known = await self._cluster.get(path)
         at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        failed = {"type": "Failed", "status": "True", "reason": "RunFailed", "message": why, "lastTransitionTime": at}
+        reason = "RunCancelled" if outcome is Outcome.CANCELLED else "RunFailed"
+        failed = {"type": "Failed", "status": "True", "reason": reason, "message": why, "lastTransitionTime": at}
         others = [each for each in known.get("status", {}).get("conditions", ()) if each["type"] != failed["type"]]
         more = {name: value.format(at=at) for name, value in self._owner.failed_status.items()}
         version = {"resourceVersion": known["metadata"]["resourceVersion"]}

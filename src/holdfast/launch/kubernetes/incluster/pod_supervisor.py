@@ -99,6 +99,10 @@ def _fill_run_dir(folder: RunDir, job: str, keys: Path) -> None:
     Keys stay in this machine's memory, because others may read the volume.
     """
     if folder.job.exists():
+        if folder.job.read_text() != job:
+            sys.exit(
+                f"{folder.path} is of another run that had this id: delete it, or render this run's tree with a new id"
+            )
         return
     _copy_code(folder, job, keys / CODE_KEY)
     atomic_write(folder.job, job.encode())  # last: it marks the folder as complete

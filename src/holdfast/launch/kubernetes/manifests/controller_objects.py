@@ -15,7 +15,7 @@ from holdfast.launch.kubernetes.manifests.quantities import format_cores, format
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import whole_volume
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import CONTROLLER
+from holdfast.launch.kubernetes.object_names import CONTROLLER, JOB_KEY
 
 CONTROLLER_PORT = 7433
 """The controller's only port."""
@@ -24,6 +24,9 @@ KEYS_DIR = "/run/secrets/holdfast"
 """Mount path of tokens and certificates, in the controller's pod and in the nodes'."""
 
 SUPERVISOR_MODULE = "holdfast.launch.kubernetes.incluster.pod_supervisor"
+PREPARE_MODULE = "holdfast.launch.kubernetes.incluster.prepare_controller"
+JOB_DIR, SECRETS_DIR, CODE_DIR = "/etc/holdfast", "/run/secrets/job", "/run/holdfast/code"
+"""Mount paths of the ConfigMap with the job, and in a tree of the job's secrets and the code."""
 
 
 def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
@@ -61,7 +64,9 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
         names.controller,
         CONTROLLER,
         spec={
-            "replicas": Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
+            "replicas": None
+            if ctx.accepted.from_tree  # a tree that is applied again must not start another controller
+            else Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
             "selector": names.selector(CONTROLLER),
             "template": {
                 "metadata": pod_metadata(ctx, CONTROLLER),
@@ -76,15 +81,9 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
                     "tolerations": tolerations(own.tolerations) or None,
                     "imagePullSecrets": [{"name": name} for name in target.image_pull_secrets] or None,
                     "securityContext": pod_security_context(target.user),
+                    "initContainers": [_prepare_container(ctx)] if ctx.accepted.from_tree else None,
                     "containers": [_container(ctx)],
-                    "volumes": [
-                        home_volume(ctx),
-                        {"name": "job", "configMap": {"name": names.name}},
-                        {
-                            "name": "keys",
-                            "secret": {"secretName": names.controller, "defaultMode": Commented(0o440, "0440")},
-                        },
-                    ],
+                    "volumes": [home_volume(ctx), *(_tree_volumes(ctx) if ctx.accepted.from_tree else _volumes(ctx))],
                 },
             },
         },
@@ -108,8 +107,58 @@ def limits(ctx: RenderContext) -> Mapping[str, YamlValue]:
     }
 
 
-def _container(ctx: RenderContext) -> YamlValue:
+def _volumes(ctx: RenderContext) -> list[YamlValue]:
+    return [
+        {"name": "job", "configMap": {"name": ctx.names.name}},
+        {"name": "keys", "secret": {"secretName": ctx.names.controller, "defaultMode": Commented(0o440, "0440")}},
+    ]
+
+
+def _tree_volumes(ctx: RenderContext) -> list[YamlValue]:
+    """The keys, and what the init container makes them and the controller's other inputs of."""
+    volumes: list[YamlValue] = [
+        {"name": "keys", "emptyDir": {"medium": Commented("Memory", "Keys are never on a disk.")}}
+    ]
+    if items := [{"key": name, "path": name} for name in ctx.job.secrets]:
+        whence = "The job's secrets. The tree has none: create this Secret, for example with External Secrets."
+        source: YamlValue = {
+            "secretName": Commented(ctx.names.secrets, whence),
+            "items": items,
+            "defaultMode": Commented(0o440, "0440"),
+        }
+        volumes.append({"name": "secrets", "secret": source})
+    if ctx.accepted.code is not None:
+        volumes.append({"name": "code", "configMap": {"name": ctx.names.code}})
+    return volumes
+
+
+def _prepare_container(ctx: RenderContext) -> YamlValue:
+    """The init container that collects the controller's inputs: the first pod's generates the run's keys."""
     own = ctx.target.controller
+    mounted: list[YamlValue] = [{"name": "keys", "mountPath": KEYS_DIR}]
+    if ctx.job.secrets:
+        mounted.append({"name": "secrets", "mountPath": SECRETS_DIR, "readOnly": True})
+    if ctx.accepted.code is not None:
+        mounted.append({"name": "code", "mountPath": CODE_DIR, "readOnly": True})
+    words = [ctx.names.name, KEYS_DIR, "--secrets", SECRETS_DIR, "--code", CODE_DIR]
+    return {
+        "name": "keys",
+        "image": own.image or ctx.job.image,
+        "imagePullPolicy": ctx.target.pod.pull_policy,
+        "command": Commented(
+            ["python", "-m", PREPARE_MODULE, *words],
+            f"The first pod generates the run's keys, into the Secrets {ctx.names.controller} and {ctx.names.keys}; "
+            "the nodes' pods wait for the second.",
+        ),
+        "resources": {"requests": requests(ctx), "limits": limits(ctx)},
+        "securityContext": container_security_context(),
+        "volumeMounts": mounted,
+    }
+
+
+def _container(ctx: RenderContext) -> YamlValue:
+    own, from_tree = ctx.target.controller, ctx.accepted.from_tree
+    job: YamlValue = {"name": "job", "mountPath": JOB_DIR, "readOnly": True}
     listens: YamlValue = {"tcpSocket": {"port": CONTROLLER_PORT}}
     return {
         "name": CONTROLLER,
@@ -121,7 +170,7 @@ def _container(ctx: RenderContext) -> YamlValue:
             SUPERVISOR_MODULE,
             ctx.run_dir,
             "--job",
-            "/etc/holdfast/job.json",
+            f"{KEYS_DIR if from_tree else JOB_DIR}/{JOB_KEY}",
             "--keys",
             KEYS_DIR,
             "--port",
@@ -137,7 +186,7 @@ def _container(ctx: RenderContext) -> YamlValue:
         "securityContext": container_security_context(),
         "volumeMounts": [
             whole_volume(),
-            {"name": "job", "mountPath": "/etc/holdfast", "readOnly": True},
+            *(() if from_tree else (job,)),
             {"name": "keys", "mountPath": KEYS_DIR, "readOnly": True},
         ],
     }

@@ -9,7 +9,14 @@ from holdfast.launch.kubernetes.manifests.command_container import command_conta
 from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, pod_template
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import NODE, NODES_ANNOTATION, PRIORITY_LABEL, QUEUE_LABEL, USER_ANNOTATION
+from holdfast.launch.kubernetes.object_names import (
+    NODE,
+    NODES_ANNOTATION,
+    PRIORITY_LABEL,
+    QUEUE_LABEL,
+    TREE_ANNOTATION,
+    USER_ANNOTATION,
+)
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 NODE_INDEX = "$(HOLDFAST_NODE_INDEX)"
@@ -47,20 +54,37 @@ def owner(ctx: RenderContext, spec: YamlValue) -> Mapping[str, YamlValue]:
     """The run's owner object, which owns the others and which a queue admits."""
     kind = CATALOG[ctx.workload]
     labels = {QUEUE_LABEL: ctx.queue, PRIORITY_LABEL: ctx.job.priority} if ctx.queue else {}
-    annotations: dict[str, YamlValue] = {
-        USER_ANNOTATION: ctx.user,
-        NODES_ANNOTATION: Commented(str(ctx.job.nodes.max), "`holdfast ps --on` shows both on any machine."),
-    }
+    nodes = str(ctx.job.nodes.max)
+    annotations: dict[str, YamlValue] = (
+        {
+            NODES_ANNOTATION: nodes,
+            TREE_ANNOTATION: Commented(
+                "true", "The tool that applies the run's objects deletes them; holdfast does not."
+            ),
+        }
+        if ctx.accepted.from_tree
+        else {
+            USER_ANNOTATION: ctx.user,
+            NODES_ANNOTATION: Commented(nodes, "`holdfast ps --on` shows both on any machine."),
+        }
+    )
     return ctx.manifest(kind.api_version, kind.kind, ctx.names.name, labels=labels, annotations=annotations, spec=spec)
 
 
 def time_to_live(ctx: RenderContext) -> YamlValue:
-    """How long a finished run's objects stay."""
+    """How long a finished run's objects stay; those of a tree stay until it is deleted, or they would be made again."""
+    if ctx.accepted.from_tree:
+        return None
     return Commented(ctx.target.ttl_s, "Kept for inspection, then deleted with all that it owns.")
 
 
 def suspended(ctx: RenderContext) -> YamlValue:
-    """A queued run starts suspended, until Kueue admits the whole gang."""
+    """A queued run starts suspended, until Kueue admits the whole gang.
+
+    In a tree Kueue's webhook sets it: a tree that is applied again must not suspend the run again.
+    """
+    if ctx.accepted.from_tree:
+        return None
     return Commented(True, "Kueue unsuspends it once the whole gang fits.") if ctx.queue else None
 
 
@@ -83,7 +107,7 @@ def _with_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
     )
     return {
         "failurePolicy": NO_RESTARTS,
-        "replicatedJobs": [{"name": NODE, "replicas": nodes, "template": {"spec": job}}],
+        "replicatedJobs": [_replicated_job(ctx, nodes, job)],
     }
 
 
@@ -92,8 +116,19 @@ def _without_agent(ctx: RenderContext) -> Mapping[str, YamlValue]:
     occupant = command_container(ctx, NODE, rank_env=jobset_rank_env(ctx, torchrun=True))
     return {
         "failurePolicy": restart_policy(ctx),
-        "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": gang_job_spec(ctx, occupant)}}],
+        "replicatedJobs": [_replicated_job(ctx, 1, gang_job_spec(ctx, occupant))],
     }
+
+
+def _replicated_job(ctx: RenderContext, count: YamlValue, spec: YamlValue) -> YamlValue:
+    metadata: YamlValue = {} if ctx.accepted.from_tree else None  # as operators write it back
+    template: YamlValue = {"metadata": metadata, "spec": spec}
+    return {"name": NODE, "groupName": default_group(ctx), "replicas": count, "template": template}
+
+
+def default_group(ctx: RenderContext) -> YamlValue:
+    """JobSet's default, in a tree: a tool that compares it with the cluster must see no difference in the list."""
+    return "default" if ctx.accepted.from_tree else None
 
 
 def restart_policy(ctx: RenderContext) -> YamlValue:

@@ -188,7 +188,7 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
         "imagePullPolicy": own.pull_policy,
         "envFrom": env_from(own.env_from),
         "resources": Commented(
-            {"limits": node_limits(ctx), "claims": [{"name": name} for name in claims(ctx)] or None},
+            {"limits": node_limits(ctx) or None, "claims": [{"name": name} for name in claims(ctx)] or None},
             "Requests default to limits; a pod whose requests equal its limits is evicted last.",
         ),
         "securityContext": container_security_context(
@@ -214,7 +214,7 @@ def claims(ctx: RenderContext) -> dict[str, str]:
 
 
 def node_limits(ctx: RenderContext) -> YamlValue:
-    """Resource limits and requests of a node."""
+    """Resource limits and requests of a node, each a string, as the API server returns it."""
     job, access = ctx.job, ctx.pod_access
     most: dict[str, YamlValue] = {
         "cpu": format_cores(job.resources.cpu),
@@ -222,9 +222,9 @@ def node_limits(ctx: RenderContext) -> YamlValue:
         "ephemeral-storage": format_quantity(ctx.target.pod.ephemeral_storage),
     }
     if job.gpus_per_node:
-        most[ctx.target.gpu_resource] = job.gpus_per_node
+        most[ctx.target.gpu_resource] = str(job.gpus_per_node)
     for resource, devices in ctx.fabric_resources.items():
-        most[resource] = Commented(devices, f"{ctx.fabric.name}: devices of the fabric.")
+        most[resource] = Commented(str(devices), f"{ctx.fabric.name}: devices of the fabric.")
     if access.huge_pages:
         most["hugepages-2Mi"] = Commented(access.huge_pages, f"{ctx.fabric.name}: its library's buffers.")
     return most
@@ -234,7 +234,7 @@ def _init_resources(ctx: RenderContext) -> YamlValue:
     """The same without devices, for the init container: a pod requests the larger of both, so no more."""
     resources = ctx.job.resources
     most: dict[str, YamlValue] = {"cpu": format_cores(resources.cpu), "memory": format_quantity(resources.memory)}
-    return {"limits": most} if to_plain(most) else None
+    return {"limits": most} if to_plain(most) else {}
 
 
 def fabric_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
@@ -267,6 +267,7 @@ def _sidecar(sidecar: Sidecar) -> YamlValue:
         "restartPolicy": Commented("Always", "A sidecar: it starts before the ranks, and does not keep the pod alive."),
         "command": list(sidecar.command),
         "env": [{"name": name, "value": value} for name, value in sidecar.env],
+        "resources": {},
         "securityContext": Commented(
             {
                 "runAsUser": 0,

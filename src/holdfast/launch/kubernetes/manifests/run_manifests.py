@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.job.targets import Workload
-from holdfast.launch.kubernetes.manifests import controller_objects, run_objects
+from holdfast.launch.kubernetes.manifests import controller_objects, run_objects, tree_objects
 from holdfast.launch.kubernetes.manifests.jobset import jobset
 from holdfast.launch.kubernetes.manifests.mpijob import mpijob
 from holdfast.launch.kubernetes.manifests.pytorchjob import pytorchjob
@@ -36,6 +36,8 @@ class RunManifests:
     owner: Mapping[str, YamlValue]
     """The run's owner object: deleting it deletes the others."""
     owned: tuple[Mapping[str, YamlValue], ...]
+    head: tuple[str, ...]
+    """Comments on all of them."""
 
     @property
     def objects(self) -> list[dict[str, Any]]:
@@ -45,16 +47,11 @@ class RunManifests:
     @property
     def text(self) -> str:
         """All objects as commented YAML."""
-        owner = to_plain(self.owner)
-        head = (
-            f"{PLACEHOLDER_ID} is a placeholder for the last six characters of the run's id.",
-            f"The {owner['kind']} owns the objects after it: deleting it deletes the run.",
-        )
-        return to_yaml((*self.prerequisites, self.owner, *self.owned), head=head)
+        return to_yaml((*self.prerequisites, self.owner, *self.owned), head=self.head)
 
 
 def render(ctx: RenderContext) -> RunManifests:
-    """Render the objects of a run; sends nothing."""
+    """Render the objects that the start of a run creates; sends nothing."""
     if ctx.target.agent:
         owned = (
             *run_objects.key_secrets(ctx),
@@ -71,4 +68,34 @@ def render(ctx: RenderContext) -> RunManifests:
     before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:
         before.append(training_runtime(ctx))
-    return RunManifests(prerequisites=tuple(before), owner=OWNER_RENDERERS[ctx.workload](ctx), owned=owned)
+    owner = OWNER_RENDERERS[ctx.workload](ctx)
+    head = (
+        f"{PLACEHOLDER_ID} is a placeholder for the last six characters of the run's id.",
+        f"The {owner['kind']} owns the objects after it: deleting it deletes the run.",
+    )
+    return RunManifests(prerequisites=tuple(before), owner=owner, owned=owned, head=head)
+
+
+def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
+    """Render the objects of a run that others apply, the run's object last; sends nothing.
+
+    What outlives the run, a claim and the quarantine, is not among them: who deletes the tree would delete it.
+    """
+    objects = [run_objects.job_config_map(ctx), run_objects.network_policy(ctx), *run_objects.fabric_claim(ctx)]
+    if ctx.target.agent:
+        objects += [
+            *tree_objects.code_config_map(ctx, compressed_code),
+            tree_objects.empty_secret(ctx),
+            *run_objects.rbac(ctx),
+            *tree_objects.key_role(ctx),
+            *controller_objects.first_pod_marker(ctx),
+            controller_objects.service(ctx),
+            controller_objects.replicaset(ctx),
+        ]
+    if ctx.workload is Workload.TRAINJOB:
+        objects.append(training_runtime(ctx))
+    head = (
+        f"The run {ctx.names.name}: `kubectl apply -f` of these objects starts it, `kubectl delete -f` removes it.",
+        "A changed job is another run: render it with another id.",
+    )
+    return RunManifests(prerequisites=tuple(objects), owner=OWNER_RENDERERS[ctx.workload](ctx), owned=(), head=head)

@@ -10,7 +10,7 @@ from holdfast.launch.kubernetes import quarantine_object
 from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import SET_AT_START, RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, NODE
+from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, JOB_KEY, NODE
 from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
 from holdfast.launch.kubernetes.workload_catalog import CATALOG, pod_owner
 
@@ -24,23 +24,23 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     names, owner = ctx.names, pod_owner(ctx.workload)
     rules: list[YamlValue] = [
         Commented(
-            _rule(owner.group, owner.resource, "get", names=[names.name]),
+            rule(owner.group, owner.resource, "get", names=[names.name]),
             "Only its own run, to mark it as failed with the reason: agents exit with code 0, which the operator would "
             "count as success.",
         ),
-        _rule(owner.group, f"{owner.resource}/status", "patch", names=[names.name]),
+        rule(owner.group, f"{owner.resource}/status", "patch", names=[names.name]),
         *_node_replacement_rules(ctx),
         Commented(
-            _rule("apps", "replicasets/scale", "patch", names=[names.controller]),
+            rule("apps", "replicasets/scale", "patch", names=[names.controller]),
             "To scale itself to 0 once the run is over; nothing else of itself.",
         ),
     ]
     remembers = "To remember machines that failed, for later runs; `holdfast nodes` lists them."
-    rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[quarantine_object.NAME]), remembers))
-    rules.append(Commented(_rule("", "events", "create"), "So that `kubectl describe` of the run's object shows them."))
+    rules.append(Commented(rule("", "configmaps", "get", "patch", names=[quarantine_object.NAME]), remembers))
+    rules.append(Commented(rule("", "events", "create"), "So that `kubectl describe` of the run's object shows them."))
     if not ctx.accepted.durable_controller_disk:
         earlier = "To record the first pod: a later one restores the log from the nodes' replicas."
-        rules.append(Commented(_rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
+        rules.append(Commented(rule("", "configmaps", "get", "patch", names=[names.controller]), earlier))
     role: YamlValue = {"apiGroup": RBAC, "kind": "Role", "name": names.controller}
     subject: YamlValue = {"kind": "ServiceAccount", "name": names.controller, "namespace": ctx.target.namespace}
     return [
@@ -53,15 +53,16 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
 def _node_replacement_rules(ctx: RenderContext) -> list[YamlValue]:
     """Permissions to watch nodes, to replace a broken one, and to delete what remains."""
     unnamed = "Pod names are not known in advance."
-    rules: list[YamlValue] = [Commented(_rule("", "pods", "list", "watch", "delete"), unnamed)]
+    rules: list[YamlValue] = [Commented(rule("", "pods", "list", "watch", "delete"), unnamed)]
     if CATALOG[ctx.workload].job_per_node:
         jobs = [f"{ctx.names.name}-{NODE}-{node}" for node in range(ctx.job.nodes.max)]
         at_once = "A deleted Job of a node is recreated immediately; a failed pod is replaced after 10 s, then later."
-        rules.append(Commented(_rule("batch", "jobs", "delete", names=jobs), at_once))
+        rules.append(Commented(rule("batch", "jobs", "delete", names=jobs), at_once))
     return rules
 
 
-def _rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = None) -> YamlValue:
+def rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = None) -> YamlValue:
+    """A rule of a Role, for all objects of a kind or for some."""
     return {"apiGroups": [group], "resources": [resource], "resourceNames": names, "verbs": verbs}
 
 
@@ -128,7 +129,7 @@ def job_config_map(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """The accepted job: the controller's only input except its keys, and what another machine adopts the run with."""
     accepted = ctx.accepted.model_dump(mode="json", exclude_defaults=True)
     text = json.dumps(accepted, indent=1) + "\n"
-    return ctx.manifest("v1", "ConfigMap", ctx.names.name, immutable=True, data={"job.json": text})
+    return ctx.manifest("v1", "ConfigMap", ctx.names.name, immutable=True, data={JOB_KEY: text})
 
 
 def volume_claim(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:

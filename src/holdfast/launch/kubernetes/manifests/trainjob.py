@@ -14,6 +14,7 @@ from holdfast.launch.kubernetes.manifests.jobset import (
     REPLACE_AT_ONCE,
     RESTARTS_COUNTED_BY_CONTROLLER,
     UNLIMITED_RETRIES,
+    default_group,
     gang_job_spec,
     owner,
     restart_policy,
@@ -50,6 +51,8 @@ def training_runtime(ctx: RenderContext) -> Mapping[str, YamlValue]:
                         "replicatedJobs": [
                             {
                                 "name": Commented(NODE, "Trainer identifies its nodes by this name and label."),
+                                "groupName": default_group(ctx),
+                                "replicas": 1 if ctx.accepted.from_tree else None,  # the default, as above
                                 "template": {
                                     "metadata": {"labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}},
                                     "spec": job,

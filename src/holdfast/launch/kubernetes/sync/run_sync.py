@@ -67,6 +67,7 @@ DELETE_RETRY_S = 60.0
 """Longest time to retry a refused deletion: an API server that has just started forbids some."""
 MAX_REQUEST_BYTES = 1 << 16
 LOG_ELSEWHERE = "its log is on the machine that started it"
+LOG_ON_VOLUME = "its log is on the target's volume, if it has one"
 _EXIT_CODE = re.compile(r"\(exit code (\d{1,3})\)$")
 
 
@@ -84,6 +85,7 @@ class SyncOptions(msgspec.Struct, frozen=True):
     """None if no upload is needed."""
     agent: bool = True
     durable_controller_disk: bool = True
+    from_tree: bool = False
 
     @classmethod
     def of(cls, folder: RunDir) -> SyncOptions:
@@ -93,7 +95,7 @@ class SyncOptions(msgspec.Struct, frozen=True):
         except (OSError, msgspec.MsgspecError) as error:
             sys.exit(f"{folder.job} is not what holdfast wrote there: {error}")
         # A machine that did not start the run has no code of it.
-        brought = terms.code is None or fits_in_secret(terms.code.bytes) or not folder.code.exists()
+        brought = terms.code is None or terms.from_tree or fits_in_secret(terms.code.bytes) or not folder.code.exists()
         return msgspec.structs.replace(terms, code=None) if brought else terms
 
 
@@ -148,7 +150,8 @@ class RunSync:
                 self._finish("its object was removed from the cluster")
             except ControllerLeft as left:
                 code = 0 if left.outcome is Outcome.SUCCEEDED else _exit_code(left.reason)
-                finish_run(self._folder, left.outcome, f"{left.reason}; {LOG_ELSEWHERE}", code)
+                where = LOG_ELSEWHERE if not self._options.from_tree else LOG_ON_VOLUME
+                finish_run(self._folder, left.outcome, f"{left.reason}; {where}", code)
             except (ClusterError, CommandFailed) as error:
                 why = str(error)
                 if isinstance(error, ClusterError):
@@ -230,6 +233,8 @@ class RunSync:
             if known["spec"].get("replicas") == 0:
                 await self._end_without_log()
             return
+        if self._options.from_tree:
+            return  # the tool that applied it has deleted it, or will apply it again
         if last_event(self._folder.events) is None:
             return  # before the run starts, new objects may not be visible yet
         owner = await self._cluster.get(self._cluster_ref.owner)
@@ -288,9 +293,12 @@ class RunSync:
         finish_run(self._folder, Outcome.CANCELLED, why, ExitCode.CANCELLED)
 
     async def _delete_if_cancelled(self) -> None:
-        """Delete the objects of a cancelled run; those of any other run stay for a day for inspection."""
+        """Delete the objects of a cancelled run; those of any other run stay for a day for inspection.
+
+        Those of a tree are deleted by the tool that applied them.
+        """
         finished = last_event(self._folder.events)
-        if not (isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED):
+        if self._options.from_tree or not (isinstance(finished, RunFinished) and finished.outcome is Outcome.CANCELLED):
             return
         deadline = time.monotonic() + DELETE_RETRY_S
         while True:
