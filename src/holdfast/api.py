@@ -51,6 +51,7 @@ from holdfast.job.targets import TargetSpec, find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
 from holdfast.launch.cluster_contact import lost_contact
+from holdfast.launch.init_target import init_target as init_target_file
 from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
@@ -188,6 +189,10 @@ def render(job: Job | LoadedJob, target: str, *, base: Path, tree: str | None = 
     """
     wanted = _submission(job, target, base, tree=tree)
     return open_target(wanted.spec.kind).render(wanted)
+
+
+init_target = init_target_file
+"""Write a first target file of a project from what a cluster shows."""
 
 
 def fetch_template(target: str, *, base: Path = Path()) -> FetchedTemplate:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Cli
-from tests.launch.kubernetes.test_collect_inventory import rules, user
+from tests.launch.kubernetes.test_collect_inventory import CLAIM, rules, user
+from tests.launch.kubernetes.test_pending_rules import QUEUE
 from tests.waiting import until
 
 from holdfast import api
@@ -86,6 +89,52 @@ def test_check_lists_what_is_missing_and_the_verdict(cli: Cli, project: Path) ->
     assert document["can_run"] is False
     assert "queue-missing" in [each["code"] for each in document["findings"]]
     assert cli("check", "--set", "image=any", "--on", "local").code == ExitCode.OK
+
+
+TOPOLOGY = """
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: Topology
+metadata: {name: NAME}
+spec: {levels: [{nodeLabel: cloud.provider.com/topology-block}, {nodeLabel: cloud.provider.com/topology-rack}]}
+---
+"""
+
+
+def test_target_is_written_from_what_a_cluster_shows_and_checked(
+    cli: Cli, project: Path, lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = project / "kubeconfig"
+    config.write_text(lab.kubeconfig.read_text())
+    kubectl = [*lab.kubectl_command()[:1], f"--kubeconfig={config}", "config"]
+    for name, there in (("team", namespace), ("other", "default")):
+        words = ("set-context", name, "--cluster=lab", "--user=admin", f"--namespace={there}")
+        subprocess.run([*kubectl, *words], check=True, capture_output=True)
+    subprocess.run([*kubectl, "use-context", "other"], check=True, capture_output=True)
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    document = QUEUE.replace("QUOTA", "8").replace("STOP", "None").replace("ORDER", "BestEffortFIFO")
+    document += TOPOLOGY + CLAIM.replace("MODE", "ReadWriteMany")
+    try:
+        lab.kubectl("create", "-f", "-", input=document.replace("NAME", namespace))
+        answer = cli("target", "init", "kubernetes", "mine", "--context", "team")
+        assert answer.out == "wrote .holdfast/targets/mine.yaml\nmine: can run a job\n"
+        assert answer.code == ExitCode.OK
+        made = cli("target", "mine", "-o", "json").data
+        assert (made["context"], made["namespace"], made["workload"]) == ("team", namespace, "jobset")
+        assert (made["queue"], made["volume"]["claim"]) == ("train", "checkpoints")
+        assert made["gpu_resource"] == "nvidia.com/gpu"
+        assert made["topology_levels"]["rack"] == "cloud.provider.com/topology-rack"
+        assert "4 of 4 machines have 8 each" in (project / ".holdfast" / "targets" / "mine.yaml").read_text()
+
+        again = cli("target", "init", "kubernetes", "mine", "-o", "json")
+        assert (again.code, json.loads(again.err)["findings"][0]["code"]) == (ExitCode.USAGE, "file-exists")
+        replaced = cli("target", "init", "kubernetes", "mine", "-n", "nowhere", "--overwrite", "-o", "json")
+        assert (replaced.code, replaced.data["can_run"]) == (ExitCode.CANNOT_RUN_HERE, False)
+        assert "namespace-missing" in [each["code"] for each in replaced.data["findings"]]
+        assert cli("target", "mine", "-o", "json").data["context"] == "other"
+    finally:
+        for kind in ("clusterqueue", "resourceflavor", "topology"):
+            lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
 
 
 def test_template_of_a_config_map_is_fetched_once_and_a_changed_version_is_refused(

@@ -53,7 +53,7 @@ COMMANDS = {
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy),
     "Explain": (diagnose.diagnose, explain.explain),
-    "Look up": (look_up.fabric, look_up.target, write_target.target_fetch),
+    "Look up": (look_up.fabric, look_up.target, write_target.target_init, write_target.target_fetch),
 }
 """Commands by section of the help; the function `target_fetch` is the command `target fetch`."""
 COMMAND_CLASSES: dict[Callable[..., object], type[TyperCommand]] = {

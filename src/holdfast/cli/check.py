@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -58,7 +58,6 @@ def check(
     from pathlib import Path
 
     from holdfast import api
-    from holdfast.cli.finding_text import render_findings
     from holdfast.findings import Severity
     from holdfast.job.spec import CheckLevel
 
@@ -84,10 +83,17 @@ def check(
                 print_rich(_rates(reports.probe, reports.line_rate))
             if reports.probe and reports.probe.storage:
                 print_rich(_storage(reports.probe))
-        if shown := (*findings, *_of_nodes(of_nodes)):
-            print_rich(render_findings(shown))
-        print_text(f"{on}: {'cannot run' if lacking else 'can run'} {loaded.job.name if loaded else 'a job'}")
+        print_verdict(on, (*findings, *_of_nodes(of_nodes)), loaded.job.name if loaded else "a job", lacking=lacking)
     raise typer.Exit(ExitCode.CANNOT_RUN_HERE if lacking else ExitCode.OK)
+
+
+def print_verdict(on: str, findings: Sequence[Finding], job: str, *, lacking: bool) -> None:
+    """The findings, and whether the target can run the job."""
+    from holdfast.cli.finding_text import render_findings
+
+    if findings:
+        print_rich(render_findings(findings))
+    print_text(f"{on}: {'cannot run' if lacking else 'can run'} {job}")
 
 
 def _show_progress(event: AnyEvent) -> None:

@@ -72,7 +72,7 @@ def target(
 ) -> None:
     """List the targets to run on, or show one.
 
-    `target fetch` stores the template of one.
+    `target init` writes a first one, and `target fetch` stores the template of one.
     """
     from holdfast.fabric.catalog import NAMES
     from holdfast.job.target_files import known_targets, target_file
@@ -84,7 +84,7 @@ def target(
         names = known_targets(here, os.environ)
         print_result(output, names, "\n".join(names))
         return
-    if name == "fetch" and target_file(name, here, os.environ) is None:
+    if name in ("init", "fetch") and target_file(name, here, os.environ) is None:
         remedy = f"See `holdfast target {name} --help`."
         raise failure(
             "bad-usage", f"`holdfast target {name}` needs an argument", exit_code=ExitCode.USAGE, remedy=remedy

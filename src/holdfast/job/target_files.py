@@ -9,7 +9,15 @@ from pathlib import Path
 LOCAL = "local"
 """The built-in target, and the default kind of every other."""
 
+PROJECT_TARGETS = Path(".holdfast", "targets")
+"""Folder of a project's target files."""
+
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
+
+
+def project_file(name: str, folder: Path) -> Path | None:
+    """Where a project in this folder has a target of this name; None if no target can have it."""
+    return folder / PROJECT_TARGETS / f"{name}.yaml" if _NAME.fullmatch(name) else None
 
 
 def target_file(name: str, start: Path, environ: Mapping[str, str]) -> Path | None:
@@ -29,7 +37,7 @@ def target_folders(start: Path, environ: Mapping[str, str]) -> Iterator[Path]:
     """Folders to search for targets, nearest first."""
     projects = [folder for here in (start.absolute(), Path.cwd()) for folder in (here, *here.parents)]
     for folder in dict.fromkeys(projects):
-        yield folder / ".holdfast" / "targets"
+        yield folder / PROJECT_TARGETS
     home = environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".config"
     yield Path(home) / "holdfast" / "targets"
 

@@ -41,6 +41,8 @@ class TargetKind:
     """The module with its target as TARGET."""
     prestart: str = ""
     """The module whose `prestart` starts, before the command is loaded, what a run's start waits for; if any."""
+    draft: str = ""
+    """The module whose `draft_target` writes a target file from what the place shows, if it can be asked."""
 
 
 TARGET_KINDS: Mapping[str, TargetKind] = {
@@ -48,6 +50,7 @@ TARGET_KINDS: Mapping[str, TargetKind] = {
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
         prestart="holdfast.launch.kubernetes.submit.submit_process",
+        draft="holdfast.launch.kubernetes.init.target_draft",
     ),
 }
 

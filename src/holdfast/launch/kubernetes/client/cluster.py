@@ -66,6 +66,14 @@ class ClusterClient:
         with contextlib.suppress(Exception):
             await self._connect()
 
+    async def location(self) -> tuple[str | None, str]:
+        """The kubeconfig context in use, None inside a pod, and the namespace that it names."""
+        api = await self._connect()
+        context = api.auth.active_context or None
+        if self._namespace or context is None:
+            return context, api.namespace
+        return context, api.auth.kubeconfig.get_context(context).get("namespace") or "default"
+
     async def get(self, path: str, **params: str) -> dict[str, Any]:
         """The object at a path."""
         return await self._request("GET", path, params=params)

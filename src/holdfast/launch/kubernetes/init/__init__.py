@@ -1,0 +1,1 @@
+"""Writes a first target file from what a cluster shows."""

@@ -1,0 +1,119 @@
+"""Finds which fabrics of the catalogue a cluster's machines offer. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from holdfast.fabric.catalog import CATALOG
+from holdfast.fabric.fabric import Fabric
+from holdfast.launch.kubernetes.client.api_paths import KubeObject
+
+if TYPE_CHECKING:
+    from holdfast.launch.kubernetes.init.cluster_survey import ClusterSurvey
+
+# `spec.providerID` of a node begins with its cloud: aws:///us-east-1a/i-0ab, gce://project/zone/name,
+# azure:///subscriptions/…; Oracle's is the bare OCID of the instance, ocid1.instance.oc1… CoreWeave labels its nodes
+# with node.coreweave.cloud/class and others (docs.coreweave.com, workload scheduling).
+_CLOUDS: Mapping[str, str] = {
+    "efa": "aws:",
+    "gke": "gce:",
+    "aks": "azure:",
+    "oke": "oci",
+    "coreweave": "node.coreweave.cloud/",
+}
+"""By the first word of a fabric's name, how the provider id or a label of its cloud's machines begins."""
+
+GPU = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/(i915|xe)")
+"""Resource names of GPUs and of parts of them."""
+
+_RDMA_PLUGIN = "rdma/"
+"""Default prefix of the RDMA shared device plugin's resources."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FabricGuess:
+    """A fabric that a cluster seems to have."""
+
+    fabric: Fabric
+    reason: str
+    """What was seen."""
+    resource: str = ""
+    """The resource, if it is not that of the catalogue."""
+    per_node: int = 0
+    """Devices that each machine has, if the catalogue leaves the number to the target."""
+
+
+def guess_fabrics(survey: ClusterSurvey) -> tuple[FabricGuess, ...]:
+    """One guess for each resource, set of daemons or device class by which the cluster offers a fabric."""
+    best: dict[str, FabricGuess] = {}
+    for row in CATALOG.values():
+        if not _is_of_this_cloud(row, survey.nodes or ()):
+            continue
+        for sign, guess in _signs(row, survey):
+            if sign not in best or _fit(guess, survey) > _fit(best[sign], survey):
+                best[sign] = guess
+    return tuple(best.values()) or tuple(_unnamed_rdma(survey))
+
+
+def extended_resources(nodes: Sequence[KubeObject]) -> dict[str, list[int]]:
+    """Resources of device plugins, such as `nvidia.com/gpu`: the amount of each machine that has any."""
+    amounts: dict[str, list[int]] = {}
+    for node in nodes:
+        for name, amount in node.get("status", {}).get("allocatable", {}).items():
+            if "/" in name and str(amount).isdecimal() and int(amount):
+                amounts.setdefault(name, []).append(int(amount))
+    return amounts
+
+
+def seen_on(amounts: Sequence[int], nodes: Sequence[KubeObject]) -> str:
+    """`4 of 5 machines have 8 each`."""
+    each = f"{amounts[0]} each" if len(set(amounts)) == 1 else f"{min(amounts)} to {max(amounts)} each"
+    return f"{len(amounts)} of {len(nodes)} machines have {each}"
+
+
+def _is_of_this_cloud(row: Fabric, nodes: Sequence[KubeObject]) -> bool:
+    cloud = _cloud(row)
+    signs = (
+        each
+        for node in nodes
+        for each in (node.get("spec", {}).get("providerID", ""), *node["metadata"].get("labels", {}))
+    )
+    return cloud is None or any(each.startswith(cloud) for each in signs)
+
+
+def _cloud(row: Fabric) -> str | None:
+    return _CLOUDS.get(row.name.partition("-")[0])
+
+
+def _signs(row: Fabric, survey: ClusterSurvey) -> Iterator[tuple[str, FabricGuess]]:
+    """What shows that the cluster has this fabric."""
+    access, nodes = row.pod, survey.nodes or ()
+    if amounts := extended_resources(nodes).get(access.resource):
+        per_node = 0 if access.per_node else min(amounts)
+        reason = f"{seen_on(amounts, nodes)} of {access.resource}"
+        yield access.resource, FabricGuess(fabric=row, reason=reason, per_node=per_node)
+    daemons = {f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in survey.daemon_sets or ()}
+    if access.daemon_sets and daemons.issuperset(access.daemon_sets):
+        yield " ".join(access.daemon_sets), FabricGuess(fabric=row, reason=f"has {' and '.join(access.daemon_sets)}")
+    classes = {each["metadata"]["name"] for each in survey.device_classes or ()}
+    if access.claim and access.claim.device_class in classes:
+        reason = f"has DeviceClass {access.claim.device_class}"
+        yield access.claim.device_class, FabricGuess(fabric=row, reason=reason)
+
+
+def _fit(guess: FabricGuess, survey: ClusterSurvey) -> tuple[bool, bool]:
+    """How closely a row describes the machines: it is their cloud's, and has their number of devices."""
+    amounts = extended_resources(survey.nodes or ()).get(guess.fabric.pod.resource, [])
+    return _cloud(guess.fabric) is not None, set(amounts) == {guess.fabric.pod.per_node}
+
+
+def _unnamed_rdma(survey: ClusterSurvey) -> Iterator[FabricGuess]:
+    """Devices of the RDMA shared device plugin, which the cluster gave a name of its own."""
+    nodes = survey.nodes or ()
+    for resource, amounts in extended_resources(nodes).items():
+        if resource.startswith(_RDMA_PLUGIN):
+            reason = f"{seen_on(amounts, nodes)} of {resource}"
+            yield FabricGuess(fabric=CATALOG["rdma-shared"], reason=reason, resource=resource)

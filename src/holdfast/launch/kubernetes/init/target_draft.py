@@ -1,0 +1,215 @@
+"""Writes a target file from what a cluster shows; each line has its reason as a comment."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import require_extra
+from holdfast.job.targets import Workload
+from holdfast.job.yaml_source import printable, scalar
+from holdfast.launch.kubernetes.client.api_paths import KubeObject
+from holdfast.launch.kubernetes.init.fabric_guess import (
+    GPU,
+    FabricGuess,
+    extended_resources,
+    guess_fabrics,
+    seen_on,
+)
+
+if TYPE_CHECKING:
+    from holdfast.launch.kubernetes.init.cluster_survey import ClusterSurvey, Listed
+
+Line = tuple[str, str]
+"""A line of the file and its comment."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./:@]*[-A-Za-z0-9_./@]|[A-Za-z0-9]")
+_MAX_WIDTH = 44
+"""Longer lines do not shift the comments of the others."""
+_TITLE = "# Where `--on {name}` runs jobs. `holdfast target init` wrote what the cluster shows; edit it freely.\n"
+_HOST = "kubernetes.io/hostname"
+
+
+def draft_target(name: str, *, context: str | None, namespace: str | None) -> str:
+    """The text of a target file for a cluster; raises HoldfastError if it does not answer."""
+    require_extra("kubernetes", "kr8s", "a Kubernetes target needs")
+    from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
+    from holdfast.launch.kubernetes.init.cluster_survey import survey_cluster
+
+    with as_holdfast_error():
+        survey = survey_cluster(context, namespace)
+    return target_text(name, survey)
+
+
+def target_text(name: str, survey: ClusterSurvey) -> str:
+    """The target file for a survey."""
+    lines = [
+        ("kind: kubernetes", "a cluster"),
+        *_context(survey),
+        (f"namespace: {_value(survey.namespace)}", "where runs, the queue and the volume are"),
+        *_workload(survey.workloads),
+        *_queue(survey.local_queues),
+        *_volume(survey.claims),
+        *_gpu_resource(survey.nodes),
+        *_tolerations(survey.nodes),
+        *_fabric(survey),
+        *_topology(survey),
+    ]
+    width = max(len(text) for text, _ in lines if len(text) <= _MAX_WIDTH)
+    body = "".join(f"{text:<{width}}  # {printable(reason, 300)}\n" for text, reason in lines)
+    return _TITLE.format(name=name) + body
+
+
+def _context(survey: ClusterSurvey) -> Iterator[Line]:
+    if survey.context is not None:
+        yield f"context: {_value(survey.context)}", "of the kubeconfig; without this line, its current one at that time"
+
+
+def _workload(served: Sequence[Workload]) -> Iterator[Line]:
+    with_agents = [kind for kind in served if kind is not Workload.MPIJOB]
+    if with_agents:
+        more = f"; also installed: {', '.join(served[1:])}" if served[1:] else ""
+        yield f"workload: {with_agents[0]}", f"its operator is installed{more}"
+    elif served:
+        yield f"workload: {served[0]}", "the only operator that is installed"
+        yield "agent: false", "an MPIJob starts the command itself; holdfast only observes it"
+    else:
+        yield "# workload: jobset", "no operator is installed that holdfast knows: JobSet is the default"
+
+
+def _queue(queues: Listed) -> Iterator[Line]:
+    names = _names(queues)
+    if len(names) == 1:
+        yield f"queue: {_value(names[0])}", "the only LocalQueue here"
+    else:
+        yield "# queue: NAME", _none_of_several("LocalQueues", queues, "runs start without Kueue")
+
+
+def _volume(claims: Listed) -> Iterator[Line]:
+    shared = [each for each in claims or () if "ReadWriteMany" in each["spec"].get("accessModes", ())]
+    if len(shared) == 1:
+        size = shared[0]["spec"].get("resources", {}).get("requests", {}).get("storage", "unknown size")
+        yield (
+            f"volume: {{claim: {_value(_name(shared[0]))}}}",
+            f"the only ReadWriteMany claim here, {size}",
+        )
+    else:
+        listed = None if claims is None else shared
+        yield "# volume: {claim: NAME}", _none_of_several("ReadWriteMany claims", listed, "`size: 1TiB` creates one")
+
+
+def _gpu_resource(nodes: Listed) -> Iterator[Line]:
+    found = {name: amounts for name, amounts in extended_resources(nodes or ()).items() if GPU.fullmatch(name)}
+    if not found:
+        seen = "this user may not list machines" if nodes is None else "no machine offers GPUs"
+        yield "# gpu_resource: nvidia.com/gpu", f"{seen}; this is the default"
+        return
+    most = max(found, key=lambda name: len(found[name]))
+    others = "".join(f"; also {name}" for name in found if name != most)
+    yield f"gpu_resource: {most}", f"{seen_on(found[most], nodes or ())}{others}"
+
+
+def _tolerations(nodes: Listed) -> Iterator[Line]:
+    """Those for the taints that all machines with GPUs have, or without GPUs all machines."""
+    able = [node for node in nodes or () if any(GPU.fullmatch(name) for name in extended_resources([node]))]
+    machines = able or list(nodes or ())
+    taints = Counter(
+        key
+        for node in machines
+        for key in dict.fromkeys(
+            taint["key"] for taint in node.get("spec", {}).get("taints", ()) if taint["effect"] != "PreferNoSchedule"
+        )
+    )
+    of_all = [key for key, count in taints.items() if count == len(machines)]
+    keys = [key for key in of_all if not key.startswith("node.kubernetes.io/")]
+    if keys:
+        tolerated = ", ".join(f"{{key: {_value(key)}}}" for key in keys)
+        yield f"tolerations: [{tolerated}]", f"all machines{' with GPUs' if able else ''} have this taint"
+
+
+def _fabric(survey: ClusterSurvey) -> Iterator[Line]:
+    guesses = guess_fabrics(survey)
+    if len(guesses) == 1:
+        (guess,) = guesses
+        yield f"fabric: {guess.fabric.name}", guess.reason
+        yield from _fabric_device(guess, survey)
+    elif guesses:
+        yield "# fabric: NAME", "; ".join(f"{each.fabric.name}: {each.reason}" for each in guesses)
+    else:
+        yield "# fabric: NAME", f"the default is tcp: {_devices(survey)}; `holdfast fabric` lists the names"
+
+
+def _fabric_device(guess: FabricGuess, survey: ClusterSurvey) -> Iterator[Line]:
+    networks = _names(survey.networks) if guess.fabric.pod.multus_attached else []
+    fields = [
+        *([f"resource: {_value(guess.resource)}"] if guess.resource else []),
+        *([f"per_node: {guess.per_node}"] if guess.per_node else []),
+        *([f"network: {_value(networks[0])}"] if len(networks) == 1 else []),
+    ]
+    if fields:
+        yield f"fabric_device: {{{', '.join(fields)}}}", "what this cluster calls its devices"
+    if guess.fabric.pod.multus_attached and len(networks) != 1:
+        reason = _none_of_several("Multus networks", survey.networks, "the fabric needs one")
+        yield "# fabric_device: {network: NAME}", reason
+
+
+def _devices(survey: ClusterSurvey) -> str:
+    """What machines offer besides GPUs, which may be the devices of a fabric."""
+    if survey.nodes is None:
+        return "this user may not list machines"
+    others = [name for name in extended_resources(survey.nodes) if not GPU.fullmatch(name)]
+    classes = _names(survey.device_classes)
+    seen = [*others, *(f"DeviceClass {name}" for name in classes)]
+    return f"machines offer {', '.join(seen)}" if seen else "machines offer no device of a fabric"
+
+
+def _topology(survey: ClusterSurvey) -> Iterator[Line]:
+    """The levels of all Topology objects of Kueue, under the last word of their label."""
+    labels = {
+        level["nodeLabel"]: _name(topology)
+        for topology in survey.topologies or ()
+        for level in topology["spec"]["levels"]
+    }
+    if not labels:
+        seen = "this user may not list Topologies" if survey.topologies is None else "Kueue has no Topology here"
+        yield "# topology_levels: {rack: LABEL}", f"{seen}; with one, a job can say `placement: rack`"
+        return
+    yield "topology_levels:", "names for `placement` in jobs, and the label of each"
+    for name, label in _level_names(labels).items():
+        domains = {value for node in survey.nodes or () if (value := node["metadata"].get("labels", {}).get(label))}
+        count = f", {len(domains)} on {len(survey.nodes)} machines" if survey.nodes else ""
+        yield f"  {_value(name)}: {_value(label)}", f"a level of Topology {labels[label]}{count}"
+
+
+def _level_names(labels: Mapping[str, str]) -> dict[str, str]:
+    """A name for each label: cloud.provider.com/topology-rack is `rack`; two with the same name keep the label's."""
+    short = {
+        label: "host" if label == _HOST else label.rpartition("/")[2].removeprefix("topology-") for label in labels
+    }
+    again = Counter(short.values())
+    return {name if again[name] == 1 else label: label for label, name in short.items()}
+
+
+def _none_of_several(what: str, listed: Listed, otherwise: str) -> str:
+    """Why no object was chosen."""
+    if listed is None:
+        return f"this user may not list {what}; {otherwise}"
+    names = _names(listed)
+    return f"{what} here: {', '.join(names)}; name one" if names else f"no {what} here; {otherwise}"
+
+
+def _names(listed: Listed) -> list[str]:
+    return sorted(_name(each) for each in listed or ())
+
+
+def _name(thing: KubeObject) -> str:
+    return str(thing["metadata"]["name"])
+
+
+def _value(text: str) -> str:
+    """The text as a YAML value, in quotes if it would be read as something else."""
+    plain: Any = scalar(text)
+    return text if _PLAIN.fullmatch(text) and isinstance(plain, str) else json.dumps(text)
