@@ -15,6 +15,7 @@ from pydantic import Field
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
+from holdfast.job.egress import EgressRule
 from holdfast.job.isolation import Isolation
 from holdfast.job.loader import located_in, validate_model
 from holdfast.job.pod_settings import ObjectName, PodSettings, QualifiedName
@@ -175,6 +176,8 @@ class TargetSpec(Model):
     """Kubernetes: what the run's pods have in addition, such as labels, volumes, or a patch."""
     controller: ControllerPod = ControllerPod()
     """Kubernetes: the controller's pod: image, resources, and scheduling."""
+    egress: tuple[EgressRule, ...] | None = None
+    """Kubernetes: to what a run's pods may connect besides one another and DNS; none means everything."""
     service_account: ObjectName | None = None
     """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
     ttl_s: Annotated[Count, Field(ge=60, le=2**31 - 1)] = 86_400

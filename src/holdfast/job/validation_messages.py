@@ -59,6 +59,11 @@ MESSAGES: Mapping[str, MessageTemplate] = {
     ),
     "bad-secret": MessageTemplate(code="bad-secret", what="{message}", remedy="Write `NAME: {{env: VARIABLE}}`."),
     "bad-path": MessageTemplate(code="bad-path", what="{message}"),
+    "bad-egress": MessageTemplate(
+        code="bad-egress",
+        what="{message}",
+        remedy="Write one destination for each rule, such as `{{cidr: 10.20.0.0/16}}` or `{{ports: [443]}}`.",
+    ),
     "bad-volume": MessageTemplate(code="bad-volume", what="{message}", remedy="Name one of them."),
     "bad-command": MessageTemplate(code="bad-command", what="{message}", remedy="write the command as a list of words"),
 }

@@ -158,6 +158,17 @@ CASES: Mapping[str, Case] = {
     "mpijob-rdma-shared": Case(job={**MPIRUN, "fabric": "rdma-shared"}, target={"agent": False, "user": 0}),
     "jobset-tcp-mpi": Case(job=MPIRUN),
     "jobset-pod": Case(target={"pod": POD, "ttl_s": 3600}),
+    "jobset-egress": Case(
+        target={
+            "egress": [
+                {"cidr": "10.20.0.0/16"},
+                {"namespace": "storage", "pods": {"app": "minio"}, "ports": [9000, 9001]},
+                {"namespace": "monitoring", "ports": [8125], "protocol": "UDP"},
+                {"pods": {"app": "proxy"}},
+                {"ports": [443]},
+            ]
+        }
+    ),
     "jobset-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, target={"agent": False}),
 }
 

@@ -272,6 +272,10 @@ def test_finding_names_the_file_and_the_line_of_the_patch(tmp_path: Path) -> Non
         ("pod: {pull_policy: always}", "bad-value", "Always"),
         ("pod: {env_from: [x]}", "wrong-type", ""),
         ("ttl_s: 1", "out-of-range", ""),
+        ("egress: [{cidr: 10.0.0.1/8}]", "bad-egress", "10.20.0.0/16"),
+        ("egress: [{cidr: 10.0.0.0/8, namespace: storage}]", "bad-egress", "10.20.0.0/16"),
+        ("egress: [{}]", "bad-egress", "ports"),
+        ("egress: [{ports: [0]}]", "out-of-range", ""),
     ],
 )
 def test_wrong_field_is_reported_with_the_right_one(tmp_path: Path, text: str, code: str, remedy: str) -> None:

@@ -64,6 +64,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Name one of claim, secret, config_map, host_path, ephemeral or image.",
     ),
     (
+        "bad-egress",
+        "A rule of the target's `egress` names no destination, two of them, or an address block that is none.",
+        "The line in the finding.",
+        "Write a block such as 10.20.0.0/16, or a namespace and labels of pods, or ports.",
+    ),
+    (
         "bad-size",
         "An amount of memory has the wrong format.",
         "The line in the finding.",

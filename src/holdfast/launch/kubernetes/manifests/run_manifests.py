@@ -10,6 +10,7 @@ from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests import controller_objects, run_objects, tree_objects
 from holdfast.launch.kubernetes.manifests.jobset import jobset
 from holdfast.launch.kubernetes.manifests.mpijob import mpijob
+from holdfast.launch.kubernetes.manifests.network_policies import network_policies
 from holdfast.launch.kubernetes.manifests.pytorchjob import pytorchjob
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.trainjob import training_runtime, trainjob
@@ -57,13 +58,13 @@ def render(ctx: RenderContext) -> RunManifests:
             *run_objects.key_secrets(ctx),
             run_objects.job_config_map(ctx),
             *run_objects.rbac(ctx),
-            run_objects.network_policy(ctx),
+            *network_policies(ctx),
             *controller_objects.first_pod_marker(ctx),
             controller_objects.service(ctx),
             controller_objects.replicaset(ctx),
         )
     else:
-        owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), run_objects.network_policy(ctx))
+        owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), *network_policies(ctx))
     owned = (*run_objects.fabric_claim(ctx), *owned)
     before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:
@@ -81,7 +82,7 @@ def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
 
     What outlives the run, a claim and the quarantine, is not among them: who deletes the tree would delete it.
     """
-    objects = [run_objects.job_config_map(ctx), run_objects.network_policy(ctx), *run_objects.fabric_claim(ctx)]
+    objects = [run_objects.job_config_map(ctx), *network_policies(ctx), *run_objects.fabric_claim(ctx)]
     if ctx.target.agent:
         objects += [
             *tree_objects.code_config_map(ctx, compressed_code),

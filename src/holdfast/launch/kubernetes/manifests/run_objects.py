@@ -1,4 +1,4 @@
-"""Renders a run's supporting objects: the controller's role, NetworkPolicy, Secrets, ConfigMap and volume claim."""
+"""Renders a run's supporting objects: the controller's role, Secrets, ConfigMap and volume claim."""
 
 from __future__ import annotations
 
@@ -64,26 +64,6 @@ def _node_replacement_rules(ctx: RenderContext) -> list[YamlValue]:
 def rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = None) -> YamlValue:
     """A rule of a Role, for all objects of a kind or for some."""
     return {"apiGroups": [group], "resources": [resource], "resourceNames": names, "verbs": verbs}
-
-
-def network_policy(ctx: RenderContext) -> Mapping[str, YamlValue]:
-    """Allows connections to the run's pods only from its own pods."""
-    names = ctx.names
-    return ctx.manifest(
-        "networking.k8s.io/v1",
-        "NetworkPolicy",
-        names.name,
-        spec={
-            "podSelector": names.selector(),
-            "policyTypes": Commented(
-                ["Ingress"], "Outgoing traffic is not restricted: DNS, data sets, checkpoint stores."
-            ),
-            "ingress": Commented(
-                [{"from": [{"podSelector": names.selector()}]}],
-                "TCPStore, Gloo and NCCL ports have no authentication; only the run's own pods may connect.",
-            ),
-        },
-    )
 
 
 def key_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
