@@ -147,6 +147,9 @@ def test_init_writes_a_file_that_validates_and_never_overwrites(cli: Cli) -> Non
     assert "[file-exists]" in again.err
     assert Path("job.yaml").read_text() == written
     assert cli("init", "nowhere/job.yaml").code == ExitCode.NOT_FOUND
+    assert cli("init", "mine.yaml", "--image", "team/train:3").code == ExitCode.OK
+    assert api.load_job(Path("mine.yaml")).image == "team/train:3"
+    assert "[bad-usage]" in cli("init", "other.yaml", "--image", "a", "--from", "mine.yaml").err
     assert "job.yaml" in cli("validate").out
 
 

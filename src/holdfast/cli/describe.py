@@ -33,6 +33,9 @@ def init(
     manifest: Annotated[
         Path | None, typer.Option("--from", metavar="MANIFEST", help="Kubernetes manifest to convert.")
     ] = None,
+    image: Annotated[
+        str | None, typer.Option("--image", metavar="IMAGE", help="Container image, for runs on a cluster.")
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Write a commented job file to start from.
@@ -42,7 +45,11 @@ def init(
     from holdfast import api
     from holdfast.job.job_template import job_template
 
-    text = api.convert(manifest) if manifest else job_template(file.absolute().parent.name)
+    if manifest and image:
+        what = "a manifest has an image, and `--image` was given too"
+        remedy = "Leave `--image` out, and edit `image` in the file."
+        raise failure("bad-usage", what, exit_code=ExitCode.USAGE, remedy=remedy)
+    text = api.convert(manifest) if manifest else job_template(file.absolute().parent.name, image=image)
     try:
         with file.open("x", encoding="utf-8") as target:
             target.write(text)

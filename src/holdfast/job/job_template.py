@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from holdfast.job.yaml_source import as_yaml
+
 _TEMPLATE = """\
 # A holdfast job: what to run, on how many nodes, and how to recover from failures.
 # `holdfast validate` checks this file, `holdfast render` shows what each rank gets, `holdfast run` starts it.
@@ -12,6 +14,7 @@ name: {name}
 
 # The program and its arguments. No shell runs; for one, write [bash, -c, "..."].
 command: [python, train.py]
+{image}  # container image on a cluster, with holdfast installed; local runs ignore it
 # launch: per-node        # for a command that starts its own ranks, such as torchrun
 # workdir: .              # the folder it runs in, relative to this file
 
@@ -47,7 +50,8 @@ recovery:
 """
 
 
-def job_template(folder_name: str = "job") -> str:
+def job_template(folder_name: str = "job", *, image: str | None = None) -> str:
     """A valid, commented job file; the job gets the name of its folder."""
+    shown = "# image: REGISTRY/NAME:TAG" if image is None else f"image: {as_yaml(image)}"
     name = re.sub(r"[^a-z0-9]+", "-", folder_name.lower()).lstrip("-0123456789")[:40].rstrip("-")
-    return _TEMPLATE.format(name=name or "job")
+    return _TEMPLATE.format(name=name or "job", image=shown)

@@ -6,6 +6,7 @@ rejects aliases and tags, and limits nesting and size. For any input it returns 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -108,6 +109,15 @@ def scalar(text: str, *, keep_as_text: bool = False) -> Data:
             value = read(text)
             return text if keep_as_text and value is not None else value
     return text
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_./:@+]*[-A-Za-z0-9_./@+])?")
+"""Text that needs no quotes unless it reads as another type; a colon at its end would make it a field's name."""
+
+
+def as_yaml(text: str) -> str:
+    """The text as a YAML scalar, in quotes if it would be read as something else without."""
+    return text if _PLAIN.fullmatch(text) and scalar(text) == text else json.dumps(text, ensure_ascii=False)
 
 
 # PyYAML's error message -> remedy.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from holdfast.errors import require_extra
 from holdfast.job.targets import Workload
-from holdfast.job.yaml_source import printable, scalar
+from holdfast.job.yaml_source import as_yaml, printable
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
 from holdfast.launch.kubernetes.init.fabric_guess import (
     GPU,
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 Line = tuple[str, str]
 """A line of the file and its comment."""
 
-_PLAIN = re.compile(r"[A-Za-z0-9][-A-Za-z0-9_./:@]*[-A-Za-z0-9_./@]|[A-Za-z0-9]")
 _MAX_WIDTH = 44
 """Longer lines do not shift the comments of the others."""
 _TITLE = "# Where `--on {name}` runs jobs. `holdfast target init` wrote what the cluster shows; edit it freely.\n"
@@ -49,7 +46,7 @@ def target_text(name: str, survey: ClusterSurvey) -> str:
     lines = [
         ("kind: kubernetes", "a cluster"),
         *_context(survey),
-        (f"namespace: {_value(survey.namespace)}", "where runs, the queue and the volume are"),
+        (f"namespace: {as_yaml(survey.namespace)}", "where runs, the queue and the volume are"),
         *_workload(survey.workloads),
         *_queue(survey.local_queues),
         *_volume(survey.claims),
@@ -65,7 +62,10 @@ def target_text(name: str, survey: ClusterSurvey) -> str:
 
 def _context(survey: ClusterSurvey) -> Iterator[Line]:
     if survey.context is not None:
-        yield f"context: {_value(survey.context)}", "of the kubeconfig; without this line, its current one at that time"
+        yield (
+            f"context: {as_yaml(survey.context)}",
+            "of the kubeconfig; without this line, its current one",
+        )
 
 
 def _workload(served: Sequence[Workload]) -> Iterator[Line]:
@@ -83,7 +83,7 @@ def _workload(served: Sequence[Workload]) -> Iterator[Line]:
 def _queue(queues: Listed) -> Iterator[Line]:
     names = _names(queues)
     if len(names) == 1:
-        yield f"queue: {_value(names[0])}", "the only LocalQueue here"
+        yield f"queue: {as_yaml(names[0])}", "the only LocalQueue here"
     else:
         yield "# queue: NAME", _none_of_several("LocalQueues", queues, "runs start without Kueue")
 
@@ -93,7 +93,7 @@ def _volume(claims: Listed) -> Iterator[Line]:
     if len(shared) == 1:
         size = shared[0]["spec"].get("resources", {}).get("requests", {}).get("storage", "unknown size")
         yield (
-            f"volume: {{claim: {_value(_name(shared[0]))}}}",
+            f"volume: {{claim: {as_yaml(_name(shared[0]))}}}",
             f"the only ReadWriteMany claim here, {size}",
         )
     else:
@@ -126,7 +126,7 @@ def _tolerations(nodes: Listed) -> Iterator[Line]:
     of_all = [key for key, count in taints.items() if count == len(machines)]
     keys = [key for key in of_all if not key.startswith("node.kubernetes.io/")]
     if keys:
-        tolerated = ", ".join(f"{{key: {_value(key)}}}" for key in keys)
+        tolerated = ", ".join(f"{{key: {as_yaml(key)}}}" for key in keys)
         yield f"tolerations: [{tolerated}]", f"all machines{' with GPUs' if able else ''} have this taint"
 
 
@@ -145,9 +145,9 @@ def _fabric(survey: ClusterSurvey) -> Iterator[Line]:
 def _fabric_device(guess: FabricGuess, survey: ClusterSurvey) -> Iterator[Line]:
     networks = _names(survey.networks) if guess.fabric.pod.multus_attached else []
     fields = [
-        *([f"resource: {_value(guess.resource)}"] if guess.resource else []),
+        *([f"resource: {as_yaml(guess.resource)}"] if guess.resource else []),
         *([f"per_node: {guess.per_node}"] if guess.per_node else []),
-        *([f"network: {_value(networks[0])}"] if len(networks) == 1 else []),
+        *([f"network: {as_yaml(networks[0])}"] if len(networks) == 1 else []),
     ]
     if fields:
         yield f"fabric_device: {{{', '.join(fields)}}}", "what this cluster calls its devices"
@@ -181,7 +181,7 @@ def _topology(survey: ClusterSurvey) -> Iterator[Line]:
     for name, label in _level_names(labels).items():
         domains = {value for node in survey.nodes or () if (value := node["metadata"].get("labels", {}).get(label))}
         count = f", {len(domains)} on {len(survey.nodes)} machines" if survey.nodes else ""
-        yield f"  {_value(name)}: {_value(label)}", f"a level of Topology {labels[label]}{count}"
+        yield f"  {as_yaml(name)}: {as_yaml(label)}", f"a level of Topology {labels[label]}{count}"
 
 
 def _level_names(labels: Mapping[str, str]) -> dict[str, str]:
@@ -207,9 +207,3 @@ def _names(listed: Listed) -> list[str]:
 
 def _name(thing: KubeObject) -> str:
     return str(thing["metadata"]["name"])
-
-
-def _value(text: str) -> str:
-    """The text as a YAML value, in quotes if it would be read as something else."""
-    plain: Any = scalar(text)
-    return text if _PLAIN.fullmatch(text) and isinstance(plain, str) else json.dumps(text)
