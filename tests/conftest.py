@@ -38,6 +38,7 @@ LAB_TESTS = (
         f"tests/launch/kubernetes/test_{name}.py"
         for name in (
             "api_errors",
+            "chart",
             "cluster_runs",
             "collect_inventory",
             "fabrics_in_cluster",

@@ -1,0 +1,1 @@
+"""What a platform team installs on a cluster for holdfast."""
