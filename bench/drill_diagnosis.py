@@ -213,10 +213,8 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
             program=WATCHED_LOOP,
         )
         for target in FaultTarget
-        if target.is_phase and target is not FaultTarget.COMMUNICATION
+        if target.is_phase
     },
-    # On a busy machine arrivals vary by more: it is not always named.
-    (FaultAction.SLOW, FaultTarget.COMMUNICATION): Case(amount=1.6, program=WATCHED_LOOP),
     (FaultAction.DATA_STALL, _RANK): Case(amount=0.05, warning="data-stall", program=WATCHED_LOOP),
     (FaultAction.LEAK, _RANK): Case(
         amount=0.2,  # MiB a step: slow enough to be named before the limit, on an idle machine too

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.control.run_watch import STACKS_AGAIN_S, RunWatch
 from holdfast.control.state import ReplicaPhase, ReplicaState
 from holdfast.events import (
@@ -63,7 +65,7 @@ def test_ranks_that_wait_for_data_are_reported_with_their_loader() -> None:
     (stall,) = [each.finding for each in found if isinstance(each, FindingRaised)]
     assert (stall.code, stall.where) == ("data-stall", "rank 0 on node0")
     assert "`Loader`" in stall.what
-    assert "2 ranks wait so" in stall.evidence  # the other node is a round behind
+    assert "2 ranks wait so" in stall.evidence  # the first times of the other node were of earlier steps
 
 
 def test_rank_that_waits_for_data_longer_than_others_is_reported_once_as_a_data_stall() -> None:
@@ -71,6 +73,21 @@ def test_rank_that_waits_for_data_longer_than_others_is_reported_once_as_a_data_
     assert isinstance(found, StragglerObserved)
     assert (found.finding.code, found.finding.where) == ("data-stall", "rank 2 on node1")
     assert "because it waits for samples from `Loader`" in found.finding.what
+
+
+def test_rank_that_is_slow_in_communication_is_named_although_its_node_was_heard_of_late() -> None:
+    """Arrivals are compared only within the same steps."""
+    watch, found = RunWatch(), list[AnyEvent]()
+    for last in range(4, 120, 5):
+        late_s = 0.2 if last > 60 else 0.0
+        for node in (0, 1):
+            rows = [
+                replace(times(rank, last, communication=late_s), arrived=last + (late_s if rank == 2 else 0.0))
+                for rank in (2 * node, 2 * node + 1)
+            ]
+            found += watch.add_phases(progress(node, *rows), float(last))
+    (one,) = [each for each in found if isinstance(each, StragglerObserved)]
+    assert (one.rank, one.phase) == (2, "communication")
 
 
 def test_invalid_times_are_ignored() -> None:

@@ -119,8 +119,10 @@ class _AttemptWatch:
         self._stalls = DataStallDetector()
         self._fresh: dict[int, PhaseTimes] = {}
         """By rank, times that no round has had yet."""
+        self._awaits_others = False
+        """Whether times were dropped because other ranks had sent those of later steps."""
         self._last_steps: dict[int, int] = {}
-        """By rank, the last step of its last round."""
+        """By rank, the last step of its last times."""
         self._nodes: dict[int, int] = {}
 
     def add(self, node: int, times: Iterable[PhaseTimes], at: float) -> list[events.AnyEvent]:
@@ -128,11 +130,11 @@ class _AttemptWatch:
         for each in times:
             if each.is_valid and each.last_step > self._last_steps.get(each.rank, -1):
                 self._fresh[each.rank] = each
+                self._last_steps[each.rank] = each.last_step
                 self._nodes[each.rank] = node
-        if len(self._fresh) < len(self._nodes) or not self._fresh:
+        if len(self._fresh) < len(self._nodes) or not self._fresh or self._drop_earlier():
             return []
         fresh, self._fresh = list(self._fresh.values()), {}
-        self._last_steps = {each.rank: each.last_step for each in fresh}
         self.typical = _typical(fresh)
         stragglers = self._stragglers.add(fresh)
         stall = self._stalls.add(fresh, is_named=any(each.phase is Phase.DATA for each in stragglers))
@@ -141,6 +143,18 @@ class _AttemptWatch:
             finding = data_stall_finding(stall, self._nodes[stall.rank], self._replica)
             found.append(FindingRaised(at=at, finding=finding))
         return found
+
+    def _drop_earlier(self) -> bool:
+        """Drop times of earlier steps than others', once: with those that follow, all are of the same steps.
+
+        Else a node whose first message came late would be compared with later steps of the others for ever.
+        """
+        newest = max(each.last_step for each in self._fresh.values())
+        same = {rank: each for rank, each in self._fresh.items() if each.last_step == newest}
+        self._awaits_others = len(same) < len(self._fresh) and not self._awaits_others
+        if self._awaits_others:
+            self._fresh = same
+        return self._awaits_others
 
     def _observed(self, stragglers: Sequence[Straggler], at: float) -> list[events.AnyEvent]:
         """One event for each node with stragglers, of its slowest rank."""

@@ -48,6 +48,9 @@ CONTENTION = 0.5
 its own time. Waits are in no own time; on two busy cores, own times of equal ranks still differ by 6 % to 20 %.
 A rank is late by the waits themselves as well."""
 
+NOTICED = 0.5
+"""Part of its lateness that the others must wait longer, at least: some of it passes while gradients are sent."""
+
 
 class Straggler(NamedTuple):
     """A rank that is slower than the others."""
@@ -210,7 +213,8 @@ class StragglerDetector:
         return {
             rank: _Round(
                 steps=one.steps,
-                share=min(late_s[rank] - usual[rank] - max(0.0, one.share * one.others_s), grown_s) / one.others_s,
+                share=min(late_s[rank] - usual[rank] - max(0.0, one.share * one.others_s), grown_s / NOTICED)
+                / one.others_s,
                 others_s=one.others_s,
                 excused=one.excused + waits_s[rank] / one.others_s,
             )

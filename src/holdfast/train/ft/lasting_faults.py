@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,7 +15,6 @@ from holdfast.protocol.phase_times import Phase
 from holdfast.protocol.rank_messages import InjectRankFault, RankFault
 from holdfast.train.metrics.phase_clock import PhaseClock
 from holdfast.train.metrics.step_meter import StepMeter
-from holdfast.train.torch_private import after_backward
 
 MIB = 2**20
 
@@ -68,13 +66,11 @@ class LastingFaults:
             case Phase.OPTIMIZER:
                 self._optimizer.register_step_pre_hook(hook)
             case Phase.COMMUNICATION:
-                cast("Any", last).register_hook(partial(_after_backward, delay))
+                # Not while the gradients are sent: a delay then costs only what it exceeds the sending by.
+                if self._phases is not None:
+                    self._phases.after_reduction = delay
             case Phase.HOST:
                 self._on_step.append(delay)
-
-
-def _after_backward(delay: Callable[[], None], _gradient: torch.Tensor) -> None:
-    after_backward(delay)
 
 
 def _before(until: float, act: Callable[[], None]) -> Callable[[], None]:

@@ -78,6 +78,8 @@ class PhaseClock:
         self._window: list[tuple[_Step, list[float]]] = []
         self._last = [0.0] * len(_PLACES)
         """Seconds of each phase in the last step that was read."""
+        self.after_reduction: Callable[[], None] | None = None
+        """What a drill has happen in each step's communication, once all ranks' gradients are there."""
         self._handles: list[Any] = []
         if first is not None and not any(isinstance(each, DTensor) for each in model.parameters()):
             self._handles = [
@@ -174,6 +176,8 @@ class PhaseClock:
         after_backward(self._reduced)
 
     def _reduced(self) -> None:
+        if self.after_reduction is not None:
+            self.after_reduction()
         self._mark(Phase.COMMUNICATION)
 
     def _after_update(self, *_: Any) -> None:
