@@ -238,6 +238,16 @@ def test_levels_of_a_placement_are_looked_for_in_the_queues_topologies() -> None
     ):
         findings = found(replace(cluster, topologies=levels), case)
         assert set(findings) == ({"placement-level-missing"} if missing else set()), levels
+    bare = replace(case, job={**case.job, "gpus_per_node": 0, "resources": {}})
+    for quotas, job, missing in (
+        (["cpu", "nvidia.com/gpu"], case, False),
+        (["example.com/x"], case, True),
+        (["cpu", "nvidia.com/gpu"], bare, True),
+        (["pods"], bare, False),
+    ):
+        queue = {"metadata": {"name": "q"}, "spec": {"resourceGroups": [{"coveredResources": quotas, "flavors": []}]}}
+        counted = replace(cluster, topologies={"h100": [rack, clique]}, cluster_queue=queue)
+        assert ("placement-needs-requests" in found(counted, job)) == missing, quotas
     unknown = replace(cluster, queue_priorities=frozenset({"low"}))
     assert set(found(unknown, case)) == {"referenced-object-missing"}
 

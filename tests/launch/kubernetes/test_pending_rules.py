@@ -61,6 +61,7 @@ EXPECTED: Mapping[str, tuple[str, str]] = {
     "pod-security": ("pods-forbidden", "violates PodSecurity"),
     "namespace-quota": ("pods-forbidden", "exceeded quota"),
     "suspended": ("run-suspended", "it is suspended"),
+    "placement-without-requests": ("placement-needs-requests", "requests nothing"),
 }
 """By the situation: the code, and words of the sentence."""
 
@@ -286,6 +287,15 @@ metadata: {name: one, namespace: NAME}
 spec: {hard: {pods: "1"}}
 """
 
+RACK = "cloud.provider.com/topology-rack"
+TOPOLOGY = f"""
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: Topology
+metadata: {{name: NAME}}
+spec: {{levels: [{{nodeLabel: {RACK}}}]}}
+---
+"""
+
 SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "quota-too-small": (QUEUE.replace("QUOTA", "8"), {}, {}),
     "quota-in-use": (QUEUE.replace("QUOTA", "16"), {}, {}),
@@ -319,6 +329,14 @@ SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "pod-security": ("", {"fabric": "oke-roce"}, {"queue": None}),
     "namespace-quota": (ONE_POD, {"gpus_per_node": 0, "secrets": {}}, {"queue": None}),
     "suspended": ("", {}, {"queue": None}),
+    "placement-without-requests": (
+        TOPOLOGY
+        + QUEUE.replace("QUOTA", "8").replace(
+            "{nodeLabels: {for: NAME}}", "{nodeLabels: {for: NAME}, topologyName: NAME}"
+        ),
+        {"gpus_per_node": 0, "secrets": {}, "placement": "rack"},
+        {"topology_levels": {"rack": RACK}},
+    ),
 }
 """What is there beforehand, and what differs in the job and in the place."""
 
@@ -429,6 +447,7 @@ def test_lab_shows_each_reason(lab: Lab, refusing: str, monkeypatch: pytest.Monk
         queues = [names[situation] for situation, (before, *_) in SITUATIONS.items() if "ClusterQueue" in before]
         for kind in ("clusterqueue", "resourceflavor"):
             lab.kubectl("delete", kind, *queues, "--wait=false")
+        lab.kubectl("delete", "topology", names["placement-without-requests"], "--wait=false")
         lab.kubectl("delete", "workloadpriorityclass", "pending-first")
         # Another test's pods might come to stand on them.
         lab.kubectl("delete", "node", *(names[each] for each in ("insufficient", "taint", "claim-missing")))

@@ -362,6 +362,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Name a queue, or leave `placement` out.",
     ),
     (
+        "placement-needs-requests",
+        "The job has a `placement` and requests no resource of its queue, so Kueue assigns no flavor and no machines.",
+        "`kubectl describe workload`: no TAS flavor assigned; `coveredResources` of the ClusterQueue.",
+        "Set `resources` (`cpu: 1` is enough), or `gpus_per_node`, or leave `placement` out.",
+    ),
+    (
         "placement-level-unknown",
         "The target does not say which label of its machines a level of the placement means.",
         "`topology_levels` in the target; `kubectl get topologies -o yaml`.",

@@ -109,6 +109,15 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         remedy="Leave `placement` out, or have the ResourceFlavor given a `topologyName`.",
         severity=Severity.ERROR,
     ),
+    # failed to assign flavors to pod set node: no TAS flavor assigned
+    MessageRule(
+        pattern=r"no TAS flavor assigned",
+        code="placement-needs-requests",
+        message="the job has a `placement` and requests nothing that the queue has a quota for",
+        remedy="Set `resources` (`cpu: 1` is enough), or `gpus_per_node`, or leave `placement` out.",
+        severity=Severity.ERROR,
+        owner=Owner.USER,
+    ),
     # flavor h100 doesn't match node affinity; untolerated taint {...} in flavor h100; resource x unavailable in ...
     MessageRule(
         pattern=r"(?P<why>flavor \S+ doesn't match node affinity|untolerated taint .+? in flavor \S+"

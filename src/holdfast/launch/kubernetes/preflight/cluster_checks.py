@@ -149,10 +149,18 @@ def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
 
 
 def placement(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
-    """Checks that a flavor of the queue has a topology with the placement's levels, in their order."""
+    """Checks that a flavor of the queue has a topology with the placement's levels, and that one will be assigned."""
     wanted = ctx.job.placement
     if wanted is None or cluster.topologies is None:
         return
+    groups = cluster.cluster_queue.get("spec", {}).get("resourceGroups", ())
+    counted = {resource for group in groups for resource in group["coveredResources"]}
+    if counted and counted.isdisjoint({*to_plain(node_limits(ctx)), "pods"}):  # Kueue counts pods without a request
+        what = f"the job has a `placement` and requests nothing that queue {ctx.queue} has a quota for"
+        remedy = "Set `resources` (`cpu: 1` is enough), or `gpus_per_node`, or leave `placement` out."
+        seen = f"quotas: {', '.join(sorted(counted))}; a LimitRange may add requests"
+        warning = _finding("placement-needs-requests", "placement", what, remedy, seen, severity=Severity.WARNING)
+        yield msgspec.structs.replace(warning, owner=Owner.USER)
     levels = [wanted.level, *([wanted.slices.level] if wanted.slices else [])]
     labels = [ctx.topology_label(level) for level in levels]
     if any([label for label in known if label in labels] == labels for known in cluster.topologies.values()):
