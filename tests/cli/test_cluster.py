@@ -132,6 +132,13 @@ def test_target_is_written_from_what_a_cluster_shows_and_checked(
         assert (replaced.code, replaced.data["can_run"]) == (ExitCode.CANNOT_RUN_HERE, False)
         assert "namespace-missing" in [each["code"] for each in replaced.data["findings"]]
         assert cli("target", "mine", "-o", "json").data["context"] == "other"
+
+        user(lab, namespace, "ann", rules({"namespace": namespace, "queue": None, "volume": None}), project / "ann")
+        monkeypatch.setenv("KUBECONFIG", str(project / "ann"))
+        assert cli("target", "init", "kubernetes", "hers", "-n", namespace).out.endswith("hers: can run a job\n")
+        written = (project / ".holdfast" / "targets" / "hers.yaml").read_text()
+        assert "this user may not list LocalQueues" in written
+        assert "this user may not list machines" in written
     finally:
         for kind in ("clusterqueue", "resourceflavor", "topology"):
             lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
