@@ -126,6 +126,8 @@ class ControllerPod(Model):
     """Labels that its machine must have; the target's `node_selector` applies to nodes only."""
     tolerations: tuple[Toleration, ...] = ()
     """Taints that it tolerates; the target's `tolerations` apply to nodes only."""
+    queue: ObjectName | None = None
+    """Kueue LocalQueue that admits it in a tree of manifests, where Kueue does not see that it belongs to the run."""
 
 
 class TargetSpec(Model):

@@ -198,69 +198,6 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(
     until(lambda: not site.left(), "all but the claim is gone")
 
 
-WAITS_IF_TOLD = """
-import os, sys, time
-print("hello from", os.environ["RANK"], os.environ["PASSWORD"] == "pass" + "word-of-the-job", flush=True)
-time.sleep(float(sys.argv[1]))
-"""
-TREE_SECRET = """
-apiVersion: v1
-kind: Secret
-metadata: {name: RUN-secrets}
-stringData: {PASSWORD: password-of-the-job}
-"""
-
-
-def test_trees_that_kubectl_applies_run_are_followed_and_leave_nothing_when_they_are_deleted(
-    site: Site, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PASSWORD", "password-of-the-job")
-    (site.folder / "wait.py").write_text(WAITS_IF_TOLD)
-    fields = ["image=none", "nodes=2", 'secrets={"PASSWORD": {"env": "PASSWORD"}}']
-
-    def rendered(seconds: str, tree: str | None = None) -> Rendered:
-        job = api.load(None, command=("python", "wait.py", seconds), overrides=fields)
-        return api.render(job, "lab", base=site.folder, tree=tree)
-
-    (claim,) = (each for each in rendered("0").objects if each["kind"] == "PersistentVolumeClaim")
-    site.kubectl("apply", "-f", "-", input=json.dumps(claim))
-    trees = {run: rendered(seconds, run) for run, seconds in (("greeter-v1", "0"), ("greeter-v2", "3600"))}
-    for run, tree in trees.items():
-        assert [each.code for each in tree.findings if each.severity is Severity.WARNING] == ["not-in-tree"] * 2
-        assert "password-of-the-job" not in tree.text
-        site.kubectl("apply", "-f", "-", input=tree.text)
-        site.kubectl("apply", "-f", "-", input=TREE_SECRET.replace("RUN", run))
-    site.kubectl("wait", "--for=condition=Completed", "jobset/greeter-v1", f"--timeout={WITHIN_S}s")
-
-    # Any machine follows it, and ends it; its objects stay as they were applied.
-    listed = api.target_runs("lab", base=site.folder)
-    assert listed is not None
-    assert {each.run: (each.user, each.nodes) for each in listed.runs} == dict.fromkeys(trees, ("", 2))
-    first, second = (api.find_run(run, "lab", base=site.folder) for run in trees)
-    ended, heard = to_its_end(first)
-    assert ended.outcome is Outcome.SUCCEEDED
-    assert 0 < ended.at - heard[0].at < WITHIN_S
-    assert _written(first, attempt=0) == ["hello from 0 True\n", "hello from 1 True\n"]
-    reach(second, lambda known: known.phase is RunPhase.RUNNING)
-    api.cancel(second)
-    assert to_its_end(second)[0].outcome is Outcome.CANCELLED
-    until(lambda: not site.pods("node"), "no node is left")
-    for run, tree in trees.items():
-        applied = site.kubectl("apply", "-f", "-", input=tree.text).splitlines()
-        assert [line for line in applied if not line.endswith(" unchanged")] == []
-        condition = json.loads(site.kubectl("get", "jobset", run, "-o", "json"))["status"]["conditions"][-1]
-        expected = "AllJobsCompleted" if run == "greeter-v1" else "RunCancelled"
-        assert condition["reason"] == expected
-    kept = api.prune("lab", older_than_s=0, named=list(trees), base=site.folder)
-    assert [each.kept for each in kept] == ["its objects were applied from a tree: delete them there"] * 2
-    assert site.pods("node") == {}
-
-    for run, tree in trees.items():
-        site.kubectl("delete", "-f", "-", input=tree.text)
-        site.kubectl("delete", "secret", f"{run}-secrets")
-    until(lambda: not site.left(), f"left: {site.left()}")
-
-
 LOOKS_AROUND = """
 import os, sys, time
 print("knows", os.environ["PASSWORD"] == "pass" + "word-of-the-job", flush=True)
@@ -436,6 +373,103 @@ def queues(lab: Lab, namespace: str) -> Iterator[str]:
     lab.kubectl("create", "-f", "-", input=QUEUES.replace("NAME", namespace))
     yield "default"
     lab.kubectl("delete", f"clusterqueue/{namespace}", f"resourceflavor/{namespace}", "--wait=false")
+
+
+WAITS_IF_TOLD = """
+import os, sys, time
+print("hello from", os.environ["RANK"], os.environ["PASSWORD"] == "pass" + "word-of-the-job", flush=True)
+time.sleep(float(sys.argv[1]))
+"""
+TREE_SECRET = """
+apiVersion: v1
+kind: Secret
+metadata: {name: RUN-secrets}
+stringData: {PASSWORD: password-of-the-job}
+"""
+
+
+OF_CONTROLLERS = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: NAME-controllers}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+  - coveredResources: [cpu, memory]
+    flavors: [{name: NAME, resources: [{name: cpu, nominalQuota: "9"}, {name: memory, nominalQuota: 9Gi}]}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: controllers, namespace: NAME}
+spec: {clusterQueue: NAME-controllers}
+"""
+
+
+@pytest.fixture
+def queue_of_controllers(lab: Lab, namespace: str, queues: str) -> Iterator[str]:
+    lab.kubectl("create", "-f", "-", input=OF_CONTROLLERS.replace("NAME", namespace))
+    yield "controllers"
+    lab.kubectl("delete", f"clusterqueue/{namespace}-controllers", "--wait=false")
+
+
+def test_trees_that_kubectl_applies_run_are_followed_and_leave_nothing_when_they_are_deleted(
+    site: Site, queues: str, queue_of_controllers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.target("jobset", volume=f"{VOLUME}controller: {{queue: {queue_of_controllers}}}\n")
+    monkeypatch.setenv("PASSWORD", "password-of-the-job")
+    (site.folder / "wait.py").write_text(WAITS_IF_TOLD)
+    fields = [
+        "image=none",
+        "nodes=2",
+        f"queue={queues}",
+        "resources.cpu=0.1",
+        'secrets={"PASSWORD": {"env": "PASSWORD"}}',
+    ]
+
+    def rendered(seconds: str, tree: str | None = None) -> Rendered:
+        job = api.load(None, command=("python", "wait.py", seconds), overrides=fields)
+        return api.render(job, "lab", base=site.folder, tree=tree)
+
+    (claim,) = (each for each in rendered("0").objects if each["kind"] == "PersistentVolumeClaim")
+    site.kubectl("apply", "-f", "-", input=json.dumps(claim))
+    trees = {run: rendered(seconds, run) for run, seconds in (("greeter-v1", "0"), ("greeter-v2", "3600"))}
+    for run, tree in trees.items():
+        assert [each.code for each in tree.findings if each.severity is Severity.WARNING] == ["not-in-tree"] * 2
+        assert "password-of-the-job" not in tree.text
+        site.kubectl("apply", "--server-side", "-f", "-", input=tree.text)
+        site.kubectl("apply", "-f", "-", input=TREE_SECRET.replace("RUN", run))
+    site.kubectl("wait", "--for=condition=Completed", "jobset/greeter-v1", f"--timeout={WITHIN_S}s")
+
+    # Any machine follows it, and ends it; its objects stay as they were applied.
+    listed = api.target_runs("lab", base=site.folder)
+    assert listed is not None
+    assert {each.run: (each.user, each.nodes) for each in listed.runs} == dict.fromkeys(trees, ("", 2))
+    first, second = (api.find_run(run, "lab", base=site.folder) for run in trees)
+    ended, heard = to_its_end(first)
+    assert ended.outcome is Outcome.SUCCEEDED
+    assert 0 < ended.at - heard[0].at < WITHIN_S
+    assert _written(first, attempt=0) == ["hello from 0 True\n", "hello from 1 True\n"]
+    reach(second, lambda known: known.phase is RunPhase.RUNNING)
+    api.cancel(second)
+    assert to_its_end(second)[0].outcome is Outcome.CANCELLED
+    until(lambda: not site.pods("node"), "no node is left")
+    for run, tree in trees.items():
+        owner = ("get", "jobset", run, "-o", "json")
+        before = json.loads(site.kubectl(*owner))
+        site.kubectl("apply", "--server-side", "-f", "-", input=tree.text)
+        after = json.loads(site.kubectl(*owner))
+        assert (after["metadata"]["generation"], after["spec"]) == (before["metadata"]["generation"], before["spec"])
+        expected = "AllJobsCompleted" if run == "greeter-v1" else "RunCancelled"
+        assert expected in {each["reason"] for each in after["status"]["conditions"]}
+    kept = api.prune("lab", older_than_s=0, named=list(trees), base=site.folder)
+    assert [each.kept for each in kept] == ["its objects were applied from a tree: delete them there"] * 2
+    assert site.pods("node") == {}
+
+    for run, tree in trees.items():
+        site.kubectl("delete", "-f", "-", input=tree.text)
+        site.kubectl("delete", "secret", f"{run}-secrets")
+    site.kubectl("delete", "localqueue", "--all")
+    until(lambda: not site.left(), f"left: {site.left()}")
 
 
 @pytest.mark.parametrize("workload", ["jobset", "pytorchjob"])

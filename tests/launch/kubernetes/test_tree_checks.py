@@ -20,8 +20,9 @@ from holdfast.launch.kubernetes.tree_job import MAX_COMPRESSED_CODE_BYTES
 TARGET = "kind: kubernetes\nnamespace: ml\n"
 
 
-def codes(name: str, run: str = "llama-v1", packed: bytes = b"") -> list[str]:
-    ctx = replace(tree_context(CASES[name]), names=ObjectNames(run))
+def codes(name: str, run: str = "llama-v1", packed: bytes = b"", **place: object) -> list[str]:
+    case = CASES[name]
+    ctx = replace(tree_context(replace(case, target={**case.target, **place})), names=ObjectNames(run))
     return [finding.code for finding in check_tree(ctx, packed)]
 
 
@@ -29,6 +30,7 @@ def test_what_is_not_in_a_tree_is_named_and_what_cannot_be_in_it_is_refused() ->
     assert codes("jobset-tcp-bare") == []
     assert codes("jobset-tcp") == ["not-in-tree"], "the job's secrets"
     assert codes("jobset-oke-roce") == ["not-in-tree"] * 2, "the claim too, which the target would have created"
+    assert codes("jobset-tcp-bare", queue="default") == ["controller-held-by-queue"]
     for wrong in ("Llama", "llama-", "1", "x" * 41, "a.b", ""):
         assert codes("jobset-tcp-bare", run=wrong) == ["bad-run-id"], wrong
     assert codes("jobset-tcp-bare", packed=bytes(MAX_COMPRESSED_CODE_BYTES)) == []

@@ -31,6 +31,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Add it to `folders` in the target's `volume`.",
     ),
     (
+        "controller-held-by-queue",
+        "Kueue does not see that a controller's pod from a tree belongs to its run, and queues it by itself.",
+        "`kubectl get pods,workloads`: the pod has the state SchedulingGated.",
+        "Set `controller: {queue: NAME}` in the target, to a LocalQueue with quota for all controllers.",
+    ),
+    (
         "bad-run-id",
         "The id of a tree's run names its objects, so it must be a name in Kubernetes, with room for suffixes.",
         "The option `--tree`.",

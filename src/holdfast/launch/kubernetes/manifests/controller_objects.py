@@ -15,7 +15,7 @@ from holdfast.launch.kubernetes.manifests.quantities import format_cores, format
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import whole_volume
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import CONTROLLER, JOB_KEY
+from holdfast.launch.kubernetes.object_names import CONTROLLER, JOB_KEY, QUEUE_LABEL
 
 CONTROLLER_PORT = 7433
 """The controller's only port."""
@@ -69,7 +69,7 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
             else Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
             "selector": names.selector(CONTROLLER),
             "template": {
-                "metadata": pod_metadata(ctx, CONTROLLER),
+                "metadata": pod_metadata(ctx, CONTROLLER, labels=_queue_label(ctx)),
                 "spec": {
                     "serviceAccountName": target.service_account or names.controller,
                     "automountServiceAccountToken": Commented(
@@ -88,6 +88,14 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
             },
         },
     )
+
+
+def _queue_label(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """The queue of the controller's pod in a tree, where it has no owner that Kueue has admitted."""
+    queue = ctx.target.controller.queue
+    if queue is None or not ctx.accepted.from_tree:
+        return {}
+    return {QUEUE_LABEL: Commented(queue, "Of all controllers: in the run's queue it could wait for its own nodes.")}
 
 
 def requests(ctx: RenderContext) -> Mapping[str, YamlValue]:

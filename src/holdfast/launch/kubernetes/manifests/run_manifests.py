@@ -96,7 +96,7 @@ def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
     if ctx.workload is Workload.TRAINJOB:
         objects.append(training_runtime(ctx))
     head = (
-        f"The run {ctx.names.name}: `kubectl apply -f` of these objects starts it, `kubectl delete -f` removes it.",
+        f"The run {ctx.names.name}: `kubectl apply --server-side` starts it, `kubectl delete` removes all of it.",
         "A changed job is another run: render it with another id.",
     )
     return RunManifests(prerequisites=tuple(objects), owner=OWNER_RENDERERS[ctx.workload](ctx), owned=(), head=head)

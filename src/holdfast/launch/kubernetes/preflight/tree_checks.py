@@ -15,6 +15,9 @@ from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.preflight.pod_checks import TARGET_PREFIX
 from holdfast.launch.kubernetes.tree_job import MAX_COMPRESSED_CODE_BYTES
 
+DEFAULT_QUEUE = "default"
+"""Name of the LocalQueue into which Kueue puts every pod of its namespace that has no queue."""
+
 
 def compressed_code(archives: Path, code: CodeArchive | None) -> bytes:
     """The code's archive, compressed to the same bytes each time; empty without code."""
@@ -40,6 +43,16 @@ def check_tree(ctx: RenderContext, packed: bytes) -> Iterator[Finding]:
             where="code",
             remedy="Put the code into the image and name its folder there: `workdir: /app`. Or exclude files with "
             "`code.ignore`.",
+        )
+    if ctx.queue == DEFAULT_QUEUE and ctx.target.agent and ctx.target.controller.queue is None:
+        yield Finding(
+            code="controller-held-by-queue",
+            severity=Severity.WARNING,
+            what=f"Kueue puts the controller's pod into the queue `{DEFAULT_QUEUE}` too, where it may wait for quota "
+            "that the run's own nodes hold",
+            where=f"{TARGET_PREFIX}controller",
+            remedy="Name a queue with room for all controllers: `controller: {queue: NAME}`.",
+            owner=Owner.CLUSTER,
         )
     if ctx.job.secrets:
         yield Finding(
