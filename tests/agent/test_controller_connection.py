@@ -7,6 +7,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from http import HTTPStatus
 from pathlib import Path
@@ -15,7 +16,14 @@ import msgspec
 import pytest
 from websockets.asyncio.server import Request, Response, Server, ServerConnection, serve
 
-from holdfast.agent.controller_connection import MAX_MESSAGE_BYTES, ControllerConnection, TokenRejected, log
+from holdfast.agent.controller_connection import (
+    CONNECT_TIMEOUT_S,
+    MAX_MESSAGE_BYTES,
+    ControllerConnection,
+    TokenRejected,
+    log,
+    open_socket,
+)
 from holdfast.events import AgentConnected, FindingRaised, RankHung
 from holdfast.findings import Finding
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
@@ -313,3 +321,13 @@ def test_controller_that_falls_silent_with_its_connection_open_is_given_up_and_f
             first.transport.abort()
 
     play(scene)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives up a connection that nobody confirms")
+def test_connection_to_a_machine_that_confirms_nothing_ends_without_waiting_for_pongs() -> None:
+    """An agent then finds the next controller within seconds (test_cluster_runs.py, `lost_again_and_again`)."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection = asyncio.run(open_socket(f"ws://127.0.0.1:{server.getsockname()[1]}"))
+        with connection:
+            given_up_ms = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert given_up_ms == CONNECT_TIMEOUT_S * 1000

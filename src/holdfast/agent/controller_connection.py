@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -43,10 +44,10 @@ each time would add load and never connect.
 """
 
 CONNECT_TIMEOUT_S = 3.0
-"""Longest that the controller's machine may take to accept a TCP connection, in seconds.
+"""Longest that the controller's machine may take to accept a TCP connection, or to confirm what was sent, in seconds.
 
-Its kernel accepts, however busy the controller is. The address of a deleted pod does not refuse connections, so the
-agent then looks up the controller's address again.
+Its kernel does both, however busy the controller is. The address of a deleted pod neither refuses connections nor ends
+them, so the agent then looks up the controller's address again.
 """
 
 STABLE_AFTER_S = 2.0
@@ -68,6 +69,8 @@ async def open_socket(url: str) -> socket.socket:
     """Connect to the host that a URL resolves to now; raise OSError or TimeoutError."""
     parts = urlsplit(url)
     connection = await asyncio.to_thread(socket.create_connection, (parts.hostname, parts.port), CONNECT_TIMEOUT_S)
+    if sys.platform == "linux":
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(CONNECT_TIMEOUT_S * 1000))
     connection.setblocking(False)
     return connection
 
