@@ -111,7 +111,7 @@ def _fit(guess: FabricGuess, survey: ClusterSurvey) -> tuple[bool, bool]:
 
 
 def _unnamed_rdma(survey: ClusterSurvey) -> Iterator[FabricGuess]:
-    """Devices of the RDMA shared device plugin, which the cluster gave a name of its own."""
+    """Devices of the RDMA shared device plugin, whose name the cluster chose."""
     nodes = survey.nodes or ()
     for resource, amounts in extended_resources(nodes).items():
         if resource.startswith(_RDMA_PLUGIN):
