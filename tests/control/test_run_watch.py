@@ -65,7 +65,7 @@ def test_ranks_that_wait_for_data_are_reported_with_their_loader() -> None:
     (stall,) = [each.finding for each in found if isinstance(each, FindingRaised)]
     assert (stall.code, stall.where) == ("data-stall", "rank 0 on node0")
     assert "`Loader`" in stall.what
-    assert "2 ranks wait so" in stall.evidence  # the first times of the other node were of earlier steps
+    assert "2 ranks wait so" in stall.evidence  # a first round has only the node that was heard of first
 
 
 def test_rank_that_waits_for_data_longer_than_others_is_reported_once_as_a_data_stall() -> None:
@@ -88,6 +88,32 @@ def test_rank_that_is_slow_in_communication_is_named_although_its_node_was_heard
             found += watch.add_phases(progress(node, *rows), float(last))
     (one,) = [each for each in found if isinstance(each, StragglerObserved)]
     assert (one.rank, one.phase) == (2, "communication")
+
+
+def test_node_that_is_always_ahead_is_compared_over_the_same_steps() -> None:
+    """All times but the first are in a round, so that 20 steps name a straggler."""
+    watch, found = RunWatch(), list[AnyEvent]()
+    for last in range(4, 60, 5):
+        ahead = [times(rank, last + 5) for rank in (0, 1)]
+        behind = [times(2, last, forward=0.9), times(3, last)]
+        for node, rows in ((0, ahead), (1, behind)):
+            found += watch.add_phases(progress(node, *rows), float(last))
+    (one,) = [each for each in found if isinstance(each, StragglerObserved)]
+    assert (one.rank, one.phase, one.last_step) == (2, "forward", 29)
+
+
+def test_nodes_whose_times_span_different_steps_are_compared_too() -> None:
+    watch, found = RunWatch(), list[AnyEvent]()
+    for last in range(9, 200, 10):
+        short = [times(rank, end) for end in (last - 5, last) for rank in (0, 1)]
+        long = [replace(times(rank, last), first_step=last - 9) for rank in (2, 3)]
+        long = [
+            replace(each, phases=(*each.phases[:1], 0.9, *each.phases[2:])) if each.rank == 2 else each for each in long
+        ]
+        for node, rows in ((0, short), (1, long)):
+            found += watch.add_phases(progress(node, *rows), float(last))
+    (one,) = [each for each in found if isinstance(each, StragglerObserved)]
+    assert (one.rank, one.phase) == (2, "forward")
 
 
 def test_invalid_times_are_ignored() -> None:

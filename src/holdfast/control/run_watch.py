@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 
 from holdfast import events
 from holdfast.control.slow_stacks import SlowStacks
@@ -24,7 +25,7 @@ from holdfast.events import FindingRaised, StackDumpRequested, StepCommitted, St
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Job
 from holdfast.protocol.orders import Progress, StackRound
-from holdfast.protocol.phase_times import Phase, PhaseTimes
+from holdfast.protocol.phase_times import Phase, PhaseTimes, merged
 from holdfast.watch.data_stalls import DataStallDetector
 from holdfast.watch.slow_runs import SlowRunDetector
 from holdfast.watch.stragglers import Straggler, StragglerDetector
@@ -40,6 +41,8 @@ STACK_PHASES = (Phase.COMMUNICATION, Phase.HOST)
 CPU_WAIT = "waiting for a CPU"
 """The part of a step that other processes of the node take."""
 _CHECKPOINT = "checkpoint"
+MAX_WAITING = 4
+"""Times of a rank that wait for the same steps of other ranks."""
 
 
 class RunWatch:
@@ -117,10 +120,12 @@ class _AttemptWatch:
         self._replica = replica
         self._stragglers = StragglerDetector()
         self._stalls = DataStallDetector()
-        self._fresh: dict[int, PhaseTimes] = {}
-        """By rank, times that no round has had yet."""
-        self._awaits_others = False
-        """Whether times were dropped because other ranks had sent those of later steps."""
+        self._fresh: dict[int, list[PhaseTimes]] = {}
+        """By rank, times that no round has had yet; ranks without any are not in it."""
+        self._senders: Counter[tuple[int, int]] = Counter()
+        """By first and last step, of how many ranks there are such times."""
+        self._is_full = False
+        """Whether a rank has as many of these times as are kept."""
         self._last_steps: dict[int, int] = {}
         """By rank, the last step of its last times."""
         self._nodes: dict[int, int] = {}
@@ -129,12 +134,11 @@ class _AttemptWatch:
         """Add times of ranks of a node; what is observed once all ranks have sent theirs."""
         for each in times:
             if each.is_valid and each.last_step > self._last_steps.get(each.rank, -1):
-                self._fresh[each.rank] = each
+                self._keep(each)
                 self._last_steps[each.rank] = each.last_step
                 self._nodes[each.rank] = node
-        if len(self._fresh) < len(self._nodes) or not self._fresh or self._drop_earlier():
+        if not (fresh := self._next_round()):
             return []
-        fresh, self._fresh = list(self._fresh.values()), {}
         self.typical = _typical(fresh)
         stragglers = self._stragglers.add(fresh)
         stall = self._stalls.add(fresh, is_named=any(each.phase is Phase.DATA for each in stragglers))
@@ -144,17 +148,35 @@ class _AttemptWatch:
             found.append(FindingRaised(at=at, finding=finding))
         return found
 
-    def _drop_earlier(self) -> bool:
-        """Drop times of earlier steps than others', once: with those that follow, all are of the same steps.
+    def _keep(self, one: PhaseTimes) -> None:
+        """Keep times for a round; a rank's oldest are dropped while another rank sends nothing."""
+        known = self._fresh.setdefault(one.rank, [])
+        known.append(one)
+        self._senders[_steps(one)] += 1
+        self._is_full |= len(known) >= MAX_WAITING
+        if len(known) > MAX_WAITING:
+            self._senders[_steps(known.pop(0))] -= 1
 
-        Else a node whose first message came late would be compared with later steps of the others for ever.
+    def _next_round(self) -> list[PhaseTimes]:
+        """Times of all ranks: of the newest steps that all have sent, or else of all that they have sent since.
+
+        Nodes send at different times, so one may always be ahead, and their times may span different steps.
         """
-        newest = max(each.last_step for each in self._fresh.values())
-        same = {rank: each for rank, each in self._fresh.items() if each.last_step == newest}
-        self._awaits_others = len(same) < len(self._fresh) and not self._awaits_others
-        if self._awaits_others:
-            self._fresh = same
-        return self._awaits_others
+        if len(self._fresh) < len(self._nodes):
+            return []
+        same = [steps for steps, senders in self._senders.items() if senders == len(self._nodes)]
+        if same:
+            newest = max(same)
+            found = [each for known in self._fresh.values() for each in known if _steps(each) == newest]
+            later = [each for known in self._fresh.values() for each in known if each.last_step > newest[1]]
+        elif self._is_full:
+            found, later = [reduce(merged, known) for known in self._fresh.values()], []
+        else:
+            return []
+        self._fresh, self._senders, self._is_full = {}, Counter(), False
+        for each in later:
+            self._keep(each)
+        return found
 
     def _observed(self, stragglers: Sequence[Straggler], at: float) -> list[events.AnyEvent]:
         """One event for each node with stragglers, of its slowest rank."""
@@ -182,3 +204,7 @@ def _typical(times: Sequence[PhaseTimes]) -> dict[str, float]:
     medians = {phase.value: statistics.median(each.of(phase) for each in times) for phase in Phase}
     waits = max(each.of(Phase.DATA) for each in times), max(each.cpu_wait_s for each in times)
     return medians | dict(zip((Phase.DATA.value, CPU_WAIT), waits, strict=True))
+
+
+def _steps(one: PhaseTimes) -> tuple[int, int]:
+    return one.first_step, one.last_step

@@ -14,7 +14,6 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 from holdfast.protocol.phase_times import Phase, PhaseTimes
@@ -192,7 +191,7 @@ class StragglerDetector:
 
         Clocks of several machines differ, so only a change counts; they drift, so only one that others notice.
         """
-        if any(not each.arrived for each in times) or any(a.last_step != b.last_step for a, b in pairwise(times)):
+        if any(not each.arrived for each in times) or len({(each.first_step, each.last_step) for each in times}) > 1:
             return {}
         at = [each.arrived for each in times]
         late_s = {each.rank: each.arrived - _median_of_others(at, each.arrived) for each in times}
