@@ -18,7 +18,7 @@ from holdfast.launch.target_runs import TargetRunPhase, TargetRuns
 from holdfast.report.run_row import read_run_row
 from holdfast.run_dir import RunDir
 
-ENDED = (TargetRunPhase.SUCCEEDED, TargetRunPhase.FAILED)
+ENDED = (TargetRunPhase.SUCCEEDED, TargetRunPhase.FAILED, TargetRunPhase.CANCELLED)
 
 
 @dataclass(frozen=True, kw_only=True)

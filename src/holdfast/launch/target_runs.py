@@ -22,6 +22,7 @@ class TargetRunPhase(StrEnum):
     """Its objects are being deleted."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -453,6 +453,9 @@ def test_trees_that_kubectl_applies_run_are_followed_and_leave_nothing_when_they
     api.cancel(second)
     assert to_its_end(second)[0].outcome is Outcome.CANCELLED
     until(lambda: not site.pods("node"), "no node is left")
+    listed = api.target_runs("lab", base=site.folder)
+    assert listed is not None
+    assert {each.run: each.phase for each in listed.runs} == {"greeter-v1": "succeeded", "greeter-v2": "cancelled"}
     for run, tree in trees.items():
         owner = ("get", "jobset", run, "-o", "json")
         before = json.loads(site.kubectl(*owner))

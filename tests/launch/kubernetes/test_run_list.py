@@ -29,8 +29,8 @@ def run_object(workload: str, run: str, at: str = AT, **more: Any) -> dict[str, 
     return {**one, "metadata": meta, **more}
 
 
-def ended(condition: str) -> dict[str, Any]:
-    return {"conditions": [{"type": condition, "status": "True", "lastTransitionTime": LATER}]}
+def ended(condition: str, reason: str = "") -> dict[str, Any]:
+    return {"conditions": [{"type": condition, "status": "True", "reason": reason, "lastTransitionTime": LATER}]}
 
 
 class FakeCluster:
@@ -45,6 +45,7 @@ class FakeCluster:
             "jobsets": [
                 run_object("jobset", "old-aaaaaa", status=ended("Completed")),
                 run_object("jobset", "bad-bbbbbb", status=ended("Failed")),
+                run_object("jobset", "cut-ffffff", status=ended("Failed", "RunCancelled")),
                 {**new, "spec": {**new["spec"], "suspend": False}},  # by Kueue
                 run_object("jobset", "gone-eeeeee", metadata={"deletionTimestamp": LATER}),
                 run_object("jobset", "queued-dddddd", metadata=mine),
@@ -79,6 +80,7 @@ def test_runs_of_all_kinds_are_listed_newest_first_with_one_request_for_each_kin
     assert phases(found) == {
         "new-cccccc": ("running", 2),
         "bad-bbbbbb": ("failed", 0),
+        "cut-ffffff": ("cancelled", 0),
         "gone-eeeeee": ("stopping", 0),
         "old-aaaaaa": ("succeeded", 0),
         "queued-dddddd": ("pending", 0),

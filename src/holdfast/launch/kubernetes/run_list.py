@@ -27,7 +27,11 @@ from holdfast.launch.kubernetes.sync.pod_events import end_condition, run_end
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.target_runs import TargetRun, TargetRunPhase, TargetRuns
 
-ENDED_PHASES = {Outcome.SUCCEEDED: TargetRunPhase.SUCCEEDED, Outcome.FAILED: TargetRunPhase.FAILED}
+ENDED_PHASES = {
+    Outcome.SUCCEEDED: TargetRunPhase.SUCCEEDED,
+    Outcome.FAILED: TargetRunPhase.FAILED,
+    Outcome.CANCELLED: TargetRunPhase.CANCELLED,
+}
 
 
 def list_runs(spec: TargetSpec) -> TargetRuns:

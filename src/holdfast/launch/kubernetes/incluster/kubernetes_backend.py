@@ -29,7 +29,14 @@ from holdfast.launch.kubernetes.client.api_paths import NODES_PATH, PODS_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.incluster.event_poster import EventPoster
 from holdfast.launch.kubernetes.incluster.pod_assignment import PodAssignments, PodStatus, assignments_from_log
-from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL, QUEUE_LABEL, RUN_LABEL, ObjectNames
+from holdfast.launch.kubernetes.object_names import (
+    CANCELLED_REASON,
+    NODE,
+    PART_LABEL,
+    QUEUE_LABEL,
+    RUN_LABEL,
+    ObjectNames,
+)
 from holdfast.launch.kubernetes.quarantine_object import ANNOTATION, NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG, NodeLabels, pod_owner
 from holdfast.launch.rank_env import NodeResources
@@ -232,7 +239,7 @@ class KubernetesBackend:
         path = f"{self._owner.path}/{self._run}"
         known = await self._cluster.get(path)
         at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        reason = "RunCancelled" if outcome is Outcome.CANCELLED else "RunFailed"
+        reason = CANCELLED_REASON if outcome is Outcome.CANCELLED else "RunFailed"
         failed = {"type": "Failed", "status": "True", "reason": reason, "message": why, "lastTransitionTime": at}
         others = [each for each in known.get("status", {}).get("conditions", ()) if each["type"] != failed["type"]]
         more = {name: value.format(at=at) for name, value in self._owner.failed_status.items()}

@@ -91,11 +91,30 @@ async def _provide_tokens(
         "type": "Opaque",
         "data": {"ca.pem": _encoded(folder.ca.read_bytes()), **tokens},
     }
+    deadline = time.monotonic() + APPLY_S
+    while True:
+        try:
+            await cluster.create(SECRETS_PATH, secret)
+            return
+        except ApiError as refused:
+            if refused.status != HTTPStatus.CONFLICT:
+                raise
+        if await _is_owned(cluster, names, owner):
+            return
+        if time.monotonic() > deadline:
+            sys.exit(f"secret/{names.keys} is of an earlier run with this id: delete it")
+        await asyncio.sleep(RETRY_S)
+
+
+async def _is_owned(cluster: ClusterClient, names: ObjectNames, owner: Mapping[str, Any]) -> bool:
+    """Whether the Secret of the nodes' tokens is of these keys, and not of an earlier run that is being deleted."""
     try:
-        await cluster.create(SECRETS_PATH, secret)
+        known = await cluster.get(f"{SECRETS_PATH}/{names.keys}")
     except ApiError as refused:
-        if refused.status != HTTPStatus.CONFLICT:
+        if refused.status != HTTPStatus.NOT_FOUND:
             raise
+        return False
+    return any(each["uid"] == owner["metadata"]["uid"] for each in known["metadata"].get("ownerReferences", ()))
 
 
 async def _get(cluster: ClusterClient, path: str) -> Mapping[str, Any]:

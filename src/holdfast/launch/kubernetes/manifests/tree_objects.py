@@ -24,6 +24,9 @@ def key_role(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     rules: list[YamlValue] = [
         rule("", "secrets", "get", "patch", names=[names.controller]),
         Commented(
+            rule("", "secrets", "get", names=[names.keys]), "To tell it from that of an earlier run with this id."
+        ),
+        Commented(
             rule("", "secrets", "create"),
             f"For {names.keys}, the nodes' tokens. It reads no Secret but its own, so it can create one of any name, "
             "and learn nothing by that.",

@@ -23,7 +23,7 @@ from holdfast.job.spec import Launch
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
 from holdfast.launch.kubernetes.manifests.mpijob import LAUNCHER
-from holdfast.launch.kubernetes.object_names import NODE
+from holdfast.launch.kubernetes.object_names import CANCELLED_REASON, NODE
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 RESTART_LABEL = "jobset.sigs.k8s.io/restart-attempt"
@@ -134,7 +134,9 @@ def run_end(owner: KubeObject) -> tuple[Outcome, str] | None:
     ended = end_condition(owner)
     if ended is None:
         return None
-    return END_CONDITIONS[ended["type"]], ended.get("message") or ended.get("reason", "")
+    reason = ended.get("reason", "")
+    outcome = Outcome.CANCELLED if reason == CANCELLED_REASON else END_CONDITIONS[ended["type"]]
+    return outcome, ended.get("message") or reason
 
 
 def end_condition(owner: KubeObject) -> Mapping[str, str] | None:
