@@ -143,3 +143,24 @@ def test_fabric_that_is_not_chosen_is_explained(tmp_path: Path) -> None:
     assert "rdma-shared: 1 of 1 machines have 63 each of rdma/hca_shared_devices_a; host-device: 1 of 1" in text
     _, text = drafted(tmp_path, nodes=[node({"nvidia.com/mlnxnics": 8})], device_classes=named("nic"))
     assert "machines offer nvidia.com/mlnxnics, DeviceClass nic" in text
+
+
+EFA, GPU, SLICE = "vpc.amazonaws.com/efa", "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+AWS = "aws:///us-east-1a/i-0"
+
+
+def test_number_of_devices_that_differs_among_machines_is_a_comment(tmp_path: Path) -> None:
+    spec, text = drafted(tmp_path, nodes=[node({EFA: amount, GPU: 8}, provider=AWS) for amount in (4, 32, 1)])
+    assert (spec.fabric, spec.fabric_device.per_node) == ("efa", None)
+    seen = f"3 of 3 machines with {GPU} have 1, 4 or 32 each of {EFA}; name one number"
+    (line,) = (each for each in text.splitlines() if "fabric_device" in each)
+    assert line.startswith("# fabric_device: {per_node: NUMBER}")
+    assert seen in line
+
+
+def test_taints_and_devices_are_those_of_the_machines_with_the_chosen_gpu(tmp_path: Path) -> None:
+    big = node({GPU: 8, EFA: 32}, provider=AWS, taints=[GPU])
+    small = node({SLICE: 7, EFA: 1}, provider=AWS, taints=["slices"])
+    spec, text = drafted(tmp_path, nodes=[small, big, big, node({EFA: 1}, provider=AWS)])
+    assert (spec.gpu_resource, [each.key for each in spec.tolerations], spec.fabric) == (GPU, [GPU], "efa-p5")
+    assert "2 of 4 machines have 8 each; chosen, as no other GPU is on more machines; 1 of 4 machines have 7" in text

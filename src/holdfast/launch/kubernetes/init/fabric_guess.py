@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.fabric.catalog import CATALOG
 from holdfast.fabric.fabric import Fabric
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
+from holdfast.launch.kubernetes.init.run_machines import RunMachines
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.init.cluster_survey import ClusterSurvey
@@ -26,9 +26,6 @@ _CLOUDS: Mapping[str, str] = {
 }
 """By the first word of a fabric's name, how the provider id or a label of its cloud's machines begins."""
 
-GPU = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/(i915|xe)")
-"""Resource names of GPUs and of parts of them."""
-
 _RDMA_PLUGIN = "rdma/"
 """Default prefix of the RDMA shared device plugin's resources."""
 
@@ -43,35 +40,25 @@ class FabricGuess:
     resource: str = ""
     """The resource, if it is not that of the catalogue."""
     per_node: int = 0
-    """Devices that each machine has, if the catalogue leaves the number to the target."""
+    """Devices that each machine has, if the catalogue leaves the number to the target and machines do not differ."""
+
+    @property
+    def needs_number(self) -> bool:
+        """Whether the target has to say how many devices a node gets."""
+        access = self.fabric.pod
+        return bool(access.resource) and not access.per_node and not self.per_node
 
 
-def guess_fabrics(survey: ClusterSurvey) -> tuple[FabricGuess, ...]:
+def guess_fabrics(survey: ClusterSurvey, machines: RunMachines) -> tuple[FabricGuess, ...]:
     """One guess for each resource, set of daemons or device class by which the cluster offers a fabric."""
     best: dict[str, FabricGuess] = {}
     for row in CATALOG.values():
-        if not _is_of_this_cloud(row, survey.nodes or ()):
+        if not _is_of_this_cloud(row, machines.nodes):
             continue
-        for sign, guess in _signs(row, survey):
-            if sign not in best or _fit(guess, survey) > _fit(best[sign], survey):
+        for sign, guess in _signs(row, survey, machines):
+            if sign not in best or _fit(guess, machines) > _fit(best[sign], machines):
                 best[sign] = guess
-    return tuple(best.values()) or tuple(_unnamed_rdma(survey))
-
-
-def extended_resources(nodes: Sequence[KubeObject]) -> dict[str, list[int]]:
-    """Resources of device plugins, such as `nvidia.com/gpu`: the amount of each machine that has any."""
-    amounts: dict[str, list[int]] = {}
-    for node in nodes:
-        for name, amount in node.get("status", {}).get("allocatable", {}).items():
-            if "/" in name and str(amount).isdecimal() and int(amount):
-                amounts.setdefault(name, []).append(int(amount))
-    return amounts
-
-
-def seen_on(amounts: Sequence[int], nodes: Sequence[KubeObject]) -> str:
-    """`4 of 5 machines have 8 each`."""
-    each = f"{amounts[0]} each" if len(set(amounts)) == 1 else f"{min(amounts)} to {max(amounts)} each"
-    return f"{len(amounts)} of {len(nodes)} machines have {each}"
+    return tuple(best.values()) or tuple(_unnamed_rdma(machines))
 
 
 def _is_of_this_cloud(row: Fabric, nodes: Sequence[KubeObject]) -> bool:
@@ -88,13 +75,12 @@ def _cloud(row: Fabric) -> str | None:
     return _CLOUDS.get(row.name.partition("-")[0])
 
 
-def _signs(row: Fabric, survey: ClusterSurvey) -> Iterator[tuple[str, FabricGuess]]:
+def _signs(row: Fabric, survey: ClusterSurvey, machines: RunMachines) -> Iterator[tuple[str, FabricGuess]]:
     """What shows that the cluster has this fabric."""
-    access, nodes = row.pod, survey.nodes or ()
-    if amounts := extended_resources(nodes).get(access.resource):
-        per_node = 0 if access.per_node else min(amounts)
-        reason = f"{seen_on(amounts, nodes)} of {access.resource}"
-        yield access.resource, FabricGuess(fabric=row, reason=reason, per_node=per_node)
+    access = row.pod
+    if amounts := machines.resources.get(access.resource):
+        per_node = amounts[0] if not access.per_node and len(set(amounts)) == 1 else 0
+        yield access.resource, FabricGuess(fabric=row, reason=machines.seen(access.resource), per_node=per_node)
     daemons = {f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in survey.daemon_sets or ()}
     if access.daemon_sets and daemons.issuperset(access.daemon_sets):
         yield " ".join(access.daemon_sets), FabricGuess(fabric=row, reason=f"has {' and '.join(access.daemon_sets)}")
@@ -104,16 +90,14 @@ def _signs(row: Fabric, survey: ClusterSurvey) -> Iterator[tuple[str, FabricGues
         yield access.claim.device_class, FabricGuess(fabric=row, reason=reason)
 
 
-def _fit(guess: FabricGuess, survey: ClusterSurvey) -> tuple[bool, bool]:
+def _fit(guess: FabricGuess, machines: RunMachines) -> tuple[bool, bool]:
     """How closely a row describes the machines: it is their cloud's, and has their number of devices."""
-    amounts = extended_resources(survey.nodes or ()).get(guess.fabric.pod.resource, [])
+    amounts = machines.resources.get(guess.fabric.pod.resource, [])
     return _cloud(guess.fabric) is not None, set(amounts) == {guess.fabric.pod.per_node}
 
 
-def _unnamed_rdma(survey: ClusterSurvey) -> Iterator[FabricGuess]:
+def _unnamed_rdma(machines: RunMachines) -> Iterator[FabricGuess]:
     """Devices of the RDMA shared device plugin, whose name the cluster chose."""
-    nodes = survey.nodes or ()
-    for resource, amounts in extended_resources(nodes).items():
+    for resource in machines.resources:
         if resource.startswith(_RDMA_PLUGIN):
-            reason = f"{seen_on(amounts, nodes)} of {resource}"
-            yield FabricGuess(fabric=CATALOG["rdma-shared"], reason=reason, resource=resource)
+            yield FabricGuess(fabric=CATALOG["rdma-shared"], reason=machines.seen(resource), resource=resource)

@@ -10,12 +10,13 @@ from holdfast.errors import require_extra
 from holdfast.job.targets import Workload
 from holdfast.job.yaml_source import as_yaml, printable
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
-from holdfast.launch.kubernetes.init.fabric_guess import (
+from holdfast.launch.kubernetes.init.fabric_guess import FabricGuess, guess_fabrics
+from holdfast.launch.kubernetes.init.run_machines import (
     GPU,
-    FabricGuess,
+    RunMachines,
+    each_amount,
     extended_resources,
-    guess_fabrics,
-    seen_on,
+    machines_for_runs,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def draft_target(name: str, *, context: str | None, namespace: str | None) -> st
 
 def target_text(name: str, survey: ClusterSurvey) -> str:
     """The target file for a survey."""
+    machines = machines_for_runs(survey.nodes or ())
     lines = [
         ("kind: kubernetes", "a cluster"),
         *_context(survey),
@@ -50,9 +52,9 @@ def target_text(name: str, survey: ClusterSurvey) -> str:
         *_workload(survey.workloads),
         *_queue(survey.local_queues),
         *_volume(survey.claims),
-        *_gpu_resource(survey.nodes),
-        *_tolerations(survey.nodes),
-        *_fabric(survey),
+        *_gpu_resource(survey.nodes, machines),
+        *_tolerations(machines),
+        *_fabric(survey, machines),
         *_topology(survey),
     ]
     width = max(len(text) for text, _ in lines if len(text) <= _MAX_WIDTH)
@@ -101,37 +103,32 @@ def _volume(claims: Listed) -> Iterator[Line]:
         yield "# volume: {claim: NAME}", _none_of_several("ReadWriteMany claims", listed, "`size: 1TiB` creates one")
 
 
-def _gpu_resource(nodes: Listed) -> Iterator[Line]:
-    found = {name: amounts for name, amounts in extended_resources(nodes or ()).items() if GPU.fullmatch(name)}
-    if not found:
+def _gpu_resource(nodes: Listed, machines: RunMachines) -> Iterator[Line]:
+    if machines.gpu is None:
         seen = "this user may not list machines" if nodes is None else "no machine offers GPUs"
         yield "# gpu_resource: nvidia.com/gpu", f"{seen}; this is the default"
         return
-    most = max(found, key=lambda name: len(found[name]))
-    others = "".join(f"; also {name}" for name in found if name != most)
-    yield f"gpu_resource: {most}", f"{seen_on(found[most], nodes or ())}{others}"
+    seen = {
+        name: f"{len(amounts)} of {len(nodes or ())} machines have {each_amount(amounts)}"
+        for name, amounts in extended_resources(nodes or ()).items()
+        if GPU.fullmatch(name)
+    }
+    others = "".join(f"; {text} of {name}" for name, text in seen.items() if name != machines.gpu)
+    choice = f"; chosen, as no other GPU is on more machines{others}" if others else ""
+    yield f"gpu_resource: {machines.gpu}", f"{seen[machines.gpu]}{choice}"
 
 
-def _tolerations(nodes: Listed) -> Iterator[Line]:
-    """Those for the taints that all machines with GPUs have, or without GPUs all machines."""
-    able = [node for node in nodes or () if any(GPU.fullmatch(name) for name in extended_resources([node]))]
-    machines = able or list(nodes or ())
-    taints = Counter(
-        key
-        for node in machines
-        for key in dict.fromkeys(
-            taint["key"] for taint in node.get("spec", {}).get("taints", ()) if taint["effect"] != "PreferNoSchedule"
-        )
-    )
-    of_all = [key for key, count in taints.items() if count == len(machines)]
-    keys = [key for key in of_all if not key.startswith("node.kubernetes.io/")]
-    if keys:
+def _tolerations(machines: RunMachines) -> Iterator[Line]:
+    if keys := machines.common_taints():
         tolerated = ", ".join(f"{{key: {as_yaml(key)}}}" for key in keys)
-        yield f"tolerations: [{tolerated}]", f"all machines{' with GPUs' if able else ''} have this taint"
+        yield (
+            f"tolerations: [{tolerated}]",
+            f"all {machines.name} have {'this taint' if len(keys) == 1 else 'these taints'}",
+        )
 
 
-def _fabric(survey: ClusterSurvey) -> Iterator[Line]:
-    guesses = guess_fabrics(survey)
+def _fabric(survey: ClusterSurvey, machines: RunMachines) -> Iterator[Line]:
+    guesses = guess_fabrics(survey, machines)
     if len(guesses) == 1:
         (guess,) = guesses
         yield f"fabric: {guess.fabric.name}", guess.reason
@@ -139,7 +136,8 @@ def _fabric(survey: ClusterSurvey) -> Iterator[Line]:
     elif guesses:
         yield "# fabric: NAME", "; ".join(f"{each.fabric.name}: {each.reason}" for each in guesses)
     else:
-        yield "# fabric: NAME", f"the default is tcp: {_devices(survey)}; `holdfast fabric` lists the names"
+        offered = _devices(survey, machines)
+        yield "# fabric: NAME", f"the default is tcp: {offered}; `holdfast fabric` lists the names"
 
 
 def _fabric_device(guess: FabricGuess, survey: ClusterSurvey) -> Iterator[Line]:
@@ -151,19 +149,21 @@ def _fabric_device(guess: FabricGuess, survey: ClusterSurvey) -> Iterator[Line]:
     ]
     if fields:
         yield f"fabric_device: {{{', '.join(fields)}}}", "what this cluster calls its devices"
+    if guess.needs_number:
+        yield "# fabric_device: {per_node: NUMBER}", f"{guess.reason}; name one number, and select its machines"
     if guess.fabric.pod.multus_attached and len(networks) != 1:
         reason = _none_of_several("Multus networks", survey.networks, "the fabric needs one")
         yield "# fabric_device: {network: NAME}", reason
 
 
-def _devices(survey: ClusterSurvey) -> str:
+def _devices(survey: ClusterSurvey, machines: RunMachines) -> str:
     """What machines offer besides GPUs, which may be the devices of a fabric."""
     if survey.nodes is None:
         return "this user may not list machines"
-    others = [name for name in extended_resources(survey.nodes) if not GPU.fullmatch(name)]
+    others = [name for name in machines.resources if not GPU.fullmatch(name)]
     classes = _names(survey.device_classes)
     seen = [*others, *(f"DeviceClass {name}" for name in classes)]
-    return f"machines offer {', '.join(seen)}" if seen else "machines offer no device of a fabric"
+    return f"{machines.name} offer {', '.join(seen)}" if seen else f"{machines.name} offer no device of a fabric"
 
 
 def _topology(survey: ClusterSurvey) -> Iterator[Line]:
