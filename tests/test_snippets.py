@@ -100,7 +100,7 @@ def test_job_of_a_page_is_that_of_its_file():
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_of_a_page_is_one_that_the_cli_accepts(line: str):
-    words = shlex.split(line.partition(" | ")[0], comments=True)[1:]
+    words = shlex.split(re.split(" [|>] ", line)[0], comments=True)[1:]
     program: Any = get_command(app)
     name, command, rest = program.resolve_command(
         program.make_context("holdfast", ["--help"], resilient_parsing=True), words

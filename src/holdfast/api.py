@@ -196,15 +196,14 @@ init_target = init_target_file
 
 
 def fetch_template(target: str, *, base: Path = Path()) -> FetchedTemplate:
-    """Store the published template that a target extends next to its file, and validate the target.
+    """Validate a target with the published template that it extends, and store the template next to its file.
 
-    Raises HoldfastError if it is not published, or if its published content changed after it was fetched.
+    Raises HoldfastError if it is not published, if its published content changed after it was fetched, or if the target
+    is invalid with it.
     """
     from holdfast.launch.fetch_template import fetch_template as fetch
 
-    fetched = fetch(target, start=base, environ=os.environ)
-    _target_spec(target, base)
-    return fetched
+    return fetch(target, start=base, environ=os.environ)
 
 
 def machines(target: str, *, base: Path = Path()) -> TargetMachines:

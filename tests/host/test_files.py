@@ -14,6 +14,7 @@ import pytest
 from holdfast.host.files import (
     UnexpectedFile,
     atomic_write,
+    atomic_write_shared,
     open_lock,
     private_opener,
     read_line,
@@ -32,6 +33,15 @@ def test_file_that_is_put_is_its_users_alone_whatever_lay_there(tmp_path: Path) 
     assert place.read_bytes() == b"latter"
     assert stat.S_IMODE(place.stat().st_mode) == 0o600
     assert [*tmp_path.iterdir()] == [place]
+
+
+def test_shared_file_has_the_mode_of_the_umask(tmp_path: Path) -> None:
+    former = os.umask(0o022)
+    try:
+        atomic_write_shared(tmp_path / "3.yaml", b"content")
+    finally:
+        os.umask(former)
+    assert stat.S_IMODE((tmp_path / "3.yaml").stat().st_mode) == 0o644
 
 
 def test_file_that_cannot_be_put_leaves_nothing_beside_it(tmp_path: Path) -> None:

@@ -130,6 +130,12 @@ def test_stored_copy_of_a_published_template_is_read_without_a_cluster(target: P
     assert read_target(target) == spec
 
 
+def test_context_of_a_published_template_is_refused(target: Path) -> None:
+    copy = store(target, f"{TEMPLATE}context: mine\n")
+    finding = refused(target)
+    assert (finding.code, finding.where) == ("template-names-context", f"{copy}:12")
+
+
 def test_template_that_was_not_fetched_names_the_command(target: Path) -> None:
     store(target, TEMPLATE).unlink()
     finding = refused(target, ExitCode.NOT_FOUND)
@@ -152,6 +158,7 @@ def test_edited_copy_is_refused(target: Path, before: str, after: str) -> None:
     ("extends", "code"),
     [
         ("gone.yaml", "template-missing"),
+        (f"{'long' * 64}.yaml", "template-missing"),
         ("oci://registry.example/targets:3", "unknown-template-source"),
         ("configmap://ml/gpu", "unknown-template-source"),
         ("configmap://ml/../../x:3", "unknown-template-source"),

@@ -144,3 +144,10 @@ def test_target_that_cannot_be_used_starts_nothing_early(text: str | None, tmp_p
     if text is not None:
         path.write_text(text)
     assert prestart_module("here", start=tmp_path, environ={}) == ""
+
+
+def test_first_target_of_a_cluster_cannot_replace_the_local_one(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError) as refused:
+        api.init_target("kubernetes", "local", folder=tmp_path)
+    assert (refused.value.findings[0].code, refused.value.exit_code) == ("bad-name", ExitCode.USAGE)
+    assert not [*tmp_path.iterdir()]

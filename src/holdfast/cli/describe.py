@@ -176,7 +176,7 @@ def render(
 ) -> None:
     """Show exactly what each rank, or the cluster, would get.
 
-    Starts nothing. Secrets are named, not shown. With `--tree`, who applies the objects starts the run.
+    Starts nothing. Secrets are named, not shown. With `--tree`, the run starts when the objects are applied.
     """
     from holdfast import api
     from holdfast.cli.finding_text import print_findings

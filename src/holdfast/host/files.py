@@ -1,4 +1,4 @@
-"""Writes private files atomically, and reads files without trusting their content or type.
+"""Writes files atomically, most of them private, and reads files without trusting their content or type.
 
 A file in a holdfast folder may be damaged or replaced: missing, a FIFO, a device or huge. Readers here return what a
 regular file holds or raise `OSError`, and never block.
@@ -11,6 +11,7 @@ import errno
 import json
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -134,10 +135,19 @@ def is_private(folder: Path) -> bool:
 
 def atomic_write(path: Path, content: bytes) -> None:
     """Write a private file atomically; concurrent readers see the old or the new content."""
+    _write(path, content, private_opener)
+
+
+def atomic_write_shared(path: Path, content: bytes) -> None:
+    """Write a file for others atomically, such as one to commit; its mode is that of the umask."""
+    _write(path, content, None)
+
+
+def _write(path: Path, content: bytes, opener: Callable[[str, int], int] | None) -> None:
     fresh = path.with_name(f"{path.name}.{os.getpid()}")
     fresh.unlink(missing_ok=True)  # left by an earlier process with this pid
     try:
-        with open(fresh, "xb", opener=private_opener) as file:
+        with open(fresh, "xb", opener=opener) as file:
             file.write(content)
         fresh.rename(path)
     except OSError:

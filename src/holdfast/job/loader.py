@@ -108,10 +108,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
         what = f"{name} cannot be read: {reason or 'it is not a path'}"
         remedy = f"Give a file that you may read: `ls -ld {name}`."
         raise failure("unreadable-file", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy) from None
-    if len(content) > MAX_BYTES:
-        what = f"{name} has more than {MAX_BYTES // 1024} KiB, which no job file needs"
-        remedy = "Check that it is a job file; move data of the program to separate files."
-        raise failure("file-too-large", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy)
+    refuse_large(len(content), name)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -119,6 +116,14 @@ def read_text(path: str | os.PathLike[str]) -> str:
         what = f"byte {error.start} of {name} ({content[error.start]:#04x}) is not UTF-8 text"
         remedy = "Save the file as UTF-8."
         raise failure("not-text", what, exit_code=ExitCode.INVALID_JOB, where=where, remedy=remedy) from None
+
+
+def refuse_large(size_bytes: int, name: str) -> None:
+    """Raise HoldfastError if a job or target has more than MAX_BYTES."""
+    if size_bytes > MAX_BYTES:
+        what = f"{name} has more than {MAX_BYTES // 1024} KiB, which no job file needs"
+        remedy = "Check that it is a job file; move data of the program to separate files."
+        raise failure("file-too-large", what, exit_code=ExitCode.INVALID_JOB, where=name, remedy=remedy)
 
 
 def validate_model(

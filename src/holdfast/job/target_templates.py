@@ -6,17 +6,19 @@ Nothing here uses the network: launch/fetch_template.py fetches what a platform 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ExitCode, HoldfastError
-from holdfast.job.loader import read_text
+from holdfast.job.loader import read_text, refuse_large
 from holdfast.job.validation_messages import finding_at
 from holdfast.job.yaml_source import Data, SourceLocation, YamlSource, parse, printable
 from holdfast.job.yaml_source import Path as FieldPath
 
 EXTENDS = "extends"
+_CONTEXT = "context"
 COPIES = "templates"
 """Folder of stored templates, next to the target files."""
 
@@ -60,24 +62,25 @@ class TemplateUse:
     place: SourceLocation
     """The line with `extends`."""
     context: str | None
-    """The target's kubeconfig context, if its file names one."""
+    """The target's kubeconfig context, if its file names one; a published template cannot."""
 
     @property
     def copy(self) -> Path:
         return self.source.copy_of(self.target)
 
 
-def read_target_source(path: Path) -> YamlSource:
+def read_target_source(path: Path, *, published: str | None = None) -> YamlSource:
     """The data of a target file, merged over the template that it extends; each value keeps the line where it stands.
 
-    Raises HoldfastError if there is no such template, or its stored copy was edited.
+    `published` is the text of a published template that is not stored yet. Raises HoldfastError if there is no such
+    template, or its stored copy was edited.
     """
     target = _parse_file(path)
     extended = _extended(target)
     if extended is None:
         return target
     use = _use_of(path, target)
-    template = _parse_file(_file_template(path, extended, target) if use is None else _verified_copy(use))
+    template = _parse_file(_file_template(path, extended, target)) if use is None else _published(use, published)
     if isinstance(template.data, dict) and EXTENDS in template.data:
         remedy = "Write the fields of both templates in one."
         raise _refused(template.location((EXTENDS,)), "template-nested", "a template cannot extend another", remedy)
@@ -133,7 +136,7 @@ def _use_of(path: Path, source: YamlSource) -> TemplateUse | None:
             "OCI registry, becomes a file with its own client."
         )
         raise _refused(source.location((EXTENDS,)), "unknown-template-source", what, remedy)
-    context = source.data.get("context") if isinstance(source.data, dict) else None
+    context = source.data.get(_CONTEXT) if isinstance(source.data, dict) else None
     return TemplateUse(
         target=path,
         source=TemplateSource(**match.groupdict()),
@@ -142,15 +145,25 @@ def _use_of(path: Path, source: YamlSource) -> TemplateUse | None:
     )
 
 
-def _verified_copy(use: TemplateUse) -> Path:
-    stored_digest(use)
-    return use.copy
+def _published(use: TemplateUse, text: str | None) -> YamlSource:
+    """A published template, from its text or its stored copy."""
+    if text is None:
+        stored_digest(use)
+        template = _parse_file(use.copy)
+    else:
+        name = printable(str(use.source))
+        refuse_large(len(copy_text(use.source, text).encode()), name)
+        template = parse(text, name)
+    if isinstance(template.data, dict) and _CONTEXT in template.data:
+        what = "a published template cannot name a context, which is a name in the kubeconfig of one user"
+        raise _refused(template.location((_CONTEXT,)), "template-names-context", what, "Write `context` in the target.")
+    return template
 
 
 def _file_template(path: Path, extended: str, target: YamlSource) -> Path:
     """The template file at a path relative to the target file."""
     file = path.parent / extended
-    if not file.is_file():
+    if not os.path.isfile(file):  # unlike Path.is_file, without an error for a name that is too long
         what = f"there is no template {printable(extended)}"
         remedy = f"The path is relative to the folder of the target file: `ls {printable(str(file))}`."
         raise _refused(target.location((EXTENDS,)), "template-missing", what, remedy, ExitCode.NOT_FOUND)

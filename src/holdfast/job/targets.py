@@ -246,9 +246,14 @@ def find_target(
     raise _not_found(name, start, environ)
 
 
-def read_target(path: Path, *, fabrics: Collection[str] = (), kinds: Collection[str] = ()) -> TargetSpec:
-    """The target that a file and its template describe; raises HoldfastError with every problem."""
-    source = read_target_source(path)
+def read_target(
+    path: Path, *, fabrics: Collection[str] = (), kinds: Collection[str] = (), published: str | None = None
+) -> TargetSpec:
+    """The target that a file and its template describe; raises HoldfastError with every problem.
+
+    `published` is the text of a published template that is not stored yet.
+    """
+    source = read_target_source(path, published=published)
     target = validate_model(source, TargetSpec, hints=NAMES_IN_KUBERNETES)
     if target is not None:
         if kinds and target.kind not in kinds:

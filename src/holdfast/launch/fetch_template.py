@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
+from holdfast.fabric.catalog import NAMES
 from holdfast.findings import Severity
-from holdfast.host.files import atomic_write
+from holdfast.host.files import atomic_write_shared
 from holdfast.job.target_files import target_file
 from holdfast.job.target_templates import copy_text, stored_digest, template_digest, template_use
+from holdfast.job.targets import read_target
+from holdfast.launch.target import TARGET_KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,8 @@ class FetchedTemplate:
 def fetch_template(name: str, *, start: Path, environ: Mapping[str, str]) -> FetchedTemplate:
     """Fetch and store the template of a target.
 
-    Raises HoldfastError if the target extends none, or if its published content is not that of the stored copy.
+    Raises HoldfastError if the target extends none, if its published content is not that of the stored copy, or if the
+    target is invalid with it; then nothing is stored.
     """
     path = target_file(name, start, environ)
     if path is None:
@@ -49,7 +53,9 @@ def fetch_template(name: str, *, start: Path, environ: Mapping[str, str]) -> Fet
     was_stored = use.copy.exists()
     if was_stored and stored_digest(use) != template_digest(published.text):
         raise HoldfastError((changed_finding(use, Severity.ERROR),), ExitCode.INVALID_JOB)
-    if not was_stored:
+    text = None if was_stored else published.text
+    read_target(path, fabrics=NAMES, kinds=TARGET_KINDS, published=text)
+    if text is not None:
         use.copy.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(use.copy, copy_text(use.source, published.text).encode())
+        atomic_write_shared(use.copy, copy_text(use.source, text).encode())
     return FetchedTemplate(source=str(use.source), file=use.copy, was_stored=was_stored, versions=published.versions)

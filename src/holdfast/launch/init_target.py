@@ -6,7 +6,8 @@ from importlib import import_module
 from pathlib import Path
 
 from holdfast.errors import ExitCode, failure
-from holdfast.job.target_files import project_file
+from holdfast.host.files import atomic_write_shared
+from holdfast.job.target_files import LOCAL, project_file
 from holdfast.launch.target import TARGET_KINDS
 
 
@@ -34,11 +35,15 @@ def init_target(
         what = f"`{name}` cannot be the name of a target"
         remedy = "Use letters, digits, hyphens, underscores and dots, at most 64, such as `cluster`."
         raise failure("bad-name", what, exit_code=ExitCode.USAGE, remedy=remedy)
+    if name == LOCAL:
+        what = f"`{LOCAL}` is the target of commands without `--on`, which would then use the cluster"
+        remedy = "Give the cluster another name, such as `cluster`."
+        raise failure("bad-name", what, exit_code=ExitCode.USAGE, remedy=remedy)
     if path.exists() and not overwrite:
         what = f"{path} is there already"
         remedy = "Give another name, or replace it with `--overwrite`."
         raise failure("file-exists", what, exit_code=ExitCode.USAGE, where=str(path), remedy=remedy)
     text = import_module(TARGET_KINDS[kind].draft).draft_target(name, context=context, namespace=namespace)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    atomic_write_shared(path, text.encode())
     return path

@@ -112,7 +112,10 @@ def test_user_who_may_not_read_what_is_needed_is_told_and_gets_no_folder(
     assert api.runs() == []
 
 
-@pytest.mark.parametrize("data", [{}, {"job.json": "{"}, {"job.json": '{"from": "the future"}'}, None])
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"job.json": "{"}, {"job.json": "null"}, {"job.json": "[1]"}, {"job.json": '{"from": "the future"}'}, None],
+)
 def test_run_whose_job_cannot_be_read_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, data: object) -> None:
     cluster = FakeCluster()
     path = f"/api/v1/namespaces/{{namespace}}/configmaps/{RUN}"

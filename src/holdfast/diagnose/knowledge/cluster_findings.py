@@ -50,7 +50,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "not-in-tree",
-        "The run needs a Secret or a claim that its tree does not have: secrets do not belong into a repository, and "
+        "The run needs a Secret or a claim that its tree does not have: secrets do not belong in a repository, and "
         "deleting the tree would delete the claim with its checkpoints.",
         "`kubectl get secret,pvc -n NAMESPACE`.",
         "Create it in the namespace, apart from the tree.",

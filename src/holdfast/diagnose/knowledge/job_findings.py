@@ -65,7 +65,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "bad-egress",
-        "A rule of the target's `egress` names no destination, two of them, or an address block that is none.",
+        "A rule of the target's `egress` names no destination, two of them, or an invalid address block.",
         "The line in the finding.",
         "Write a block such as 10.20.0.0/16, or a namespace and labels of pods, or ports.",
     ),
@@ -385,6 +385,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A template has `extends`, and a template cannot extend another.",
         "The line in the finding.",
         "Write the fields of both in one template.",
+    ),
+    (
+        "template-names-context",
+        "A published template has `context`, a name in the kubeconfig of one user, which others may not have.",
+        "The line in the finding.",
+        "Publish a version without it; users write `context` in their targets.",
     ),
     (
         "unknown-template-source",

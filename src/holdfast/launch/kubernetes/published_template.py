@@ -35,7 +35,8 @@ def read_published(use: TemplateUse) -> PublishedTemplate:
         found = asyncio.run(_config_map(use))
     versions = tuple(sorted(key.removesuffix(_SUFFIX) for key in found or () if key.endswith(_SUFFIX)))
     if found is not None and source.key in found:
-        return PublishedTemplate(text=found[source.key], versions=versions)
+        text = found[source.key].removeprefix("\ufeff")  # a byte order mark counts only at the start of a file
+        return PublishedTemplate(text=text, versions=versions)
     where = f"namespace {source.namespace}"
     what = (
         f"there is no ConfigMap {source.name} in {where}"

@@ -16,9 +16,14 @@ MAX_COMPRESSED_CODE_BYTES = 180 << 10
 
 
 def dated_job(config_map: Mapping[str, Any]) -> str:
-    """The accepted run in its ConfigMap; a run from a tree was created when the ConfigMap was."""
+    """The accepted run in its ConfigMap; a run from a tree was created when the ConfigMap was.
+
+    Raises ValueError if it is not a JSON object.
+    """
     text: str = config_map.get("data", {}).get(JOB_KEY, "")
     accepted = json.loads(text)
+    if not isinstance(accepted, dict):
+        raise ValueError(f"{JOB_KEY} holds no JSON object: {text:.100}")
     if not accepted.get("from_tree"):
         return text
     accepted["created_at"] = datetime.fromisoformat(config_map["metadata"]["creationTimestamp"]).timestamp()

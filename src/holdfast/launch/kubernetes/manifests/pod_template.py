@@ -187,10 +187,7 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
         **occupant.container,
         "imagePullPolicy": own.pull_policy,
         "envFrom": env_from(own.env_from),
-        "resources": Commented(
-            {"limits": node_limits(ctx) or None, "claims": [{"name": name} for name in claims(ctx)] or None},
-            "Requests default to limits; a pod whose requests equal its limits is evicted last.",
-        ),
+        "resources": _resources(ctx),
         "securityContext": container_security_context(
             (*access.capabilities, *occupant.capabilities),
             privileged=access.privileged,
@@ -207,20 +204,32 @@ def _complete_container(ctx: RenderContext, occupant: ContainerSpec) -> YamlValu
     }
 
 
+def _resources(ctx: RenderContext) -> YamlValue:
+    """What a node's container gets; without limits at least an empty mapping, as operators write it back."""
+    limits, claimed = node_limits(ctx), [{"name": name} for name in claims(ctx)]
+    if not limits:
+        return {"claims": claimed or None}
+    return Commented(
+        {"limits": limits, "claims": claimed or None},
+        "Requests default to limits; a pod whose requests equal its limits is evicted last.",
+    )
+
+
 def claims(ctx: RenderContext) -> dict[str, str]:
     """The claims of a node's pod: the fabric's, and the target's; by name, the template of each."""
     of_fabric = {FABRIC_CLAIM: ctx.names.fabric_claim} if ctx.pod_access.claim else {}
     return of_fabric | {each.name: each.template for each in ctx.target.pod.resource_claims}
 
 
-def node_limits(ctx: RenderContext) -> YamlValue:
+def node_limits(ctx: RenderContext) -> Mapping[str, YamlValue]:
     """Resource limits and requests of a node, each a string, as the API server returns it."""
     job, access = ctx.job, ctx.pod_access
-    most: dict[str, YamlValue] = {
+    amounts = {
         "cpu": format_cores(job.resources.cpu),
         "memory": format_quantity(job.resources.memory),
         "ephemeral-storage": format_quantity(ctx.target.pod.ephemeral_storage),
     }
+    most: dict[str, YamlValue] = {name: amount for name, amount in amounts.items() if amount is not None}
     if job.gpus_per_node:
         most[ctx.target.gpu_resource] = str(job.gpus_per_node)
     for resource, devices in ctx.fabric_resources.items():

@@ -20,20 +20,21 @@ def empty_secret(ctx: RenderContext) -> Mapping[str, YamlValue]:
 
 def key_role(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     """What the controller's pod may do to provide the run's keys."""
-    names = ctx.names
+    names, shared = ctx.names, ctx.target.service_account
+    others = (
+        f"All trees with the account {shared} let it read their keys, so each of their controllers can read them all."
+        if shared
+        else "The account reads no Secret but these two."
+    )
     rules: list[YamlValue] = [
         rule("", "secrets", "get", "patch", names=[names.controller]),
         Commented(
             rule("", "secrets", "get", names=[names.keys]), "To tell it from that of an earlier run with this id."
         ),
-        Commented(
-            rule("", "secrets", "create"),
-            f"For {names.keys}, the nodes' tokens. It reads no Secret but its own, so it can create one of any name, "
-            "and learn nothing by that.",
-        ),
+        Commented(rule("", "secrets", "create"), f"For {names.keys}, the nodes' tokens. {others}"),
         Commented(rule("", "configmaps", "get", names=[names.name]), "The job, and when it was created."),
     ]
-    account = ctx.target.service_account or names.controller
+    account = shared or names.controller
     role: YamlValue = {"apiGroup": RBAC, "kind": "Role", "name": names.keys}
     subject: YamlValue = {"kind": "ServiceAccount", "name": account, "namespace": ctx.target.namespace}
     return [
