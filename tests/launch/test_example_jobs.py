@@ -53,7 +53,7 @@ def test_llama_3_8b_through_torchtitan_can_run_on_a_cluster_as_it_stands(
     (node,) = (each for each in jobs["spec"]["replicatedJobs"] if each["name"] == "node")
     assert node["replicas"] == 2
     (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
     seen = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert {"/holdfast/llama3-8b-c4", "/holdfast/assets"} < seen
     assert "/holdfast" not in seen

@@ -19,6 +19,8 @@ from holdfast.job.yaml_source import Path as FieldPath
 
 EXTENDS = "extends"
 _CONTEXT = "context"
+MAX_PATH = 4096
+"""Characters of a path in a message: one that is cut short cannot be opened."""
 COPIES = "templates"
 """Folder of stored templates, next to the target files."""
 
@@ -120,7 +122,7 @@ def stored_digest(use: TemplateUse) -> str:
             f"Write the change in the target, which overrides the template; then remove {use.copy} and fetch it with "
             f"`holdfast target fetch {use.target.stem}`."
         )
-        raise _refused(SourceLocation(where=printable(str(use.copy))), "template-edited", what, remedy)
+        raise _refused(SourceLocation(where=printable(str(use.copy), MAX_PATH)), "template-edited", what, remedy)
     return digest
 
 
@@ -165,13 +167,13 @@ def _file_template(path: Path, extended: str, target: YamlSource) -> Path:
     file = path.parent / extended
     if not os.path.isfile(file):  # unlike Path.is_file, without an error for a name that is too long
         what = f"there is no template {printable(extended)}"
-        remedy = f"The path is relative to the folder of the target file: `ls {printable(str(file))}`."
+        remedy = f"The path is relative to the folder of the target file: `ls {printable(str(file), MAX_PATH)}`."
         raise _refused(target.location((EXTENDS,)), "template-missing", what, remedy, ExitCode.NOT_FOUND)
     return file
 
 
 def _parse_file(path: Path) -> YamlSource:
-    return parse(read_text(path), printable(str(path)))
+    return parse(read_text(path), printable(str(path), MAX_PATH))
 
 
 def _extended(target: YamlSource) -> str | None:

@@ -55,7 +55,7 @@ async def prepare(run: str, into: Path, *, secrets: Path, code: Path) -> None:
 
 
 async def _provide_keys(cluster: ClusterClient, names: ObjectNames, folder: RunDir) -> Mapping[str, Any]:
-    """Write the controller's keys, from its Secret if they are there already; returns the Secret."""
+    """Write the controller's keys, from its Secret if they are there already; returns the Secret as it was before."""
     files = {path.name: path for path in (folder.token, folder.ca, folder.identity)}
     while True:
         known = await _get(cluster, f"{SECRETS_PATH}/{names.controller}")
@@ -99,22 +99,11 @@ async def _provide_tokens(
         except ApiError as refused:
             if refused.status != HTTPStatus.CONFLICT:
                 raise
-        if await _is_owned(cluster, names, owner):
+        if owner.get("data"):  # an earlier pod generated the keys, and created this Secret
             return
         if time.monotonic() > deadline:
             sys.exit(f"secret/{names.keys} is of an earlier run with this id: delete it")
         await asyncio.sleep(RETRY_S)
-
-
-async def _is_owned(cluster: ClusterClient, names: ObjectNames, owner: Mapping[str, Any]) -> bool:
-    """Whether the Secret of the nodes' tokens is of these keys, and not of an earlier run that is being deleted."""
-    try:
-        known = await cluster.get(f"{SECRETS_PATH}/{names.keys}")
-    except ApiError as refused:
-        if refused.status != HTTPStatus.NOT_FOUND:
-            raise
-        return False
-    return any(each["uid"] == owner["metadata"]["uid"] for each in known["metadata"].get("ownerReferences", ()))
 
 
 async def _get(cluster: ClusterClient, path: str) -> Mapping[str, Any]:

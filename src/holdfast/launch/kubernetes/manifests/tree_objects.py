@@ -24,13 +24,10 @@ def key_role(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     others = (
         f"All trees with the account {shared} let it read their keys, so each of their controllers can read them all."
         if shared
-        else "The account reads no Secret but these two."
+        else "It reads no Secret but its own, so it learns nothing from one that it creates."
     )
     rules: list[YamlValue] = [
         rule("", "secrets", "get", "patch", names=[names.controller]),
-        Commented(
-            rule("", "secrets", "get", names=[names.keys]), "To tell it from that of an earlier run with this id."
-        ),
         Commented(rule("", "secrets", "create"), f"For {names.keys}, the nodes' tokens. {others}"),
         Commented(rule("", "configmaps", "get", names=[names.name]), "The job, and when it was created."),
     ]
