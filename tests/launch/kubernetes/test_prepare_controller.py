@@ -67,3 +67,17 @@ def test_tokens_of_an_earlier_run_that_stay_are_an_error(tmp_path: Path, monkeyp
     monkeypatch.setattr(prepare_controller, "APPLY_S", 0.0)
     with pytest.raises(SystemExit, match="secret/llama-v1-keys is of an earlier run with this id: delete it"):
         provide(Secrets(EARLIER, attempts=99), tmp_path, EMPTY)
+
+
+def test_job_that_was_damaged_is_said_and_not_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Damaged:
+        async def get(self, _path: str) -> dict[str, Any]:
+            return {"data": {"job.json": "[1]"}}
+
+    monkeypatch.setattr(prepare_controller, "ClusterClient", Damaged)
+    words = ["prepare", "llama-v1", str(tmp_path), "--secrets", str(tmp_path), "--code", str(tmp_path)]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(
+        SystemExit, match=r"the controller of llama-v1 cannot start yet: job\.json holds no JSON object"
+    ):
+        prepare_controller.main()

@@ -132,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         asyncio.run(prepare(options.run, options.into, secrets=options.secrets, code=options.code))
-    except (ClusterError, OSError) as error:
+    except (ClusterError, OSError, ValueError) as error:  # ValueError: the job's ConfigMap was damaged
         sys.exit(f"the controller of {options.run} cannot start yet: {error}")
 
 
