@@ -11,7 +11,6 @@ BIN := $(CURDIR)/$(ENV)/bin
 INSTALLER := env VIRTUAL_ENV=$(CURDIR)/$(ENV) $(BIN)/uv
 # Tests start thousands of Python processes, which would compile holdfast anew where bytecode is not kept.
 HAVE := env -u PYTHONDONTWRITEBYTECODE PATH="$(BIN):$$PATH"
-PYTEST := pytest -n auto --junitxml=.pytest_cache/report.xml
 COMPILE := $(INSTALLER) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes \
 	--no-header --no-emit-index-url --no-emit-find-links --quiet
 
@@ -36,10 +35,10 @@ test: $(READY) ## all that CI checks; what this machine cannot run is skipped wi
 	step 'import contract' lint-imports && \
 	step 'docs' sphinx-build -W --keep-going -q -b html docs docs/_build/html && \
 	step 'lab (about ten minutes, once for each version)' python -m lab build --where-possible && \
-	step 'tests' $(PYTEST)
+	step 'tests' .ci/tests
 
 quick: $(READY) ## only the tests that take no more than a second or two
-	@$(HAVE) $(PYTEST) -m 'not slow'
+	@$(HAVE) .ci/tests -m 'not slow'
 
 matrix: $(READY) ## run the training library's tests with the lowest and the newest torch that it supports
 	@.ci/torch_matrix lowest && .ci/torch_matrix newest

@@ -207,7 +207,7 @@ CASES: Mapping[tuple[FaultAction, FaultTarget], Case] = {
     (FaultAction.SLOW, _NODE): Case(amount=3.0, overrides=("recovery.step_timeout_s=auto",)),
     **{
         (FaultAction.SLOW, target): Case(
-            amount=1.6,
+            amount=4.0,
             warning="data-stall" if target is FaultTarget.DATA else "straggler",
             at_step=60,
             program=WATCHED_LOOP,
