@@ -17,10 +17,13 @@ version = release = holdfast.__version__
 extensions = ["myst_parser", "reference"]
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
-# Other pages include the last four.
+# Other pages include the last ones.
 exclude_patterns = [
     "_build",
-    *(f"reference/generated/{part}.md" for part in ("drills", "device-faults", "metrics", "devices", "models")),
+    *(
+        f"reference/generated/{part}.md"
+        for part in ("drills", "device-faults", "metrics", "devices", "models", "exported-metrics", "alerts")
+    ),
 ]
 nitpicky = True
 

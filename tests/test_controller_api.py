@@ -44,6 +44,7 @@ from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job, Nodes
+from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol.orders import PROTOCOL, Acknowledge, StartRanks, order_decoder
 from holdfast.security.admission import PendingConnections
 from holdfast.security.api_limits import LIMITS, ApiLimits
@@ -135,7 +136,8 @@ async def site(
     controller.handle(RunCreated(at=1.0, run="r", job={}), ControllerStarted(at=1.0, pid=1, incarnation="c"))
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    port = ControllerApi(controller, KEYS, code, limits, generation=Nowhere().generation)
+    metrics = MetricsEndpoint(lambda: {"r": folder / "events.jsonl"})
+    port = ControllerApi(controller, KEYS, code, limits, metrics=metrics, generation=Nowhere().generation)
     served = make_server(port, nodes=3, silence=silence, limits=limits)
     serving = asyncio.ensure_future(served.serve(sockets=[listener]))
     try:
@@ -419,6 +421,22 @@ def test_node_token_sends_no_requests_and_the_users_token_is_no_agent(tmp_path: 
             async with here.agent(token=TOKEN):
                 pass
         assert read_events(here.log) == before
+
+    play(tmp_path, scene)
+
+
+def test_metrics_token_reads_metrics_and_nothing_else(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.client(KEYS.metrics_token()) as monitor, here.client() as user, here.client(None) as stranger:
+            answer = await monitor.get("/metrics")
+            assert 'holdfast_run_phase{phase="pending",run="r"} 1.0' in answer.text
+            assert (await user.get("/metrics")).text.splitlines()[0] == answer.text.splitlines()[0]
+            assert (await stranger.get("/metrics")).status_code == 401
+            assert (await monitor.post("/v1/cancel", content=encode(CancelRequested(at=1.0)))).status_code == 401
+            openmetrics = await monitor.get("/metrics", headers={"Accept": "application/openmetrics-text"})
+            assert openmetrics.text.endswith("# EOF\n")
+        async with here.client(KEYS.node_token(0, 0)) as agent:
+            assert (await agent.get("/metrics")).status_code == 401
 
     play(tmp_path, scene)
 

@@ -17,6 +17,7 @@ from holdfast.control.policy import FailureKind
 from holdfast.control.state import ReplicaPhase
 from holdfast.diagnose.knowledge.index import find
 from holdfast.fabric.catalog import CATALOG
+from holdfast.observe.dashboard_catalog import DASHBOARDS, PanelKind
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = Path(holdfast.__file__).parent
@@ -36,6 +37,9 @@ OTHER_WORDS = {
     "restore-scratch",
     "dist-packages",
     "site-packages",
+    *(dashboard.uid for dashboard in DASHBOARDS),
+    *PanelKind,
+    "metrics-token",
     "holdfast-checkpoint",
     "holdfast-checkpoint-store",
     "holdfast-peer-copy",
@@ -70,6 +74,7 @@ NO_CODES_IN_PAGES = {
     "holdfast-quarantine",
     "holdfast-zygote",
     "link-errors",
+    "metrics-token",
     "nvidia-smi",
     "per-rank",
     "stacks-compared",

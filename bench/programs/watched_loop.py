@@ -54,4 +54,4 @@ for _step in session.steps(steps):
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)
     optimizer.step()
-    session.commit(loss=loss.detach(), grad_norm=norm)
+    session.commit(loss=loss.detach(), grad_norm=norm, tokens=16)

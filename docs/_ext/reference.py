@@ -38,6 +38,8 @@ from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
 from holdfast.metrics import devices, flops, metric_catalog
+from holdfast.observe.alert_catalog import ALERTS
+from holdfast.observe.exported_metrics import EXPORTED, PREFIX, Kind
 from holdfast.preflight.run_checks import GPU_CHECKS, GPU_RDMA_CHECKS, HOST_CHECKS, RDMA_CHECKS, name_of
 from holdfast.security.api_limits import LIMITS, ApiLimits
 
@@ -558,6 +560,38 @@ def metrics_table() -> str:
     return _page([_table(("metric", "unit", "over ranks", "meaning"), rows)])
 
 
+def exported_metrics_table() -> str:
+    """What Prometheus reads of a run; docs/monitoring.md includes it."""
+    rows = (
+        (
+            f"`{PREFIX}{row.name}{_SUFFIXES.get(row.kind, '')}`",
+            row.kind.value,
+            ", ".join(f"`{label}`" for label in row.labels),
+            row.help,
+        )
+        for row in EXPORTED
+    )
+    return _page([_table(("metric", "type", "labels", "meaning"), rows)])
+
+
+_SUFFIXES = {Kind.COUNTER: "_total", Kind.INFO: "_info"}
+
+
+def alerts_table() -> str:
+    """The alerts; docs/monitoring.md includes them."""
+    template = re.compile(r"\{\{ (?:\$labels\.)?\$?(\w+)[^}]*\}\}")
+    rows = (
+        (
+            f"`{row.name}`",
+            row.severity.value,
+            template.sub(lambda found: found[1].upper(), row.summary),
+            f"`{template.sub(lambda found: found[1].upper(), row.explain)}`",
+        )
+        for row in ALERTS
+    )
+    return _page([_table(("alert", "severity", "meaning", "then"), rows)])
+
+
 def models_list() -> str:
     """The model types with known FLOPs; docs/metrics.md includes the list."""
     return _page([", ".join(f"`{kind}`" for kind in sorted(("gpt2", *flops.GATED, *flops.PLAIN, *flops.MIXTURES)))])
@@ -624,6 +658,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "device-faults": device_faults_table,
     "node-checks": node_checks_table,
     "metrics": metrics_table,
+    "exported-metrics": exported_metrics_table,
+    "alerts": alerts_table,
     "devices": devices_table,
     "models": models_list,
 }

@@ -40,6 +40,7 @@ from holdfast.events import (
 from holdfast.events.log import EventReader, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.findings import Finding
+from holdfast.host.files import atomic_write_shared
 from holdfast.job.fault_catalog import check_fault as check_drill
 from holdfast.job.launcher_catalog import runs_python
 from holdfast.job.loader import LoadedJob, read_text, validate_data, validate_text
@@ -224,6 +225,25 @@ def policies(target: str, request: PolicyRequest, *, base: Path = Path()) -> Ren
     return open_target(spec.kind).policies(target, spec, request)
 
 
+def monitoring_objects(target: str, *, base: Path = Path()) -> Rendered:
+    """Alerts and dashboards as objects for a target's cluster; raises HoldfastError if it is none."""
+    from holdfast.observe.monitoring_files import monitoring_objects
+
+    spec = _target_spec(target, base)
+    return open_target(spec.kind).manifests(target, spec, monitoring_objects())
+
+
+def write_monitoring_files(folder: Path) -> list[Path]:
+    """Write alerts for Prometheus and dashboards for Grafana; returns the paths."""
+    from holdfast.observe.monitoring_files import monitoring_files
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {folder / name: text for name, text in monitoring_files().items()}
+    for path, text in paths.items():
+        atomic_write_shared(path, text.encode())
+    return list(paths)
+
+
 # Run
 
 
@@ -389,6 +409,29 @@ def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
     return summarise(
         status, logs=str(run.logs) if run.logs.is_dir() else "", now=status.now, evidence=run.evidence_paths()
     )
+
+
+def metrics_text(run: RunDir) -> str:
+    """A run's metrics in the format that Prometheus scrapes."""
+    from holdfast.observe.exposition import format_log_metrics
+
+    return format_log_metrics(run.run_id, run.events)
+
+
+def serve_metrics(
+    host: str, port: int, token_file: Path | None = None, *, last: int, ready: Callable[[str], None]
+) -> None:
+    """Serve the metrics of the latest `last` runs until interrupted; `ready` gets the URL once it can be scraped.
+
+    Scrapers must send the text of `token_file`, if given, as their bearer token. Raises HoldfastError if the port is
+    taken or the file has none.
+    """
+    from holdfast.observe import metrics_server
+
+    token = metrics_server.read_token(token_file) if token_file else ""
+    with metrics_server.listen(host, port) as listener:
+        ready(metrics_server.url_of(listener))
+        metrics_server.serve_metrics(listener, lambda: {run.run_id: run.events for run in runs()[:last]}, token=token)
 
 
 def storage_finding(run: RunDir) -> Finding | None:

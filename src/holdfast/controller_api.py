@@ -1,4 +1,4 @@
-"""The controller's port: agent connections and user requests, each authorised by token.
+"""The controller's port: agent connections, user requests and metrics, each authorised by token.
 
 One application serves every socket: agents connect over TCP, this user's commands over a Unix socket. Without a token
 that allows the request, the only answer is a refusal.
@@ -30,12 +30,13 @@ from holdfast.events import AgentConnected, RequestEvent
 from holdfast.events.requests import EXPIRES
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.launch.code.archive import archive_path
+from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol import routes
 from holdfast.protocol.orders import PROTOCOL, Order, agent_message_decoder, decode_frame, encode
 from holdfast.protocol.validation import ValidatingDecoder
 from holdfast.security.admission import AdmissionServer, AgentsWebSocket, PendingConnection
 from holdfast.security.api_limits import LIMITS, ApiLimits, NodeRateLimiter
-from holdfast.security.tokens import NodeAgent, Principal, TokenIssuer, UnassignedNode, User
+from holdfast.security.tokens import MetricsReader, NodeAgent, Principal, TokenIssuer, UnassignedNode, User
 
 log = logging.getLogger("holdfast.controller")
 
@@ -90,7 +91,12 @@ class _TooLarge(Exception):
 
 
 _enrolment = msgspec.json.Decoder(dict[str, str])
-_PRINCIPALS: dict[str, type[Principal]] = {routes.AGENT_SOCKET: NodeAgent, routes.BOOTSTRAP: UnassignedNode}
+_PRINCIPALS: dict[str, tuple[type[Principal], ...]] = {
+    routes.AGENT_SOCKET: (NodeAgent,),
+    routes.BOOTSTRAP: (UnassignedNode,),
+    routes.METRICS: (MetricsReader, User),
+}
+"""Who may use a path; any other is for the user."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -103,6 +109,8 @@ class ControllerApi:
         tokens: TokenIssuer,
         code: Path | None = None,
         limits: ApiLimits = LIMITS,
+        *,
+        metrics: MetricsEndpoint,
         generation: Callable[[int, str], int | None] = lambda _node, _address: None,
         first_code: str = "",
     ) -> None:
@@ -119,6 +127,7 @@ class ControllerApi:
                 WebSocketRoute(routes.AGENT_SOCKET, self._agent_socket),
                 Route(routes.CODE + "{digest}", self._serve_code),
                 Route(routes.BOOTSTRAP, self._bootstrap, methods=["POST"]),
+                Route(routes.METRICS, metrics.answer),
                 *(
                     Route(path, self._request_endpoint(kind), methods=["POST"])
                     for kind, path in routes.REQUEST_ROUTES.items()
@@ -132,7 +141,7 @@ class ControllerApi:
         holder = self._tokens.principal_of_header(connection.headers.get("authorization", ""))
         # Not `connection.url`, which includes the sender's Host header.
         path: str = scope["path"]
-        if isinstance(holder, _required_principal(path)):
+        if isinstance(holder, _allowed_principals(path)):
             scope["holder"] = holder
             await self._routes(scope, receive, send)
             return
@@ -251,9 +260,9 @@ class ControllerApi:
         return FileResponse(archive, media_type="application/x-tar")
 
 
-def _required_principal(path: str) -> type[Principal]:
-    """The principal that a path requires: the user, unless it is for agents."""
-    return NodeAgent if path.startswith(routes.CODE) else _PRINCIPALS.get(path, User)
+def _allowed_principals(path: str) -> tuple[type[Principal], ...]:
+    """Who may use a path."""
+    return (NodeAgent,) if path.startswith(routes.CODE) else _PRINCIPALS.get(path, (User,))
 
 
 def _expires(request: Request) -> float:

@@ -51,6 +51,7 @@ from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir, pro
 from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
+from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol import routes
 from holdfast.protocol.orders import CheckNode, ProbeNode, StartRanks, progress_interval_s
 from holdfast.protocol.watch_levels import WatchLevel
@@ -342,7 +343,14 @@ async def serve(
     controller.report(*restored, *_port_taken_findings(folder))
     first_code = accepted.code.digest if accepted.code else ""
     server = server_factory(
-        ControllerApi(controller, keys, folder.code, generation=backend.generation, first_code=first_code)
+        ControllerApi(
+            controller,
+            keys,
+            folder.code,
+            metrics=MetricsEndpoint(lambda: {folder.run_id: folder.events}),
+            generation=backend.generation,
+            first_code=first_code,
+        )
     )
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))
     if lighthouse:

@@ -50,7 +50,7 @@ def check(
     overrides: SetOption = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
-    """List what a target lacks for a job, and what its nodes lack.
+    """List what a target and its nodes lack for a job.
 
     On a cluster it queries installed components, health and permissions. It creates nothing, but with `--nodes` or
     `--full` a run that does nothing but check its nodes. Without a job file, it checks for the smallest job.

@@ -70,14 +70,15 @@ class NegativeNumberArguments(TyperCommand):
 class SectionedGroup(TyperGroup):
     """A group whose help lists commands in sections, in the order they were added.
 
-    A command may have two words: `target init` is one if a third word follows; otherwise `init` is an argument of
-    `target`.
+    A command may have two words, such as `metrics serve`. If it requires an argument, as `target init` does, it is one
+    only if a third word follows; otherwise `init` is an argument of `target`.
     """
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         two_words = " ".join(args[:2])
-        if len(args) > 2 and two_words in self.commands:
-            return two_words, self.commands[two_words], args[2:]
+        found = self.commands.get(two_words)
+        if found is not None and (len(args) > 2 or not any(each.required for each in found.params)):
+            return two_words, found, args[2:]
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: Any) -> list[str]:

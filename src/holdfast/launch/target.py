@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -182,6 +182,10 @@ class Target(Protocol):
 
         Raises HoldfastError if the target cannot refuse.
         """
+        ...
+
+    def manifests(self, name: str, spec: TargetSpec, objects: Sequence[Mapping[str, Any]]) -> Rendered:
+        """Objects as text to apply there, in the target's namespace; raises HoldfastError if it is no cluster."""
         ...
 
     def controller_hooks(self) -> ControllerHooks:

@@ -22,6 +22,9 @@ CODE = "/v1/code/"
 UPLOADS = "/v1/uploads/"
 """Followed by the name of the uploaded file."""
 
+METRICS = "/metrics"
+"""Where Prometheus looks by default."""
+
 REQUEST_ROUTES: dict[type[RequestEvent], str] = {
     CancelRequested: "/v1/cancel",
     FaultRequested: "/v1/drill",

@@ -1,7 +1,7 @@
-"""Tokens that authenticate clients of a run's controller: the user's, and one per node with fewer rights.
+"""Tokens that authenticate clients of a run's controller: the user's, and others with fewer rights.
 
-The run's token is the user's. Node tokens are derived from it by HMAC, so a controller stores nothing else. A node
-token names its node; no other token can be derived from it.
+The run's token is the user's. The others are derived from it by HMAC, so a controller stores nothing else. Each names
+its holder; no other token can be derived from it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,20 @@ class UnassignedNode:
         return f"node{self.node}"
 
 
-Principal = User | NodeAgent | UnassignedNode
+@dataclass(frozen=True)
+class MetricsReader:
+    """A monitoring system: may read the run's metrics."""
+
+    def __str__(self) -> str:
+        return "metrics"
+
+
+Principal = User | NodeAgent | UnassignedNode | MetricsReader
+_Derived = NodeAgent | UnassignedNode | MetricsReader
 
 _UNASSIGNED_NODE_TOKEN = re.compile(r"node(0|[1-9][0-9]{0,8}):[0-9a-f]{64}")
 _NODE_TOKEN = re.compile(r"node(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,8}):[0-9a-f]{64}")
+_METRICS_TOKEN = re.compile(r"metrics:[0-9a-f]{64}")
 
 
 def new_token() -> str:
@@ -64,7 +74,11 @@ class TokenIssuer:
         """The token of an unassigned process in a node slot, such as `node1:5f70…`."""
         return self._signed(UnassignedNode(node))
 
-    def _signed(self, holder: NodeAgent | UnassignedNode) -> str:
+    def metrics_token(self) -> str:
+        """The token of a monitoring system, such as `metrics:5f70…`."""
+        return self._signed(MetricsReader())
+
+    def _signed(self, holder: _Derived) -> str:
         name = str(holder)
         return f"{name}:{hmac.new(self._token, name.encode(), hashlib.sha256).hexdigest()}"
 
@@ -90,10 +104,10 @@ class TokenIssuer:
         return claimed or User()
 
 
-def _claimed_principal(token: str) -> NodeAgent | UnassignedNode | None:
+def _claimed_principal(token: str) -> _Derived | None:
     """The principal that a token claims, if it names one."""
     if found := _NODE_TOKEN.fullmatch(token):
         return NodeAgent(int(found[1]), int(found[2]))
     if found := _UNASSIGNED_NODE_TOKEN.fullmatch(token):
         return UnassignedNode(int(found[1]))
-    return None
+    return MetricsReader() if _METRICS_TOKEN.fullmatch(token) else None

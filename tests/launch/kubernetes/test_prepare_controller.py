@@ -54,7 +54,7 @@ def test_tokens_of_an_earlier_run_are_replaced_once_they_are_gone(
     secrets = Secrets(EARLIER, attempts=2)
     provide(secrets, tmp_path, EMPTY)
     assert secrets.secret is not None
-    assert secrets.secret["data"].keys() == {"ca.pem", "node0", "node1"}
+    assert secrets.secret["data"].keys() == {"ca.pem", "metrics-token", "node0", "node1"}
 
 
 def test_tokens_of_an_earlier_pod_of_the_run_stay(tmp_path: Path) -> None:

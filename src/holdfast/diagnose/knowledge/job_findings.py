@@ -440,6 +440,24 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     # Command lines
     ("bad-usage", "holdfast has no such verb, option or argument.", "`holdfast VERB --help`.", "Follow the finding."),
+    (
+        "token-missing",
+        "`holdfast metrics serve` would let other machines read the metrics without a token.",
+        "The address in the finding.",
+        "Write a long random line to a file and add `--token-file FILE`; or listen at 127.0.0.1.",
+    ),
+    (
+        "token-unreadable",
+        "The file of `--token-file` is missing, empty or no text.",
+        "`ls -l` and `file` on it.",
+        "Write a long random line to it, and give the same to the scraper.",
+    ),
+    (
+        "port-unavailable",
+        "`holdfast metrics serve` cannot listen at this address and port.",
+        "`ss -ltnp` on this machine.",
+        "Choose another with `--port`; 0 takes any free one.",
+    ),
     ("file-and-command", "A job file and a command were both given.", "The command line.", "Leave one out."),
     ("bad-fault-action", "No fault has this name.", "`holdfast drill --help`.", "Use one that the finding lists."),
     (

@@ -6,8 +6,9 @@ import getpass
 import os
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -156,6 +157,13 @@ class KubernetesTarget:
 
         objects = render_policies(spec, request)
         return Rendered(text=to_yaml(objects), findings=(), objects=tuple(map(to_plain, objects)))
+
+    def manifests(self, name: str, spec: TargetSpec, objects: Sequence[Mapping[str, Any]]) -> Rendered:
+        """The objects in the target's namespace."""
+        from holdfast.launch.kubernetes.manifests.yaml_writer import to_yaml
+
+        placed = [{**each, "metadata": {**each["metadata"], "namespace": spec.namespace}} for each in objects]
+        return Rendered(text=to_yaml(placed), findings=(), objects=tuple(placed))
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is in a pod, which may have lost its folder."""

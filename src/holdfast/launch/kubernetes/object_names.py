@@ -41,6 +41,8 @@ CODE_KEY = "code.tar"
 """Key of the run's code in the controller's Secret."""
 JOB_KEY = "job.json"
 """Key of the accepted run in its ConfigMap."""
+METRICS_TOKEN_KEY = "metrics-token"
+"""Key of the token that only reads metrics, in the Secret of the nodes' tokens."""
 TREE_ANNOTATION = "holdfast/tree"
 """On the run's object, if others apply and delete the run's objects: holdfast deletes none of them."""
 

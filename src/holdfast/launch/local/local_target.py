@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ExitCode, failure
 from holdfast.fabric.catalog import resolve
@@ -115,6 +115,15 @@ class LocalTarget:
             f"target `{name}` is this machine, where nothing decides what may run",
             exit_code=ExitCode.CANNOT_RUN_HERE,
             remedy="Name a Kubernetes target: `holdfast policy --on TARGET`.",
+        )
+
+    def manifests(self, name: str, spec: TargetSpec, objects: Sequence[Mapping[str, Any]]) -> Rendered:
+        """Raises HoldfastError: objects are for clusters."""
+        raise failure(
+            "not-supported",
+            f"target `{name}` is this machine, to which no objects can be applied",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            remedy="Write files with --to FOLDER, or name a Kubernetes target with --on TARGET.",
         )
 
     def controller_hooks(self) -> ControllerHooks:

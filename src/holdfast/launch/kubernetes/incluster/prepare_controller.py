@@ -23,7 +23,7 @@ from holdfast.job.run_spec import RunSpec
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
-from holdfast.launch.kubernetes.object_names import CODE_KEY, JOB_KEY, ObjectNames
+from holdfast.launch.kubernetes.object_names import CODE_KEY, JOB_KEY, METRICS_TOKEN_KEY, ObjectNames
 from holdfast.launch.kubernetes.tree_job import COMPRESSED_CODE_KEY, dated_job
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import make_identity
@@ -82,14 +82,18 @@ async def _provide_tokens(
 ) -> None:
     """Create the Secret of the nodes' tokens, for which their pods wait, unless an earlier pod has."""
     keys = TokenIssuer(folder.token.read_text())
-    tokens = {f"node{node}": _encoded(keys.unassigned_node_token(node).encode()) for node in range(nodes)}
+    tokens = {f"node{node}": keys.unassigned_node_token(node) for node in range(nodes)}
+    tokens |= {METRICS_TOKEN_KEY: keys.metrics_token()}
     reference = {"apiVersion": "v1", "kind": "Secret", "name": names.controller, "uid": owner["metadata"]["uid"]}
     secret = {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": names.keys, "labels": names.labels(), "ownerReferences": [reference]},
         "type": "Opaque",
-        "data": {"ca.pem": _encoded(folder.ca.read_bytes()), **tokens},
+        "data": {
+            "ca.pem": _encoded(folder.ca.read_bytes()),
+            **{name: _encoded(token.encode()) for name, token in tokens.items()},
+        },
     }
     deadline = time.monotonic() + APPLY_S
     while True:

@@ -10,7 +10,7 @@ from holdfast.launch.kubernetes import quarantine_object
 from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import SET_AT_START, RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, JOB_KEY, NODE
+from holdfast.launch.kubernetes.object_names import CODE_KEY, CONTROLLER, JOB_KEY, METRICS_TOKEN_KEY, NODE
 from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
 from holdfast.launch.kubernetes.workload_catalog import CATALOG, pod_owner
 
@@ -67,9 +67,11 @@ def rule(group: str, resource: str, *verbs: str, names: Sequence[str] | None = N
 
 
 def key_secrets(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
-    """The controller's secrets with the job's, and each node's token; the start of the run generates the values."""
+    """The controller's secrets with the job's, and the tokens of nodes and scrapers; a run's start sets the values."""
     names, job = ctx.names, ctx.job
-    tokens = dict.fromkeys(("ca.pem", *(f"node{node}" for node in range(job.nodes.max))), SET_AT_START)
+    tokens = dict.fromkeys(
+        ("ca.pem", METRICS_TOKEN_KEY, *(f"node{node}" for node in range(job.nodes.max))), SET_AT_START
+    )
     whence = "; ".join(f"{name}: {_secret_source(ref)}" for name, ref in job.secrets.items())
     own: dict[str, YamlValue] = {"token": SET_AT_START, "ca.pem": SET_AT_START, "identity.pem": SET_AT_START}
     own["secrets.json"] = Commented(SET_AT_START, whence or "The job names no secrets.")

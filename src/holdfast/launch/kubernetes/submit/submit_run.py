@@ -17,7 +17,7 @@ from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error, from
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
-from holdfast.launch.kubernetes.object_names import CODE_KEY
+from holdfast.launch.kubernetes.object_names import CODE_KEY, METRICS_TOKEN_KEY
 from holdfast.launch.kubernetes.submit.submit_process import take_process
 from holdfast.launch.kubernetes.submit.submit_request import SubmitRequest
 from holdfast.launch.kubernetes.sync.code_upload import fits_in_secret
@@ -78,7 +78,8 @@ def _secret_values(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str
         own[CODE_KEY] = archive_path(folder.code, code.digest).read_bytes()
     keys = TokenIssuer(token)
     nodes = {f"node{node}": keys.unassigned_node_token(node).encode() for node in range(ctx.job.nodes.max)}
-    return {ctx.names.controller: own, ctx.names.keys: {"ca.pem": ca, **nodes}}
+    monitor = {METRICS_TOKEN_KEY: keys.metrics_token().encode()}
+    return {ctx.names.controller: own, ctx.names.keys: {"ca.pem": ca, **monitor, **nodes}}
 
 
 def _fill_secret(thing: dict[str, Any], values: Mapping[str, Mapping[str, bytes]]) -> dict[str, Any]:

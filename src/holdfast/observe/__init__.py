@@ -1,0 +1,1 @@
+"""What monitoring systems read of runs: metrics for Prometheus, from the event log."""

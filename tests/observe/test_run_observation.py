@@ -1,0 +1,69 @@
+"""What is exported of a run follows from its events, whatever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from tests.observe.test_alerts import SCENARIOS
+
+from holdfast.events import AnyEvent, StepCommitted
+from holdfast.events.log import encode_line
+from holdfast.observe.exposition import format_metrics
+from holdfast.observe.observed_log import MAX_EVENTS_AT_ONCE, ObservedLog
+from holdfast.observe.run_observation import Histogram, RunObservation, observe_event
+
+RUN = (("run", "r-1"),)
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def scrapes(events: list[AnyEvent]) -> Iterator[dict[tuple[str, tuple[tuple[str, str], ...]], float]]:
+    """The samples after each event, parsed by the library's own strict parser."""
+    known = RunObservation()
+    for event in events:
+        known = observe_event(known, event)
+        text, _ = format_metrics({"r-1": known}, now=event.at, accept=OPENMETRICS)
+        yield {
+            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+            for family in text_string_to_metric_families(text.decode())
+            for sample in family.samples
+        }
+
+
+@pytest.mark.parametrize("name", ["HoldfastRestartsLooping", "HoldfastGpuFault", "HoldfastDegraded"])
+def test_counters_never_fall_and_time_adds_up(name: str) -> None:
+    before: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
+    for samples in scrapes(SCENARIOS[name].events):
+        for key, value in before.items():
+            if key[0].endswith(("_total", "_bucket", "_count")):
+                assert samples[key] >= value, key
+        first, last = (samples[f"holdfast_run_{name}_timestamp_seconds", RUN] for name in ("created", "last_event"))
+        spent = sum(value for (metric, _), value in samples.items() if metric == "holdfast_run_time_seconds")
+        assert spent == pytest.approx(last - first, abs=1e-3)
+        before = samples
+
+
+def test_steps_that_share_a_line_count_each() -> None:
+    event = StepCommitted(
+        at=9, replica=0, attempt=0, step=10, steps=10, started=0.0, ended=4.0, metrics={"tokens": 100.0}
+    )
+    known = observe_event(RunObservation(), event)
+    assert (sum(known.step_times[0].counts), known.step_times[0].total, known.tokens[0]) == (10, 4.0, 1000.0)
+
+
+def test_bounds_of_a_class_are_inclusive() -> None:
+    found = Histogram.empty((1.0, 2.0)).plus(1.0).plus(1.5).plus(7.0)
+    assert found.buckets() == [("1.0", 1), ("2.0", 2), ("+Inf", 3)]
+
+
+def test_log_is_read_in_parts_and_only_once(tmp_path: Path) -> None:
+    log, events = tmp_path / "events.jsonl", SCENARIOS["HoldfastCheckpointOld"].events
+    times = MAX_EVENTS_AT_ONCE // len(events) + 1
+    log.write_bytes(b"".join(map(encode_line, events * times)))
+    observed = ObservedLog(log)
+    assert len(list(observed.read())) == len(events) * times // MAX_EVENTS_AT_ONCE
+    known = observed.known
+    assert list(observed.read()) == []
+    assert observed.known is known
