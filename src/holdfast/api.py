@@ -7,6 +7,7 @@ separate process; these functions start it, read its log, and send it requests.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -59,6 +60,8 @@ from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_targ
 from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
 from holdfast.metrics.metric_catalog import has_requested
 from holdfast.os_errors import probe_disk, waiting_finding
+from holdfast.report.run_figures import report_document, report_markdown
+from holdfast.report.run_record import RunRecord, record_run
 from holdfast.report.run_row import read_run_row
 from holdfast.report.run_status import RunStatus
 from holdfast.report.run_summary import RunSummary, summarise
@@ -409,6 +412,27 @@ def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
     return summarise(
         status, logs=str(run.logs) if run.logs.is_dir() else "", now=status.now, evidence=run.evidence_paths()
     )
+
+
+def record(run: RunDir) -> RunRecord:
+    """What a report shows of a run, from one pass over its log."""
+    return record_run(EventReader(run.events).read(), run.run_id)
+
+
+def write_report(records: Sequence[RunRecord], output: str, path: Path | None = None) -> Path:
+    """Write the report of runs as `html`, `md` or `json`; returns the path, by default RUN.html in this folder."""
+    from holdfast.report.report_page import report_page
+
+    match output:
+        case "md":
+            text = report_markdown(records)
+        case "json":
+            text = "".join(f"{json.dumps(report_document(each), default=str)}\n" for each in records)
+        case _:
+            text = report_page(records)
+    written = path or Path(f"{records[0].status.run}.{output}")
+    atomic_write_shared(written, text.encode())
+    return written
 
 
 def metrics_text(run: RunDir) -> str:

@@ -1,6 +1,6 @@
 """The endpoint that Prometheus scrapes: the metrics of one run or of several, from their event logs.
 
-A log is read when somebody asks, not before: runs that nobody scrapes cost nothing.
+A log is read at a scrape, not before: a run that is not scraped costs nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class MetricsEndpoint:
 
     async def answer(self, request: Request) -> Response:
         """The metrics in the format that the request prefers."""
-        from holdfast.observe.exposition import format_metrics  # 30 ms, which runs that nobody scrapes need not spend
+        from holdfast.observe.exposition import format_metrics  # 30 ms, which a run that is not scraped need not spend
 
         async with self._reading:
             await self._read()

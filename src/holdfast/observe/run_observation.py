@@ -26,7 +26,7 @@ from holdfast.report.run_status import RunStatus
 from holdfast.report.status_reducer import update_status
 
 STEP_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0)
-"""Upper bounds in seconds of the classes of step times; longer steps have a class of their own."""
+"""Upper bounds in seconds of the classes of step times; longer steps are the last class."""
 RECOVERY_BOUNDS_S = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 """The same of recoveries."""
 
