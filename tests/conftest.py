@@ -66,6 +66,7 @@ MODULE_FIXTURES = (
     "tests/train/test_replica_matrix.py",
     "tests/train/test_state_verifier.py",
     "tests/train/test_tiered_storage.py",
+    "tests/web/test_page.py",
 )
 """Files with a fixture, or a process with torch, for all their tests: one worker runs each file."""
 

@@ -40,6 +40,8 @@ OTHER_WORDS = {
     *(dashboard.uid for dashboard in DASHBOARDS),
     *PanelKind,
     "metrics-token",
+    "no-referrer",
+    "no-store",
     "holdfast-checkpoint",
     "holdfast-checkpoint-store",
     "holdfast-peer-copy",

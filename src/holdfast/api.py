@@ -458,6 +458,17 @@ def serve_metrics(
         metrics_server.serve_metrics(listener, lambda: {run.run_id: run.events for run in runs()[:last]}, token=token)
 
 
+def serve_web(run: str, *, port: int, open_browser: bool, ready: Callable[[str], None]) -> None:
+    """Serve the live page of all runs, at first this one's, until interrupted; `ready` gets its address.
+
+    Raises HoldfastError if the port is taken.
+    """
+    from holdfast.web.web_server import serve_web
+
+    opener = runs_root() / f"open-{os.getpid()}.html" if open_browser else None
+    serve_web(port, run, runs, opener=opener, ready=ready)
+
+
 def storage_finding(run: RunDir) -> Finding | None:
     """The problem of the disk with an unfinished run's folder, which may keep its controller from reporting it."""
     if is_finished(run):

@@ -32,6 +32,7 @@ from holdfast.cli import (
     run,
     run_requests,
     status,
+    web,
     write_target,
 )
 from holdfast.cli.streams import output_failure
@@ -53,7 +54,7 @@ COMMANDS = {
         run_requests.cancel,
         prune.prune,
     ),
-    "Show": (report.report, metrics.metrics, metrics.metrics_serve, observe.observe_render),
+    "Show": (web.web, report.report, metrics.metrics, metrics.metrics_serve, observe.observe_render),
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy),
     "Explain": (diagnose.diagnose, explain.explain),

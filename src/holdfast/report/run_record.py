@@ -142,38 +142,56 @@ class RunRecord(Struct, frozen=True, kw_only=True):
         return account.total_s * self.status.devices / 3600
 
 
-def record_run(log: Iterable[AnyEvent], run: str) -> RunRecord:
-    """Collect a run's events."""
-    status, created = RunStatus(run=run), None
-    curves: dict[int, _Curve] = {}
-    marks: dict[MarkKind, list[Mark]] = {}
-    checks: dict[int, events.NodeChecked] = {}
-    for event in log:
-        status = update_status(status, event)
+class RunRecorder:
+    """Collects a run's events one by one."""
+
+    def __init__(self, run: str) -> None:
+        self._status = RunStatus(run=run)
+        self._created: events.RunCreated | None = None
+        self._curves: dict[int, _Curve] = {}
+        self._marks: dict[MarkKind, list[Mark]] = {}
+        self._checks: dict[int, events.NodeChecked] = {}
+
+    def add(self, event: AnyEvent) -> None:
+        """Add the next event."""
+        is_first = isinstance(event, events.ControllerStarted) and not self._status.nodes
+        if (found := _MARKS.get(type(event))) is not None and not is_first:
+            kind, text_of = found
+            _add(self._marks.setdefault(kind, []), Mark(event.at, text_of(event)))
+        self._status = update_status(self._status, event)
         match event:
             case StepCommitted():
-                if event.replica in curves or len(curves) < MAX_CURVES:
-                    curves.setdefault(event.replica, _Curve()).add(event)
+                if event.replica in self._curves or len(self._curves) < MAX_CURVES:
+                    self._curves.setdefault(event.replica, _Curve()).add(event)
             case events.RunCreated():
-                created = event
+                self._created = event
             case events.NodeChecked():
-                checks[event.node] = event
+                self._checks[event.node] = event
             case _:
                 pass
-        is_first = isinstance(event, events.ControllerStarted) and not status.nodes
-        if (found := _MARKS.get(type(event))) is not None and not is_first:
-            text = found[1](event)
-            _add(marks.setdefault(found[0], []), Mark(event.at, text))
-    return RunRecord(
-        status=status,
-        job=created.job if created else {},
-        version=created.version if created else "",
-        curves={replica: tuple(curve.points) for replica, curve in sorted(curves.items())},
-        marks={kind: tuple(found) for kind, found in marks.items()},
-        checked_nodes=len(checks),
-        failed_checks=sum(each.problem is not None for each in checks.values()),
-        facts=_same_everywhere([each.facts for each in checks.values()]),
-    )
+
+    @property
+    def record(self) -> RunRecord:
+        """What has been collected."""
+        created = self._created
+        return RunRecord(
+            status=self._status,
+            job=created.job if created else {},
+            version=created.version if created else "",
+            curves={replica: tuple(curve.points) for replica, curve in sorted(self._curves.items())},
+            marks={kind: tuple(found) for kind, found in self._marks.items()},
+            checked_nodes=len(self._checks),
+            failed_checks=sum(each.problem is not None for each in self._checks.values()),
+            facts=_same_everywhere([each.facts for each in self._checks.values()]),
+        )
+
+
+def record_run(log: Iterable[AnyEvent], run: str) -> RunRecord:
+    """Collect a run's events."""
+    recorder = RunRecorder(run)
+    for event in log:
+        recorder.add(event)
+    return recorder.record
 
 
 def _add(known: list[Mark], mark: Mark) -> None:

@@ -1,0 +1,327 @@
+"use strict";
+// The page shows what the server sends and changes nothing. All text goes through textContent: ranks may print anything.
+
+const COLOURS = {
+  r: ["running", "#3a8f5c"], e: ["exited", "#7a8797"], f: ["failed", "#c62828"],
+  h: ["hung", "#ef6c00"], s: ["stopped", "#5c6bc0"], l: ["lost", "#6a1b9a"],
+};
+const CATEGORIES = {
+  training: "#2e7d4f", checkpointing: "#2266bb", starting: "#8a94a3", running: "#2e7d4f", detecting: "#c62828",
+  recovering: "#ef6c00", recomputing: "#a34a00", stopping: "#5b6675", "possibly recomputing": "#c9a227",
+};
+const CURVES = [
+  ["loss", "Loss"], ["grad_norm", "Gradient norm"], ["step_s", "Seconds of a step"],
+  ["tokens_per_s", "Tokens per second"], ["mfu_full", "MFU, full attention"],
+];
+const STROKES = ["#2266bb", "#c2571a", "#2d8a4e", "#8a3ea8", "#b3261e", "#00838f", "#7a6a00", "#5d4037"];
+const RETRY_MS = [500, 1000, 2000, 5000];
+
+const byId = (id) => document.getElementById(id);
+const token = takeToken();
+let chosen = decodeURIComponent(location.hash.slice(1));
+let view = {};
+let charts = new Map();
+let cells = [];
+let columns = 1;
+let cursor = 0;
+let stopStream = () => {};
+
+// The token arrives in the fragment as `#token=…&run=…`; it is kept for this tab only, and removed from the address.
+function takeToken() {
+  const given = new URLSearchParams(location.hash.slice(1));
+  if (given.has("token")) {
+    sessionStorage.setItem("token", given.get("token"));
+    history.replaceState(null, "", "#" + encodeURIComponent(given.get("run") || ""));
+  }
+  return sessionStorage.getItem("token") || "";
+}
+
+function make(tag, attributes, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (name === "class") made.className = value;
+    else if (name === "colour") made.style.background = value;
+    else if (name === "width") made.style.width = value;
+    else made.setAttribute(name, value);
+  }
+  made.append(...children.map((child) => (child instanceof Node ? child : document.createTextNode(String(child)))));
+  return made;
+}
+
+const ask = (path, signal) => fetch(path, { headers: { Authorization: "Bearer " + token }, signal });
+
+function seconds(value) {
+  if (value === null || value === undefined) return "";
+  if (value < 60) return value.toFixed(value < 10 ? 2 : 0) + " s";
+  if (value < 3600) return Math.floor(value / 60) + " min " + Math.round(value % 60) + " s";
+  if (value < 86400) return Math.floor(value / 3600) + " h " + Math.round((value % 3600) / 60) + " min";
+  return Math.floor(value / 86400) + " d " + Math.round((value % 86400) / 3600) + " h";
+}
+const share = (value) => (value === null || value === undefined ? "" : (100 * value).toFixed(1) + " %");
+const whole = (value) => (value === null || value === undefined ? "" : Math.round(value).toLocaleString("en"));
+const short = (value) => (value === null || value === undefined ? "" : Number(value.toPrecision(4)).toString());
+
+function say(text, lost) {
+  byId("connection").textContent = text;
+  byId("connection").classList.toggle("lost", Boolean(lost));
+}
+
+async function listRuns() {
+  try {
+    const answer = await ask("/api/runs");
+    if (answer.status === 401) return say("no token: open the address that `holdfast web` prints", true);
+    const runs = await answer.json();
+    byId("runs").replaceChildren(...runs.map((row) =>
+      make("tr", row.run === chosen ? { class: "chosen" } : {},
+        make("td", {}, make("a", { href: "#" + encodeURIComponent(row.run) }, row.run)),
+        make("td", { class: "phase " + row.phase }, row.phase),
+        make("td", { class: "number" }, row.step ?? ""), make("td", { class: "number" }, row.restarts))));
+    if (!chosen && runs.length) location.replace("#" + encodeURIComponent(runs[0].run));
+    if (!runs.length) say("no runs yet");
+  } catch (error) {
+    say("the server does not answer; trying again", true);
+  }
+}
+
+async function follow(run) {
+  stopStream();
+  const stopping = new AbortController();
+  stopStream = () => stopping.abort();
+  view = {};
+  charts.forEach((chart) => chart.destroy());
+  charts = new Map();
+  byId("curves").replaceChildren();
+  byId("output").textContent = "";
+  byId("name").textContent = run;
+  for (let failed = 0; !stopping.signal.aborted; ) {
+    try {
+      const answer = await ask("/api/runs/" + encodeURIComponent(run) + "/stream", stopping.signal);
+      if (answer.status === 401) return say("no token: open the address that `holdfast web` prints", true);
+      if (answer.status === 404) return say("there is no run " + run, true);
+      failed = 0;
+      byId("run").hidden = false;
+      if (await read(answer.body.getReader())) return say("the run is over");
+    } catch (error) {
+      if (stopping.signal.aborted) return;
+    }
+    say("the connection is lost; trying again", true);
+    await new Promise((done) => setTimeout(done, RETRY_MS[Math.min(failed++, RETRY_MS.length - 1)]));
+  }
+}
+
+// Reads server-sent events; true when the run is over.
+async function read(reader) {
+  const decoder = new TextDecoder();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return false;
+    text += decoder.decode(value, { stream: true });
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const event = text.slice(0, end);
+      if (event.startsWith("event: over")) return true;
+      show(JSON.parse(event.slice("data: ".length)));
+      say("live");
+    }
+  }
+}
+
+const SHOW = {
+  head: showHead, nodes: showNodes, ranks: showRanks, curves: showCurves, marks: showMarks,
+  failures: (rows) => byId("failures").replaceChildren(...(rows.length ? rows.map(failure) : [make("p", {}, "none")])),
+  findings: (rows) => byId("findings").replaceChildren(...(rows.length ? rows.map(finding) : [make("p", {}, "none")])),
+};
+
+function show(parts) {
+  Object.assign(view, parts);
+  for (const [name, value] of Object.entries(parts)) SHOW[name](value);
+}
+
+function showHead(head) {
+  byId("phase").textContent = head.phase;
+  byId("phase").className = "phase " + head.phase;
+  document.title = head.run + " " + head.phase;
+  byId("notice").className = head.phase;
+  byId("notice").textContent = head.waiting_for || (head.stalled_s ? "no step for " + seconds(head.stalled_s) : "")
+    || (head.degraded ? "runs with fewer nodes than requested" : "") || (head.over ? head.reason : "");
+  const figures = {
+    step: head.step === null ? "" : whole(head.step) + (head.total_steps ? " of " + whole(head.total_steps) : ""),
+    "time left": seconds(head.remaining_s), loss: short(head.loss), "step time": seconds(head.step_s),
+    "tokens per second": whole(head.tokens_per_s), MFU: share(head.mfu), ETTR: share(head.ettr),
+    age: seconds(head.total_s), restarts: head.restarts,
+    checkpoint: head.checkpoint_step === null ? ""
+      : "step " + whole(head.checkpoint_step) + (head.over ? "" : ", " + seconds(head.checkpoint_age_s) + " ago"),
+    fabric: head.fabric,
+  };
+  byId("figures").replaceChildren(...Object.entries(figures).filter(([, value]) => value !== "")
+    .map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
+  const parts = Object.entries(head.time);
+  byId("ledger").replaceChildren(...parts.map(([name, spent]) =>
+    make("span", { colour: CATEGORIES[name], width: (100 * spent) / head.total_s + "%", title: name })));
+  byId("ledger-key").replaceChildren(...parts.map(([name, spent]) =>
+    make("li", {}, make("span", { class: "key", colour: CATEGORIES[name] }), name + " " + seconds(spent) + ", " + share(spent / head.total_s))));
+}
+
+function showNodes(nodes) {
+  byId("nodes").replaceChildren(...nodes.slice(0, 500).map((each) => make("tr", {},
+    make("td", {}, each.node + (each.standby ? " (standby)" : "")), make("td", {}, each.phase),
+    make("td", {}, each.host), make("td", {}, each.reason || ""))));
+}
+
+function showRanks(replicas) {
+  cells = [];
+  for (const replica of replicas) {
+    let rank = 0;
+    for (const [node, number] of replica.nodes)
+      for (let i = 0; i < number; i++, rank++)
+        cells.push({ replica: replica.replica, rank, node, letter: replica.letters[rank], detail: replica.details[rank] || "" });
+  }
+  cursor = Math.min(cursor, Math.max(0, cells.length - 1));
+  const counts = {};
+  for (const cell of cells) counts[cell.letter] = (counts[cell.letter] || 0) + 1;
+  byId("grid-key").replaceChildren(...Object.entries(counts).map(([letter, number]) =>
+    make("li", {}, make("span", { class: "key", colour: COLOURS[letter][1] }), whole(number) + " " + COLOURS[letter][0])));
+  draw();
+}
+
+function draw() {
+  const canvas = byId("grid");
+  const width = canvas.clientWidth || 600;
+  const size = Math.max(4, Math.min(22, Math.floor(Math.sqrt((width * 260) / Math.max(1, cells.length)))));
+  columns = Math.max(1, Math.floor(width / size));
+  const height = Math.max(size, Math.ceil(cells.length / columns) * size);
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = width * ratio;
+  canvas.height = height * ratio;
+  canvas.style.height = height + "px";
+  const pen = canvas.getContext("2d");
+  pen.scale(ratio, ratio);
+  const gap = size > 6 ? 1.5 : 0.5;
+  cells.forEach((cell, index) => {
+    pen.fillStyle = COLOURS[cell.letter][1];
+    pen.fillRect((index % columns) * size, Math.floor(index / columns) * size, size - gap, size - gap);
+  });
+  if (document.activeElement === canvas && cells.length) {
+    pen.lineWidth = 2;
+    pen.strokeStyle = getComputedStyle(canvas).color;
+    pen.strokeRect((cursor % columns) * size, Math.floor(cursor / columns) * size, size - gap, size - gap);
+  }
+  canvas.dataset.size = size;
+}
+
+function point(index) {
+  if (!cells[index]) return;
+  cursor = index;
+  const cell = cells[index];
+  byId("rank-text").textContent = "rank " + cell.rank + (cell.replica ? " of replica " + cell.replica : "") + " on node " + cell.node
+    + ": " + COLOURS[cell.letter][0] + (cell.detail ? ", " + cell.detail : "");
+  draw();
+}
+
+function under(event) {
+  const size = Number(byId("grid").dataset.size);
+  const column = Math.floor(event.offsetX / size);
+  return column < columns ? Math.floor(event.offsetY / size) * columns + column : -1;
+}
+
+function showCurves(replicas) {
+  for (const [name, title] of CURVES) {
+    const shown = Object.entries(replicas).filter(([, curve]) => curve[name]);
+    if (!shown.length) continue;
+    const steps = [...new Set(shown.flatMap(([, curve]) => curve.step))].sort((a, b) => a - b);
+    const data = [steps, ...shown.map(([, curve]) => {
+      const last = new Map(curve.step.map((step, index) => [step, curve[name][index]]));
+      return steps.map((step) => last.get(step));
+    })];
+    const key = name + ":" + shown.map(([replica]) => replica).join();
+    if (charts.has(key)) charts.get(key).setData(data);
+    else charts.set(key, newChart(name, title, shown, data));
+  }
+}
+
+function newChart(name, title, shown, data) {
+  let box = byId("curve-" + name);
+  if (!box) byId("curves").append((box = make("div", { id: "curve-" + name })));
+  box.replaceChildren(make("h3", {}, title));
+  const ink = getComputedStyle(document.body).color;
+  const rule = getComputedStyle(document.body).getPropertyValue("--rule");
+  const axis = { stroke: ink, grid: { stroke: rule, width: 1 }, ticks: { stroke: rule, width: 1 } };
+  return new uPlot({
+    width: box.clientWidth || 400, height: 200, legend: { show: shown.length > 1 }, cursor: { drag: { setScale: false } },
+    scales: { x: { time: false } }, axes: [axis, { ...axis, size: 64 }],
+    series: [{ label: "step" }, ...shown.map(([replica], index) => ({
+      label: "replica " + replica, stroke: STROKES[index % STROKES.length], width: 1.5, spanGaps: true, points: { show: false },
+    }))],
+  }, data, box);
+}
+
+function showMarks(kinds) {
+  const all = Object.entries(kinds).flatMap(([kind, marks]) => marks.map(([at, text]) => [at, kind, text]));
+  all.sort((a, b) => b[0] - a[0]);
+  const begun = view.head ? view.head.created_at : 0;
+  byId("marks").replaceChildren(...all.slice(0, 100).map(([at, kind, text]) =>
+    make("tr", {}, make("td", { class: "number" }, seconds(at - begun)), make("td", {}, kind === "failure" ? "failure: " + text : text))));
+}
+
+function explained(row) {
+  return [
+    make("p", { class: "dim" }, [row.code, row.where].filter(Boolean).join(" · ")),
+    ...(row.evidence.length ? [make("pre", {}, row.evidence.join("\n"))] : []),
+    ...(row.cause ? [make("p", {}, row.cause)] : []),
+    ...(row.remedy ? [make("p", {}, make("b", {}, "What to do: "), row.remedy)] : []),
+  ];
+}
+
+function failure(row) {
+  const cost = row.until_step_s === null ? "no step since" : "next step " + seconds(row.until_step_s) + " later";
+  return make("article", {}, make("b", {}, "after " + seconds(row.after_s) + ": " + row.what),
+    make("p", {}, "attempt " + row.attempt + ", " + row.action + ", " + cost), ...explained(row));
+}
+
+const finding = (row) => make("article", { class: row.severity }, make("b", {}, row.what), ...explained(row));
+
+async function showOutput(event) {
+  if (event) event.preventDefault();
+  const asked = new URLSearchParams({ rank: byId("output-rank").value || "0", q: byId("output-text").value });
+  if (byId("output-attempt").value) asked.set("attempt", byId("output-attempt").value);
+  const cell = cells[cursor];
+  if (cell && String(cell.rank) === asked.get("rank")) asked.set("replica", cell.replica);
+  const box = byId("output");
+  try {
+    const answer = await (await ask("/api/runs/" + encodeURIComponent(chosen) + "/output?" + asked)).json();
+    box.textContent = answer.error || answer.lines.join("\n") || "no such line";
+    box.scrollTop = box.scrollHeight;
+  } catch (error) {
+    box.textContent = "the server does not answer";
+  }
+}
+
+function start() {
+  const canvas = byId("grid");
+  const moves = { ArrowRight: () => 1, ArrowLeft: () => -1, ArrowDown: () => columns, ArrowUp: () => -columns };
+  canvas.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && cells[cursor]) { byId("output-rank").value = cells[cursor].rank; showOutput(); }
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    point(cursor + moves[event.key]());
+  });
+  canvas.addEventListener("pointermove", (event) => point(under(event)));
+  canvas.addEventListener("click", (event) => { point(under(event)); if (cells[cursor]) { byId("output-rank").value = cells[cursor].rank; showOutput(); } });
+  canvas.addEventListener("focus", draw);
+  canvas.addEventListener("blur", draw);
+  byId("output-form").addEventListener("submit", showOutput);
+  new ResizeObserver(() => {
+    draw();
+    charts.forEach((chart) => chart.setSize({ width: chart.root.parentElement.clientWidth, height: 200 }));
+  }).observe(byId("run"));
+  window.addEventListener("hashchange", () => {
+    chosen = decodeURIComponent(location.hash.slice(1));
+    listRuns();
+    if (chosen) follow(chosen);
+  });
+  listRuns();
+  setInterval(listRuns, 10000);
+  if (chosen) follow(chosen);
+}
+
+start();

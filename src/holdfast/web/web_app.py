@@ -1,0 +1,167 @@
+"""The server of the live page: its files, the list of runs, each run's view as a stream, and the output of ranks.
+
+It reads the folders of runs and changes nothing. The page itself has no secrets; all data needs the token, which the
+browser gets in the fragment of its address, so that it is in no request and no log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from importlib.resources import files
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from holdfast.events.log import EventReader, UnsupportedFormat
+from holdfast.report.log_tail import LogTail
+from holdfast.report.rank_logs import RankLog, find_rank_logs
+from holdfast.report.run_record import RunRecorder
+from holdfast.report.run_row import read_run_row
+from holdfast.run_dir import RunDir
+from holdfast.web.run_view import RunView
+
+PERIOD_S = 0.5
+"""Seconds between two looks at a log."""
+KEEP_ALIVE_S = 5.0
+"""A run in which nothing happens is sent this often: its age grows."""
+MAX_EVENTS_AT_ONCE = 500
+MAX_LINES, MAX_TAIL_BYTES = 2000, 8 << 20
+"""Lines of a rank's output in one answer, and the bytes at the end of its file that are searched."""
+
+FILES: Mapping[str, str] = {
+    "index.html": "text/html",
+    "page.js": "text/javascript",
+    "page.css": "text/css",
+    "uplot.js": "text/javascript",
+    "uplot.css": "text/css",
+}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class _Followed:
+    """One run's log, read once for all its readers."""
+
+    def __init__(self, run: RunDir) -> None:
+        self._events = EventReader(run.events)
+        self._reading = asyncio.Lock()
+        self.recorder = RunRecorder(run.run_id)
+
+    async def read(self) -> None:
+        """Read what is new."""
+        async with self._reading:
+            for number, event in enumerate(self._events.read(), start=1):
+                self.recorder.add(event)
+                if number % MAX_EVENTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+
+
+class WebApp:
+    """Answers a browser; `runs` returns the folders of runs, the newest first."""
+
+    def __init__(self, runs: Callable[[], list[RunDir]], token: str) -> None:
+        self._runs = runs
+        self._token = token
+        self._followed: dict[str, _Followed] = {}
+        self.app = Starlette(
+            routes=[
+                Route("/", self._file),
+                Route("/static/{name}", self._file),
+                Route("/api/runs", self._guarded(self._list)),
+                Route("/api/runs/{run}/stream", self._guarded(self._stream)),
+                Route("/api/runs/{run}/output", self._guarded(self._output)),
+            ]
+        )
+
+    def _guarded(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
+        def guarded(request: Request) -> Response:
+            given = request.headers.get("authorization", "")
+            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+                return JSONResponse({"error": "refused"}, status_code=401, headers=HEADERS)
+            return answer(request)
+
+        return guarded
+
+    def _file(self, request: Request) -> Response:
+        name: str = request.path_params.get("name", "index.html")
+        if name not in FILES:
+            return JSONResponse({"error": "there is no such file"}, status_code=404, headers=HEADERS)
+        content = files(__package__ or "").joinpath("static", name).read_bytes()
+        return Response(content, media_type=FILES[name], headers=HEADERS)
+
+    def _list(self, _request: Request) -> Response:
+        rows = [{"run": run.run_id, **row} for run in self._runs()[:200] if (row := _row(run))]
+        return Response(msgspec.json.encode(rows), media_type="application/json", headers=HEADERS)
+
+    def _find(self, request: Request) -> RunDir | None:
+        return next((run for run in self._runs() if run.run_id == request.path_params["run"]), None)
+
+    def _stream(self, request: Request) -> Response:
+        run = self._find(request)
+        if run is None:
+            return JSONResponse({"error": "there is no such run"}, status_code=404, headers=HEADERS)
+        followed = self._followed.setdefault(run.run_id, _Followed(run))
+        return StreamingResponse(_views(followed), media_type="text/event-stream", headers=HEADERS)
+
+    def _output(self, request: Request) -> Response:
+        run, given = self._find(request), request.query_params
+        if run is None:
+            return JSONResponse({"error": "there is no such run"}, status_code=404, headers=HEADERS)
+        try:
+            rank, replica = int(given.get("rank", "0")), int(given.get("replica", "0"))
+        except ValueError:
+            return JSONResponse({"error": "a rank is a number"}, status_code=400, headers=HEADERS)
+        logs = find_rank_logs(run)
+        attempts = sorted({one.attempt for one in logs if (one.rank, one.replica) == (rank, replica)})
+        wanted = given.get("attempt", "")
+        attempt = int(wanted) if re.fullmatch(r"\d{1,9}", wanted) else (attempts[-1] if attempts else 0)
+        path = logs.get(RankLog(attempt=attempt, replica=replica, rank=rank))
+        lines = [] if path is None else _lines(LogTail(path, last_lines=10 * MAX_LINES), given.get("q", ""))
+        answer = {"attempt": attempt, "attempts": attempts, "lines": lines}
+        return Response(msgspec.json.encode(answer), media_type="application/json", headers=HEADERS)
+
+
+def _row(run: RunDir) -> dict[str, object] | None:
+    """None for a run whose log cannot be read."""
+    try:
+        row = read_run_row(run)
+    except (UnsupportedFormat, LookupError, OSError):
+        return None
+    return {name: getattr(row, name) for name in ("job", "phase", "created_at", "took_s", "step", "nodes", "restarts")}
+
+
+def _lines(tail: LogTail, searched: str) -> list[str]:
+    """The last lines that contain some text, whatever its case."""
+    found: list[str] = []
+    while (chunk := tail.read(time.monotonic())) is not None:
+        found += [line for line in chunk.lines if searched.lower() in line.lower()]
+        found = found[-MAX_LINES:]
+    return found
+
+
+async def _views(followed: _Followed) -> AsyncIterator[bytes]:
+    """The changed parts of a run's view, as server-sent events, until it is over."""
+    view, before, sent_at = RunView(), None, 0.0
+    while True:
+        await followed.read()
+        record = followed.recorder.record
+        if record.status is not before or time.monotonic() - sent_at > KEEP_ALIVE_S:
+            before, sent_at = record.status, time.monotonic()
+            changed = view.changed(record, record.status.now)
+            yield b"data: " + msgspec.json.encode(changed) + b"\n\n"
+        if record.status.finished_at is not None:
+            yield b"event: over\ndata: {}\n\n"
+            return
+        await asyncio.sleep(PERIOD_S)

@@ -1,0 +1,66 @@
+"""Serves the live page on this machine until interrupted."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import webbrowser
+from collections.abc import Callable, Generator
+from pathlib import Path
+from urllib.parse import quote, urlencode
+
+import uvicorn
+
+from holdfast.host.files import atomic_write
+from holdfast.observe.metrics_server import listen
+from holdfast.run_dir import RunDir
+from holdfast.security.tokens import new_token
+from holdfast.web.web_app import WebApp
+
+HOST = "127.0.0.1"
+
+
+def serve_web(
+    port: int,
+    run: str,
+    runs: Callable[[], list[RunDir]],
+    *,
+    opener: Path | None = None,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve the page at a port of this machine's loopback; `ready` gets its address, with the token in the fragment.
+
+    `opener` is a file for a browser to open, so that the token is in no process's arguments. Raises HoldfastError if
+    the port is taken.
+    """
+    token = new_token()
+    with listen(HOST, port) as listener:
+        at = f"http://{HOST}:{listener.getsockname()[1]}/"
+        address = f"{at}#{urlencode({'token': token, 'run': run}, quote_via=quote)}"
+        ready(address)
+        config = uvicorn.Config(
+            WebApp(runs, token).app,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
+        )
+        with _opened(opener, address):
+            uvicorn.Server(config).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def _opened(opener: Path | None, address: str) -> Generator[None]:
+    """A browser, told by a private file where to go."""
+    if opener is None:
+        yield
+        return
+    page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">'
+    atomic_write(opener, page.encode())
+    try:
+        webbrowser.open(opener.as_uri())
+        yield
+    finally:
+        opener.unlink(missing_ok=True)

@@ -1,0 +1,140 @@
+"""The live page in a real browser: content, keyboard, sizes, colour schemes, accessibility, hostile words, loss."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from axe_playwright_python.sync_playwright import Axe
+from bench.web_page import large_run
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.report.test_report_page import HOSTILE
+from tests.report.test_report_page import run as events_of_a_run
+from tests.web.test_web_app import RUN, TOKEN, made_run
+
+from holdfast.events.log import encode_line
+from holdfast.observe.metrics_server import listen
+from holdfast.run_dir import RunDir
+from holdfast.web.web_app import WebApp
+
+pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # Chromium refuses to sandbox itself for root, which CI is.
+        started = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@contextmanager
+def served(made: RunDir, port: int = 0) -> Generator[int]:
+    """The page's server in a thread; yields its port."""
+    with listen("127.0.0.1", port) as listener:
+        app = WebApp(lambda: [made], TOKEN).app
+        config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=0)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def opened(
+    browser: Browser, port: int, *, width: int = 1280, scheme: str = "light", quiet: bool = True
+) -> Generator[Page]:
+    """The page of the run; no message may be in its console unless it is not `quiet`."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
+    page = context.new_page()
+    said: list[str] = []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"http://127.0.0.1:{port}/#token={TOKEN}&run={RUN}")
+    try:
+        yield page
+        assert not quiet or said == []
+    finally:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_finished_run_is_shown_and_accessible(browser: Browser, tmp_path: Path, width: int, scheme: str) -> None:
+    made = made_run(tmp_path, events_of_a_run(), "loss 1.0\nloss 2.0\n")
+    with served(made) as port, opened(browser, port, width=width, scheme=scheme) as page:
+        expect(page.locator("#phase")).to_have_text("succeeded")
+        expect(page.locator("#connection")).to_have_text("the run is over")
+        expect(page.locator("#figures")).to_contain_text("restarts")
+        expect(page.locator("#curves canvas")).to_have_count(4)
+        expect(page.locator("#failures article")).to_contain_text("What to do")
+        assert "token" not in page.url
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        answer: Any = Axe().run(page)
+        found: list[Any] = answer.response["violations"]
+        assert [(each["id"], each["nodes"][0]["html"]) for each in found] == []
+
+
+def test_keyboard_chooses_a_rank_and_shows_its_output(browser: Browser, tmp_path: Path) -> None:
+    made = made_run(tmp_path, large_run(), "first words\nlast words\n")
+    with served(made) as port, opened(browser, port) as page:
+        expect(page.locator("#grid-key")).to_contain_text("16,383 running")
+        page.locator("#grid").focus()
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#rank-text")).to_have_text("rank 1 on node 0: running")
+        for _ in range(7):
+            page.keyboard.press("ArrowRight")
+        expect(page.locator("#rank-text")).to_have_text(re.compile("rank 8 on node 1: hung, no step for 100 s"))
+        page.locator("#output-rank").fill("0")
+        page.locator("#output-text").fill("LAST")
+        page.keyboard.press("Enter")
+        expect(page.locator("#output")).to_have_text("last words")
+
+
+def test_words_of_ranks_are_text(browser: Browser, tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run(words=HOSTILE), HOSTILE + "\n")
+    with served(made) as port, opened(browser, port) as page:
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        expect(page.locator("#failures article").first).to_contain_text("<script>alert(1)</script>")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#output")).to_contain_text("<script>alert(1)</script>")
+        assert page.locator("main script, main img").count() == 0
+
+
+def test_page_without_the_token_shows_nothing(browser: Browser, tmp_path: Path) -> None:
+    with served(made_run(tmp_path, events_of_a_run())) as port, opened(browser, port, quiet=False) as page:
+        expect(page.locator("#phase")).to_have_text("succeeded")
+        page.evaluate("sessionStorage.clear()")
+        page.goto("about:blank")
+        page.goto(f"http://127.0.0.1:{port}/#{RUN}")
+        expect(page.locator("#connection")).to_contain_text("no token")
+        expect(page.locator("#run")).to_be_hidden()
+
+
+def test_page_reconnects_and_misses_no_step(browser: Browser, tmp_path: Path) -> None:
+    events = events_of_a_run()
+    made = made_run(tmp_path, events[:20])
+    with ExitStack() as later:
+        with served(made) as port:
+            page = later.enter_context(opened(browser, port, quiet=False))
+            expect(page.locator("#connection")).to_have_text("live")
+            page.evaluate("window.before = true")
+        expect(page.locator("#connection")).to_contain_text("trying again")
+        made.events.write_bytes(b"".join(map(encode_line, events)))
+        later.enter_context(served(made, port))
+        expect(page.locator("#phase")).to_have_text("succeeded", timeout=30_000)
+        expect(page.locator("#figures")).to_contain_text("99")
+        assert page.evaluate("window.before")

@@ -1,0 +1,86 @@
+"""The live page's server: data only with the token, parts only when they change, output as ranks wrote it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.report.test_report_page import run as events_of_a_run
+
+from holdfast.events import AnyEvent, StepCommitted
+from holdfast.events.log import encode_line
+from holdfast.report.run_record import record_run
+from holdfast.run_dir import RunDir
+from holdfast.web.run_view import RunView
+from holdfast.web.web_app import FILES, WebApp
+
+RUN, TOKEN = "demo-k3m9tz", "t0ken"
+
+
+def made_run(folder: Path, events: list[AnyEvent], output: str = "") -> RunDir:
+    made = RunDir(folder / RUN)
+    logs = made.path / "logs" / "attempt-0"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text(output)
+    made.events.write_bytes(b"".join(map(encode_line, events)))
+    return made
+
+
+def asked(made: RunDir, *paths: str, token: str = TOKEN) -> list[httpx.Response]:
+    async def ask() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(WebApp(lambda: [made], TOKEN).app)
+        headers = {"Authorization": f"Bearer {token}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://page", headers=headers) as client:
+            return [await client.get(path) for path in paths]
+
+    return asyncio.run(ask())
+
+
+def test_page_needs_no_token_and_data_does(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run())
+    data = ("/api/runs", f"/api/runs/{RUN}/stream", f"/api/runs/{RUN}/output?rank=0")
+    assert [answer.status_code for answer in asked(made, *data, token="t0ke")] == [401] * 3
+    assert [answer.status_code for answer in asked(made, *data)] == [200] * 3
+    pages = asked(made, "/", *(f"/static/{name}" for name in FILES), token="")
+    assert [answer.status_code for answer in pages] == [200] * (1 + len(FILES))
+    assert all("default-src 'none'" in answer.headers["content-security-policy"] for answer in pages)
+    hidden = asked(made, "/static/..%2fweb_app.py", "/static/uplot.LICENSE", "/api/runs/other-k3m9tz/stream")
+    assert [answer.status_code for answer in hidden] == [404] * 3
+
+
+def test_stream_of_a_finished_run_ends(tmp_path: Path) -> None:
+    (answer,) = asked(made_run(tmp_path, events_of_a_run()), f"/api/runs/{RUN}/stream")
+    first, end, rest = answer.text.split("\n\n")
+    view = json.loads(first.removeprefix("data: "))
+    assert (end, rest) == ("event: over\ndata: {}", "")
+    assert (view["head"]["phase"], view["head"]["step"], view["head"]["restarts"]) == ("succeeded", 99, 1)
+    assert [each["code"] for each in view["failures"]] == ["rank-killed"]
+    assert len(view["curves"]["0"]["loss"]) == 100
+
+
+def test_parts_are_sent_when_they_change() -> None:
+    events = events_of_a_run()
+    view = RunView()
+    begun = record_run(events[:10], RUN)
+    assert {"nodes", "ranks", "curves", "marks", "failures", "findings"} < view.changed(begun, 20.0).keys()
+    assert view.changed(begun, 21.0).keys() == {"head"}
+    step = next(event for event in events[10:] if isinstance(event, StepCommitted))
+    grown = record_run([*events[:10], step], RUN)
+    assert "curves" in view.changed(grown, 22.0)
+
+
+def test_output_is_searched_in_the_attempt_that_is_asked_for(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run(), "loss 1.0\n\x1b[31mError: <b>no</b>\x1b[0m\nloss 2.0\n")
+    path = f"/api/runs/{RUN}/output"
+    lines: Callable[[httpx.Response], Any] = lambda answer: answer.json()["lines"]  # noqa: E731
+    every, found, none, wrong = asked(
+        made, f"{path}?rank=0", f"{path}?rank=0&q=ERROR", f"{path}?rank=0&attempt=7", f"{path}?rank=a"
+    )
+    assert lines(every) == ["loss 1.0", "Error: <b>no</b>", "loss 2.0"]
+    assert lines(found) == ["Error: <b>no</b>"]
+    assert lines(none) == []
+    assert wrong.status_code == 400
