@@ -130,7 +130,7 @@ def _followers() -> list[Mapping[str, YamlValue]]:
     """What users need to list, follow and end the runs that others started."""
     rules = [_rule(kind.group, kind.resource, "list", "get", "delete") for kind in CATALOG.values()]
     rules += [_rule("", "configmaps", "get"), _rule("", "secrets", "get"), _rule("apps", "replicasets", "get")]
-    rules += [_rule("", "pods", "list"), _rule("", "pods/exec", "get", "create"), _rule("", "pods/log", "get")]
+    rules += [_rule("", "pods", "list"), _rule("", "pods/portforward", "get", "create"), _rule("", "pods/log", "get")]
     return _bound("holdfast-followers", _merged(rules), [])[1:]
 
 

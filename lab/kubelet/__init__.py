@@ -12,6 +12,7 @@ pulled; only their names matter.
     container_fs.py    the file system of a container; runs in its namespaces, before its program
     container_env.py, hosts.py, pod_sandbox.py, probes.py, pvc.py, status.py, volumes.py: as named
     server.py, exec.py, logs.py: the endpoints behind `kubectl logs` and `kubectl exec`
+    portforward.py, port_relay.py: the endpoint behind `pods/portforward`, for clients that speak WebSocket
 
 It does not support what needs a container runtime: images, users, devices, limits.
 """

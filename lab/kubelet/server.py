@@ -1,4 +1,4 @@
-"""The kubelet's HTTP server: logs, exec, the list of pods. It serves only the API server."""
+"""The kubelet's HTTP server: logs, exec, port-forward, the list of pods. It serves only the API server."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from lab.kubelet.container import Container
 from lab.kubelet.exec import execute
 from lab.kubelet.logs import LogOptions
 from lab.kubelet.pod import LabPod
+from lab.kubelet.portforward import forward
 
 Find = Callable[[str, str], LabPod | None]
 """A pod by its namespace and name."""
@@ -63,12 +64,20 @@ def application(find: Find) -> Starlette:
         query = socket.query_params
         await execute(socket, container(socket), query.getlist("command"), tty=query.get("tty") in ("true", "1"))
 
+    async def forward_port(socket: WebSocket) -> None:
+        pod = find(socket.path_params["namespace"], socket.path_params["pod"])
+        if pod is None or pod.sandbox is None:
+            await socket.close()
+            return
+        await forward(socket, pod.sandbox.probe_prefix, int(socket.query_params["port"]))
+
     suffix = "{namespace}/{pod}/{container}"
     return Starlette(
         routes=[
             Route("/healthz", health),
             Route(f"/containerLogs/{suffix}", get_logs),
             WebSocketRoute(f"/exec/{suffix}", run),
+            WebSocketRoute("/portForward/{namespace}/{pod}", forward_port),
         ]
     )
 

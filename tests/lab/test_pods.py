@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import subprocess
 import sys
@@ -11,6 +12,9 @@ from typing import IO
 import pytest
 from tests.lab.lab_namespace import DEADLINE_S, LabNamespace, alive
 from tests.waiting import until
+
+from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.client.pod_port import PortClosed
 
 pytestmark = pytest.mark.slow
 
@@ -151,6 +155,39 @@ def test_exec_runs_beside_the_container_and_tells_its_code(space: LabNamespace) 
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 7
     assert done.stderr.startswith("no\n")
+    space("delete", "pod", "p", "--grace-period=0", "--force")
+
+
+def test_port_of_a_pods_loopback_address_is_forwarded(space: LabNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+import socket
+with socket.create_server(("127.0.0.1", 4000)) as server:
+    print("up", flush=True)
+    while True:
+        client, _ = server.accept()
+        with client:
+            while data := client.recv(1 << 16):
+                client.sendall(data.upper())
+"""
+    space.pod([sys.executable, "-c", script])
+    space.says("up")
+    monkeypatch.setenv("KUBECONFIG", str(space.lab.kubeconfig))
+    said = bytes(range(256)) * 4096
+
+    async def exchange() -> None:
+        cluster = ClusterClient(namespace=space.name)
+        async with cluster.connect_to_port("p", 4000) as port:
+            sending = asyncio.ensure_future(port.send(said))
+            heard = b""
+            while len(heard) < len(said):
+                heard += await port.receive()
+            await sending
+        assert heard == said.upper()
+        with pytest.raises(PortClosed, match="refused"):
+            async with cluster.connect_to_port("p", 4001) as port:
+                await port.receive()
+
+    asyncio.run(exchange())
     space("delete", "pod", "p", "--grace-period=0", "--force")
 
 

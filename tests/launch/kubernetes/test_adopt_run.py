@@ -34,10 +34,10 @@ class FakeCluster:
         self.objects: dict[str, Any] = {object_path(each): each for each in render(context).objects}
         text = self.job.model_dump_json(exclude_defaults=True)
         self.objects[f"/api/v1/namespaces/{{namespace}}/configmaps/{RUN}"]["data"] = {"job.json": text}
-        token = base64.b64encode(b"of-the-run").decode()
+        keys = {"token": b"of-the-run", "ca.pem": b"of-its-ca"}
         for path in self.objects:
             if path.endswith(f"secrets/{RUN}-controller"):
-                self.objects[path] |= {"data": {"token": token}}
+                self.objects[path] |= {"data": {name: base64.b64encode(value).decode() for name, value in keys.items()}}
         self.forbidden = ""
 
     def __call__(self, **_: object) -> FakeCluster:
@@ -63,6 +63,7 @@ def test_adopted_run_has_the_files_that_its_commands_read(home: Path, monkeypatc
     assert api.runs() == [run]
     assert api.accepted(run) == cluster.job
     assert run.token.read_text() == "of-the-run"
+    assert run.ca.read_text() == "of-its-ca"
     assert run.job.stat().st_mtime == cluster.job.created_at, "it is not this user's latest run"
     where = read_cluster_ref(run)
     assert (where.adopted, where.context, where.namespace) == (True, "prod", "ml")

@@ -275,6 +275,6 @@ def test_needed_is_to_make_and_to_remove_all_of_it_and_to_speak_to_its_pods() ->
         "create rolebindings.rbac.authorization.k8s.io",
         "create networkpolicies.networking.k8s.io",
         "create secrets",
-        "create pods/exec",
+        "create pods/portforward",
         "list pods",
     }

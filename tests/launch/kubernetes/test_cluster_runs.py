@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.launch.kubernetes.test_collect_inventory import user
+import yaml
+from deploy.render_chart import templates
+from tests.launch.kubernetes.test_collect_inventory import rules, user
 from tests.waiting import until
 
 from holdfast import api
@@ -333,6 +335,49 @@ def test_user_who_may_edit_runs_with_a_ready_made_account(
     run = site.start("python", "-c", "print('hello')")
     assert to_its_end(run)[0].outcome is Outcome.SUCCEEDED
     until(lambda: not run.alive(), "its mirror has left")
+    until(lambda: not site.pods("controller"), "its controller's pod is removed")
+
+
+def test_users_without_exec_start_follow_control_and_read_a_run(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One holds what `check` asks of the user who starts it, the other the chart's Role of followers."""
+    followers = yaml.safe_load(templates()["followers.yaml"].partition("rules:\n")[2].partition("---")[0])
+    claim = {"claim": "home", "size": "1GiB", "storage_class": "lab"}
+    owns = rules({"namespace": site.namespace, "queue": None, "volume": claim})
+    for name, held in (("zoe", owns), ("max", followers)):
+        assert not any(right in rule["resources"] for rule in held for right in ("pods/exec", "*", "pods/*"))
+        user(site.lab, site.namespace, name, held, tmp_path / name)
+        account = f"--as=system:serviceaccount:{site.namespace}:{name}"
+        for verb in ("get", "create"):
+            with pytest.raises(HoldfastError):  # kubectl's way to answer no
+                site.kubectl("auth", "can-i", verb, "pods/exec", account)
+    there = set(site.left())
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "zoe"))
+    site.target("jobset", volume="volume: {claim: home, size: 1GiB, storage_class: lab}\n")
+    (site.folder / "table.bin").write_bytes(os.urandom(MAX_CODE_IN_SECRET_BYTES))  # too much for a Secret
+    run = site.stepper()
+    assert api.checkpoint(run, timeout_s=WITHIN_S).step > 0
+    api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
+    steps_on(run, restarts=1)
+    assert "rank 1" in api.diagnose_run(run).what
+
+    with monkeypatch.context() as patch:
+        patch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
+        patch.setenv("KUBECONFIG", str(tmp_path / "max"))
+        other = api.find_run(run.run_id, "lab", base=site.folder)
+        reach(other, lambda known: known.restarts == 1)
+        assert api.checkpoint(other, timeout_s=WITHIN_S).step > 0
+        assert api.cancel(other)
+        assert to_its_end(other)[0].outcome is Outcome.CANCELLED
+    assert to_its_end(run)[0].outcome is Outcome.CANCELLED
+    assert other.events.read_bytes() == run.events.read_bytes()
+    assert find_rank_logs(run).keys() == find_rank_logs(other).keys()
+    until(lambda: set(site.left()) == there, "nothing of the run is left")
+
+    run = site.start("python", "-c", "import os; print('bytes', os.path.getsize('table.bin'))")
+    assert to_its_end(run)[0].outcome is Outcome.SUCCEEDED
+    assert f"bytes {MAX_CODE_IN_SECRET_BYTES}" in run.rank_log(0, 0).read_text()
     until(lambda: not site.pods("controller"), "its controller's pod is removed")
 
 

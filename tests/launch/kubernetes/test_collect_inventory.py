@@ -252,7 +252,7 @@ def test_user_who_may_do_just_what_is_needed_can_run_and_with_less_cannot(
     for name, besides, codes in (
         ("ann", "", set[str]()),
         ("ben", "create secrets", {"not-permitted"}),
-        ("cem", "create pods/exec", {"not-permitted"}),
+        ("cem", "create pods/portforward", {"not-permitted"}),
     ):
         kubeconfig = tmp_path / name
         user(lab, namespace, name, rules(there, besides), kubeconfig)

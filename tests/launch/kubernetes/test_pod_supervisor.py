@@ -14,6 +14,7 @@ from pathlib import Path
 
 from holdfast.host.files import atomic_write
 from holdfast.run_dir import RunDir
+from holdfast.security.tls import make_identity
 
 WITHIN_S = 60.0
 
@@ -26,6 +27,11 @@ def until(reached: Callable[[], object], supervisor: subprocess.Popen[bytes], wh
         time.sleep(0.02)
 
 
+def write_keys(keys: Path) -> None:
+    (keys / "token").write_text("token")
+    make_identity(keys / "ca.pem", keys / "identity.pem")
+
+
 def answers(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
@@ -36,14 +42,13 @@ def test_supervisor_waits_for_a_lock_answers_probes_and_leaves_the_run_to_its_su
     folder, keys, job = RunDir(tmp_path / "run"), tmp_path / "keys", tmp_path / "job.json"
     folder.path.mkdir()
     keys.mkdir()
-    for name in ("token", "ca.pem", "identity.pem"):
-        (keys / name).write_text(name)
+    write_keys(keys)
     job.write_text('{"job": {}}')
     with socket.create_server(("127.0.0.1", 0)) as chosen:
         port = chosen.getsockname()[1]
     lock = folder.lock()
     assert lock is not None
-    words = (str(folder.path), "--job", str(job), "--keys", str(keys), "--port", str(port))
+    words = (str(folder.path), "--job", str(job), "--keys", str(keys), "--port", str(port), "--sync-port", "0")
     errors = tmp_path / "stderr"
     with errors.open("wb") as said:
         supervisor = subprocess.Popen(
@@ -77,9 +82,10 @@ def test_supervisor_waits_for_a_lock_answers_probes_and_leaves_the_run_to_its_su
 def test_folder_of_another_run_that_had_the_id_of_a_tree_is_refused(tmp_path: Path) -> None:
     folder, job = RunDir(tmp_path / "run"), tmp_path / "job.json"
     folder.path.mkdir()
+    write_keys(tmp_path)
     folder.job.write_text('{"job": {}, "created_at": 1.0}')
     job.write_text('{"job": {}, "created_at": 2.0}')
-    words = (str(folder.path), "--job", str(job), "--keys", str(tmp_path), "--port", "0")
+    words = (str(folder.path), "--job", str(job), "--keys", str(tmp_path), "--port", "0", "--sync-port", "0")
     command = [sys.executable, "-m", "holdfast.launch.kubernetes.incluster.pod_supervisor", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     assert done.returncode == 1

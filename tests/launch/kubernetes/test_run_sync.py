@@ -1,11 +1,10 @@
-"""A mirror whose controller pod comes and goes: exec commands and sockets are real, the cluster runs pods from here."""
+"""A mirror whose controller pod comes and goes: the sync server and its sockets are real, and its port is here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -27,44 +26,42 @@ from holdfast.launch.controller_supervisor import listen_for_clients, lock_run
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, to_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, object_path
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
+from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT, serving
 from holdfast.launch.kubernetes.sync import run_sync
 from holdfast.launch.kubernetes.sync.finish_run import finish_run
 from holdfast.launch.kubernetes.sync.run_sync import RunSync
 from holdfast.run_dir import RunDir
+from holdfast.security.tls import make_identity
 
 WITHIN_S = 60.0
 REPLICASET = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "run-controller"}}
 CLUSTER_REF = ClusterRef(context=None, namespace="ml", owner="/the/run", controller=REPLICASET)
 
 
-class FakeExec:
-    """A command of a pod's, as a process here."""
+class FakePort:
+    """A connection to the port of the pod's sync server, which runs here."""
 
-    def __init__(self, process: asyncio.subprocess.Process, pods: FakeCluster) -> None:
-        self._pods = pods
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._input, self._output = process.stdin, process.stdout
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pods: FakeCluster) -> None:
+        self._reader, self._writer, self._pods = reader, writer, pods
 
     async def send(self, data: bytes) -> None:
-        self._input.write(data)
-        await self._input.drain()
+        self._writer.write(data)
+        await self._writer.drain()
 
-    async def end_input(self) -> None:
-        self._input.close()
-
-    async def output(self) -> AsyncIterator[bytes]:
-        while data := await self._output.read(1 << 16):
-            self._pods.answer()
-            self._pods.heard += 1
-            yield data
+    async def receive(self) -> bytes:
+        data = await self._reader.read(1 << 16)
+        self._pods.answer()
+        if not data:
+            raise ApiUnavailable("the connection was cut")
+        self._pods.heard += 1
+        return data
 
 
 class FakeCluster:
-    """A cluster with the controller's pod, or without it; commands in it see its folder."""
+    """A cluster with the controller's pod, or without it; its port serves its folder."""
 
-    def __init__(self, there: RunDir) -> None:
-        self.there = there
+    def __init__(self, there: RunDir, port: int) -> None:
+        self.there, self.port = there, port
         self.runs = False
         self.silent = ""
         """Why it does not answer, where it does not."""
@@ -76,7 +73,7 @@ class FakeCluster:
         """What is said to those who would remove something, before it is done."""
         self.removing = asyncio.Event()
         self.removing.set()
-        self.commands: list[asyncio.subprocess.Process] = []
+        self.connections: list[asyncio.StreamWriter] = []
         self.owner_ends = ""
         """Since when the run's object is being deleted, where it is."""
         self.made: list[str] = []
@@ -92,9 +89,8 @@ class FakeCluster:
     def lose(self) -> None:
         """The pod is gone, and what runs in it."""
         self.runs, self.heard = False, 0
-        for command in self.commands:
-            with contextlib.suppress(ProcessLookupError):
-                command.kill()
+        for connection in self.connections:
+            connection.close()
 
     def answer(self) -> None:
         if self.silent:
@@ -134,18 +130,14 @@ class FakeCluster:
         self.removed.append(path)
 
     @contextlib.asynccontextmanager
-    async def exec_in_pod(self, pod: str, *command: str) -> AsyncIterator[FakeExec]:
-        words = [sys.executable, *command[1:3], str(self.there.path), *command[4:]]
-        process = await asyncio.create_subprocess_exec(
-            *words, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-        )
-        self.commands.append(process)
+    async def connect_to_port(self, pod: str, port: int) -> AsyncIterator[FakePort]:
+        assert port == SYNC_PORT
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.connections.append(writer)
         try:
-            yield FakeExec(process, self)
+            yield FakePort(reader, writer, self)
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+            writer.close()
 
 
 Scene = Callable[[RunDir, FakeCluster, asyncio.Event], Awaitable[None]]
@@ -159,10 +151,13 @@ def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
         folder.path.mkdir(parents=True)
         folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
         EventWriter(folder.events).append([accepted.created_event("run")])
-    here.token.write_text("token")
+    make_identity(here.ca, here.identity)
+    here.identity.rename(there.identity)
+    for folder in (here, there):
+        folder.token.write_text("token")
 
-    async def whole(scene: Scene) -> None:
-        asked, pods = asyncio.Event(), FakeCluster(there)
+    async def whole(scene: Scene, port: int) -> None:
+        asked, pods = asyncio.Event(), FakeCluster(there, port)
         sync = RunSync(here, pods, CLUSTER_REF)  # pyright: ignore[reportArgumentType] - as much of a cluster as it asks
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -177,7 +172,8 @@ def play(tmp_path: Path) -> Iterator[Callable[[Scene], None]]:
 
     lock = lock_run(here)
     assert lock is not None
-    yield lambda scene: asyncio.run(whole(scene))
+    with serving(there, 0) as port:
+        yield lambda scene: asyncio.run(whole(scene, port))
     os.close(lock)
 
 

@@ -2,6 +2,7 @@
 
 `manifests` has one file for each kind of object that owns the nodes' pods (jobset, trainjob, pytorchjob, mpijob).
 `incluster` runs in the controller's pod: a supervisor, and the controller's backend, which watches the pods. On the
-user's machine `submit` creates the objects, and the sync process (`sync`) reads the run's state through
-incluster/exec_commands.py in the controller's pod. Only client/cluster.py imports a Kubernetes client.
+user's machine `submit` creates the objects, and the sync process (`sync`) reads the run's state from
+incluster/sync_server.py in the controller's pod, through the API server's port-forward. Only client/cluster.py imports
+a Kubernetes client.
 """

@@ -1,6 +1,6 @@
 """Creates the local folder of a run that another machine started, from the run's objects.
 
-Of a run with agents these are the ConfigMap with the job, the controller's Secret with the run's token, and the
+Of a run with agents these are the ConfigMap with the job, the controller's Secret with the run's token and CA, and the
 controller's ReplicaSet; without agents the job alone. The process that mirrors the run fetches the rest.
 """
 
@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.host.files import atomic_write
@@ -35,11 +35,19 @@ _KEPT_METADATA = ("name", "namespace", "labels", "ownerReferences")
 """Metadata with which a deleted ReplicaSet is created again."""
 
 
+class ClientKeys(NamedTuple):
+    """What a client needs to reach a run's controller."""
+
+    token: bytes
+    ca: bytes
+    """The CA that signed the controller's certificate (PEM); empty for a run without agents."""
+
+
 def adopt_run(spec: TargetSpec, run: str) -> RunDir:
     """Create the folder of a run on this machine; raises HoldfastError if objects are missing or may not be read."""
     cluster = ClusterClient(context=spec.context, namespace=spec.namespace)
     with as_holdfast_error():
-        job, accepted, token, controller = asyncio.run(_read_objects(cluster, run))
+        job, accepted, keys, controller = asyncio.run(_read_objects(cluster, run))
     where = ClusterRef(
         context=spec.context,
         namespace=spec.namespace,
@@ -48,13 +56,13 @@ def adopt_run(spec: TargetSpec, run: str) -> RunDir:
         adopted=True,
     )
     try:
-        return _write_folder(accepted, job, where, token, run)
+        return _write_folder(accepted, job, where, keys, run)
     except OSError as error:
         raise unwritable_folder(error) from error
 
 
-async def _read_objects(cluster: ClusterClient, run: str) -> tuple[str, RunSpec, str, dict[str, Any] | None]:
-    """The job as stored and as read, the run's token, and the controller's ReplicaSet.
+async def _read_objects(cluster: ClusterClient, run: str) -> tuple[str, RunSpec, ClientKeys, dict[str, Any] | None]:
+    """The job as stored and as read, the run's keys, and the controller's ReplicaSet.
 
     A run without agents has neither of the last two; its commands on this machine need a token, but any will do.
     """
@@ -67,14 +75,15 @@ async def _read_objects(cluster: ClusterClient, run: str) -> tuple[str, RunSpec,
         raise _without_job(run, str(refused)) from refused
     job, accepted = _read_job(stored, run)
     if not accepted.agent:
-        return job, accepted, new_token(), None
+        return job, accepted, ClientKeys(new_token().encode(), b""), None
     secret, controller = await asyncio.gather(
         cluster.get(f"{NAMESPACE_PATH}/secrets/{names.controller}"), _controller(cluster, names)
     )
-    token = secret.get("data", {}).get("token")
-    if token is None:
+    data: Mapping[str, str] = secret.get("data") or {}
+    if "token" not in data or "ca.pem" not in data:
         raise _without_keys(run, names)
-    return job, accepted, base64.b64decode(token).decode(), controller
+    keys = ClientKeys(*(base64.b64decode(data[name]) for name in ("token", "ca.pem")))
+    return job, accepted, keys, controller
 
 
 async def _controller(cluster: ClusterClient, names: ObjectNames) -> dict[str, Any] | None:
@@ -121,14 +130,16 @@ def _without_keys(run: str, names: ObjectNames) -> HoldfastError:
     )
 
 
-def _write_folder(accepted: RunSpec, job: str, where: ClusterRef, token: str, run: str) -> RunDir:
+def _write_folder(accepted: RunSpec, job: str, where: ClusterRef, keys: ClientKeys, run: str) -> RunDir:
     """Write the folder; two processes that do this at a time write the same."""
     folder = RunDir(runs_root() / run)
     runs_root().mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.path.mkdir(exist_ok=True, mode=0o700)
     write_cluster_ref(folder, where)
+    if keys.ca:
+        atomic_write(folder.ca, keys.ca)
     if not folder.token.exists():
-        atomic_write(folder.token, token.encode())
+        atomic_write(folder.token, keys.token)
     atomic_write(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": {}}).encode())
     atomic_write(folder.job, job.encode())
     os.utime(folder.job, (accepted.created_at, accepted.created_at))  # runs are listed by it

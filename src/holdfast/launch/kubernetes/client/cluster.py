@@ -23,7 +23,7 @@ from kr8s import ServerError
 
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError, KubeconfigError
 from holdfast.launch.kubernetes.client.api_paths import PODS_PATH
-from holdfast.launch.kubernetes.client.pod_exec import MESSAGE_BYTES, PROTOCOL, PodExec
+from holdfast.launch.kubernetes.client.pod_port import MESSAGE_BYTES, PROTOCOL, PodPort
 
 REQUEST_TIMEOUT_S = 30.0
 """Longest time to wait for a response."""
@@ -98,24 +98,24 @@ class ClusterClient:
         return True
 
     @asynccontextmanager
-    async def exec_in_pod(self, pod: str, *command: str) -> AsyncGenerator[PodExec]:
-        """Run a command in a pod; failures while it runs are raised inside the block."""
-        asked = f"exec in pod {pod}"
+    async def connect_to_port(self, pod: str, port: int) -> AsyncGenerator[PodPort]:
+        """Connect to a port of a pod; failures while the connection is open are raised inside the block."""
+        asked = f"connect to port {port} of pod {pod}"
         try:
             api = await self._connect()
             async with api.open_websocket(
                 base=f"/api/v1/namespaces/{api.namespace}/pods/{pod}",
                 version="",
-                url="exec",
-                params={"command": list(command), "stdin": "true", "stdout": "true", "stderr": "true"},
+                url="portforward",
+                params={"ports": str(port)},
                 subprotocols=[PROTOCOL],
                 max_message_size_bytes=MESSAGE_BYTES,
             ) as socket:
-                yield PodExec(_ExecSocket(socket, asked))
+                yield PodPort(_PortSocket(socket, asked))
         except BaseExceptionGroup as several:  # wraps everything raised while the connection is open
-            raise _exec_error(_first_error(several), asked) from several
+            raise _port_error(_first_error(several), asked) from several
         except (ServerError, *_NO_ANSWER) as error:
-            raise _exec_error(error, asked) from error
+            raise _port_error(error, asked) from error
 
     async def pod_logs(
         self, pod: str, container: str | None = None, *, timestamps: bool = False, since: str | None = None
@@ -265,7 +265,7 @@ def _own_namespace() -> str | None:
         return None
 
 
-class _ExecSocket:
+class _PortSocket:
     """A WebSocket that raises ApiUnavailable if the connection ends early."""
 
     def __init__(self, socket: Any, request: str) -> None:
@@ -284,8 +284,8 @@ class _ExecSocket:
             raise _unavailable(error, self._request) from error
 
 
-def _exec_error(error: BaseException, asked: str) -> BaseException:
-    """Convert an error of a command in a pod."""
+def _port_error(error: BaseException, asked: str) -> BaseException:
+    """Convert an error of a connection to a pod."""
     match error:
         case httpx_ws.WebSocketUpgradeError(response=answer) if not answer.is_server_error:
             return ApiError(answer.status_code, answer.reason_phrase, request=asked)

@@ -22,6 +22,7 @@ from holdfast.host.files import atomic_write
 from holdfast.host.process_limits import receive_signals
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
+from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT, serving
 from holdfast.launch.kubernetes.object_names import CODE_KEY
 from holdfast.run_dir import RunDir
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--job", type=Path, required=True, help="the job as accepted")
     parser.add_argument("--keys", type=Path, required=True, help="folder of token, certificates and the job's secrets")
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--sync-port", type=int, default=SYNC_PORT)
     options = parser.parse_args()
     adopt_orphans()
     receive_signals()
@@ -47,6 +49,11 @@ def main() -> None:
     folder = RunDir(options.folder, secrets_dir=options.keys)
     # Others may traverse but not list it: a kubelet that is not root there mounts folders of it into nodes' pods.
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o711)
+    with serving(folder, options.sync_port):
+        _supervise(folder, options)
+
+
+def _supervise(folder: RunDir, options: argparse.Namespace) -> None:
     lock = _lock(folder, options.port)
     _fill_run_dir(folder, options.job.read_text(), options.keys)
     with listen(folder, ANY_ADDRESS, options.port) as (agents, clients):

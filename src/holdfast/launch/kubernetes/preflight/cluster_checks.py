@@ -422,8 +422,8 @@ def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
 
 
 def _pod_access_verbs(ctx: RenderContext) -> tuple[tuple[str, str], ...]:
-    """Pod permissions: exec in the controller's pod, or for a run without one, reading pod logs."""
-    ask, read = (("get", "exec"), ("create", "exec")), (("get", "log"),)
+    """Pod permissions: forward the port of the controller's pod, or for a run without one, reading pod logs."""
+    ask, read = (("get", "portforward"), ("create", "portforward")), (("get", "log"),)
     if not ctx.target.agent:
         return read
     return ask if ctx.accepted.durable_controller_disk else (*ask, *read)

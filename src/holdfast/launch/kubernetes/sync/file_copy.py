@@ -1,6 +1,6 @@
 """Receives a run's event log and rank logs from the controller's pod, chunk by chunk, into the local folder.
 
-incluster/exec_commands.py is the sender.
+incluster/sync_server.py is the sender.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import msgspec
 
 from holdfast.events import RunFinished
 from holdfast.events.log import last_event
-from holdfast.launch.kubernetes.client.pod_exec import CommandFailed
-from holdfast.launch.kubernetes.incluster.exec_commands import CHUNK_BYTES, LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc
+from holdfast.launch.kubernetes.client.pod_port import PortClosed
+from holdfast.launch.kubernetes.incluster.sync_server import CHUNK_BYTES, LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc
 from holdfast.run_dir import EVENTS_NAME, RunDir
 
 MAX_HEADER_BYTES = 512
@@ -34,9 +34,9 @@ _chunk_header = msgspec.json.Decoder(ChunkHeader)
 
 
 async def read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[ChunkHeader, bytes]]:
-    """Chunks from exec_commands: a header line, then as many bytes as it states.
+    """Chunks from the sync server: a header line, then as many bytes as it states.
 
-    Raises CommandFailed for malformed input: the pod may run other code than holdfast's.
+    Raises PortClosed for malformed input: the pod may run other code than holdfast's.
     """
     buffer = bytearray()
     async for data in output:
@@ -45,13 +45,13 @@ async def read_chunks(output: AsyncIterator[bytes]) -> AsyncIterator[tuple[Chunk
             try:
                 piece = _chunk_header.decode(buffer[:end])
             except msgspec.DecodeError as error:
-                raise CommandFailed(f"what the controller's pod sends is no part of a run: {error}") from error
+                raise PortClosed(f"what the controller's pod sends is no part of a run: {error}") from error
             if len(buffer) - end - 1 < piece.bytes:
                 break
             yield piece, bytes(buffer[end + 1 : end + 1 + piece.bytes])
             del buffer[: end + 1 + piece.bytes]
         if end < 0 and len(buffer) > MAX_HEADER_BYTES:
-            raise CommandFailed("what the controller's pod sends is no part of a run: a line without an end")
+            raise PortClosed("what the controller's pod sends is no part of a run: a line without an end")
 
 
 class FileCopy:

@@ -32,21 +32,20 @@ from holdfast.launch.cluster_contact import ClusterContact
 from holdfast.launch.controller_supervisor import listen_for_clients, lock_run, write_controller_record
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError, to_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, collection_path, object_path
-from holdfast.launch.kubernetes.client.pod_exec import CommandFailed, PodExec
+from holdfast.launch.kubernetes.client.pod_port import PortClosed
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command, read_cluster_ref
-from holdfast.launch.kubernetes.incluster.exec_commands import (
+from holdfast.launch.kubernetes.incluster.sync_server import (
     COPIED,
     SYNCED,
     request_deadline,
     shift_deadline,
 )
 from holdfast.launch.kubernetes.sync.code_upload import (
-    EXEC_COMMANDS,
     controller_pod,
     fits_in_secret,
-    remote_run_dir,
     upload_code,
 )
+from holdfast.launch.kubernetes.sync.controller_link import ControllerLink, open_link, opening
 from holdfast.launch.kubernetes.sync.file_copy import FileCopy, read_chunks
 from holdfast.launch.kubernetes.sync.finish_run import CANCEL_REQUEST, OK_RESPONSE, finish_run
 from holdfast.launch.kubernetes.sync.pod_log_reader import PodLogReader
@@ -116,7 +115,6 @@ class RunSync:
 
     def __init__(self, folder: RunDir, cluster: ClusterClient, cluster_ref: ClusterRef) -> None:
         self._folder, self._cluster, self._cluster_ref = folder, cluster, cluster_ref
-        self._remote_dir = remote_run_dir(folder.run_id)
         self._pod: str | None = None
         """Name of the controller's pod, if known."""
         self._connected = asyncio.Event()
@@ -152,7 +150,7 @@ class RunSync:
                 code = 0 if left.outcome is Outcome.SUCCEEDED else _exit_code(left.reason)
                 where = LOG_ELSEWHERE if not self._options.from_tree else LOG_ON_VOLUME
                 finish_run(self._folder, left.outcome, f"{left.reason}; {where}", code)
-            except (ClusterError, CommandFailed) as error:
+            except (ClusterError, PortClosed) as error:
                 why = str(error)
                 if isinstance(error, ClusterError):
                     (seen,) = to_holdfast_error(error).findings
@@ -180,7 +178,9 @@ class RunSync:
                     async with asyncio.timeout(request_deadline(head) - time.monotonic()):
                         await self._connected.wait()
             if self._pod is not None:
-                async with self._cluster.exec_in_pod(self._pod, *EXEC_COMMANDS, self._remote_dir, "request") as remote:
+                async with open_link(
+                    self._cluster, self._pod, self._folder, opening(self._folder, "request")
+                ) as remote:
                     await remote.send(shift_deadline(head, lambda: -time.monotonic()))
                     handing = asyncio.ensure_future(_forward_body(reader, remote))
                     async for data in remote.output():
@@ -203,7 +203,7 @@ class RunSync:
         if pod is None:
             return
         await self._upload_code(pod)
-        async with self._cluster.exec_in_pod(pod, *EXEC_COMMANDS, self._remote_dir, "follow") as remote:
+        async with open_link(self._cluster, pod, self._folder, opening(self._folder, "follow")) as remote:
             copy = FileCopy(self._folder)
             await remote.send(json.dumps(copy.state()).encode() + b"\n")
             self._pod = pod
@@ -332,11 +332,10 @@ async def _is_forced(reader: asyncio.StreamReader) -> bool:
     return msgspec.json.decode(await reader.read(MAX_REQUEST_BYTES), type=CancelRequested).force
 
 
-async def _forward_body(reader: asyncio.StreamReader, remote: PodExec) -> None:
+async def _forward_body(reader: asyncio.StreamReader, remote: ControllerLink) -> None:
     with contextlib.suppress(Exception):  # the response reports the failure
         while data := await reader.read(MAX_REQUEST_BYTES):
             await remote.send(data)
-        await remote.end_input()
 
 
 @contextlib.asynccontextmanager
