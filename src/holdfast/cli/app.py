@@ -20,6 +20,7 @@ from holdfast.cli import (
     diagnose,
     drill,
     explain,
+    image,
     logs,
     look_up,
     metrics,
@@ -40,7 +41,7 @@ from holdfast.cli.typer_ext import CommandAfterDashes, NegativeNumberArguments, 
 from holdfast.errors import ExitCode
 
 COMMANDS = {
-    "Describe": (describe.init, describe.validate, describe.render, describe.schema),
+    "Describe": (describe.init, describe.validate, describe.render, describe.schema, image.image_build),
     "Run": (
         run.run,
         ps.ps,
@@ -56,7 +57,7 @@ COMMANDS = {
     ),
     "Show": (web.web, report.report, metrics.metrics, metrics.metrics_serve, observe.observe_render),
     "Inject faults": (drill.drill,),
-    "Verify": (check.check, nodes.nodes, policy.policy),
+    "Verify": (check.check, nodes.nodes, policy.policy, image.image_check),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target, write_target.target_init, write_target.target_fetch),
 }
