@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from starlette.types import ASGIApp
 
@@ -62,6 +62,9 @@ from holdfast.security.log_rate_limit import LogRateLimit
 from holdfast.security.tls import is_remote, make_identity, server_context
 from holdfast.security.tokens import TokenIssuer
 
+if TYPE_CHECKING:
+    from holdfast.observe.notifier import Notifier
+
 log = logging.getLogger("holdfast.controller")
 
 GC_THRESHOLD = 100_000
@@ -75,6 +78,9 @@ HEARTBEAT_S = 1.0
 """Seconds between heartbeats; the supervisor restarts the controller after 15 s without one
 (launch/controller_supervisor.py).
 """
+
+NOTIFY_AT_END_S = 20.0
+"""Seconds for which the end of a run waits for messages that are not sent yet."""
 
 CODE_POLL_S = 0.02
 """Seconds between polls for the code that is uploaded."""
@@ -138,6 +144,16 @@ def _lighthouse(folder: RunDir, job: Job, host: str, known_as: str) -> Lighthous
     return LighthouseSupervisor(
         folder.path, host=host, public_host=known_as, min_replicas=recovery.min_replicas, grace_s=grace_s
     )
+
+
+def _notifier(folder: RunDir, accepted: RunSpec, controller: Controller) -> Notifier | None:
+    """What sends messages about the run, if its target names receivers."""
+    if not accepted.notify:
+        return None
+    from holdfast.observe.notifier import Notifier  # its HTTP client takes 0.1 s to import
+
+    secrets = RunSecrets.read(folder.secrets).notify
+    return Notifier(folder.run_id, folder.events, folder.notified, accepted.notify, secrets, controller.report)
 
 
 async def _send_heartbeats(heartbeat_fd: int) -> None:
@@ -342,6 +358,8 @@ async def serve(
     controller.handle(*log_state.events_to_write)
     controller.report(*restored, *_port_taken_findings(folder))
     first_code = accepted.code.digest if accepted.code else ""
+    notifier = _notifier(folder, accepted, controller)
+    notifying = asyncio.ensure_future(notifier.run()) if notifier else None
     server = server_factory(
         ControllerApi(
             controller,
@@ -364,6 +382,9 @@ async def serve(
         lighthouse_task.cancel()
         await lighthouse.stop()
     drills.clear()
+    if notifier and notifying:
+        notifier.stop()
+        await asyncio.wait([notifying], timeout=NOTIFY_AT_END_S)
     folder.delete_secrets()
     server.should_exit = True
     await serving

@@ -9,6 +9,7 @@ RUNS/<run id>/
     synced                  on the remote side: the machine that started the run has synced all of them
     readers                 on the remote side: locked by each client that copies them
     restore-scratch/        while there is no log: replicas of it and of the code, as nodes upload them
+    notified                how many events the receivers of messages have been told of
     log-unreplicated        on the remote side: the log was restored, and no node has replicated it since
     cluster-contact.json    on the local side: since when and why the cluster is unreachable; absent if reachable
     control.sock            the controller's socket for this user's commands
@@ -153,6 +154,10 @@ class RunDir:
     @property
     def restore_scratch(self) -> Path:
         return self.path / "restore-scratch"
+
+    @property
+    def notified(self) -> Path:
+        return self.path / "notified"
 
     @property
     def log_unreplicated(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +13,7 @@ from holdfast.events import RunCreated
 from holdfast.findings import Owner
 from holdfast.host.files import read_object, read_small
 from holdfast.job.isolation import Isolation
+from holdfast.job.notify import Notification
 from holdfast.job.spec import Job, Model
 from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import Workload
@@ -39,6 +40,8 @@ class RunSecrets:
     """Environment of the user who started the run."""
     secrets: Mapping[str, str]
     """The job's secrets, by name."""
+    notify: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Those of the target's `notify`, by place; no rank gets them."""
 
     @classmethod
     def read(cls, path: Path) -> RunSecrets:
@@ -48,12 +51,12 @@ class RunSecrets:
         except OSError as error:
             raise corrupt_file_error(path, error) from error
         kept: dict[str, dict[str, str]] = {}
-        for name in ("environ", "secrets"):
-            values = found.get(name)
+        for name in ("environ", "secrets", "notify"):
+            values = found.get(name, {} if name == "notify" else None)  # earlier versions wrote none
             if not isinstance(values, dict) or not all(isinstance(value, str) for value in values.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType] - it is untrusted JSON
                 raise corrupt_file_error(path, ValueError(f"{name} is missing, or does not map names to text"))
             kept[name] = cast("dict[str, str]", values)
-        return cls(environ=kept["environ"], secrets=kept["secrets"])
+        return cls(environ=kept["environ"], secrets=kept["secrets"], notify=kept["notify"])
 
 
 class CodeArchive(Model):
@@ -99,6 +102,8 @@ class RunSpec(Model):
     """Kubernetes: whether others apply and delete the run's objects, as rendered; `created_at` is then not known."""
     checkpoint_root: str | None = None
     """The target's default folder for checkpoints; each run has its own subfolder."""
+    notify: tuple[Notification, ...] = ()
+    """Whom to tell when something happens to the run."""
     capacity: int | None = None
     """Number of nodes the target has machines for; none means as many as the job requests."""
 

@@ -18,6 +18,7 @@ from holdfast.findings import Finding
 from holdfast.job.egress import EgressRule
 from holdfast.job.isolation import Isolation
 from holdfast.job.loader import located_in, validate_model
+from holdfast.job.notify import Notification
 from holdfast.job.pod_settings import ObjectName, PodSettings, QualifiedName
 from holdfast.job.spec import Bytes, Count, Model, NonEmpty, Number
 from holdfast.job.target_files import LOCAL, known_targets, target_file
@@ -178,6 +179,8 @@ class TargetSpec(Model):
     """Kubernetes: what the run's pods have in addition, such as labels, volumes, or a patch."""
     controller: ControllerPod = ControllerPod()
     """Kubernetes: the controller's pod: image, resources, and scheduling."""
+    notify: tuple[Notification, ...] = ()
+    """Whom to tell when a run fails, ends, recovers, continues with fewer nodes, or hangs."""
     egress: tuple[EgressRule, ...] | None = None
     """Kubernetes: to what a run's pods may connect besides one another and DNS; none means everything."""
     service_account: ObjectName | None = None

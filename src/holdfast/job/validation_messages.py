@@ -64,6 +64,11 @@ MESSAGES: Mapping[str, MessageTemplate] = {
         what="{message}",
         remedy="Write one destination for each rule, such as `{{cidr: 10.20.0.0/16}}` or `{{ports: [443]}}`.",
     ),
+    "bad-notify": MessageTemplate(
+        code="bad-notify",
+        what="{message}",
+        remedy="Write one receiver for each entry, such as `{{slack: {{env: SLACK_URL}}}}`.",
+    ),
     "bad-volume": MessageTemplate(code="bad-volume", what="{message}", remedy="Name one of them."),
     "bad-command": MessageTemplate(code="bad-command", what="{message}", remedy="write the command as a list of words"),
 }

@@ -40,8 +40,15 @@ def unwritable_folder(error: OSError) -> HoldfastError:
     )
 
 
-def write_inputs(folder: RunDir, accepted: RunSpec, secrets: Mapping[str, str] | None = None) -> None:
-    """Write the inputs of the run's supervisor and controllers; `secrets` if its ranks are started from here."""
+def write_inputs(
+    folder: RunDir,
+    accepted: RunSpec,
+    secrets: Mapping[str, str] | None = None,
+    notify: Mapping[str, str] | None = None,
+) -> None:
+    """Write the inputs of the run's supervisor and controllers; secrets if its controller runs here."""
     write_private(folder.job, accepted.model_dump_json(exclude_defaults=True))
     write_private(folder.token, new_token())
-    write_private(folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": secrets or {}}))
+    write_private(
+        folder.secrets, json.dumps({"environ": dict(os.environ), "secrets": secrets or {}, "notify": notify or {}})
+    )

@@ -70,6 +70,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Write a block such as 10.20.0.0/16, or a namespace and labels of pods, or ports.",
     ),
     (
+        "bad-notify",
+        "An entry of the target's `notify` has no receiver, or several.",
+        "The line in the finding.",
+        "Write one of `webhook`, `slack`, `email`, `command` in each entry.",
+    ),
+    (
         "bad-size",
         "An amount of memory has the wrong format.",
         "The line in the finding.",

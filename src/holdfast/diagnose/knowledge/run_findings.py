@@ -30,6 +30,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Find out who sent it: the kernel, the scheduler, a person, or the program itself.",
     ),
     (
+        "notification-failed",
+        "A receiver of the target's `notify` did not take a message in three attempts. It is reported once.",
+        "The error in the evidence. For a command, run it with the same input.",
+        "Correct the receiver or its secret; on Kubernetes allow the controller to reach it (`egress`).",
+    ),
+    (
         "rank-out-of-memory",
         "The kernel killed a rank because its node or cgroup was out of memory; holdfast found the kernel's record.",
         "`dmesg -T | grep -i 'killed process'`, memory.events of the cgroup.",

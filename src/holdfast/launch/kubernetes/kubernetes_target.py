@@ -22,7 +22,7 @@ from holdfast.job.target_templates import template_use
 from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
 from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
-from holdfast.launch.secret_values import missing_secrets, read_secrets
+from holdfast.launch.secret_values import missing_secrets, read_notify_secrets, read_secrets
 from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target, refuse_errors
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class KubernetesTarget:
 
     def check(self, wanted: Submission) -> tuple[Finding, ...]:
         """Problems of the job on any cluster, each with its line in the job's or the target's file."""
-        secrets = missing_secrets(wanted.job, wanted.base.absolute(), os.environ)
+        secrets = missing_secrets(wanted.job, wanted.base.absolute(), os.environ, wanted.spec.notify)
         code = list_code(wanted.job, wanted.base).findings if wanted.spec.agent else ()
         return (*_manifest_findings(wanted), *map(wanted.loaded.located, (*secrets, *code)))
 
@@ -94,7 +94,8 @@ class KubernetesTarget:
             code = _code(wanted, folder.code)
             context = _context(wanted, code, at=time.time(), names=ObjectNames(folder.run_id), user=_user_name())
             write_inputs(folder, context.accepted)
-            submit(folder, context, read_secrets(job, base.absolute(), os.environ))
+            secrets = read_secrets(job, base.absolute(), os.environ)
+            submit(folder, context, secrets, read_notify_secrets(wanted.spec.notify, base.absolute(), os.environ))
         return folder
 
     def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
@@ -286,6 +287,7 @@ def _context(
         durable_controller_disk=spec.volume is not None,
         target=wanted.target,
         from_tree=wanted.tree is not None,
+        notify=spec.notify if spec.agent and wanted.tree is None else (),
     )
     return RenderContext(
         accepted=accepted,

@@ -23,6 +23,7 @@ from holdfast.errors import missing_extra
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.cgroups import cgroup_parent
 from holdfast.job.isolation import Isolation
+from holdfast.job.notify import Notification
 from holdfast.job.quarantine import QuarantineRow
 from holdfast.job.quarantine_text import avoided_finding, release_command
 from holdfast.job.spec import Job, Launch
@@ -68,6 +69,8 @@ class LocalMachine:
     quarantined: tuple[QuarantineRow, ...] = ()
     """Simulated machines that runs avoid."""
     quarantine_findings: tuple[Finding, ...] = ()
+    notify: tuple[Notification, ...] = ()
+    """The target's receivers of messages."""
     mpi_version: str = ""
     """Version line of the job's `mpirun`, if the job has one."""
 
@@ -89,6 +92,7 @@ def check_locally(
         checkpoint_root=spec.checkpoint_root,
         capacity=spec.capacity,
         target=target,
+        notify=spec.notify,
         quarantined=quarantined,
         quarantine_findings=unreadable,
         mpi_version=_mpi_version(job, base, environ) if job.launch is Launch.MPI else "",
@@ -236,7 +240,7 @@ def open_mpi(job: Job, here: LocalMachine) -> Iterator[Finding]:
 
 def secrets(job: Job, here: LocalMachine) -> Iterator[Finding]:
     """Every secret must be readable now."""
-    yield from missing_secrets(job, here.base, here.environ)
+    yield from missing_secrets(job, here.base, here.environ, here.notify)
 
 
 def isolation(job: Job, here: LocalMachine) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import CodeDelivery
 from holdfast.launch.code.package_code import list_code, package_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
-from holdfast.launch.secret_values import read_secrets
+from holdfast.launch.secret_values import read_notify_secrets, read_secrets
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target
 from holdfast.launch.target_runs import run_not_on_target
@@ -69,7 +69,9 @@ class LocalTarget:
         """Start a supervisor, which starts the controller."""
         with new_run_dir(wanted.job.name) as folder:
             accepted = accept(wanted, folder.code)
-            write_inputs(folder, accepted, read_secrets(wanted.job, wanted.base.absolute(), os.environ))
+            base = wanted.base.absolute()
+            notify = read_notify_secrets(accepted.notify, base, os.environ)
+            write_inputs(folder, accepted, read_secrets(wanted.job, base, os.environ), notify)
             start_supervisor(folder, accepted)
         return folder
 
@@ -157,6 +159,7 @@ def accept(wanted: Submission, archives: Path) -> RunSpec:
         capacity=spec.capacity,
         target=wanted.target,
         checkpoint_root=spec.checkpoint_root,
+        notify=spec.notify,
     )
 
 

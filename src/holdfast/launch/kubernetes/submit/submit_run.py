@@ -26,7 +26,7 @@ from holdfast.security.tls import make_identity
 from holdfast.security.tokens import TokenIssuer
 
 
-def submit(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> None:
+def submit(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str], notify: Mapping[str, str]) -> None:
     """Make the submit worker create a run's objects, with the values of its secrets, and then sync the run.
 
     Raises HoldfastError if the cluster rejects them. After an error or an interrupt all created objects are deleted.
@@ -34,7 +34,7 @@ def submit(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> No
     process = take_process()
     try:
         answer = process.request(
-            msgspec.json.encode(_submit_request(folder, ctx, _secret_values(folder, ctx, secrets)))
+            msgspec.json.encode(_submit_request(folder, ctx, _secret_values(folder, ctx, secrets, notify)))
         )
         if answer is None:
             raise failure(
@@ -64,7 +64,9 @@ def _submit_request(folder: RunDir, ctx: RenderContext, values: Mapping[str, Map
     )
 
 
-def _secret_values(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str]) -> Mapping[str, Mapping[str, bytes]]:
+def _secret_values(
+    folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str], notify: Mapping[str, str]
+) -> Mapping[str, Mapping[str, bytes]]:
     """Values of each Secret by name; this machine keeps no copy of the controller's private key."""
     if not ctx.target.agent:
         return {ctx.names.secrets: {name: value.encode() for name, value in secrets.items()}}
@@ -73,7 +75,7 @@ def _secret_values(folder: RunDir, ctx: RenderContext, secrets: Mapping[str, str
     ca = folder.ca.read_bytes()
     own = {"token": token.encode(), "ca.pem": ca, "identity.pem": folder.identity.read_bytes()}
     folder.identity.unlink()
-    own["secrets.json"] = json.dumps({"environ": {}, "secrets": dict(secrets)}).encode()
+    own["secrets.json"] = json.dumps({"environ": {}, "secrets": dict(secrets), "notify": dict(notify)}).encode()
     if (code := ctx.accepted.code) is not None and fits_in_secret(code.bytes):
         own[CODE_KEY] = archive_path(folder.code, code.digest).read_bytes()
     keys = TokenIssuer(token)
