@@ -58,8 +58,8 @@ log = logging.getLogger("holdfast.sync")
 
 RETRY_S = 0.5
 """Seconds between polls for the controller's pod."""
-CODE_RETRY_S = 0.1
-"""The same while the pod waits for its code."""
+START_RETRY_S = 0.1
+"""The same while the pod waits for its code, or has started and does not listen yet."""
 LOG_DRAIN_S = 10.0
 """Longest time to wait for the rest of the ranks' output in pod logs once the run is over."""
 DELETE_RETRY_S = 60.0
@@ -140,7 +140,7 @@ class RunSync:
     async def _follow(self) -> None:
         logged = ""
         while not isinstance(last_event(self._folder.events), RunFinished):
-            why, remedy, finding = "its controller's pod does not run", "", None
+            why, remedy, finding, is_starting = "its controller's pod does not run", "", None, False
             try:
                 await self._sync_with_pod()
                 finding = await self._namespace_terminating()
@@ -151,7 +151,7 @@ class RunSync:
                 where = LOG_ELSEWHERE if not self._options.from_tree else LOG_ON_VOLUME
                 finish_run(self._folder, left.outcome, f"{left.reason}; {where}", code)
             except (ClusterError, PortClosed) as error:
-                why = str(error)
+                why, is_starting = str(error), isinstance(error, PortClosed) and self._has_not_started()
                 if isinstance(error, ClusterError):
                     (seen,) = to_holdfast_error(error).findings
                     why, remedy = seen.what, seen.remedy
@@ -165,7 +165,7 @@ class RunSync:
                 self._pod = None
                 self._connected.clear()
             self._contact.on_contact_lost(why, remedy, finding=finding)
-            await asyncio.sleep(CODE_RETRY_S if self._waits_for_code() else RETRY_S)
+            await asyncio.sleep(START_RETRY_S if is_starting or self._waits_for_code() else RETRY_S)
 
     async def handle_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward one request to the controller, as soon as there is one; close the connection if none comes."""
@@ -287,7 +287,10 @@ class RunSync:
 
     def _waits_for_code(self) -> bool:
         """Whether the start of the run waits for its code."""
-        return self._options.code is not None and last_event(self._folder.events) is None
+        return self._options.code is not None and self._has_not_started()
+
+    def _has_not_started(self) -> bool:
+        return last_event(self._folder.events) is None
 
     def _finish(self, why: str) -> None:
         finish_run(self._folder, Outcome.CANCELLED, why, ExitCode.CANCELLED)
