@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
-from holdfast.job.targets import TargetSpec, Volume, Workload
+from holdfast.job.targets import Evictions, TargetSpec, Volume, Workload
 from holdfast.launch.kubernetes.manifests import run_objects
 from holdfast.launch.kubernetes.manifests.policies import RULES, render_policies
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -66,7 +66,13 @@ def _context(workload: Workload, *, account: str | None) -> RenderContext:
     job = Job.model_validate({"command": ["true"], "image": "image", "nodes": 2})
     agent = workload is not Workload.MPIJOB
     spec = TargetSpec(
-        kind="kubernetes", namespace=NAMESPACE, workload=workload, service_account=account, agent=agent, queue="queue"
+        kind="kubernetes",
+        namespace=NAMESPACE,
+        workload=workload,
+        service_account=account,
+        agent=agent,
+        queue="queue",
+        evictions=Evictions.NONE,  # takes another object
     )
     accepted = RunSpec(
         job=job,

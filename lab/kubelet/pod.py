@@ -130,12 +130,12 @@ class LabPod:
         """Power off its node: kill all its processes immediately, without a message."""
         self._powered_off = True
         self._ending.set()
-        self._stop.set()
         if self.sandbox is not None:
             try:
                 await self._sandboxes.power_off(self.sandbox)
             except HoldfastError:
                 logging.exception("the network of %s", self.path)
+        self._stop.set()  # last: it sends SIGTERM, to which processes that are still connected react
 
     # -- lifecycle -----------------------------------------------------------------------------------------------
 

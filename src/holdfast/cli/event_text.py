@@ -339,7 +339,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     ),
     events.RunFinished: lambda event: f"run {event.outcome} (exit code {event.exit_code})",
     events.TimerExpired: lambda event: f"deadline {event.timer} passed",
-    events.NodeEvicted: lambda event: f"the queue evicted {_node(event)}: {event.reason}",
+    events.NodeEvicted: lambda event: f"{_node(event)} is evicted: {event.reason}",
     events.NodeTerminated: lambda event: f"{_node(event)} is gone: {event.reason}",
     events.NodePreemptionNotice: lambda event: (
         f"node{event.node} is preempted: its ranks have {duration(event.grace_s)} to save and exit"

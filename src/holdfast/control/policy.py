@@ -170,7 +170,7 @@ class Failure:
     is_network_error: bool = False
     """Whether its error is about a connection, perhaps to a server that will return."""
     evicted: bool = False
-    """Whether the run's queue evicted the node: not a fault of the run, and it costs no restart."""
+    """Whether the queue or the cluster evicted the node: not a fault of the run, and it costs no restart."""
     no_replay: str = ""
     """Why its nodes cannot repeat its last steps; empty if they can."""
     waiting_rank: int | None = None
@@ -439,7 +439,7 @@ _STARTED_AGAIN = (
 )
 
 _ADMITTED_AGAIN = (
-    "Nothing: the run resumes when its queue admits it again. An eviction costs no restart of recovery.max_restarts."
+    "Nothing: the run resumes when the cluster admits it again. An eviction costs no restart of recovery.max_restarts."
 )
 
 

@@ -144,7 +144,7 @@ class NodeState(_Frozen):
     maybe_alive: bool = False
     """Whether ranks of the lost node may still live: the target has yet to report it gone."""
     evicted: bool = False
-    """Whether the queue evicts this node."""
+    """Whether the queue or the cluster evicts this node."""
     incarnation: str = ""
     address: str = ""
     port: int = 0

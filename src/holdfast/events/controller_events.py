@@ -210,7 +210,7 @@ class TimerExpired(Event, frozen=True, kw_only=True):
 
 
 class NodeEvicted(Event, frozen=True, kw_only=True):
-    """The queue evicts a node with the rest of the run; it does not count against `recovery.max_restarts`."""
+    """The queue evicts the whole run, or the cluster a node; it does not count against `recovery.max_restarts`."""
 
     node: int
     generation: int

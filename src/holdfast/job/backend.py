@@ -32,7 +32,7 @@ class BackendNodeState(StrEnum):
     UNAVAILABLE = "unavailable"
     """No machine is available; the backend creates the node as soon as one is."""
     EVICTED = "evicted"
-    """The queue evicts the running node; the whole run waits for admission again."""
+    """The queue evicts the whole run, or the cluster takes the running node from its machine."""
     TERMINATED = "terminated"
     """The node or its agent no longer exists."""
 

@@ -131,6 +131,15 @@ class ControllerPod(Model):
     """Kueue LocalQueue that admits it in a tree of manifests, where Kueue does not see that it belongs to the run."""
 
 
+class Evictions(StrEnum):
+    """How many of a run's nodes the cluster may evict at a time, as a drain does."""
+
+    ANY = "any"
+    REPLICA = "replica"
+    """As many as one replica has: of a run with one replica, any."""
+    NONE = "none"
+
+
 class TargetSpec(Model):
     """Where jobs run, as its file says."""
 
@@ -185,6 +194,8 @@ class TargetSpec(Model):
     """Kubernetes: to what a run's pods may connect besides one another and DNS; none means everything."""
     service_account: ObjectName | None = None
     """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
+    evictions: Evictions = Evictions.REPLICA
+    """Kubernetes: nodes of a run that drains may evict at a time: `any`, `replica` for those of one replica, `none`."""
     ttl_s: Annotated[Count, Field(ge=60, le=2**31 - 1)] = 86_400
     """Kubernetes: seconds for which a finished run's objects stay, for inspection; TrainJobs stay until deleted."""
     fabric: NonEmpty | None = None

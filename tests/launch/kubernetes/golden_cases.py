@@ -169,6 +169,7 @@ CASES: Mapping[str, Case] = {
             ]
         }
     ),
+    "jobset-replicas": Case(job={"nodes": 6, "recovery": {"replicas": 3, "max_restarts": 5}}),
     "jobset-tcp-no-agent-per-rank": Case(job={"gpus_per_node": 1}, target={"agent": False}),
 }
 

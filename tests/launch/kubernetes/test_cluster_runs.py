@@ -116,6 +116,13 @@ class Site:
         metas = [pod["metadata"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
         return {meta["uid"]: meta["name"] for meta in metas if "deletionTimestamp" not in meta}
 
+    def evict(self, pod: str) -> None:
+        """Evict a pod as `kubectl drain` does."""
+        meta = {"name": pod, "namespace": self.namespace}
+        eviction = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
+        self.kubectl("create", "--raw", path, "-f", "-", input=eviction)
+
     def left(self) -> list[str]:
         """Every object in the namespace that is not always there."""
         kinds = self.lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
@@ -541,10 +548,13 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
     assert site.pods("node") == {}
     set_active(True)
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
+
+    site.evict(next(iter(site.pods("node").values())))
+    reach(run, lambda known: known.restarts == 2 and known.phase is RunPhase.RUNNING)
     enough.touch()
     finished, heard = to_its_end(run)
     assert finished.outcome is Outcome.SUCCEEDED
-    assert [event.finding.code for event in heard if isinstance(event, RecoveryDecided)] == ["node-preempted"]
+    assert [event.finding.code for event in heard if isinstance(event, RecoveryDecided)] == ["node-preempted"] * 2
 
 
 def test_code_that_no_secret_holds_is_brought(site: Site) -> None:
@@ -675,7 +685,7 @@ def test_mpijob_reaches_its_nodes_by_ssh_and_goes_to_its_end(site: Site) -> None
     until(lambda: not site.left(), "nothing is left")
 
 
-def test_replicas_meet_in_a_cluster_and_continue_without_one_that_is_lost(site: Site) -> None:
+def test_replicas_meet_in_a_cluster_and_continue_without_one_that_is_evicted(site: Site) -> None:
     out = site.folder.parent / "out"
     out.mkdir()
     shutil.copy(PROGRAMS / "replica_trainer.py", site.folder)
@@ -686,7 +696,10 @@ def test_replicas_meet_in_a_cluster_and_continue_without_one_that_is_lost(site: 
         return any((one.replica, one.attempt) == (replica, attempt) and one.step > beyond for one in steps)
 
     reach(run, lambda _: committed(0, 0) and committed(1, 0))
-    api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
+    first, second = sorted(site.pods("node").values())
+    site.evict(second)
+    with pytest.raises(HoldfastError, match="disruption budget"):
+        site.evict(first)
     reach(run, lambda _: committed(1, 1))
     reach(run, lambda known: committed(0, 0, beyond=known.replicas[1].step or 0))
     (out / "enough").touch()
@@ -842,7 +855,8 @@ def test_node_with_a_failed_device_moves_to_another_machine(site: Site) -> None:
 
 
 def test_lost_machines_nodes_move_and_the_others_stay(site: Site) -> None:
-    run = site.stepper()
+    # Sooner than Kubernetes knows about the machine: the scheduler may choose it again.
+    run = site.stepper(**{"recovery.node_grace_s": 6})
     nodes = site.pods("node")
     (controller,) = site.pods("controller").values()
     machines = {pod: _machine(site, pod) for pod in nodes.values()}

@@ -111,6 +111,39 @@ def test_pod_of_a_node_that_has_one_stays_on_an_avoided_machine() -> None:
     assert lives.generation(1, B.address) == 0
 
 
+def test_pod_that_the_cluster_evicts_is_told_once_with_the_reason() -> None:
+    lives, _ = settled(PodAssignments().request(FIRST).update_pod(A))
+    evicted = replace(A, terminating=True, evicted="EvictionByEvictionAPI: evicting")
+    lives, seen = lives.update_pod(evicted).reconcile()
+    assert seen == (NodeObservation(node_id=FIRST, state=BackendNodeState.EVICTED, reason=evicted.evicted),)
+    assert settled(lives.update_pod(evicted))[1] == []
+    lives, seen = settled(lives.update_pod(OVER_A))
+    assert seen == [(FIRST, BackendNodeState.TERMINATED)]
+    # The kubelet of a machine that shuts down tells it only when the pod has ended.
+    lives, _ = settled(lives.request(SECOND).update_pod(B))
+    shut_down = replace(B, running=False, ended=True, evicted="TerminationByKubelet: node shutdown")
+    lives, seen = settled(lives.update_pod(shut_down))
+    assert seen == [(SECOND, BackendNodeState.EVICTED), (SECOND, BackendNodeState.TERMINATED)]
+    assert settled(lives.request(NodeId(node=0, generation=2)).update_pod(replace(A, uid="c")))[1][0][1] is (
+        BackendNodeState.CREATED
+    )
+
+
+def test_pod_that_no_kubelet_begins_with_on_the_machine_of_a_lost_node_is_to_be_made_again() -> None:
+    lives, _ = settled(PodAssignments().request(FIRST).update_pod(replace(A, machine="m7", accepted=True)))
+    placed = replace(B, machine="m7", running=False)
+    assert lives.update_pod(placed).unaccepted_pods() == ()  # the node has a pod
+    lives = lives.request(SECOND).update_pod(placed)
+    assert lives.unaccepted_pods() == (placed,)
+    assert lives.update_pod(replace(placed, machine="m8")).unaccepted_pods() == ()
+    assert lives.update_pod(replace(placed, accepted=True)).unaccepted_pods() == ()
+    assert settled(lives.update_pod(replace(B, machine="m7", accepted=True)))[1] == [(SECOND, BackendNodeState.CREATED)]
+    # A pod that is known to end leaves a machine that works.
+    lives, _ = settled(PodAssignments().request(FIRST).update_pod(replace(A, machine="m7")))
+    lives = lives.update_pod(replace(A, machine="m7", terminating=True)).request(SECOND).update_pod(placed)
+    assert lives.unaccepted_pods() == ()
+
+
 _STEPS = st.one_of(
     st.tuples(st.just("see"), st.sampled_from("abcd"), st.sampled_from(("pending", "running", "over"))),
     st.tuples(st.just("want"), st.just(""), st.just("")),

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
@@ -28,7 +28,9 @@ from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailabl
 from holdfast.launch.kubernetes.client.api_paths import NODES_PATH, PODS_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.incluster.event_poster import EventPoster
+from holdfast.launch.kubernetes.incluster.machine_notices import announced_end, selectors
 from holdfast.launch.kubernetes.incluster.pod_assignment import PodAssignments, PodStatus, assignments_from_log
+from holdfast.launch.kubernetes.incluster.pod_reader import pod_status
 from holdfast.launch.kubernetes.object_names import (
     CANCELLED_REASON,
     NODE,
@@ -38,7 +40,7 @@ from holdfast.launch.kubernetes.object_names import (
     ObjectNames,
 )
 from holdfast.launch.kubernetes.quarantine_object import ANNOTATION, NAME, QuarantineObject
-from holdfast.launch.kubernetes.workload_catalog import CATALOG, NodeLabels, pod_owner
+from holdfast.launch.kubernetes.workload_catalog import CATALOG, pod_owner
 from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
 
@@ -51,6 +53,10 @@ MAX_POLL_S = 10.0
 """Longest time between two polls of the gang's object while nothing changes."""
 MIN_OWNER_POLL_S = 0.2
 """Least time between two requests for the gang's object; one response serves all pod changes in between."""
+MACHINES_POLL_S = 5.0
+"""Least time between two polls of the machines' taints; of many machines one request per second."""
+KUBELET_ACCEPT_S = 3.0
+"""Time for a kubelet to begin with a pod, on a machine that may have lost its power. A kubelet takes less than 1 s."""
 POD_EXIT_TIMEOUT_S = 60.0
 """Longest time that pods may take to exit after their agents receive the shutdown order."""
 
@@ -81,10 +87,14 @@ class KubernetesBackend:
         self._quarantine = QuarantineObject(self._cluster)
         self._poster = EventPoster(folder, self._cluster, f"{self._owner.path}/{self._run}")
         self._told_not_remembered = False
+        self._leaving = frozenset[str]()
+        """Machines whose end is announced, and from which the run's pods were taken."""
         self._pods_listed = asyncio.Event()
         self._refusals: Counter[int] = Counter()
         """How often in a row a node's pod was placed on an avoided machine, by node number."""
         self._refusing: set[asyncio.Task[None]] = set()
+        self._awaited: set[str] = set()
+        """Pods on machines that may have lost their power, by uid, whose kubelet has some time to begin with them."""
         self._no_pods_left = asyncio.Event()
         """Set while every node's pod is gone or terminating."""
 
@@ -95,7 +105,7 @@ class KubernetesBackend:
 
     async def observe(self) -> AsyncIterator[NodeObservation]:
         """Yields an observation when a node's pod starts to run, cannot be scheduled, or is gone."""
-        looking = asyncio.gather(self._watch_pods(), self._poll_owner(), self._poster.run())
+        looking = asyncio.gather(self._watch_pods(), self._poll_owner(), self._poll_machines(), self._poster.run())
         try:
             while True:
                 seeing = asyncio.ensure_future(self._observed.get())
@@ -294,6 +304,39 @@ class KubernetesBackend:
                 pause_s = RETRY_S
             before = assignments
 
+    async def _poll_machines(self) -> None:
+        """Take nodes from machines whose end is announced: their ranks save in time, whatever grace they will get.
+
+        Without the permission to list machines, they save when their pods are taken.
+        """
+        while True:
+            machines = {pod.machine for uid in self._pods.bound.values() if (pod := self._pods.pods.get(uid))} - {""}
+            chosen = tuple(selectors(machines))
+            try:
+                for selector in chosen:
+                    listed = await self._cluster.get(NODES_PATH, labelSelector=selector, resourceVersion="0")
+                    for machine in listed["items"]:
+                        await self._leave(machine["metadata"]["name"], announced_end(machine))
+            except ApiUnavailable as error:
+                log.warning("the machines' taints cannot be read: %s", error)
+            except ApiError as refused:
+                log.info("no taints of machines are read: %s", refused)
+                return
+            await asyncio.sleep(max(MACHINES_POLL_S, float(len(chosen))))
+
+    async def _leave(self, machine: str, taint: str) -> None:
+        """Delete the nodes' pods on a machine with a taint that announces its end, once while it has the taint."""
+        if not taint:
+            self._leaving -= {machine}
+            return
+        if machine in self._leaving:
+            return
+        self._leaving |= {machine}
+        for pod in [pod for uid, pod in self._pods.pods.items() if uid in self._pods.bound.values()]:
+            if pod.machine == machine and not pod.terminating:
+                self._update(self._pods.disrupt(pod.uid, f"the end of {machine} is announced (taint {taint})"))
+                await self._delete(f"{PODS_PATH}/{pod.name}")
+
     async def _read_owner(self) -> None:
         """Read whether the gang is suspended now. That changes before its pods do, so an older response is useless."""
         await asyncio.sleep(self._owner_polled_at + MIN_OWNER_POLL_S - time.monotonic())
@@ -318,9 +361,25 @@ class KubernetesBackend:
                 del self._refusals[seen.node_id.node]
         for pod in assignments.misplaced_pods():
             self._pods = self._pods.retire((pod,))
-            task = asyncio.ensure_future(self._refuse(pod))
-            self._refusing.add(task)
-            task.add_done_callback(self._refusing.discard)
+            self._do(self._refuse(pod))
+        for pod in assignments.unaccepted_pods():
+            if pod.uid not in self._awaited:
+                self._awaited.add(pod.uid)
+                self._do(self._await_kubelet(pod.uid))
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._refusing.add(task)
+        task.add_done_callback(self._refusing.discard)
+
+    async def _await_kubelet(self, uid: str) -> None:
+        """Delete a pod that was placed on a machine without power, which Kubernetes does not know about yet."""
+        await asyncio.sleep(KUBELET_ACCEPT_S)
+        for pod in self._pods.unaccepted_pods():
+            if pod.uid == uid:
+                log.info("no kubelet on %s begins with %s: it is made again", pod.machine, pod.name)
+                self._pods = self._pods.retire((pod,))
+                await self._delete_pods(pod.node, (pod,))
 
     async def _refuse(self, pod: PodStatus) -> None:
         """Delete a pod on an avoided machine; the first time immediately, while it still takes up that machine."""
@@ -391,37 +450,3 @@ def _suspended_reason(gang: Mapping[str, Any]) -> str:
         return ""
     queue = meta.get("labels", {}).get(QUEUE_LABEL)
     return f"{gang['kind']} {meta['name']} is suspended{f' until queue {queue} admits it' if queue else ''}"
-
-
-def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | None:
-    """A node's status from its pod's object; None for a pod that is not a node."""
-    meta, status = pod["metadata"], pod.get("status", {})
-    node = numbering.node(meta.get("labels", {}))
-    if node is None:
-        return None
-    phase = status.get("phase", "Pending")
-    leaving = "deletionTimestamp" in meta and phase == "Running"
-    ended = "deletionTimestamp" in meta or phase in ("Succeeded", "Failed")
-    over = pod.get("deleted", False) or (ended and not leaving)
-    return PodStatus(
-        uid=meta["uid"],
-        name=meta["name"],
-        node=node,
-        address=status.get("podIP", ""),
-        machine=pod.get("spec", {}).get("nodeName", ""),
-        running=phase == "Running",
-        terminating=leaving,
-        ended=over,
-        reason="" if phase == "Running" else _pending_reason(status),
-    )
-
-
-def _pending_reason(status: Mapping[str, Any]) -> str:
-    for condition in status.get("conditions", ()):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
-    for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
-        waiting = container.get("state", {}).get("waiting")
-        if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
-            return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
-    return ""

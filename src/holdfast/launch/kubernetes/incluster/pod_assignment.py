@@ -22,6 +22,8 @@ class PodStatus:
     address: str = ""
     machine: str = ""
     """The machine that it was placed on; empty before that."""
+    accepted: bool = False
+    """Whether its machine's kubelet has begun with it."""
     running: bool = False
     terminating: bool = False
     """Whether it is being deleted while it runs: its agent reports that itself, and its ranks save first."""
@@ -29,6 +31,8 @@ class PodStatus:
     """Whether it has ended or has been deleted."""
     reason: str = ""
     """Why it ended or does not run yet."""
+    evicted: str = ""
+    """Why the cluster takes it from its machine; empty if it does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +51,12 @@ class PodAssignments:
     """Machines on which no further pod is bound."""
     suspended: str = ""
     """Why no pods are created: the queue has not admitted the run, or has evicted it. Empty while admitted."""
+    disrupted: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why the cluster takes a bound pod from its machine, by the pod's uid."""
     evicted: frozenset[NodeId] = frozenset()
     """Generations reported as evicted."""
+    silent: frozenset[str] = frozenset()
+    """Machines of nodes that were given up while their pods seemed to run: a machine without power is one."""
     reported: Mapping[int, str] = field(default_factory=dict[int, str])
     """The last reported reason why a node does not run yet."""
 
@@ -59,8 +67,11 @@ class PodAssignments:
         former = {uid for held, uid in self.bound.items() if held.node == node_id.node}
         held = {held: uid for held, uid in self.bound.items() if held.node != node_id.node}
         reported = {node: why for node, why in self.reported.items() if node != node_id.node}
+        seeming = (pod for uid in former if (pod := self.pods.get(uid)) and pod.running and not pod.terminating)
         return replace(
             self,
+            silent=self.silent | {pod.machine for pod in seeming if pod.machine},
+            disrupted={uid: why for uid, why in self.disrupted.items() if uid not in former},
             bound=held,
             retired=self.retired | former,
             pending={**self.pending, node_id.node: node_id},
@@ -82,6 +93,16 @@ class PodAssignments:
             and pod.uid not in self.retired
         )
 
+    def unaccepted_pods(self) -> tuple[PodStatus, ...]:
+        """Pods for which a node waits on a silent machine, whose kubelet has yet to begin with them."""
+        return tuple(
+            pod
+            for pod in self.pods.values()
+            if pod.machine in self.silent - self.avoided
+            and pod.node in self.pending
+            and not (pod.accepted or pod.terminating or pod.uid in self.retired)
+        )
+
     def retire(self, pods: Iterable[PodStatus]) -> PodAssignments:
         """Never bind these pods."""
         return replace(self, retired=self.retired | {pod.uid for pod in pods})
@@ -89,7 +110,14 @@ class PodAssignments:
     def update_pod(self, pod: PodStatus) -> PodAssignments:
         """Record a pod's status."""
         pods = {uid: known for uid, known in self.pods.items() if uid != pod.uid}
-        return replace(self, pods=pods if pod.ended else {**pods, pod.uid: pod})
+        result = replace(self, pods=pods if pod.ended else {**pods, pod.uid: pod})
+        return result.disrupt(pod.uid, pod.evicted) if pod.evicted else result
+
+    def disrupt(self, uid: str, why: str) -> PodAssignments:
+        """Record why the cluster takes a bound pod from its machine; the first reason stays."""
+        if uid in self.disrupted or uid not in self.bound.values():
+            return self
+        return replace(self, disrupted={**self.disrupted, uid: why})
 
     def suspend(self, why: str) -> PodAssignments:
         """Record why the gang is suspended; an empty reason if it runs."""
@@ -111,6 +139,11 @@ class PodAssignments:
                 if node_id not in self.evicted
             )
             result = replace(result, evicted=frozenset(self.bound))
+        for node_id, uid in self.bound.items():
+            if uid in self.disrupted and node_id not in result.evicted:
+                why = self.disrupted[uid]
+                seen = (*seen, NodeObservation(node_id=node_id, state=BackendNodeState.EVICTED, reason=why))
+                result = replace(result, evicted=result.evicted | {node_id})
         for node_id, uid in self.bound.items():
             if uid not in result.pods:
                 result = replace(result, bound={held: of for held, of in result.bound.items() if held != node_id})

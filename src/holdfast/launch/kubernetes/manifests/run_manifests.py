@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests import controller_objects, run_objects, tree_objects
+from holdfast.launch.kubernetes.manifests.disruption_budget import disruption_budget
 from holdfast.launch.kubernetes.manifests.jobset import jobset
 from holdfast.launch.kubernetes.manifests.mpijob import mpijob
 from holdfast.launch.kubernetes.manifests.network_policies import network_policies
@@ -65,7 +66,7 @@ def render(ctx: RenderContext) -> RunManifests:
         )
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), *network_policies(ctx))
-    owned = (*run_objects.fabric_claim(ctx), *owned)
+    owned = (*run_objects.fabric_claim(ctx), *owned, *disruption_budget(ctx))
     before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:
         before.append(training_runtime(ctx))
@@ -82,7 +83,12 @@ def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
 
     What outlives the run, a claim and the quarantine, is not among them: who deletes the tree would delete it.
     """
-    objects = [run_objects.job_config_map(ctx), *network_policies(ctx), *run_objects.fabric_claim(ctx)]
+    objects = [
+        run_objects.job_config_map(ctx),
+        *network_policies(ctx),
+        *run_objects.fabric_claim(ctx),
+        *disruption_budget(ctx),
+    ]
     if ctx.target.agent:
         objects += [
             *tree_objects.code_config_map(ctx, compressed_code),
