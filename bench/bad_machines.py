@@ -2,15 +2,17 @@
 
 .venv/bin/python -m bench.bad_machines [--times 50 | --quick] [--json FILE]
 
-Each time a GPU of a node of a running job fails (a drill), which quarantines the node's machine, the emptiest of four.
-Two choices follow: of the machine for the node's replacement, although the pods of a running job cannot be given
-another node affinity; and of the machines for a later job of two nodes. Then the machine is released. The scheduler's
-own choices that the run refused are counted too: without the refusal they would have been nodes on a bad machine.
+Each time a GPU of a node of a running job fails (a drill), which quarantines the node's machine. All other machines
+have a taint that makes the scheduler prefer the bad one. Two choices follow: of the machine for the node's replacement,
+although the pods of a running job cannot be given another node affinity; and of the machines for a later job of two
+nodes. Then the machine is released. The scheduler's own choices that the run refused are counted too: without the
+refusal they would have been nodes on a bad machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -21,6 +23,7 @@ from bench import lab_cluster, result_file
 from bench.paired_stats import headline, say, table
 from holdfast import api
 from holdfast.cli.event_text import event_line
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     CheckpointCommitted,
     FaultAction,
@@ -39,6 +42,7 @@ NODES = 2
 WITHIN_S = 180.0
 SHOWN = 40
 """Log lines that are shown for a run that does not get its nodes."""
+LESS = "example.com/less"
 REPLACEMENT, LATER = "replacement in the same run", "later run"
 
 
@@ -79,6 +83,7 @@ def _choices(site: lab_cluster.LabSite) -> list[Choice]:
     """One failure, and the two choices after it."""
     run = _start(site, "failing")
     (bad,) = (each.machine for each in _created(run) if each.node == 1)
+    _prefer(site, bad)
     api.inject_fault(run, target=FaultTarget.GPU, index=1, action=FaultAction.FAIL)
     _until(run, lambda: len([each for each in _created(run) if each.node == 1]) > 1 and _ranks_started(run) > NODES)
     replacement = Choice(
@@ -89,20 +94,31 @@ def _choices(site: lab_cluster.LabSite) -> list[Choice]:
     )
     if "machine-quarantined" not in {each.finding.code for each in api.events(run) if isinstance(each, FindingRaised)}:
         raise RuntimeError(f"{bad} was not quarantined\n{_story(run)}")
+    _end(site, run)  # its machines are free again, so that there is more than one choice
     later = _start(site, "later")
     choices = [replacement, Choice(kind=LATER, bad=bad, machines=tuple(each.machine for each in _created(later)))]
-    for each in (run, later):
-        api.cancel(each)
-    for each in (run, later):
-        for _ in api.follow(each):
-            pass
-    site.clear()
+    _end(site, later)
     api.release_machine(bad, "lab", base=site.folder)
     return choices
 
 
+def _prefer(site: lab_cluster.LabSite, machine: str) -> None:
+    """Have the scheduler prefer a machine."""
+    for name in site.lab.kubectl("get", "nodes", "-o", "name").split():
+        taint = f"{LESS}-" if name == f"node/{machine}" else f"{LESS}:PreferNoSchedule"
+        with contextlib.suppress(HoldfastError):  # it has none to remove
+            site.lab.kubectl("taint", "node", name.removeprefix("node/"), taint, "--overwrite")
+
+
+def _end(site: lab_cluster.LabSite, run: RunDir) -> None:
+    api.cancel(run)
+    for _ in api.follow(run):
+        pass
+    site.clear()
+
+
 def _start(site: lab_cluster.LabSite, name: str) -> RunDir:
-    """A job of two nodes whose ranks run, each on another machine."""
+    """A job of two nodes whose ranks run, each on a whole machine, as with GPUs."""
     fields = {"name": name, "checkpoint": name, "resources.cpu": 100}
     run = api.start(site.job("python", TRAINER.name, "100000", "0.1", **fields), "lab", base=site.folder)
     _until(run, lambda: _ranks_started(run) >= NODES)
