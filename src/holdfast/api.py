@@ -386,6 +386,7 @@ def events(run: RunDir) -> list[AnyEvent]:
 diagnose, diagnose_run = run_diagnosis.diagnose, run_diagnosis.diagnose_run
 """Diagnose log files, or a run's last failed attempt."""
 diagnose_running_ranks = run_diagnosis.diagnose_running_ranks
+diagnose_native_stacks = run_diagnosis.diagnose_native_stacks
 """Diagnose a live run with several dumps of its ranks' stacks."""
 standstill_finding, dump_stacks = run_diagnosis.standstill_finding, run_diagnosis.dump_stacks
 """Whether a live run makes no progress, and where its ranks stand."""

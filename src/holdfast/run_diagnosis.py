@@ -26,6 +26,7 @@ from holdfast.job.yaml_source import printable
 from holdfast.protocol.nccl_log_files import private_files
 from holdfast.report.log_tail import last_lines
 from holdfast.report.rank_logs import RankLog, find_rank_logs
+from holdfast.report.rank_table import RankPhase
 from holdfast.report.run_status import RunStatus
 from holdfast.report.stall import DIAGNOSE_IDLE_S, STATUS_IDLE_S, Stall, find_stall, format_stacks
 from holdfast.report.status_reducer import read_status, status_from_events
@@ -42,6 +43,8 @@ NCCL_WARNING = " NCCL WARN "
 """What every warning of NCCL has before its text."""
 STACK_DUMP_TIMEOUT_S = 20.0
 """Maximum seconds to wait for the stacks of a live run's ranks."""
+NATIVE_TIMEOUT_S = 120.0
+"""The same with native frames: four ranks of a node at a time, of which each takes up to 35 s."""
 ROUNDS_TIMEOUT_S = 420.0
 """The same for several dumps, of which two are at most a minute apart."""
 
@@ -77,11 +80,16 @@ def diagnose(
 
 
 def diagnose_run(
-    run: RunDir, known: Sequence[AnyEvent] | None = None, *, hide: Callable[[str], str] | None = None
+    run: RunDir,
+    known: Sequence[AnyEvent] | None = None,
+    *,
+    taken: Sequence[StacksDumped] | None = None,
+    hide: Callable[[str], str] | None = None,
 ) -> Diagnosis:
     """Diagnose a run's last failed attempt from its event log and its ranks' logs.
 
-    `known` are the events to use; by default the whole log. `hide` replaces secrets in a line before it is cut.
+    `known` are the events to use; by default the whole log. `taken` are stacks of a live run's ranks; by default they
+    are dumped if it makes no progress. `hide` replaces secrets in a line before it is cut.
     """
     from holdfast.diagnose.failed_attempt import last_failure, quoted_warnings
     from holdfast.diagnose.log_input import LogInput
@@ -104,7 +112,7 @@ def diagnose_run(
         outcome = next((event.outcome for event in reversed(known) if isinstance(event, RunFinished)), None)
         still = None if outcome else _standstill(run, status_from_events(known), DIAGNOSE_IDLE_S, known)
         if still is not None:
-            return _diagnose_standstill(run, still, fabric, hide)
+            return _diagnose_standstill(run, still, fabric, taken, hide)
         nccl_logs = (path for _, path in private_files(run.nodes))
         answer = diagnose_logs(LogInput((*find_rank_logs(run).values(), *nccl_logs)), fabric=fabric, hide=hide)
         return answer if outcome is Outcome.FAILED else nothing_failed(answer, outcome)
@@ -240,6 +248,42 @@ def diagnose_running_ranks(run: RunDir, *, hide: Callable[[str], str] | None = N
     return answer
 
 
+def dump_native_stacks(run: RunDir, *, timeout_s: float = NATIVE_TIMEOUT_S) -> list[StacksDumped]:
+    """Have the stacks of a live run's ranks dumped once, with frames of C and C++.
+
+    Returns what arrived within `timeout_s` seconds. Raises HoldfastError if that is nothing.
+    """
+    taken: dict[RankLog, StacksDumped] = {}
+    request = StackDumpRequested(at=time.time(), native=True)
+    try:
+        for known, event in follow_request(run, request, STACK_DUMP, timeout_s):
+            if isinstance(event, StacksDumped):
+                taken[RankLog(attempt=event.attempt, replica=event.replica, rank=event.rank)] = event
+            if taken.keys() >= _running_ranks(known):
+                break
+    except HoldfastError:  # the run restarts or ends meanwhile, or an agent does not answer
+        if not taken:
+            raise
+    return list(taken.values())
+
+
+def _running_ranks(known: RunStatus) -> set[RankLog]:
+    return {
+        RankLog(attempt=replica.attempt, replica=replica.replica, rank=rank)
+        for replica in known.replicas.values()
+        for rank, each in replica.ranks.items()
+        if each.phase in (RankPhase.RUNNING, RankPhase.HUNG)
+    }
+
+
+def diagnose_native_stacks(run: RunDir, *, hide: Callable[[str], str] | None = None) -> Diagnosis:
+    """Diagnose a live run with what its ranks do in C and C++ at this moment."""
+    from holdfast.diagnose.run_context import with_native_stacks
+
+    taken = dump_native_stacks(run)
+    return with_native_stacks(diagnose_run(run, taken=taken, hide=hide), taken, str(run.nodes))
+
+
 def _compare(run: RunDir, dumped: Sequence[StacksDumped]) -> StacksCompared | None:
     """What the stacks of a replica's ranks show together; None if they do not differ."""
     from holdfast.diagnose.stack_groups import group_stacks, to_event
@@ -255,7 +299,11 @@ def _compare(run: RunDir, dumped: Sequence[StacksDumped]) -> StacksCompared | No
 
 
 def _diagnose_standstill(
-    run: RunDir, still: Stall, fabric: Fabric | None, hide: Callable[[str], str] | None
+    run: RunDir,
+    still: Stall,
+    fabric: Fabric | None,
+    taken: Sequence[StacksDumped] | None,
+    hide: Callable[[str], str] | None,
 ) -> Diagnosis:
     """Diagnose a live run without progress: its logs, and its ranks' current stacks."""
     from holdfast.diagnose.failed_attempt import early_exit_fact
@@ -264,7 +312,8 @@ def _diagnose_standstill(
     from holdfast.diagnose.run_context import STACKS_EVIDENCE, with_stacks, with_standstill, without_evidence
     from holdfast.diagnose.structured.flight_summary import from_summary
 
-    taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
+    if taken is None:
+        taken = dump_stacks(run, still.running, timeout_s=STACK_DUMP_TIMEOUT_S)
     files = tuple(path for path in (Path(each.stacks) for each in taken if each.stacks) if path.is_file())
     latest = {(log.attempt, log.replica) for log in still.running}
     logs = [path for log, path in find_rank_logs(run).items() if (log.attempt, log.replica) in latest]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent import stack_dump
-from holdfast.agent.stack_dump import MAX_DUMP_BYTES, StackDump, commit_line, dump_stacks
+from holdfast.agent.stack_dump import MAX_DUMP_BYTES, StackDump, commit_line, dump_native_stacks, dump_stacks
 from holdfast.protocol.wait_frames import FOR_REPLICAS
 
 AT_ITS_END = """Process 811: python train.py 100
@@ -46,11 +48,16 @@ def test_line_of_commit_is_that_of_the_main_thread_past_its_report(dump: str, li
     assert commit_line(dump) == line
 
 
-def taken(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> StackDump:
-    """What is taken with a py-spy that is this shell script."""
+def replace_py_spy(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have a shell script stand for py-spy."""
     (program := folder / "py-spy").write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
+
+
+def taken(folder: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> StackDump:
+    """What is taken with a py-spy that is this shell script."""
+    replace_py_spy(folder, monkeypatch, script)
     return asyncio.run(dump_stacks(1, folder / "stacks.txt", stopped=False))
 
 
@@ -86,3 +93,51 @@ def test_dump_without_end_is_cut_and_its_beginning_is_read(tmp_path: Path, monke
 
 def test_dump_that_fails_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert taken(tmp_path, monkeypatch, "echo half; exit 1") == StackDump()
+
+
+SLEEPS_IN_C = """
+import ctypes, threading
+def work():
+    print("here", flush=True)
+    ctypes.CDLL(None).sleep(600)
+work()
+"""
+
+
+def test_call_of_c_in_which_a_real_process_hangs_is_in_its_native_frames(tmp_path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", SLEEPS_IN_C], stdout=subprocess.PIPE) as rank:
+        assert rank.stdout is not None
+        rank.stdout.readline()
+        try:
+            native = asyncio.run(dump_native_stacks(rank.pid, tmp_path / "native.txt"))
+            plain = asyncio.run(dump_stacks(rank.pid, tmp_path / "plain.txt"))
+            os.kill(rank.pid, signal.SIGSTOP)
+            stopped = asyncio.run(dump_native_stacks(rank.pid, tmp_path / "stopped.txt", stopped=True))
+        finally:
+            rank.kill()
+    assert native.native is not None, native.native_missing
+    assert any(frame.startswith("sleep (libc") for frame in native.native), native.native
+    assert "sleep (" in (tmp_path / "native.txt").read_text()
+    assert (native.frames, native.top_frame) == (plain.frames, plain.top_frame)
+    assert (plain.native, plain.native_missing) == (None, "")
+    assert (stopped.frames, stopped.native) == (plain.frames, None)
+    assert "stopped process" in stopped.native_missing
+
+
+@pytest.mark.parametrize(
+    ("refusal", "reason"),
+    [
+        ("Permission Denied: Try running again with elevated permissions by going 'sudo'", "capability SYS_PTRACE"),
+        ("error: unexpected argument '--native' found", "this build of py-spy reads Python frames only"),
+        ("Error: Failed to get stack traces", "py-spy failed: Error: Failed to get stack traces"),
+    ],
+)
+def test_native_frames_that_are_refused_leave_the_python_stack_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str, reason: str
+) -> None:
+    (tmp_path / "dump").write_text(AT_ITS_END)
+    script = f'case "$*" in *--native*) echo "{refusal}" >&2; exit 1;; esac; cat {tmp_path}/dump'
+    replace_py_spy(tmp_path, monkeypatch, script)
+    told = asyncio.run(dump_native_stacks(1, tmp_path / "stacks.txt"))
+    assert (told.commit_line, told.native) == (232, None)
+    assert reason in told.native_missing

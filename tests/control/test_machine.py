@@ -662,6 +662,7 @@ def test_checkpoint_is_asked_of_everybody() -> None:
 def test_step_profile_is_requested_from_all_ranks() -> None:
     assert Run().running().do(ProfileRequested(at=5.0)) == [Send(order=ProfileSteps())]
     assert Run().running().do(StackDumpRequested(at=5.0)) == [Send(order=DumpStacks())]
+    assert Run().running().do(StackDumpRequested(at=5.0, native=True)) == [Send(order=DumpStacks(native=True))]
 
 
 def test_stacks_of_a_slow_replica_are_dumped_some_steps_apart() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from holdfast.agent.stack_dump import dump_stacks
-from holdfast.diagnose.rank_stack import MAX_FRAMES, training_stack
+from holdfast.diagnose.rank_stack import MAX_FRAMES, native_stack, training_stack, without_native
 from holdfast.diagnose.wait_axes import Wait, waits_for
 
 SITE = "/opt/venv/lib/python3.12/site-packages"
@@ -39,6 +39,20 @@ Thread 812 (idle): "trainer"
     barrier (/opt/venv/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:4700)
     fit (/home/ada/train.py:33)
 """
+# Of `py-spy dump --native --full-filenames` 0.4.3 on torch 2.15 with Gloo; the template's arguments are shortened.
+NATIVE = f"""Thread 811 (idle): "MainThread"
+    0x7ff382ea3f16 (/usr/lib/x86_64-linux-gnu/libc.so.6)
+    pthread_cond_wait (/usr/lib/x86_64-linux-gnu/libc.so.6)
+    std::condition_variable::wait (/usr/lib/x86_64-linux-gnu/libstdc++.so.6.0.30)
+    c10d::Work::wait (/opt/torch/lib/libtorch_cpu.so)
+    pybind11::cpp_function::initialize<pybind11::cpp_function<bool, char [654]>(pybind11::name const, std::ratio<(long)1>)>::{{lambda(pybind11::detail::function_call&)#1}}::_FUN (/opt/torch/lib/libtorch_python.so)
+    pybind11::cpp_function::dispatcher (/opt/torch/lib/libtorch_python.so)
+    all_reduce ({SITE}/torch/distributed/distributed_c10d.py:4181)
+    _exception_logger.<locals>.wrapper ({SITE}/torch/distributed/c10d_logger.py:83)
+    time_sleep (/usr/lib/libpython3.11.so.1.0)
+    <module> (/home/ada/train.py:6)
+    0x7ff382e4524a (/usr/lib/x86_64-linux-gnu/libc.so.6)
+"""  # noqa: E501
 
 
 def test_ranks_in_one_call_are_equal_whatever_happens_within_it() -> None:
@@ -101,3 +115,35 @@ def test_real_dump_of_a_rank_that_computes(tmp_path: Path) -> None:
         rank.communicate()
     assert dumped.frames == ("read (train.py:4)", "step (train.py:6)", "<module> (train.py:7)")
     assert waits_for(dumped.frames) is Wait.NONE
+
+
+def test_native_frames_are_those_within_the_innermost_python_frame_and_change_no_comparison() -> None:
+    assert native_stack(NATIVE) == (
+        "pthread_cond_wait (libc.so.6)",
+        "std::condition_variable::wait (libstdc++.so.6.0.30)",
+        "c10d::Work::wait (libtorch_cpu.so)",
+    )
+    plain = without_native(NATIVE)
+    assert "libc" not in plain
+    assert (
+        training_stack(NATIVE) == training_stack(plain) == ("all_reduce (distributed_c10d.py)", "<module> (train.py:6)")
+    )
+    assert native_stack(plain) == ()
+
+
+def test_native_function_without_a_name_stands_for_its_library_and_templates_lose_their_arguments() -> None:
+    dump = (
+        'Thread 1 (active): "MainThread"\n'
+        "    0x7f1 (/usr/lib/libcuda.so.1)\n"
+        "    at::(anonymous namespace)::run<float, at::Tensor (int)>(std::pair<int>) const (/opt/libtorch_cuda.so)\n"
+        "    step (/home/ada/t.py:1)\n"
+    )
+    assert native_stack(dump) == ("? (libcuda.so.1)", "at::run (libtorch_cuda.so)")
+
+
+def test_qualified_names_of_newer_pythons_show_the_same_waits() -> None:
+    dump = f"""Thread 1 (idle): "MainThread"
+    P2PCommunicator._communicate ({SITE}/megatron/core/pipeline_parallel/p2p_communication.py:1)
+    P2PCommunicator.recv_forward ({SITE}/megatron/core/pipeline_parallel/p2p_communication.py:2)
+    """
+    assert waits_for(training_stack(dump)) is Wait.PREVIOUS_STAGE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -43,6 +44,18 @@ def test_rank_that_waits_elsewhere_is_named_with_the_collective_that_the_other_w
     assert "rank 1 on node1 is in all_reduce (torch/distributed/" in answer.what
     watched.wait_for(StacksDumped)
     watched.wait_for(StacksDumped)
+
+
+def test_native_frames_show_the_calls_of_c_in_which_ranks_wait(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    watched = standing(runs, "apart")
+    assert main(["diagnose", watched.folder.run_id, "--native", "-o", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    lines = [each["text"] for each in answer["evidence"] if each["text"].startswith("native: ")]
+    assert any(line.startswith("native: rank 0 in ") and "libc.so" in line for line in lines), answer
+    assert any(line.startswith("native: rank 1 in ") and "c10d::" in line for line in lines), answer
+    assert answer["failure_class"] == FailureClass.COLLECTIVE_MISMATCH.value
+    assert answer["notes"] == []
+    assert len([each for each in api.events(watched.folder) if isinstance(each, StacksDumped)]) == 2
 
 
 def test_rank_that_waits_after_another_has_ended_well_is_told(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:

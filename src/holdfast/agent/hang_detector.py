@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.agent.flight_dump import FlightRecorders, RankCollectives
 from holdfast.agent.process_use import ProcessUse, Silence, classify_silence, is_busy, process_use
-from holdfast.agent.stack_dump import StackDump, dump_stacks, stacks_name
+from holdfast.agent.stack_dump import StackDump, dump_native_stacks, dump_stacks, stacks_name
 from holdfast.agent.stack_sampler import MAX_CONCURRENT_DUMPS, requested_stacks_name
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung, StacksDumped
@@ -231,18 +231,18 @@ class HangDetector:
             ):
                 self._start_report(rank, progress, forced=True)
 
-    def dump_stacks(self, rank: int, pid: int) -> None:
+    def dump_stacks(self, rank: int, pid: int, *, native: bool = False) -> None:
         """Dump a rank's stacks and send them, on a user's request."""
-        report = asyncio.ensure_future(self._send_stacks(rank, pid))
+        report = asyncio.ensure_future(self._send_stacks(rank, pid, native=native))
         self._report_tasks.add(report)
         report.add_done_callback(self._report_tasks.discard)
 
-    async def _send_stacks(self, rank: int, pid: int) -> None:
+    async def _send_stacks(self, rank: int, pid: int, *, native: bool) -> None:
         state = state_letter(pid)
         replica, attempt = self._order.replica, self._order.attempt
         into = self._folder / requested_stacks_name(replica, attempt, rank)
         async with self._dump_slots:
-            stacks, shown = await self._dump(rank, pid, state, into)
+            stacks, shown = await self._dump(rank, pid, state, into, native=native)
         self._send(
             StacksDumped(
                 at=self._clock(),
@@ -256,14 +256,19 @@ class HangDetector:
                 frames=stacks.frames,
                 flight_dumps=shown.files,
                 collectives=shown.collectives,
+                native=stacks.native,
+                native_missing=stacks.native_missing,
             )
         )
 
-    async def _dump(self, rank: int, pid: int, state: str, into: Path) -> tuple[StackDump, RankCollectives]:
+    async def _dump(
+        self, rank: int, pid: int, state: str, into: Path, *, native: bool = False
+    ) -> tuple[StackDump, RankCollectives]:
         """Dump a rank's stacks and flight recorders; a stopped process has only stacks."""
+        dump = dump_native_stacks if native else dump_stacks
         if state == "T":
-            return await dump_stacks(pid, into, stopped=True), RankCollectives()
-        return await asyncio.gather(dump_stacks(pid, into), self._recorders.dump(rank))
+            return await dump(pid, into, stopped=True), RankCollectives()
+        return await asyncio.gather(dump(pid, into), self._recorders.dump(rank))
 
     async def _watch_for_hangs(self, timeouts: StepTimeouts) -> None:
         ahead_s, poll_s = (

@@ -457,7 +457,7 @@ class WorkerGroup:
             self._stack_sampler.start(order)
             return
         for rank, pid in self._rank_pids().items():
-            self._hang_detector.dump_stacks(rank, pid)
+            self._hang_detector.dump_stacks(rank, pid, native=order.native)
 
     def _report_finding(self, finding: Finding) -> None:
         self._send(FindingRaised(at=self._clock(), finding=finding))

@@ -37,6 +37,9 @@ def diagnose(
     stacks: Annotated[
         bool, typer.Option("--stacks", help="Of a slow run: dump all ranks' stacks five times, and compare them.")
     ] = False,
+    native: Annotated[
+        bool, typer.Option("--native", help="Of a live run: dump all ranks' stacks once, with frames of C and C++.")
+    ] = False,
     on: RunTargetOption = LOCAL,
     output: OutputOption = Output.TEXT,
 ) -> None:
@@ -53,7 +56,11 @@ def diagnose(
     redactor = Redactor() if redact else None
     hide = redactor.secrets if redactor else None
     names = where or []
-    if stacks:
+    if native:
+        found = api.find_run(names[0] if names else None, on)
+        with console(stderr=True).status(f"dumping the stacks of {found.run_id} with native frames"):
+            answer = api.diagnose_native_stacks(found, hide=hide)
+    elif stacks:
         found = api.find_run(names[0] if names else None, on)
         with console(stderr=True).status(f"dumping the stacks of {found.run_id} five times"):
             answer = api.diagnose_running_ranks(found, hide=hide)

@@ -379,7 +379,8 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.ProfileRequested: lambda event: "step profile requested",
     events.StackDumpRequested: lambda event: (
         f"{'stack dump' if event.rounds == 1 else f'{event.rounds} stack dumps'} of all ranks"
-        f"{'' if event.replica is None else f' of replica {event.replica}'} requested"
+        f"{'' if event.replica is None else f' of replica {event.replica}'}"
+        f"{', with native frames,' if event.native else ''} requested"
     ),
     events.StacksDumped: lambda event: (
         f"{_rank(event)} {f'is in {event.top_frame}' if event.top_frame else 'gave no stacks'}"

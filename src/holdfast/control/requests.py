@@ -35,7 +35,7 @@ def profile_requested(ctx: Context, event: events.ProfileRequested) -> None:
 def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None:
     """Every agent dumps the stacks of its ranks; several dumps are of ranks that run."""
     if event.rounds == 1:
-        ctx.send(orders.DumpStacks(), None)
+        ctx.send(orders.DumpStacks(native=event.native), None)
         return
     for replica in ctx.state.running_replicas:
         if event.replica in (None, replica.replica):

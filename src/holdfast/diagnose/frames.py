@@ -46,6 +46,8 @@ _LIBRARY_PATHS = (
     b"/bin/deepspeed",
     b"<",
 )
+_COMPILED = (b".pyx", b".pxi", b".c", b".cc", b".cpp", b".cxx", b".cu", b".h", b".hpp", b".rs")
+"""Sources of frames that `py-spy dump --native` adds where a library has debugging information."""
 _LIBRARY_NAMES = frozenset(name.encode() for name in (*sys.stdlib_module_names, "torch", "holdfast", "deepspeed"))
 _COLLECTIVE_PATHS = (b"torch/distributed/", b"torch/autograd/", b"torch/cuda/", b"deepspeed/comm/", b"mpi4py/")
 """Where a thread waits for other ranks, or may."""
@@ -130,7 +132,7 @@ def _lines(data: bytes, begin: int) -> Iterable[bytes]:
 def is_user_code(file: bytes) -> bool:
     """Whether the frame is the user's; py-spy omits the folder of a package or a Python module."""
     first = file.partition(b"/")[0].removesuffix(b".py")
-    compiled = file.endswith((b".pyx", b".pxi"))
+    compiled = file.endswith(_COMPILED)
     return not compiled and first not in _LIBRARY_NAMES and not any(part in file for part in _LIBRARY_PATHS)
 
 

@@ -1,4 +1,4 @@
-"""Reduces a py-spy dump of a rank to the frames by which ranks are compared.
+"""Reduces a py-spy dump of a rank to the frames by which ranks are compared, and to the native frames within them.
 
 Two ranks that wait in the same call must compare equal, whatever a library does inside the call at that moment. So the
 frames within a call of torch.distributed are left out, and so are lines within libraries and frames of native code.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import PurePosixPath
 
 from holdfast.diagnose.frames import is_user_code
@@ -19,6 +20,8 @@ Stack = tuple[str, ...]
 MAX_FRAMES = 12
 """Innermost frames kept; twelve reach from a collective in a layer's backward pass to the program's training step."""
 MAX_FRAME_CHARS = 100
+MAX_NATIVE_FRAMES = 6
+"""Innermost named native frames kept; six reach from a wait of libc through Gloo, NCCL or CUDA to torch."""
 
 # Thread 4242 (idle): "MainThread"
 _THREAD = re.compile(r"^Thread .*?(?:\((?P<state>[^()]*)\))?(?:: \"(?P<name>.*)\")?$")
@@ -33,6 +36,15 @@ _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context", "_fn"})
 _IDLE = re.compile(r"^(?:wait|join|_wait_for_tstate_lock|get|accept|select|poll|_worker|_recv|recv_bytes) \(")
 _IN_AUTOGRAD = "_engine_run_backward"
 """The main thread's frame while autograd's own threads run the backward functions of devices."""
+
+
+# Between a Python frame and the function that it calls: the interpreter, ctypes and pybind11 (CPython 3.11, libffi 3.4)
+_CALL_OF_NATIVE = re.compile(
+    r"^(?:_?PyEval_|_?PyObject_|_?PyFunction_|_?PyCFunction|PyCFuncPtr_|PyVectorcall_|method_vectorcall|cfunction_"
+    r"|_ctypes_|_call_function_pointer|ffi_|pybind11::|nanobind::|function_code_fastcall)"
+)
+_ADDRESS = "0x"
+"""Begins the name of a native function for which its library has no symbol."""
 
 
 @dataclass(frozen=True)
@@ -55,33 +67,93 @@ class _Frame:
         return f"{self.function} ({place})"[:MAX_FRAME_CHARS]
 
 
+@dataclass(frozen=True)
+class _Thread:
+    name: str
+    frames: list[_Frame] = field(default_factory=list["_Frame"])
+    """Its Python frames, innermost first."""
+    native: list[_Frame] = field(default_factory=list["_Frame"])
+    """Native frames within the innermost Python frame, innermost first."""
+
+
 def training_stack(dump: str) -> Stack:
     """The frames of the thread that trains, without what differs between ranks that do the same; empty if none."""
-    threads = _threads(dump)
-    if not threads:
-        return ()
-    main = next((frames for name, frames in threads if name == "MainThread"), threads[0][1])
-    others = [frames for _, frames in threads if frames is not main]
-    frames = main
-    if any(frame.function == _IN_AUTOGRAD for frame in main):
-        inside = next((frames for frames in others if _trains(frames)), list[_Frame]())
-        frames = [*inside, *main]
-    elif _IDLE.match(str(main[0])) and not _trains(main):
-        frames = next((frames for frames in others if _trains(frames)), main)
+    frames = [frame for thread in _training_threads(dump) for frame in thread.frames]
     return tuple(str(frame) for frame in _outside_of_calls(frames))[:MAX_FRAMES]
 
 
-def _threads(dump: str) -> list[tuple[str, list[_Frame]]]:
-    """Each thread's name and Python frames, innermost first."""
-    threads: list[tuple[str, list[_Frame]]] = []
+def native_stack(dump: str) -> Stack:
+    """What the thread that trains does within its innermost Python frame: `function (library)`, innermost first.
+
+    Functions without a name are `?`. Empty if it executes Python, or the dump has no native frames.
+    """
+    native = [frame for thread in _training_threads(dump)[:1] for frame in thread.native]
+    shown: list[str] = []
+    for frame, outer in zip_longest(native, native[1:]):
+        if frame.function.startswith(_ADDRESS):
+            if outer is None or outer.file != frame.file:  # otherwise the named caller stands for it
+                shown.append(f"? ({PurePosixPath(frame.file).name})")
+        elif not _CALL_OF_NATIVE.match(frame.function):
+            shown.append(f"{_plain_name(frame.function)} ({PurePosixPath(frame.file).name})"[:MAX_FRAME_CHARS])
+    return tuple(shown[:MAX_NATIVE_FRAMES])
+
+
+def without_native(dump: str) -> str:
+    """The dump without its native frames, as py-spy writes it by default."""
+    return "".join(line for line in dump.splitlines(keepends=True) if not _is_native(line))
+
+
+def _is_native(line: str) -> bool:
+    frame = _frame(line.rstrip("\n"))
+    return frame is not None and not frame.is_python
+
+
+def _plain_name(function: str) -> str:
+    """A C++ function without the arguments of its templates and its parameters."""
+    depth, kept = 0, list[str]()
+    for char in function.replace("(anonymous namespace)::", ""):
+        depth += char in "<("
+        if not depth:
+            kept.append(char)
+        depth = max(0, depth - (char in ">)"))
+    return "".join(kept).removesuffix(" const")
+
+
+def _training_threads(dump: str) -> list[_Thread]:
+    """The threads whose frames are those of training, innermost first; empty if the dump has none."""
+    threads = _threads(dump)
+    if not threads:
+        return []
+    main = next((thread for thread in threads if thread.name == "MainThread"), threads[0])
+    other = next((thread for thread in threads if thread is not main and _trains(thread.frames)), None)
+    if other is None:
+        return [main]
+    if any(frame.function == _IN_AUTOGRAD for frame in main.frames):
+        return [other, main]
+    return [other] if _IDLE.match(str(main.frames[0])) and not _trains(main.frames) else [main]
+
+
+def _threads(dump: str) -> list[_Thread]:
+    """Each thread that has Python frames."""
+    threads: list[_Thread] = []
     for line in dump.splitlines():
         if (thread := _THREAD.match(line)) is not None:
-            threads.append((thread["name"] or "", []))
-        elif threads and (found := _FRAME.match(line)) is not None:
-            frame = _Frame(found["function"], found["file"], found["line"] or "")
+            threads.append(_Thread(thread["name"] or ""))
+        elif threads and (frame := _frame(line)) is not None:
             if frame.is_python:
-                threads[-1][1].append(frame)
-    return [(name, frames) for name, frames in threads if frames]
+                threads[-1].frames.append(frame)
+            elif not threads[-1].frames:
+                threads[-1].native.append(frame)
+    return [thread for thread in threads if thread.frames]
+
+
+def _frame(line: str) -> _Frame | None:
+    found = _FRAME.match(line)
+    if found is None:
+        return None
+    frame = _Frame(found["function"], found["file"], found["line"] or "")
+    # From Python 3.11 on, py-spy prints qualified names: `_exception_logger.<locals>.wrapper`, `Condition.wait`
+    return replace(frame, function=frame.function.rpartition(".")[2]) if frame.is_python else frame
 
 
 def _trains(frames: Sequence[_Frame]) -> bool:

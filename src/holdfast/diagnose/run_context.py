@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from holdfast.diagnose.diagnosis import Diagnosis, Evidence, NextEvidence
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
+from holdfast.diagnose.native_groups import describe_missing, describe_native
 from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
 from holdfast.diagnose.stack_groups import describe_stacks
-from holdfast.events import FaultInjected, Outcome, StacksCompared
+from holdfast.events import FaultInjected, Outcome, StacksCompared, StacksDumped
 from holdfast.job.fault_attribution import format_fault, remedy_for
 
 RUN_LOGS_EVIDENCE = ("all-ranks", "peer-log", "first-traceback", "who-joined")
@@ -76,6 +77,12 @@ def with_stacks(answer: Diagnosis, compared: StacksCompared, where: str) -> Diag
     """The diagnosis with what the stacks of all ranks show together."""
     lines = (Evidence(where=where, text=line, code="") for line in describe_stacks(compared))
     return replace(answer, evidence=(*answer.evidence, *lines))
+
+
+def with_native_stacks(answer: Diagnosis, taken: Sequence[StacksDumped], where: str) -> Diagnosis:
+    """The diagnosis with what each rank does in C and C++, and a note where that could not be read."""
+    lines = (Evidence(where=where, text=line, code="") for line in describe_native(taken))
+    return replace(answer, evidence=(*answer.evidence, *lines), notes=(*answer.notes, *describe_missing(taken)))
 
 
 def nothing_failed(answer: Diagnosis, outcome: Outcome | None) -> Diagnosis:

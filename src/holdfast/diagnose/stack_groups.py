@@ -21,7 +21,7 @@ from itertools import islice
 
 from holdfast.diagnose.rank_stack import Stack
 from holdfast.diagnose.wait_axes import Wait, waits_for
-from holdfast.events import EqualStacks, StacksCompared, to_ranges
+from holdfast.events import EqualStacks, Ranges, StacksCompared, to_ranges
 from holdfast.findings import replica_suffix
 from holdfast.job.parallel_layout import Axis, ParallelGroup, ParallelLayout, format_spans
 
@@ -261,7 +261,10 @@ def to_event(
 
 def describe_stacks(compared: StacksCompared) -> tuple[str, ...]:
     """Lines of evidence: the groups of stacks, and where the hang began."""
-    lines = [f"stacks: {_describe_group(group, replica_suffix(compared.replica))}" for group in compared.groups]
+    suffix = replica_suffix(compared.replica)
+    lines = [
+        f"stacks: {describe_group(group.ranks, group.frames[:MAX_FRAMES_SHOWN], suffix)}" for group in compared.groups
+    ]
     lines += [f"stacks: {compared.more_groups} more kinds"] * bool(compared.more_groups)
     if compared.missing:
         lines.append(f"stacks: none of rank {format_spans(compared.missing)}{replica_suffix(compared.replica)}")
@@ -283,7 +286,8 @@ def describe_origin(compared: StacksCompared) -> tuple[str, ...]:
     return (f"the others wait for {origin}{on}", *within)
 
 
-def _describe_group(group: EqualStacks, suffix: str) -> str:
-    count = sum(last - first + 1 for first, last in group.ranks)
-    who = f"rank {format_spans(group.ranks)}" if count == 1 else f"{count} ranks ({format_spans(group.ranks)})"
-    return f"{who}{suffix} in {' < '.join(group.frames[:MAX_FRAMES_SHOWN])}"
+def describe_group(ranks: Ranges, frames: Stack, suffix: str) -> str:
+    """`2 ranks (0, 3) in all_reduce (distributed_c10d.py) < step (train.py:12)`."""
+    count = sum(last - first + 1 for first, last in ranks)
+    who = f"rank {format_spans(ranks)}" if count == 1 else f"{count} ranks ({format_spans(ranks)})"
+    return f"{who}{suffix} in {' < '.join(frames)}"

@@ -163,6 +163,10 @@ class StacksDumped(Event, frozen=True, kw_only=True):
     """Files on its node with the dumps of its flight recorders."""
     collectives: tuple[GroupCollectives, ...] = ()
     """Its position in the collectives of its process groups, from those dumps; at most 16 groups."""
+    native: tuple[str, ...] | None = None
+    """Frames of C and C++ within its innermost Python frame, innermost first; None if not requested, or not read."""
+    native_missing: str = ""
+    """Why they could not be read, and what to do."""
 
 
 class StandbyReady(Event, frozen=True, kw_only=True):

@@ -170,6 +170,8 @@ class StackDumpRequested(Request, frozen=True, kw_only=True):
     """Dumps of each rank, some steps apart; of several, only the comparison is logged (`StacksCompared`)."""
     replica: int | None = None
     """None means all."""
+    native: bool = False
+    """Whether one dump is to have frames of C and C++ too."""
 
 
 class UpdateRequested(Request, frozen=True, kw_only=True):

@@ -193,6 +193,8 @@ class DumpStacks(Order, frozen=True, kw_only=True, tag="dump-stacks"):
     rounds: int = 1
     interval_s: float = 0.0
     """Seconds from the beginning of a round to that of the next."""
+    native: bool = False
+    """Whether a single dump has native frames too; an older agent ignores this and reports Python frames."""
 
 
 class CheckpointAndExit(Order, frozen=True, kw_only=True, tag="checkpoint-and-exit"):
