@@ -190,6 +190,8 @@ class TargetSpec(Model):
     """Kubernetes: the controller's pod: image, resources, and scheduling."""
     notify: tuple[Notification, ...] = ()
     """Whom to tell when a run fails, ends, recovers, continues with fewer nodes, or hangs."""
+    pod_monitor: bool = False
+    """Kubernetes: whether each run gets a PodMonitor, by which the Prometheus operator scrapes its controller."""
     egress: tuple[EgressRule, ...] | None = None
     """Kubernetes: to what a run's pods may connect besides one another and DNS; none means everything."""
     service_account: ObjectName | None = None

@@ -63,6 +63,15 @@ def test_machines_that_a_run_avoids_are_reported_and_offer_no_room() -> None:
     assert set(found(others)) == {"machines-quarantined", "no-machines"}
 
 
+def test_pod_monitor_needs_the_prometheus_operator() -> None:
+    monitored = CASES["jobset-pod-monitor"]
+    finding = found(GOOD, monitored)["operator-missing"]
+    assert "podmonitors (monitoring.coreos.com)" in finding.what
+    assert "`pod_monitor`" in finding.remedy
+    served = SERVED | {("monitoring.coreos.com", "podmonitors"): frozenset({"v1"})}
+    assert found(replace(GOOD, served=served), monitored) == {}
+
+
 def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
     findings = found(GOOD, CASES["jobset-tcp-bare"])
     assert set(findings) == {"queue-required"}

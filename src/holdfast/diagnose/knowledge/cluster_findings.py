@@ -162,9 +162,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "operator-missing",
-        "The cluster lacks the run's kind of object (its CRD), or Kueue's queues.",
+        "The cluster lacks the CRD of the run's object, of Kueue's queues, or of PodMonitors.",
         "`kubectl api-resources`.",
-        "Install the operator, or use another `workload`.",
+        "Install the operator, or change the field that the finding names.",
     ),
     (
         "operator-version",

@@ -15,10 +15,14 @@ from holdfast.launch.kubernetes.manifests.quantities import format_cores, format
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import whole_volume
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import CONTROLLER, JOB_KEY, QUEUE_LABEL
+from holdfast.launch.kubernetes.object_names import CONTROLLER, JOB_KEY, METRICS_TOKEN_KEY, QUEUE_LABEL
+from holdfast.protocol import routes
+from holdfast.security.tls import CONTROLLER_NAME
 
 CONTROLLER_PORT = 7433
 """The controller's only port."""
+
+PORT_NAME = "agents"
 
 KEYS_DIR = "/run/secrets/holdfast"
 """Mount path of tokens and certificates, in the controller's pod and in the nodes'."""
@@ -43,9 +47,27 @@ def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
             ),
             "publishNotReadyAddresses": Commented(True, "The name also resolves while a new controller reads its log."),
             "selector": names.selector(CONTROLLER)["matchLabels"],
-            "ports": [{"name": "agents", "port": CONTROLLER_PORT}],
+            "ports": [{"name": PORT_NAME, "port": CONTROLLER_PORT}],
         },
     )
+
+
+def pod_monitor(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
+    """The PodMonitor by which the Prometheus operator scrapes the controller, if the target wants one."""
+    if not ctx.target.pod_monitor:
+        return []
+    names = ctx.names
+    endpoint: YamlValue = {
+        "port": PORT_NAME,
+        "path": routes.METRICS,
+        "scheme": "https",
+        "authorization": Commented(
+            {"credentials": {"name": names.keys, "key": METRICS_TOKEN_KEY}}, "A token that only reads metrics."
+        ),
+        "tlsConfig": {"ca": {"secret": {"name": names.keys, "key": "ca.pem"}}, "serverName": CONTROLLER_NAME},
+    }
+    spec: YamlValue = {"selector": names.selector(CONTROLLER), "podMetricsEndpoints": [endpoint]}
+    return [ctx.manifest("monitoring.coreos.com/v1", "PodMonitor", names.controller, CONTROLLER, spec=spec)]
 
 
 def first_pod_marker(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
@@ -184,7 +206,7 @@ def _container(ctx: RenderContext) -> YamlValue:
             "--port",
             str(CONTROLLER_PORT),
         ],
-        "ports": [{"name": "agents", "containerPort": CONTROLLER_PORT}],
+        "ports": [{"name": PORT_NAME, "containerPort": CONTROLLER_PORT}],
         "resources": {"requests": requests(ctx), "limits": limits(ctx)},
         "startupProbe": Commented(
             {**listens, "periodSeconds": 2, "failureThreshold": 150}, "A long log takes up to 5 minutes to read."

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.job.egress import EgressRule
+from holdfast.launch.kubernetes.manifests.controller_objects import CONTROLLER_PORT
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import CONTROLLER
@@ -20,8 +21,10 @@ DNS_PORT = 53
 
 def network_policies(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     """The policy of all pods of the run, and if its target restricts outgoing traffic that of its controller."""
-    restricted = ctx.target.egress is not None
-    return [_of_run(ctx), *([_of_controller(ctx)] if restricted and ctx.target.agent else [])]
+    if not ctx.target.agent:
+        return [_of_run(ctx)]
+    of_controller = [_of_controller(ctx)] if ctx.target.egress is not None else []
+    return [_of_run(ctx), *of_controller, *([_of_scrapers(ctx)] if ctx.target.pod_monitor else [])]
 
 
 def _of_run(ctx: RenderContext) -> Mapping[str, YamlValue]:
@@ -60,6 +63,22 @@ def _of_controller(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "podSelector": ctx.names.selector(CONTROLLER),
             "policyTypes": ["Egress"],
             "egress": Commented([{"ports": ports}], "The API server; a policy cannot name it."),
+        },
+    )
+
+
+def _of_scrapers(ctx: RenderContext) -> Mapping[str, YamlValue]:
+    """Allows connections to the controller from anywhere: where Prometheus runs is not known."""
+    anywhere: YamlValue = [{"ports": [{"protocol": "TCP", "port": CONTROLLER_PORT}]}]
+    return ctx.manifest(
+        "networking.k8s.io/v1",
+        "NetworkPolicy",
+        f"{ctx.names.controller}-metrics",
+        CONTROLLER,
+        spec={
+            "podSelector": ctx.names.selector(CONTROLLER),
+            "policyTypes": ["Ingress"],
+            "ingress": Commented(anywhere, "Prometheus; this port answers nobody without TLS and a token."),
         },
     )
 

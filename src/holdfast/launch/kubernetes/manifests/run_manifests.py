@@ -63,6 +63,7 @@ def render(ctx: RenderContext) -> RunManifests:
             *controller_objects.first_pod_marker(ctx),
             controller_objects.service(ctx),
             controller_objects.replicaset(ctx),
+            *controller_objects.pod_monitor(ctx),
         )
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), *network_policies(ctx))
@@ -98,6 +99,7 @@ def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
             *controller_objects.first_pod_marker(ctx),
             controller_objects.service(ctx),
             controller_objects.replicaset(ctx),
+            *controller_objects.pod_monitor(ctx),
         ]
     if ctx.workload is Workload.TRAINJOB:
         objects.append(training_runtime(ctx))

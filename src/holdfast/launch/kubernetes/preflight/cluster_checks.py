@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -101,18 +101,40 @@ def namespace(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding
         )
 
 
+class OperatorKind(NamedTuple):
+    """A kind of object that an operator brings."""
+
+    group: str
+    version: str
+    resource: str
+    field: str
+    """The field of the target because of which a run needs it."""
+
+
+PODMONITORS = OperatorKind("monitoring.coreos.com", "v1", "podmonitors", "pod_monitor")
+
+
+def operator_kinds(ctx: RenderContext) -> list[OperatorKind]:
+    """The kinds that a run needs besides Kubernetes' own."""
+    kind = CATALOG[ctx.workload]
+    return [
+        OperatorKind(kind.group, kind.version, kind.resource, "workload"),
+        *([OperatorKind(KUEUE, KUEUE_VERSION, "localqueues", "queue")] if ctx.queue else ()),
+        *([PODMONITORS] if ctx.target.pod_monitor else ()),
+    ]
+
+
 def operators(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Checks that the operator of the run's object is installed, runs, and serves the API version used."""
-    kind = CATALOG[ctx.workload]
-    queues = [(KUEUE, KUEUE_VERSION, "localqueues")] if ctx.queue else []
-    for group, version, resource in ((kind.group, kind.version, kind.resource), *queues):
-        served = cluster.served.get((group, resource), frozenset())
+    for kind in operator_kinds(ctx):
+        served = cluster.served.get((kind.group, kind.resource), frozenset())
         if not served:
-            what = f"the cluster does not know {resource} ({group})"
-            yield _finding("operator-missing", "workload", what, "Install its operator, or use another `workload`.")
-        elif version not in served:
-            what = f"{resource} are served as {', '.join(sorted(served))}, and the manifests are written for {version}"
-            yield _finding("operator-version", "workload", what, "Install a version of the operator that serves it.")
+            what = f"the cluster does not know {kind.resource} ({kind.group})"
+            yield _finding("operator-missing", kind.field, what, f"Install its operator, or change `{kind.field}`.")
+        elif kind.version not in served:
+            known = ", ".join(sorted(served))
+            what = f"{kind.resource} are served as {known}, and the manifests are written for {kind.version}"
+            yield _finding("operator-version", kind.field, what, "Install a version of the operator that serves it.")
     for deployment in cluster.operators:
         ready = deployment.get("status", {}).get("readyReplicas", 0)
         if ready == 0:

@@ -27,6 +27,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     NOT_READABLE,
     ClusterInventory,
     Permission,
+    operator_kinds,
     required_permissions,
 )
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
@@ -157,9 +158,9 @@ class _Collector:
             return None
 
     async def _served(self) -> dict[tuple[str, str], frozenset[str]]:
-        """Served versions of the run's kinds and the queue's."""
-        wanted = ((self._kind.group, self._kind.resource), *([(KUEUE, "localqueues")] if self._ctx.queue else ()))
-        return {each: await self._versions(*each) for each in wanted}
+        """Served versions of the kinds that operators bring."""
+        wanted = operator_kinds(self._ctx)
+        return {(each.group, each.resource): await self._versions(each.group, each.resource) for each in wanted}
 
     async def _versions(self, group: str, resource: str) -> frozenset[str]:
         known = await get_or_empty(self._cluster, f"/apis/{group}")
