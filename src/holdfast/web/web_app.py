@@ -98,8 +98,7 @@ class WebApp:
         name: str = request.path_params.get("name", "index.html")
         if name not in FILES:
             return JSONResponse({"error": "there is no such file"}, status_code=404, headers=HEADERS)
-        content = files(__package__ or "").joinpath("static", name).read_bytes()
-        return Response(content, media_type=FILES[name], headers=HEADERS)
+        return Response(read_file(name), media_type=FILES[name], headers=HEADERS)
 
     def _list(self, _request: Request) -> Response:
         rows = [{"run": run.run_id, **row} for run in self._runs()[:200] if (row := _row(run))]
@@ -131,6 +130,11 @@ class WebApp:
         lines = [] if path is None else _lines(LogTail(path, last_lines=10 * MAX_LINES), given.get("q", ""))
         answer = {"attempt": attempt, "attempts": attempts, "lines": lines}
         return Response(msgspec.json.encode(answer), media_type="application/json", headers=HEADERS)
+
+
+def read_file(name: str) -> bytes:
+    """One of the page's files."""
+    return files(__package__ or "").joinpath("static", name).read_bytes()
 
 
 def _row(run: RunDir) -> dict[str, object] | None:
