@@ -35,7 +35,7 @@ GOAL_PAINT_S, GOAL_BUSY_MS, GOAL_KIB = 1.0, 100.0, 200.0
 
 
 def main() -> None:
-    """Open the page, let the run go on, and print what the browser did."""
+    """Open the page, let the run continue, and print what the browser did."""
     parser = argparse.ArgumentParser(prog="bench.web_page", description=__doc__)
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--json", type=Path, help="write the results to this file")

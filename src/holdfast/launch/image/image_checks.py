@@ -210,7 +210,7 @@ def _check_torch(contents: ImageContents, demand: ImageDemand) -> Iterator[Findi
         yield Finding(
             code="image-without-nccl",
             severity=Severity.WARNING,
-            what="the image has torch, and neither NCCL nor RCCL as a file of its own",
+            what="the image has torch, but no separate file of NCCL or RCCL",
             evidence=(f"torch {version}",),
             remedy="Nothing if torch contains it or the machines mount it, as GKE does; else install a CUDA or ROCm "
             "build of torch.",

@@ -78,7 +78,7 @@ def _of_scrapers(ctx: RenderContext) -> Mapping[str, YamlValue]:
         spec={
             "podSelector": ctx.names.selector(CONTROLLER),
             "policyTypes": ["Ingress"],
-            "ingress": Commented(anywhere, "Prometheus; this port answers nobody without TLS and a token."),
+            "ingress": Commented(anywhere, "Prometheus; this port requires TLS and a token."),
         },
     )
 
