@@ -87,10 +87,13 @@ WITH_POD = {
     "mpijob-tcp": {**POD, "env_from": {}},
 }
 """Cases that get the target's `pod` of the case `jobset-pod`, so that every kind of object has it."""
+UNKNOWN_TO_THE_LAB = ("jobset-pod-monitor",)
+"""Cases with objects of an operator that the lab does not have."""
 
 
 def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
-    more = {name: {"pod": WITH_POD[name]} if name in WITH_POD else {} for name in CASES}
+    known = [name for name in CASES if name not in UNKNOWN_TO_THE_LAB]
+    more = {name: {"pod": WITH_POD[name]} if name in WITH_POD else {} for name in known}
     renderings = [rendered(name, namespace, **place) for name, place in more.items()]
     answer = create(lab, *renderings, judged_only=True)
     rest = [each for rendering in renderings for each in (rendering.owner, *rendering.owned)]
