@@ -382,16 +382,21 @@ def best_of_three(work: Callable[[], object]) -> Timing:
     return min(times, key=lambda one: one.wall_s)
 
 
-def main() -> None:
-    """Make the log, and measure its readers."""
-    parser = argparse.ArgumentParser(prog="bench.event_log", description=__doc__)
+def long_run_options(prog: str, description: str | None) -> tuple[int, float, Path | None]:
+    """Nodes and days of the run whose log a bench makes, and the file for its results."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--nodes", type=int)
     parser.add_argument("--days", type=float)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_NODES} nodes, {QUICK_DAYS:g} days")
     parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
-    days = options.days or (QUICK_DAYS if options.quick else DAYS)
+    given = parser.parse_args()
+    nodes = given.nodes or (QUICK_NODES if given.quick else NODES)
+    return nodes, given.days or (QUICK_DAYS if given.quick else DAYS), given.json
+
+
+def main() -> None:
+    """Make the log, and measure its readers."""
+    nodes, days, json_file = long_run_options("bench.event_log", __doc__)
     headline(f"event log: {nodes:,} nodes of {RANKS} ranks for {days:g} days")
     with tempfile.TemporaryDirectory(prefix="eventlog") as home:
         folder = RunDir(Path(home) / "runs" / "month-abc234")
@@ -442,7 +447,7 @@ def main() -> None:
             )
         ]
         found += [result_file.absolute(what, one.wall_s, "s", goal=FOLD_GOAL_S) for what, one in times.items()]
-        result_file.save(options.json, "The event log of a long run", found)
+        result_file.save(json_file, "The event log of a long run", found)
         say("")
         met = "yes" if size_mib <= SIZE_GOAL_MIB else "no"
         rows = [(f"size of {sum(lines.values()):,} lines", f"<= {SIZE_GOAL_MIB} MiB", f"{size_mib:.1f} MiB", "", met)]

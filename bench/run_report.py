@@ -7,7 +7,6 @@ The log is that of bench.event_log. The report is written by the command, in its
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -17,7 +16,7 @@ import time
 from pathlib import Path
 
 from bench import result_file
-from bench.event_log import DAYS, NODES, QUICK_DAYS, QUICK_NODES, RANKS, make_log
+from bench.event_log import RANKS, long_run_options, make_log
 from bench.paired_stats import headline, say, table
 from holdfast.run_dir import RunDir
 
@@ -26,14 +25,7 @@ GOAL_S, GOAL_MIB, GOAL_SIZE_MIB = 10.0, 500.0, 1.5
 
 def main() -> None:
     """Make the log, write its report, and print what that took."""
-    parser = argparse.ArgumentParser(prog="bench.run_report", description=__doc__)
-    parser.add_argument("--nodes", type=int)
-    parser.add_argument("--days", type=float)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_NODES} nodes, {QUICK_DAYS:g} days")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
-    days = options.days or (QUICK_DAYS if options.quick else DAYS)
+    nodes, days, json_file = long_run_options("bench.run_report", __doc__)
     headline(f"report of {nodes * RANKS:,} ranks for {days:g} days")
     with tempfile.TemporaryDirectory(prefix="report") as home:
         make_log(RunDir(Path(home) / "runs" / "month-abc234"), nodes, days)
@@ -50,7 +42,7 @@ def main() -> None:
         result_file.absolute(f"peak memory of the {what}", peak_mib, "MiB", goal=GOAL_MIB),
         result_file.absolute(f"size of the {what}", size_mib, "MiB", goal=GOAL_SIZE_MIB),
     ]
-    result_file.save(options.json, "Reports", found)
+    result_file.save(json_file, "Reports", found)
     say(table(("what", "measured", "goal", "met"), [(one.claim, str(one.figure), one.goal, one.met) for one in found]))
 
 

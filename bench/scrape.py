@@ -8,7 +8,6 @@ simulated. A scrape is answered by the endpoint that a controller has, in this p
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
 import statistics
@@ -19,7 +18,7 @@ from pathlib import Path
 from starlette.requests import Request
 
 from bench import result_file
-from bench.event_log import DAYS, NODES, QUICK_DAYS, QUICK_NODES, RANKS, make_log
+from bench.event_log import RANKS, long_run_options, make_log
 from bench.paired_stats import headline, say, table
 from holdfast.events import CancelRequested
 from holdfast.events.log import encode_line, read_events
@@ -62,14 +61,7 @@ async def _measure(log: Path) -> tuple[float, list[tuple[float, float, bytes]]]:
 
 def main() -> None:
     """Make the log, scrape it, and print what that took."""
-    parser = argparse.ArgumentParser(prog="bench.scrape", description=__doc__)
-    parser.add_argument("--nodes", type=int)
-    parser.add_argument("--days", type=float)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_NODES} nodes, {QUICK_DAYS:g} days")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    nodes = options.nodes or (QUICK_NODES if options.quick else NODES)
-    days = options.days or (QUICK_DAYS if options.quick else DAYS)
+    nodes, days, json_file = long_run_options("bench.scrape", __doc__)
     headline(f"scraping a run of {nodes * RANKS:,} ranks, {days:g} days old")
     with tempfile.TemporaryDirectory(prefix="scrape") as home:
         folder = RunDir(Path(home) / "runs" / "month-abc234")
@@ -92,7 +84,7 @@ def main() -> None:
         ),
         result_file.absolute(f"first scrape after {days:g} days, {ranks}", first_s, "s", goal=TIMEOUT_S),
     ]
-    result_file.save(options.json, "Metrics for Prometheus", found)
+    result_file.save(json_file, "Metrics for Prometheus", found)
     say(table(("what", "measured", "goal", "met"), [(one.claim, str(one.figure), one.goal, one.met) for one in found]))
 
 

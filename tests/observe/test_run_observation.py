@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from functools import reduce
 from pathlib import Path
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from starlette.requests import Request
 from tests.observe.test_alerts import SCENARIOS
 
 from holdfast.events import AnyEvent, StepCommitted
-from holdfast.events.log import encode_line
+from holdfast.events.log import EventReader, encode_line
 from holdfast.observe.exposition import format_metrics
+from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.observe.observed_log import MAX_EVENTS_AT_ONCE, ObservedLog
 from holdfast.observe.run_observation import Histogram, RunObservation, observe_event
+from holdfast.report.run_record import record_run
 
 RUN = (("run", "r-1"),)
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -59,11 +64,39 @@ def test_bounds_of_a_class_are_inclusive() -> None:
 
 
 def test_log_is_read_in_parts_and_only_once(tmp_path: Path) -> None:
-    log, events = tmp_path / "events.jsonl", SCENARIOS["HoldfastCheckpointOld"].events
-    times = MAX_EVENTS_AT_ONCE // len(events) + 1
-    log.write_bytes(b"".join(map(encode_line, events * times)))
-    observed = ObservedLog(log)
-    assert len(list(observed.read())) == len(events) * times // MAX_EVENTS_AT_ONCE
-    known = observed.known
-    assert list(observed.read()) == []
-    assert observed.known is known
+    log, seen = tmp_path / "events.jsonl", list[AnyEvent]()
+    events = SCENARIOS["HoldfastCheckpointOld"].events * 5
+    log.write_bytes(b"".join(map(encode_line, events)))
+    observed = ObservedLog(EventReader(log), seen.append)
+
+    async def read_beside() -> list[int]:
+        """How far it was whenever another task got the thread."""
+        found: list[int] = []
+        reading = asyncio.ensure_future(observed.read())
+        while not reading.done():
+            await asyncio.sleep(0)
+            found.append(len(seen))
+        return found
+
+    assert MAX_EVENTS_AT_ONCE in asyncio.run(read_beside())
+    assert len(seen) == len(events)
+    asyncio.run(observed.read())
+    assert len(seen) == len(events)
+
+
+def test_log_that_begins_again_counts_once() -> None:
+    events = SCENARIOS["HoldfastRestartsLooping"].events
+    assert reduce(observe_event, events * 2, RunObservation()) == reduce(observe_event, events, RunObservation())
+    once, twice = record_run(events, "r-1"), record_run(events * 2, "r-1")
+    assert [len(curve) for curve in twice.curves.values()] == [len(curve) for curve in once.curves.values()]
+    assert twice.marks == once.marks
+
+
+def test_run_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_bytes(b"".join(map(encode_line, SCENARIOS["HoldfastRunFailed"].events)))
+    bad.mkdir()
+    endpoint = MetricsEndpoint(lambda: {"r-1": good, "r-2": bad})
+    answer = asyncio.run(endpoint.answer(Request({"type": "http", "headers": []})))
+    assert b'holdfast_run_phase{phase="failed",run="r-1"} 1.0' in bytes(answer.body)
+    assert b"r-2" not in bytes(answer.body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from pathlib import Path
 
 from prometheus_client.core import (
@@ -16,9 +17,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from holdfast.events.log import EventReader
 from holdfast.observe.exported_metrics import EXPORTED, PREFIX, ExportedMetric, Kind
-from holdfast.observe.observed_log import ObservedLog
-from holdfast.observe.run_observation import Histogram, RunObservation
+from holdfast.observe.run_observation import Histogram, RunObservation, observe_event
 
 
 class _Runs(Collector):
@@ -48,10 +49,8 @@ def format_metrics(runs: Mapping[str, RunObservation], *, now: float, accept: st
 
 def format_log_metrics(run: str, log: Path) -> str:
     """The metrics of the run that has this event log, now."""
-    observed = ObservedLog(log)
-    for _ in observed.read():
-        pass
-    text, _ = format_metrics({run: observed.known}, now=time.time())
+    known = reduce(observe_event, EventReader(log).read(), RunObservation())
+    text, _ = format_metrics({run: known}, now=time.time())
     return text.decode()
 
 

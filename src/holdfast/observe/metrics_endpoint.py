@@ -5,7 +5,7 @@ A log is read at a scrape, not before: a run that is not scraped costs nothing.
 
 from __future__ import annotations
 
-import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +13,35 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
+from holdfast.events import AnyEvent
+from holdfast.events.log import EventReader, UnsupportedFormat
 from holdfast.observe.observed_log import ObservedLog
+from holdfast.observe.run_observation import RunObservation, observe_event
+
+log = logging.getLogger("holdfast.metrics")
+
+
+class _Run:
+    """What is exported of one run, kept up to date from its log."""
+
+    def __init__(self, path: Path) -> None:
+        self.known = RunObservation()
+        self._log = ObservedLog(EventReader(path), self._add)
+        self._is_reported = False
+
+    def _add(self, event: AnyEvent) -> None:
+        self.known = observe_event(self.known, event)
+
+    async def read(self, run: str) -> bool:
+        """Whether its log can be read; if not, the other runs are still exported."""
+        try:
+            await self._log.read()
+        except (UnsupportedFormat, OSError) as error:
+            if not self._is_reported:
+                log.warning("the metrics of %s are left out: %s", run, error)
+            self._is_reported = True
+            return False
+        return True
 
 
 class MetricsEndpoint:
@@ -21,22 +49,13 @@ class MetricsEndpoint:
 
     def __init__(self, logs: Callable[[], Mapping[str, Path]]) -> None:
         self._logs = logs
-        self._observed: dict[str, ObservedLog] = {}
-        self._reading = asyncio.Lock()
+        self._runs: dict[str, _Run] = {}
 
     async def answer(self, request: Request) -> Response:
         """The metrics in the format that the request prefers."""
         from holdfast.observe.exposition import format_metrics  # 30 ms, which a run that is not scraped need not spend
 
-        async with self._reading:
-            await self._read()
-            known = {run: observed.known for run, observed in self._observed.items()}
-            text, content_type = format_metrics(known, now=time.time(), accept=request.headers.get("accept", ""))
+        self._runs = {run: self._runs.get(run) or _Run(path) for run, path in self._logs().items()}
+        known = {run: each.known for run, each in self._runs.items() if await each.read(run)}
+        text, content_type = format_metrics(known, now=time.time(), accept=request.headers.get("accept", ""))
         return Response(text, media_type=content_type)
-
-    async def _read(self) -> None:
-        logs = self._logs()
-        self._observed = {run: self._observed.get(run) or ObservedLog(path) for run, path in logs.items()}
-        for observed in self._observed.values():
-            for _ in observed.read():
-                await asyncio.sleep(0)  # a long log is read in parts, between which others get the thread

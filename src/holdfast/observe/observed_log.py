@@ -1,27 +1,29 @@
-"""What is exported of a run, kept up to date from its event log."""
+"""Reads what is new in an event log, in parts between which others get the thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import asyncio
+from collections.abc import Callable
 
+from holdfast.events import AnyEvent
 from holdfast.events.log import EventReader
-from holdfast.observe.run_observation import RunObservation, observe_event
 
 MAX_EVENTS_AT_ONCE = 500
 """Events between two pauses, about 20 ms."""
 
 
 class ObservedLog:
-    """One run's event log and what is exported of it."""
+    """One event log, and what is told of each event."""
 
-    def __init__(self, log: Path) -> None:
-        self._events = EventReader(log)
-        self.known = RunObservation()
+    def __init__(self, events: EventReader, add: Callable[[AnyEvent], object]) -> None:
+        self._events = events
+        self._add = add
+        self._reading = asyncio.Lock()
 
-    def read(self) -> Iterator[None]:
-        """Read what is new in the log; yields every `MAX_EVENTS_AT_ONCE` events."""
-        for number, event in enumerate(self._events.read(), start=1):
-            self.known = observe_event(self.known, event)
-            if number % MAX_EVENTS_AT_ONCE == 0:
-                yield
+    async def read(self) -> None:
+        """Read what is new; raises `UnsupportedFormat`, and OSError if the log cannot be read."""
+        async with self._reading:
+            for number, event in enumerate(self._events.read(), start=1):
+                self._add(event)
+                if number % MAX_EVENTS_AT_ONCE == 0:
+                    await asyncio.sleep(0)

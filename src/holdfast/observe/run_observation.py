@@ -18,6 +18,7 @@ from holdfast.events import (
     DeviceFaultObserved,
     FindingRaised,
     NumericFaultObserved,
+    RunCreated,
     StepCommitted,
     StragglerObserved,
     TrafficStopped,
@@ -104,6 +105,8 @@ class RunObservation(Struct, frozen=True, kw_only=True):
 
 def observe_event(known: RunObservation, event: AnyEvent) -> RunObservation:
     """Apply one event."""
+    if isinstance(event, RunCreated):  # a log that another replaced is read from its beginning
+        known = RunObservation()
     handler = _TABLE.get(type(event))
     known = known if handler is None else handler(known, event)
     return replace(known, status=update_status(known.status, event), last_event_at=event.at)

@@ -146,7 +146,11 @@ class RunRecorder:
     """Collects a run's events one by one."""
 
     def __init__(self, run: str) -> None:
-        self._status = RunStatus(run=run)
+        self._run = run
+        self._begin()
+
+    def _begin(self) -> None:
+        self._status = RunStatus(run=self._run)
         self._created: events.RunCreated | None = None
         self._curves: dict[int, _Curve] = {}
         self._marks: dict[MarkKind, list[Mark]] = {}
@@ -154,6 +158,8 @@ class RunRecorder:
 
     def add(self, event: AnyEvent) -> None:
         """Add the next event."""
+        if isinstance(event, events.RunCreated):  # a log that another replaced is read from its beginning
+            self._begin()
         is_first = isinstance(event, events.ControllerStarted) and not self._status.nodes
         if (found := _MARKS.get(type(event))) is not None and not is_first:
             kind, text_of = found

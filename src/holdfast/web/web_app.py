@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from holdfast.events.log import EventReader, UnsupportedFormat
+from holdfast.observe.observed_log import ObservedLog
 from holdfast.report.log_tail import LogTail
 from holdfast.report.rank_logs import RankLog, find_rank_logs
 from holdfast.report.run_record import RunRecorder
@@ -31,7 +32,6 @@ PERIOD_S = 0.5
 """Seconds between two looks at a log."""
 KEEP_ALIVE_S = 5.0
 """A run in which nothing happens is sent this often: its age grows."""
-MAX_EVENTS_AT_ONCE = 500
 MAX_LINES, MAX_TAIL_BYTES = 2000, 8 << 20
 """Lines of a rank's output in one answer, and the bytes at the end of its file that are searched."""
 
@@ -55,17 +55,8 @@ class _Followed:
     """One run's log, read once for all its readers."""
 
     def __init__(self, run: RunDir) -> None:
-        self._events = EventReader(run.events)
-        self._reading = asyncio.Lock()
         self.recorder = RunRecorder(run.run_id)
-
-    async def read(self) -> None:
-        """Read what is new."""
-        async with self._reading:
-            for number, event in enumerate(self._events.read(), start=1):
-                self.recorder.add(event)
-                if number % MAX_EVENTS_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+        self.log = ObservedLog(EventReader(run.events), self.recorder.add)
 
 
 class WebApp:
@@ -159,7 +150,7 @@ async def _views(followed: _Followed) -> AsyncIterator[bytes]:
     """The changed parts of a run's view, as server-sent events, until it is over."""
     view, before, sent_at = RunView(), None, 0.0
     while True:
-        await followed.read()
+        await followed.log.read()
         record = followed.recorder.record
         if record.status is not before or time.monotonic() - sent_at > KEEP_ALIVE_S:
             before, sent_at = record.status, time.monotonic()
