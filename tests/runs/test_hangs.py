@@ -34,6 +34,7 @@ def test_rank_that_another_gave_up_waiting_for_is_named_with_where_it_stood(runs
     assert seen.top_frame.startswith("dream (sleeping_rank.py:")
     (decided,) = watched.all(RecoveryDecided)
     assert (decided.finding.code, decided.first_failed_rank) == ("rank-hung", 1)
+    assert "system call: clock_nanosleep (a sleep)" in "; ".join(decided.finding.evidence)
     answer = api.diagnose_run(watched.folder)
     assert (answer.failure_class, answer.confidence, str(answer.first_failure)) == (
         FailureClass.COLLECTIVE_MISMATCH,

@@ -23,6 +23,7 @@ from holdfast.agent.stack_sampler import MAX_CONCURRENT_DUMPS, requested_stacks_
 from holdfast.clock import Clock
 from holdfast.events import AgentEvent, RankHung, StacksDumped
 from holdfast.host.processes import cpu_wait_s, identify, state_letter
+from holdfast.host.system_calls import system_call
 from holdfast.job.step_timeouts import AUTO_MARGIN_S, StepTimeouts
 from holdfast.protocol.orders import StartRanks
 from holdfast.protocol.rank_messages import Activity
@@ -334,6 +335,7 @@ class HangDetector:
                 last_step_at=last_step_at,
                 waited_s=time.monotonic() - last_message_at,
                 process_state=state,
+                system_call=await asyncio.to_thread(system_call, progress.pid),
                 stacks=stacks.path,
                 top_frame=stacks.top_frame,
                 frames=stacks.frames,

@@ -271,7 +271,8 @@ def _from_hang(
     state = {"T": "stopped by a signal", "D": "waiting in the kernel", "R": "running", "S": "sleeping"}
     evidence = [
         f"waited {hung.waited_s:.1f} s",
-        f"rank {hung.rank} is {state.get(hung.process_state, hung.process_state or 'in an unknown state')}",
+        f"rank {hung.rank} is {state.get(hung.process_state, hung.process_state or 'in an unknown state')}"
+        + (f", system call: {hung.system_call}" if hung.system_call else ""),
     ]
     if verdict is not None:
         evidence.append(f"flight recorders: {verdict.text}")

@@ -359,6 +359,8 @@ class RankHung(Event, frozen=True, kw_only=True):
     waited_s: float
     process_state: str = ""
     """The kernel's state letter of the process: R, S, D, T (stopped), Z."""
+    system_call: str = ""
+    """The system call in which its main thread sleeps, such as `read of /data/shard-7` (host/system_calls.py)."""
     stacks: str = ""
     """File with the stacks, if they could be dumped."""
     top_frame: str = ""
