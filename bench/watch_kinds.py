@@ -1,12 +1,13 @@
 """Kinds of faults told apart: one drill in each of many real runs, and what the event log tells of it.
 
-.venv/bin/python -m bench.watch_kinds [--kinds "NaN loss,lost node"] [--seeds 0,1,2] [--state FILE]
+.venv/bin/python -m bench.watch_kinds [--kinds "NaN loss,lost node"] [--seeds 0,1,2] [--state FILE] [--peers PYTHON]
 
 Each run is DDP over Gloo in a Session, on four local nodes of one rank. The seed decides the rank or node of the fault,
 and its step. The verdict is read from the event log without its record of the drill (bench/watch_verdicts.py): right if
 the log fits this kind alone, names the rank or node, and no healthy node was replaced, up to the next attempt's first
 step. Processes are forks of one that has imported torch (tests/programs/python_forks.py). With `--state` each verdict
-is appended to a file, runs that it has are skipped, and two commands can share the work.
+is appended to a file, runs that it has are skipped, and two commands can share the work. With `--peers` NVRx and
+DLRover meet the same faults, those of devices excepted (bench/watch_peers.py); else their columns tell their source.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tests.runs.forked_starts import ForkedStarts
 from bench import result_file
 from bench.drill_diagnosis import end_run, wait_until
 from bench.paired_stats import headline, say, table
+from bench.watch_peers import measure_all
 from bench.watch_verdicts import KINDS, Kind, Seen, healthy_replaced, is_right, read_log, told, without_drills
 from holdfast import api
 from holdfast.errors import HoldfastError
@@ -64,6 +66,7 @@ def main() -> int:
     parser.add_argument("--kinds", help="names, separated by commas")
     parser.add_argument("--seeds", help="numbers, separated by commas")
     parser.add_argument("--state", type=Path, help="append verdicts to this file, and skip those that it has")
+    parser.add_argument("--peers", type=Path, metavar="PYTHON", help="of an environment with NVRx and DLRover")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     kinds = [kind for kind in KINDS if not options.kinds or kind.name in options.kinds.split(",")]
@@ -81,13 +84,14 @@ def main() -> int:
                         state.write(json.dumps(vars(verdict)) + "\n")
                 verdicts.append(verdict)
                 say(_line(verdict))
-    rows = [_row(kind, [each for each in verdicts if each.kind == kind.name]) for kind in kinds]
+    measured = measure_all(options.peers.absolute(), [kind.name for kind in kinds]) if options.peers else {}
+    rows = [_row(kind, verdicts, measured) for kind in kinds]
     say("")
-    say(table(("kind", "right", "finding after, longest", "NVRx, by its source", "DLRover, by its source"), rows))
+    say(table(("kind", "right", "finding after, longest", "NVRx", "DLRover"), rows))
     right = sum(verdict.right for verdict in verdicts)
     replaced = sum(len(verdict.healthy_replaced) for verdict in verdicts)
     say(f"\n{right} of {len(verdicts)} right; healthy nodes replaced: {replaced}")
-    result_file.save(options.json, "Kinds of faults told apart", [_result(verdicts, kinds)])
+    result_file.save(options.json, "Kinds of faults told apart", [_result(verdicts, rows, measured=bool(measured))])
     return 0 if right >= GOAL * len(verdicts) and not replaced else 1
 
 
@@ -199,21 +203,24 @@ def _line(one: Verdict) -> str:
     )
 
 
-def _row(kind: Kind, verdicts: list[Verdict]) -> tuple[str, ...]:
-    right = sum(each.right for each in verdicts)
-    longest = max((each.after_s for each in verdicts), default=0.0)
-    return kind.name, f"{right} of {len(verdicts)}", f"{longest:.1f} s", kind.nvrx, kind.dlrover
+def _row(kind: Kind, verdicts: list[Verdict], measured: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    own = [each for each in verdicts if each.kind == kind.name]
+    right = sum(each.right for each in own)
+    longest = max((each.after_s for each in own), default=0.0)
+    peers = (
+        measured.get(peer, {}).get(kind.name, f"by its source: {source}")
+        for peer, source in (("nvrx", kind.nvrx), ("dlrover", kind.dlrover))
+    )
+    return kind.name, f"{right} of {len(own)}", f"{longest:.1f} s", *peers
 
 
-def _result(verdicts: list[Verdict], kinds: list[Kind]) -> result_file.Result:
+def _result(verdicts: list[Verdict], rows: list[tuple[str, ...]], *, measured: bool) -> result_file.Result:
     right = sum(verdict.right for verdict in verdicts)
     replaced = sum(len(verdict.healthy_replaced) for verdict in verdicts)
     met = right >= GOAL * len(verdicts) and not replaced
-    details = {row[0]: f"{row[1]}, finding after {row[2]} at most; NVRx: {row[3]}; DLRover: {row[4]}" for row in (
-        _row(kind, [each for each in verdicts if each.kind == kind.name]) for kind in kinds
-    )}  # fmt: skip
+    details = {row[0]: f"{row[1]}, finding after {row[2]} at most; NVRx: {row[3]}; DLRover: {row[4]}" for row in rows}
     return result_file.Result(
-        claim=f"{len(kinds)} kinds of faults in running ranks told apart, rank or node named",
+        claim=f"{len(rows)} kinds of faults in running ranks told apart, rank or node named",
         command=result_file.command(),
         date=result_file.today(),
         figure=result_file.Figure(value=right, unit=f"of {len(verdicts)} right"),
@@ -221,7 +228,8 @@ def _result(verdicts: list[Verdict], kinds: list[Kind]) -> result_file.Result:
         met="yes" if met else "no",
         conditions=f"real runs of {NODES} ranks on CPU over Gloo; faults by drill",
         details={**details, "healthy nodes replaced": str(replaced)},
-        note="NVRx 0.4.1 and DLRover 0.6.1: by their source, not measured",
+        note="NVRx 0.4.1 and DLRover 0.6.1: "
+        + ("run with the same faults, except those of devices" if measured else "by their source, not measured"),
         headline=True,
     )
 

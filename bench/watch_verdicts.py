@@ -1,6 +1,6 @@
 """The kinds of faults that bench/watch_kinds.py plants, and what an event log tells of the one it has; pure.
 
-The columns of peers say what each would see by its source (NVRx 0.4.1, DLRover 0.6.1); they are read, not measured.
+What peers would see is that of their source (NVRx 0.4.1, DLRover 0.6.1); bench/watch_peers.py measures what it can.
 """
 
 from __future__ import annotations
