@@ -76,6 +76,30 @@ PUBLISHERS = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class PublishedCrds:
+    """CRDs of an operator that the lab does not run: the API server judges its objects, and nothing acts on them."""
+
+    component: str
+    module: str
+    """With its version."""
+    checksum: str
+    """That of Go's checksum database."""
+    files: tuple[str, ...]
+
+
+CRDS_ONLY = (
+    PublishedCrds(
+        component="prometheus-operator",
+        module="github.com/prometheus-operator/prometheus-operator@v0.85.0",
+        checksum="h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=",
+        files=(
+            "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+            "example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+        ),
+    ),
+)
+
 _STAGES = (
     "node/fast/node-initialize",
     "node/heartbeat-with-lease/node-heartbeat-with-lease",
@@ -106,6 +130,11 @@ def _collect(folder: Path) -> None:
     for publisher in PUBLISHERS:
         for one in (_namespace(publisher), *_objects(publisher)):
             seen.setdefault((one["kind"], one["metadata"].get("namespace", ""), one["metadata"]["name"]), one)
+    for crds in CRDS_ONLY:
+        base = source_folder(OPERATORS, crds.module, checksum=crds.checksum)
+        for name in crds.files:
+            one = yaml.load((base / name).read_text(), yaml.CSafeLoader)
+            seen[one["kind"], "", one["metadata"]["name"]] = _adapted(one, crds.component)
     ordered = sorted(seen.values(), key=lambda one: _KINDS.index(one["kind"]))
     (folder / "objects.json").write_text(json.dumps(ordered))
 
@@ -123,20 +152,20 @@ def _objects(publisher: Publisher) -> Iterator[dict[str, Any]]:
     for folder in publisher.folders:
         for one in yaml.load_all(_kustomize(base / folder), yaml.CSafeLoader):
             if one and one["kind"] in _KINDS and one["metadata"]["name"] not in publisher.leaves_out:
-                yield _adapted(one, publisher)
+                yield _adapted(one, publisher.component, publisher.namespace)
 
 
-def _adapted(one: dict[str, Any], publisher: Publisher) -> dict[str, Any]:
-    one["metadata"].setdefault("labels", {})[COMPONENT] = publisher.component
+def _adapted(one: dict[str, Any], component: str, namespace: str = "") -> dict[str, Any]:
+    one["metadata"].setdefault("labels", {})[COMPONENT] = component
     if one["kind"] in ("ServiceAccount", "Role", "RoleBinding"):
-        one["metadata"].setdefault("namespace", publisher.namespace)
+        one["metadata"].setdefault("namespace", namespace)
     for subject in one.get("subjects", ()):
         if subject["kind"] == "ServiceAccount":
-            subject.setdefault("namespace", publisher.namespace)
+            subject.setdefault("namespace", namespace)
     if one["kind"] == "CustomResourceDefinition":
         for version in one["spec"]["versions"]:
             version["schema"] = _without_descriptions(version["schema"])
-        if publisher.component == "jobset":
+        if component == "jobset":
             # It serves one version, and nothing at the path that its conversion names.
             one["spec"].pop("conversion", None)
     return one

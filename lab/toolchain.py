@@ -109,9 +109,14 @@ def build_impossible_reason() -> str | None:
     return _no_go()
 
 
-def source_folder(module: Module, dependency: str) -> Path:
-    """The source folder of one of a module's dependencies, downloaded if necessary."""
+def source_folder(module: Module, dependency: str, *, checksum: str = "") -> Path:
+    """The source folder of one of a module's dependencies, downloaded if necessary.
+
+    One that the module does not require has its version in its name, and must have this checksum.
+    """
     answer = json.loads(_go(module, "mod", "download", "-json", dependency))
+    if checksum and answer["Sum"] != checksum:
+        raise ValueError(f"{dependency} has the checksum {answer['Sum']}, and not {checksum}")
     return Path(answer["Dir"])
 
 

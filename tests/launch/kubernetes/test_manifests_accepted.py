@@ -25,6 +25,7 @@ from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, ren
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_yaml
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 from holdfast.launch.kubernetes.preflight.pod_patch_checks import CONTAINER_FIELDS, POD_FIELDS
+from holdfast.observe.monitoring_files import monitoring_objects
 from holdfast.run_dir import RunDir
 from lab import Lab
 
@@ -87,17 +88,21 @@ WITH_POD = {
     "mpijob-tcp": {**POD, "env_from": {}},
 }
 """Cases that get the target's `pod` of the case `jobset-pod`, so that every kind of object has it."""
-UNKNOWN_TO_THE_LAB = ("jobset-pod-monitor",)
-"""Cases with objects of an operator that the lab does not have."""
 
 
 def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
-    known = [name for name in CASES if name not in UNKNOWN_TO_THE_LAB]
-    more = {name: {"pod": WITH_POD[name]} if name in WITH_POD else {} for name in known}
+    more = {name: {"pod": WITH_POD[name]} if name in WITH_POD else {} for name in CASES}
     renderings = [rendered(name, namespace, **place) for name, place in more.items()]
     answer = create(lab, *renderings, judged_only=True)
     rest = [each for rendering in renderings for each in (rendering.owner, *rendering.owned)]
     assert answer.count("created (server dry run)") == len(rest)
+
+
+def test_alerts_and_dashboards_are_accepted(lab: Lab, namespace: str) -> None:
+    objects = monitoring_objects()
+    answer = lab.kubectl("create", "-n", namespace, "--dry-run=server", "-f", "-", input=to_yaml(objects))
+    assert answer.count("created (server dry run)") == len(objects)
+    assert "prometheusrule" in answer
 
 
 def test_trees_of_every_kind_show_no_difference_once_applied(lab: Lab, namespace: str) -> None:
