@@ -88,7 +88,6 @@ def measure(peer: Peer, kind: str, python: Path) -> str:
         if not _wait((folder / "planted").exists, 30.0):
             return "the fault did not come"
         fault_at = (folder / "planted").stat().st_mtime
-        said_before = {path: len(path.read_bytes()) for path in _outputs(folder)}
         _wait(lambda: bool(_restarted_at(folder, fault_at)) or _ended(agents), WITHIN_S)
         restarted_at = _restarted_at(folder, fault_at)
         if restarted_at:
@@ -96,17 +95,16 @@ def measure(peer: Peer, kind: str, python: Path) -> str:
         else:
             action = "the job ends" if _ended(agents) else f"nothing in {WITHIN_S:.0f} s"
         named: dict[int, list[str]] = defaultdict(list)
-        for rank, why in sorted(set(_named(folder, said_before))):
+        for rank, why in sorted(set(_named(folder))):
             named[rank].append(why)
         ranks = ", ".join(f"rank {rank} ({', '.join(reasons)})" for rank, reasons in named.items())
         return f"{action}; names {ranks or 'no rank'}"
 
 
-def _named(folder: Path, said_before: Mapping[Path, int]) -> Iterator[tuple[int, str]]:
+def _named(folder: Path) -> Iterator[tuple[int, str]]:
     """The ranks that the launchers say failed, each with what is said of it."""
     for agent in range(AGENTS):
-        path = folder / f"out-{agent}"
-        said = path.read_bytes()[said_before[path] :].decode(errors="replace")
+        said = (folder / f"out-{agent}").read_text(errors="replace")
         for code, local_rank in _EXIT.findall(said):
             yield agent * RANKS_PER_AGENT + int(local_rank), f"exit code {code}"
         for rank in _SILENT.findall(said):

@@ -17,8 +17,9 @@ from typing import IO, Any
 import pytest
 
 from holdfast.launch.code.archive import archive_path
-from holdfast.launch.kubernetes.incluster import sync_server
-from holdfast.launch.kubernetes.incluster.sync_server import Opening, serving
+from holdfast.launch.kubernetes.incluster import changed_files, reader_lock, sync_server
+from holdfast.launch.kubernetes.incluster.client_connection import Opening
+from holdfast.launch.kubernetes.incluster.sync_server import serving
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import CONTROLLER_NAME, client_context, make_identity
 from holdfast.security.tokens import TokenIssuer
@@ -98,7 +99,7 @@ def test_readers_that_vanish_keep_no_pod(server: Server) -> None:
     with server.reader() as (starter, of_starter):
         rest(starter, of_starter, sync_server.SYNCED)
     assert server.folder.synced.exists()
-    assert time.monotonic() - started < sync_server.OTHER_READERS_S
+    assert time.monotonic() - started < reader_lock.OTHER_READERS_S
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,6 @@ def test_link_that_takes_a_files_place_after_the_look_is_refused(tmp_path: Path,
     real.write_text("x")
     (tmp_path / "attempt-1").symlink_to("attempt-0")
     (tmp_path / "attempt-0" / "rank-1.log").symlink_to("rank-0.log")
-    os.close(sync_server.open_no_symlink(str(real), os.O_RDONLY))
+    os.close(changed_files.open_no_symlink(str(real), os.O_RDONLY))
     with pytest.raises(OSError, match=r"Not a directory|a link"):
-        sync_server.open_no_symlink(str(tmp_path / name), os.O_RDONLY)
+        changed_files.open_no_symlink(str(tmp_path / name), os.O_RDONLY)

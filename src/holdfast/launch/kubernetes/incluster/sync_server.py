@@ -15,25 +15,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import re
-import select
 import socket
 import ssl
-import stat
 import sys
 import threading
 import time
-import zlib
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Generator
 
-from holdfast.host.files import open_regular, regular_opener
-from holdfast.run_dir import EVENTS_NAME, RunDir
+from holdfast.launch.kubernetes.incluster.changed_files import LOG_TAIL_KEY, changes, log_tail_crc, send_range
+from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES, SEND_S, Client, ClientGone, Opening
+from holdfast.launch.kubernetes.incluster.reader_lock import await_other_readers, reading
+from holdfast.run_dir import RunDir
 from holdfast.security.tls import server_context
 from holdfast.security.tokens import TokenIssuer, User
 
@@ -43,117 +39,20 @@ POLL_S = 0.1
 """Seconds between polls of files."""
 OPENING_S = 10.0
 """Longest time until a client has authenticated."""
-SEND_S = 60.0
-"""Longest time that a client may leave data unread."""
 MAX_CONNECTIONS = 64
 """Connections at a time; another waits until one ends."""
-CHUNK_BYTES = 1 << 18
 MAX_OPENING_BYTES = 1024
 """Longest opening line."""
 MAX_LINE_BYTES = 1 << 24
 """Longest line from a client: a reader sends the sizes of all its files in one."""
-MAX_LOG_BYTES = 64 << 20
-"""A reader that has nothing of a rank's log gets at most this much of its end; a hole in the reader's file marks the
-dropped part. A multiple of every file system's block size."""
-
-SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
-"""Files of a run's folder that are sent; the reader accepts no others."""
-LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
-"""Key of the checksum of the last LOG_TAIL_BYTES bytes of the reader's event log."""
 DONE = b"done\n"
 """The response to a complete upload."""
 SYNCED, COPIED = b"done\n", b"read\n"
 """What a reader sends once it has the whole log: SYNCED from the machine that started the run, after which the pod may
 exit; COPIED from any other."""
-OTHER_READERS_S = 10.0
-"""Longest time that a reader with the whole log waits for the others: what it does next may end the pod."""
 _DEADLINE_HEADER = re.compile(rb"(?mi)^(holdfast-expires: )(\S+)")
 _LISTENER_CLOSED = (errno.EBADF, errno.EINVAL)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Opening:
-    """The first line of a connection."""
-
-    token: str
-    """The run's token: only its user may use this port."""
-    command: str
-    """`upload`, `request` or `follow`."""
-    digest: str = ""
-    """SHA-256 of the uploaded code, in hexadecimal."""
-    bytes: int = 0
-    """Size of the uploaded code."""
-
-    def line(self) -> bytes:
-        """The line as sent."""
-        return json.dumps(asdict(self)).encode() + b"\n"
-
-    @classmethod
-    def parse(cls, line: bytes) -> Opening:
-        """The opening in a line; raises ValueError if it is none."""
-        match json.loads(line):
-            case {"token": str(token), "command": str(command), "digest": str(digest), "bytes": int(size)}:
-                return cls(token=token, command=command, digest=digest, bytes=size)
-            case _:
-                raise ValueError("no opening of this protocol")
-
-
-class ClientGone(Exception):
-    """The client has closed the connection."""
-
-
-class Client:
-    """One connection, with the bytes that have been received but not used."""
-
-    def __init__(self, stream: ssl.SSLSocket) -> None:
-        self._stream, self._received = stream, b""
-
-    def send(self, data: bytes) -> None:
-        """Send bytes; raises OSError if the client does not read them within SEND_S."""
-        self._stream.settimeout(SEND_S)
-        self._stream.sendall(data)
-
-    def read_line(self, limit: int) -> bytes:
-        """The next line; raises ValueError if it is longer than `limit` bytes, and ClientGone."""
-        while b"\n" not in self._received:
-            if len(self._received) > limit:
-                raise ValueError("a line without an end")
-            self._receive()
-        line, _, self._received = self._received.partition(b"\n")
-        return line
-
-    def read(self) -> bytes:
-        """The next bytes, at least one; raises ClientGone."""
-        if not self._received:
-            self._receive()
-        data, self._received = self._received, b""
-        return data
-
-    def read_within(self, timeout_s: float) -> bytes | None:
-        """The same, or None if none arrive within a time."""
-        self.set_timeout(timeout_s)
-        try:
-            return self.read()
-        except TimeoutError:
-            return None
-
-    def wait_beside(self, other: socket.socket) -> bool:
-        """Wait for bytes of the client or of another socket; whether the client's came first."""
-        if self._received or self._stream.pending():
-            return True
-        self.set_timeout(SEND_S)
-        return self._stream in select.select([self._stream, other], [], [])[0]
-
-    def set_timeout(self, timeout_s: float | None) -> None:
-        """Longest wait for bytes, which raises TimeoutError; None is forever."""
-        self._stream.settimeout(timeout_s)
-
-    def _receive(self) -> None:
-        data = self._stream.recv(CHUNK_BYTES)
-        if not data:
-            raise ClientGone
-        self._received += data
 
 
 @contextlib.contextmanager
@@ -284,7 +183,7 @@ def _forward_request(client: Client, folder: RunDir) -> None:
 def _send_changes(client: Client, folder: RunDir) -> None:
     """Send what the reader lacks, poll by poll, until it reports that it has everything or disconnects."""
     sent: dict[str, int] = json.loads(client.read_line(MAX_LINE_BYTES))
-    with _reading(folder) as reading:
+    with reading(folder) as lock:
         log = folder.events
         ends, showing = sent.pop(LOG_TAIL_KEY, None), False
         while True:
@@ -292,121 +191,16 @@ def _send_changes(client: Client, folder: RunDir) -> None:
                 showing = True
                 if ends is not None and ends != log_tail_crc(log, sent[log.name]):
                     sent[log.name] = 0  # of an earlier incarnation: send it from the start
-            for name, at, end in _changes(folder, sent, with_log=showing):
-                _send(client, folder.path / name, name, at, end)
+            for name, at, end in changes(folder, sent, with_log=showing):
+                send_range(client, folder.path / name, name, at, end)
                 sent[name] = end
             client.send(b"{}\n")
             if message := client.read_within(POLL_S):
                 if message in (SYNCED, COPIED):
-                    _await_other_readers(reading)
+                    await_other_readers(lock)
                 if message == SYNCED:
                     folder.synced.touch()  # the pod may exit now
                 return
-
-
-@contextlib.contextmanager
-def _reading(folder: RunDir) -> Generator[int | None]:
-    """Hold a lock that all readers of the run share; None if the file system has no locks."""
-    try:
-        descriptor = regular_opener(str(folder.readers), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
-    except OSError:
-        yield None
-        return
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
-    except OSError:
-        os.close(descriptor)
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _await_other_readers(reading: int | None) -> None:
-    """Wait until no other reader holds the lock, at most OTHER_READERS_S."""
-    if reading is None:
-        return
-    fcntl.flock(reading, fcntl.LOCK_UN)
-    deadline = time.monotonic() + OTHER_READERS_S
-    while time.monotonic() < deadline:
-        try:
-            fcntl.flock(reading, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(POLL_S)
-        else:
-            break
-
-
-def log_tail_crc(log: Path, size: int) -> int:
-    """Checksum of the last bytes before `size` in a log; -1 if there is no log."""
-    try:
-        with open_regular(log) as file:
-            file.seek(max(0, size - LOG_TAIL_BYTES))
-            return zlib.crc32(file.read(min(size, LOG_TAIL_BYTES)))
-    except FileNotFoundError:
-        return -1
-
-
-def _changes(folder: RunDir, sent: dict[str, int], *, with_log: bool) -> Iterator[tuple[str, int, int]]:
-    """Byte ranges of files to send. The event log is read first and sent last, so all that it mentions has arrived."""
-    log, known = folder.events, sent.get(folder.events.name, 0)
-    end = _whole_lines(log, known) if with_log else known
-    # Ranks can create anything there: a link to a file or folder of another run, or a pipe that never ends.
-    attempts = (path for path in folder.path.glob("logs/*") if stat.S_ISDIR(path.lstat().st_mode))
-    for path in (path for attempt in attempts for path in attempt.glob("*")):
-        name = str(path.relative_to(folder.path))
-        about = path.lstat()
-        if not stat.S_ISREG(about.st_mode):
-            continue
-        if SYNCED_FILES.fullmatch(name) and (size := about.st_size) != (at := sent.get(name, 0)):
-            at = 0 if size < at else at  # its rank has truncated it
-            yield name, max(at, _aligned(size - MAX_LOG_BYTES)), size
-    if end != known:
-        yield log.name, min(end, known), end
-
-
-def _aligned(offset: int) -> int:
-    return max(0, offset - offset % (1 << 20))
-
-
-def _whole_lines(log: Path, known: int) -> int:
-    """End offset of the last complete line after offset `known`, up to which lines are known to be complete."""
-    try:
-        with open_regular(log) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < known:
-                return 0  # of an earlier incarnation: send it from the start
-            file.seek(known)
-            end = known
-            while data := file.read(CHUNK_BYTES):
-                newline = data.rfind(b"\n")
-                end = file.tell() - len(data) + newline + 1 if newline >= 0 else end
-            return end
-    except FileNotFoundError:
-        return known
-
-
-def _send(client: Client, path: Path, name: str, at: int, end: int) -> None:
-    with open(path, "rb", opener=open_no_symlink) as file:
-        file.seek(at)
-        while at < end and (data := file.read(min(CHUNK_BYTES, end - at))):
-            client.send(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)
-            at += len(data)
-
-
-def open_no_symlink(path: str, flags: int) -> int:
-    """Opener for `open` that refuses links and files in linked folders.
-
-    A link in a folder that ranks can write may point to a file that only this pod may read.
-    """
-    parent, name = os.path.split(path)
-    folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        return regular_opener(f"/proc/self/fd/{folder}/{name}", flags | os.O_NOFOLLOW)
-    finally:
-        os.close(folder)
 
 
 def _log_line(what: str) -> None:

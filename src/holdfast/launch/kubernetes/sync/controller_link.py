@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.launch.kubernetes.client.pod_port import PodPort, PortClosed
-from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT, Opening
+from holdfast.launch.kubernetes.incluster.client_connection import Opening
+from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import CONTROLLER_NAME, client_context
 

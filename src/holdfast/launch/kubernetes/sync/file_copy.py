@@ -1,6 +1,6 @@
 """Receives a run's event log and rank logs from the controller's pod, chunk by chunk, into the local folder.
 
-incluster/sync_server.py is the sender.
+incluster/changed_files.py is the sender.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import msgspec
 from holdfast.events import RunFinished
 from holdfast.events.log import last_event
 from holdfast.launch.kubernetes.client.pod_port import PortClosed
-from holdfast.launch.kubernetes.incluster.sync_server import CHUNK_BYTES, LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc
+from holdfast.launch.kubernetes.incluster.changed_files import LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc
+from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES
 from holdfast.run_dir import EVENTS_NAME, RunDir
 
 MAX_HEADER_BYTES = 512

@@ -1,0 +1,98 @@
+"""Finds what a reader lacks of a run's event log and rank logs, and sends it.
+
+Ranks can write in the folders of the logs, so nothing there is trusted: no link is followed, and no pipe is opened.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from holdfast.host.files import open_regular, regular_opener
+from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES, Client
+from holdfast.run_dir import EVENTS_NAME, RunDir
+
+MAX_LOG_BYTES = 64 << 20
+"""A reader that has nothing of a rank's log gets at most this much of its end; a hole in the reader's file marks the
+dropped part. A multiple of every file system's block size."""
+
+SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
+"""Files of a run's folder that are sent; the reader accepts no others."""
+LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
+"""Key of the checksum of the last LOG_TAIL_BYTES bytes of the reader's event log."""
+
+
+def log_tail_crc(log: Path, size: int) -> int:
+    """Checksum of the last bytes before `size` in a log; -1 if there is no log."""
+    try:
+        with open_regular(log) as file:
+            file.seek(max(0, size - LOG_TAIL_BYTES))
+            return zlib.crc32(file.read(min(size, LOG_TAIL_BYTES)))
+    except FileNotFoundError:
+        return -1
+
+
+def changes(folder: RunDir, sent: dict[str, int], *, with_log: bool) -> Iterator[tuple[str, int, int]]:
+    """Byte ranges of files to send. The event log is read first and sent last, so all that it mentions has arrived."""
+    log, known = folder.events, sent.get(folder.events.name, 0)
+    end = _whole_lines(log, known) if with_log else known
+    # Ranks can create anything there: a link to a file or folder of another run, or a pipe that never ends.
+    attempts = (path for path in folder.path.glob("logs/*") if stat.S_ISDIR(path.lstat().st_mode))
+    for path in (path for attempt in attempts for path in attempt.glob("*")):
+        name = str(path.relative_to(folder.path))
+        about = path.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            continue
+        if SYNCED_FILES.fullmatch(name) and (size := about.st_size) != (at := sent.get(name, 0)):
+            at = 0 if size < at else at  # its rank has truncated it
+            yield name, max(at, _aligned(size - MAX_LOG_BYTES)), size
+    if end != known:
+        yield log.name, min(end, known), end
+
+
+def _aligned(offset: int) -> int:
+    return max(0, offset - offset % (1 << 20))
+
+
+def _whole_lines(log: Path, known: int) -> int:
+    """End offset of the last complete line after offset `known`, up to which lines are known to be complete."""
+    try:
+        with open_regular(log) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < known:
+                return 0  # of an earlier incarnation: send it from the start
+            file.seek(known)
+            end = known
+            while data := file.read(CHUNK_BYTES):
+                newline = data.rfind(b"\n")
+                end = file.tell() - len(data) + newline + 1 if newline >= 0 else end
+            return end
+    except FileNotFoundError:
+        return known
+
+
+def send_range(client: Client, path: Path, name: str, at: int, end: int) -> None:
+    """Send a byte range of a file in chunks, each after a line with its place; raises OSError."""
+    with open(path, "rb", opener=open_no_symlink) as file:
+        file.seek(at)
+        while at < end and (data := file.read(min(CHUNK_BYTES, end - at))):
+            client.send(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)
+            at += len(data)
+
+
+def open_no_symlink(path: str, flags: int) -> int:
+    """Opener for `open` that refuses links and files in linked folders.
+
+    A link in a folder that ranks can write may point to a file that only this pod may read.
+    """
+    parent, name = os.path.split(path)
+    folder = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        return regular_opener(f"/proc/self/fd/{folder}/{name}", flags | os.O_NOFOLLOW)
+    finally:
+        os.close(folder)
