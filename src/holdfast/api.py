@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
+    from holdfast.plan.predict import Plan
     from holdfast.preflight.node_reports import NodeReports
     from holdfast.prune_runs import Leftover
 
@@ -183,6 +184,32 @@ def check_nodes(
         checks=tuple(map(name_of, quick_checks(node_requirements(accepted, run)))),
         line_rate=CATALOG[accepted.fabric].expected_bandwidth,
     )
+
+
+def plan(
+    job: Job | LoadedJob, target: str, *, base: Path, machine: str | None = None, calibration: Path | None = None
+) -> Plan:
+    """The prediction for a job: its best parallel layouts, their step time, memory and cost.
+
+    `machine` names a kind of machine and replaces the target's; `calibration` is a JSON file of measured rates.
+    """
+    from holdfast.plan.predict import predict
+    from holdfast.plan.request import nothing_fits, plan_request
+
+    spec = _target_spec(target, base)
+    request = plan_request(_loaded(job).job, base=base, machine=machine or spec.machine, calibration=calibration)
+    made, found = predict(
+        request.load,
+        request.machine,
+        nodes=request.nodes,
+        per_node=request.per_node,
+        fixed=request.fixed,
+        budget_tokens=request.budget_tokens,
+        price=spec.price_per_gpu_hour,
+    )
+    if not made.best:
+        raise nothing_fits(request, found)
+    return made
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path, tree: str | None = None) -> Rendered:

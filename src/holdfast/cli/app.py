@@ -26,6 +26,7 @@ from holdfast.cli import (
     metrics,
     nodes,
     observe,
+    plan,
     policy,
     prune,
     ps,
@@ -58,6 +59,7 @@ COMMANDS = {
     "Show": (web.web, report.report, metrics.metrics, metrics.metrics_serve, observe.observe_render),
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy, image.image_check),
+    "Predict": (plan.plan,),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target, write_target.target_init, write_target.target_fetch),
 }

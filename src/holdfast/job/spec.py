@@ -425,6 +425,41 @@ class Parallel(Model):
     """Stages of the pipeline."""
 
 
+class ModelPrecision(StrEnum):
+    """Data type of the matrix products of a model's layers."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+class TrainingSoftware(StrEnum):
+    """Kind of training program, as far as it changes what a step costs."""
+
+    EAGER = "eager"
+    """PyTorch without a compiler."""
+    COMPILED = "compiled"
+    """PyTorch with `torch.compile`, such as TorchTitan."""
+    MEGATRON = "megatron"
+    """Megatron-LM, NeMo and others with fused kernels and overlapped tensor parallelism."""
+
+
+class ModelSpec(Model):
+    """What the program trains, for `holdfast plan`; it changes nothing in a run."""
+
+    config: NonEmpty
+    """Name of a published model, such as `llama-3-8b`, or a transformers `config.json` relative to the job file."""
+    sequence_length: Count = Field(ge=1)
+    """Tokens per sequence."""
+    global_batch_tokens: Count = Field(ge=1)
+    """Tokens per optimizer step, of all ranks."""
+    token_budget: Count | None = Field(default=None, ge=1)
+    """Tokens of the whole training; none means that no GPU-hours and no cost are predicted."""
+    precision: ModelPrecision = ModelPrecision.BF16
+    """Data type of matrix products: `bf16` or `fp8`."""
+    software: TrainingSoftware = TrainingSoftware.COMPILED
+    """Kind of training program: `eager`, `compiled` or `megatron`."""
+
+
 class PlacementMode(StrEnum):
     """What happens if a domain has no room."""
 
@@ -633,6 +668,8 @@ class Job(Model):
     """CPU, memory and shared memory per node."""
     parallel: Parallel | None = None
     """How the program divides its ranks into parallel groups, so that diagnoses can name one; none means unknown."""
+    model: ModelSpec | None = None
+    """What the program trains, for `holdfast plan`; none means unknown."""
     fabric: Annotated[Fabric, _shorthand("fabric", str | Fabric)] = Fabric()
     """The network for collectives."""
     checkpoint: Annotated[Checkpoint, _shorthand("checkpoint", str | Checkpoint)] = Checkpoint()

@@ -172,6 +172,10 @@ class TargetSpec(Model):
     """Kubernetes: names that jobs use as `placement.level`, such as `rack`, and the machine label of each."""
     fabric_device: FabricDevice = FabricDevice()
     """Kubernetes: this cluster's names for the fabric's devices."""
+    machine: NonEmpty | None = None
+    """Kind of machine for `holdfast plan`, such as `h100-ndr`; none means that it must be given there."""
+    price_per_gpu_hour: Annotated[Number, Field(gt=0)] | None = None
+    """Price of one GPU for one hour, in any currency, for `holdfast plan`; none means that no cost is predicted."""
     fabric_verified: NonEmpty | None = None
     """When and how this fabric was verified to carry collectives here; `template: production` requires it."""
     user: Annotated[Count, Field(ge=0, le=2**31 - 1)] = 1000

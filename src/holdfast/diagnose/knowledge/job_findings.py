@@ -37,6 +37,61 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`holdfast schema`.",
         "Use the name that the finding suggests.",
     ),
+    # Predictions
+    (
+        "no-model",
+        "`holdfast plan` predicts a model, and the job names none.",
+        "`holdfast schema` shows the fields of `model`.",
+        "Add `model` to the job; it changes nothing in a run.",
+    ),
+    (
+        "no-gpus",
+        "`holdfast plan` predicts runs on GPUs, and the job has none.",
+        "`gpus_per_node` in the job.",
+        "Set it.",
+    ),
+    (
+        "uneven-batch",
+        "A step has no whole number of sequences.",
+        "Divide `model.global_batch_tokens` by `model.sequence_length`.",
+        "Set the former to a multiple of the latter.",
+    ),
+    (
+        "unknown-model",
+        "The planner's catalogue has no such model, or the config's model type is not known to it.",
+        "`model_type` in the config.",
+        "Name the closest published model.",
+    ),
+    (
+        "bad-model-config",
+        "The file is not a transformers config, or lacks a size.",
+        "Compare it with the `config.json` of a saved model.",
+        "Use the `config.json` of the saved model.",
+    ),
+    (
+        "unknown-machine",
+        "`holdfast plan` does not know which machines the job runs on.",
+        "`machine` in the target's file.",
+        "Set it to a name that the finding lists, or give `--machine`.",
+    ),
+    (
+        "bad-calibration",
+        "The file of measured rates has unknown names, or values that are not positive numbers.",
+        "The finding names them.",
+        "Correct the file; docs/plan.md lists its fields.",
+    ),
+    (
+        "no-layout",
+        "No division into parallel groups gives each GPU a whole number of sequences.",
+        "Factor the number of GPUs and of sequences per step.",
+        "Change the number of nodes, the global batch or `parallel`.",
+    ),
+    (
+        "nothing-fits",
+        "Every layout needs more memory than a GPU has.",
+        "The finding names the layout that needs least.",
+        "Take more nodes, or GPUs with more memory.",
+    ),
     ("missing-field", "A required field is missing.", "`holdfast schema`.", "Add it."),
     (
         "wrong-type",

@@ -1,0 +1,51 @@
+"""The command `plan`: predicts a job's memory, step time and cost, and ranks its parallel layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.common_options import (
+    LOCAL,
+    FileArgument,
+    GpusOption,
+    NodesOption,
+    OutputOption,
+    SetOption,
+    TargetOption,
+    job_from_args,
+)
+from holdfast.cli.output import Output, print_json
+
+
+def plan(
+    file: FileArgument = None,
+    on: TargetOption = LOCAL,
+    overrides: SetOption = None,
+    nodes: NodesOption = None,
+    gpus_per_node: GpusOption = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="NAME", help="Kind of machine (default: the target's).")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", metavar="FILE", help="Measured rates of the machines, as JSON.")
+    ] = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Predict a job's step time, memory and cost.
+
+    The job's `model` says what it trains. It ranks all parallel layouts; axes that `parallel` sets are fixed. Starts
+    nothing, and needs no GPU. docs/plan.md says how accurate the predictions are.
+    """
+    from holdfast import api
+
+    loaded, base = job_from_args(file, (), overrides, nodes=nodes, gpus_per_node=gpus_per_node)
+    found = api.plan(loaded, on, base=base, machine=machine, calibration=calibration)
+    if output is Output.JSON:
+        print_json(found)
+        return
+    from holdfast.cli.plan_text import print_plan
+
+    print_plan(found)

@@ -1,0 +1,106 @@
+"""Memory of the fullest GPU of a layout: weights, gradients, optimizer states, activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.plan.layout import Layout, Recompute, Sharding
+from holdfast.plan.transformer import Transformer
+
+WEIGHT_BYTES = 2
+"""Weights that products read, in bf16."""
+GRADIENT_BYTES = 4
+"""Gradients, accumulated in fp32."""
+OPTIMIZER_BYTES = 12
+"""Master weights and both moments of Adam, in fp32."""
+ACTIVATION_BYTES = 2
+RESERVED_BYTES = 3 << 30
+"""CUDA context, NCCL buffers and fragmentation of the allocator."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes on the fullest GPU."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    logits: float
+    reserved: float = RESERVED_BYTES
+
+    @property
+    def total(self) -> float:
+        """All of it, in bytes."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.reserved
+
+
+def stage_parameters(model: Transformer, layout: Layout) -> tuple[float, float]:
+    """Parameters per GPU of the fullest pipeline stage before sharding: dense ones, and those of experts."""
+    layers = -(-model.shape.layers // layout.pp)
+    experts = model.expert_parameters / layout.pp / layout.ep
+    ends = model.embedding_weights * (1 if layout.pp > 1 or model.tied else 2)
+    mixtures = model.mixture_layers / model.shape.layers
+    each = model.attention_weights + (1 - mixtures) * model.dense_weights + mixtures * model.shared_weights
+    # Experts are not divided by tp: its ranks hold different experts or shards of them (Megatron's default).
+    return (layers * each + ends) / layout.tp + layers * model.norm_weights, experts
+
+
+def layer_activations(model: Transformer, recompute: Recompute, *, fused_attention: bool = True) -> float:
+    """Elements kept per token of one layer without tensor parallelism (arXiv 2205.05198, section 4).
+
+    Attention scores, which a fused kernel does not keep, are not included: they grow with the sequence.
+    """
+    shape = model.shape
+    hidden = shape.hidden
+    if recompute is Recompute.FULL:
+        return hidden
+    mixtures = model.mixture_layers / shape.layers
+    routed = shape.active_experts * shape.expert_intermediate + shape.shared_intermediate
+    widths = mixtures * routed + (1 - mixtures) * shape.intermediate
+    copies = mixtures * shape.active_experts * hidden  # each expert has its own copy of the token
+    attention = model.query_width + model.kv_width + model.value_width
+    latent = model.latent
+    compressed = (latent.query_rank or 0) + latent.kv_rank + latent.rope_dim if latent else 0
+    kept = 2 * hidden + attention + compressed + copies + (shape.projections - 1) * widths
+    if recompute is Recompute.SELECTIVE and fused_attention:
+        return kept
+    masks = hidden if model.biases else 0  # two masks of dropout, one byte each
+    return kept + 2 * hidden + widths + masks
+
+
+def in_flight(layout: Layout, micro_batches: int) -> float:
+    """Micro-batches whose activations the first stage keeps at once, in units of the whole stage."""
+    if layout.pp == 1:
+        return 1.0
+    deep = layout.pp if layout.interleave == 1 else layout.pp + (layout.pp - 1) / layout.interleave
+    return min(float(micro_batches), deep)
+
+
+def memory(model: Transformer, layout: Layout, *, length: int, micro_batches: int, domain: int = 8) -> Memory:
+    """Memory of the fullest GPU.
+
+    `length` is the tokens of a sequence, `domain` the GPUs that HSDP shards over.
+    """
+    dense, experts = stage_parameters(model, layout)
+    ranks = layout.dp * layout.cp
+    shards = min(ranks, domain) if layout.sharding is Sharding.HSDP else ranks
+    expert_shards = max(1.0, shards * layout.tp / layout.ep)
+    total = dense + experts
+    sharded = dense / shards + experts / expert_shards
+    layers = -(-model.shape.layers // layout.pp)
+    tokens = layout.micro_batch * length / layout.cp
+    kept = layer_activations(model, layout.recompute) * ACTIVATION_BYTES / layout.tp
+    if layout.recompute is Recompute.FULL:
+        again = layer_activations(model, Recompute.NONE) * ACTIVATION_BYTES / layout.tp  # one layer at a time
+    else:
+        again = 0.0
+    fully = layout.sharding in (Sharding.FSDP, Sharding.HSDP)
+    gathered = 2 * WEIGHT_BYTES * total / layers if fully else 0.0
+    return Memory(
+        weights=WEIGHT_BYTES * (sharded if fully else total) + gathered,
+        gradients=GRADIENT_BYTES * (sharded if fully else total),
+        optimizer=OPTIMIZER_BYTES * (total if layout.sharding is Sharding.DDP else sharded),
+        activations=tokens * (kept * layers * in_flight(layout, micro_batches) + again),
+        logits=tokens * model.shape.vocabulary / layout.tp * (ACTIVATION_BYTES + 4) if layout.pp == 1 else 0.0,
+    )

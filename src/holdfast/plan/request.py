@@ -1,0 +1,157 @@
+"""A job and its target as the planner's input: the model, the machine, the fixed parallel axes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.job.loader import read_text
+from holdfast.job.spec import Job, ModelSpec
+from holdfast.plan.hardware import MACHINES, Calibration, Machine, calibrated
+from holdfast.plan.model_catalog import MODELS
+from holdfast.plan.search import Found
+from holdfast.plan.step_time import SOFTWARE, Precision, Workload
+from holdfast.plan.transformer import Transformer, from_config
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What is predicted."""
+
+    load: Workload
+    machine: Machine
+    nodes: int
+    per_node: int
+    fixed: Mapping[str, int]
+    """Sizes of the parallel axes that the job sets."""
+    budget_tokens: int | None
+
+
+def plan_request(job: Job, *, base: Path, machine: str | None, calibration: Path | None) -> PlanRequest:
+    """The input of a prediction; raises HoldfastError for a job without a model, an unknown model or machine."""
+    spec = job.model
+    if spec is None:
+        what = f"job `{job.name}` does not say what it trains"
+        remedy = (
+            "Add `model: {config: llama-3-8b, sequence_length: 8192, global_batch_tokens: 1048576}` with your values."
+        )
+        raise failure("no-model", what, exit_code=ExitCode.INVALID_JOB, where="model", remedy=remedy)
+    if job.gpus_per_node == 0:
+        what = f"job `{job.name}` has no GPUs, and only runs on GPUs are predicted"
+        raise failure(
+            "no-gpus", what, exit_code=ExitCode.INVALID_JOB, where="gpus_per_node", remedy="Set `gpus_per_node`."
+        )
+    batch, rest = divmod(spec.global_batch_tokens, spec.sequence_length)
+    if rest:
+        tokens, length = spec.global_batch_tokens, spec.sequence_length
+        what = f"`global_batch_tokens` {tokens} is not a multiple of `sequence_length` {length}"
+        remedy = f"Set it to {max(1, batch) * spec.sequence_length}."
+        raise failure("uneven-batch", what, exit_code=ExitCode.INVALID_JOB, where="model", remedy=remedy)
+    load = Workload(
+        model=find_model(spec, base),
+        length=spec.sequence_length,
+        batch=batch,
+        precision=Precision(spec.precision.value),
+        software=SOFTWARE[spec.software.value],
+    )
+    parallel = job.parallel
+    fixed = {name: getattr(parallel, name) for name in parallel.model_fields_set} if parallel else {}
+    return PlanRequest(
+        load=load,
+        machine=find_machine(machine, calibration),
+        nodes=job.nodes.max,
+        per_node=job.gpus_per_node,
+        fixed={name: size for name, size in fixed.items() if size is not None},
+        budget_tokens=spec.token_budget,
+    )
+
+
+def find_model(spec: ModelSpec, base: Path) -> Transformer:
+    """The model that a job names: of the catalogue, or of a config file."""
+    if spec.config in MODELS:
+        return MODELS[spec.config]
+    if not spec.config.endswith(".json"):
+        what = f"no published model in the catalogue is called `{spec.config}`"
+        remedy = f"{_near(spec.config, MODELS)}Or name a transformers config, which ends with `.json`."
+        raise failure("unknown-model", what, exit_code=ExitCode.INVALID_JOB, where="model.config", remedy=remedy)
+    path = base / spec.config
+    config = _object(path, "bad-model-config", "a transformers config")
+    try:
+        model = from_config(config, path.stem if path.stem != "config" else path.absolute().parent.name)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        what = f"{path} lacks a size, or has one that is not a number: {error!r}"
+        remedy = "Use the `config.json` that transformers saves with the model."
+        raise failure(
+            "bad-model-config", what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy=remedy
+        ) from None
+    if model is None:
+        what = f"{path} has model type {config.get('model_type')!r}, which the planner does not know"
+        remedy = f"Name the closest published model instead: {', '.join(MODELS)}."
+        raise failure("unknown-model", what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy=remedy)
+    return model
+
+
+def find_machine(name: str | None, calibration: Path | None) -> Machine:
+    """The machine of the catalogue, with the rates of a calibration file."""
+    if name is None or name not in MACHINES:
+        what = "nothing says which machines the job runs on" if name is None else f"no machine is called `{name}`"
+        remedy = f"{_near(name or '', MACHINES)}Set `machine` in the target's file, or give `--machine NAME`."
+        raise failure("unknown-machine", what, exit_code=ExitCode.INVALID_JOB, where="machine", remedy=remedy)
+    machine = MACHINES[name]
+    return machine if calibration is None else calibrated(machine, _calibration(calibration))
+
+
+def _calibration(path: Path) -> Calibration:
+    known = {field.name for field in fields(Calibration)}
+    found = _object(path, "bad-calibration", "a calibration")
+    wrong = [name for name, value in found.items() if name not in known or not _is_rate(value)]
+    if wrong or not found:
+        what = f"{path} has no positive number for {', '.join(wrong) or 'any rate'}"
+        remedy = f"It is a JSON object with some of: {', '.join(sorted(known))}."
+        raise failure("bad-calibration", what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy=remedy)
+    return Calibration(**found)
+
+
+def _is_rate(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
+def _object(path: Path, code: str, kind: str) -> dict[str, Any]:
+    try:
+        found = json.loads(read_text(path))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        what = f"{path} is not {kind}: it is no JSON object"
+        raise failure(code, what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy="Give another file.")
+    return cast("dict[str, Any]", found)
+
+
+def _near(name: str, known: Mapping[str, object]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"Did you mean `{near[0]}`? " if near else f"Known: {', '.join(known)}. "
+
+
+def nothing_fits(request: PlanRequest, found: Found) -> HoldfastError:
+    """The error for a job that no layout fits, with the one that comes closest."""
+    gpus = request.nodes * request.per_node
+    if found.smallest is None:
+        given = ", ".join(f"{name} {size}" for name, size in request.fixed.items())
+        what = f"no layout{' with ' + given if given else ''} divides {request.load.batch} sequences over {gpus} GPUs"
+        remedy = "Change the number of nodes, `model.global_batch_tokens` or `parallel`."
+        return failure("no-layout", what, exit_code=ExitCode.INVALID_JOB, where="parallel", remedy=remedy)
+    needed, room = found.smallest.memory.total / 1e9, request.machine.gpu.memory_bytes / 1e9
+    what = f"none of {found.tried} layouts fits in {room:.0f} GB per GPU; the smallest needs {needed:.0f} GB"
+    return failure(
+        "nothing-fits",
+        what,
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where="parallel",
+        evidence=(str(found.smallest.layout),),
+        remedy="Take more nodes or GPUs with more memory, or leave `parallel` out to search all layouts.",
+    )

@@ -1,0 +1,364 @@
+"""Time of one training step of a layout: compute, exposed communication, pipeline bubble, optimizer.
+
+The model adds, per layer and micro-batch: products at a share of the device's peak, and a share of the time to move
+their operands; fused attention over its causal FLOPs; elementwise kernels at the memory's rate; collectives by bytes
+over bus bandwidth; and host time per layer. A part of each kind of communication hides behind compute. The constants
+are fitted to published runs; docs/plan.md says how closely.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.plan.hardware import TERA, Machine
+from holdfast.plan.layout import Layout, Recompute, Sharding
+from holdfast.plan.memory import stage_parameters
+from holdfast.plan.transformer import Transformer
+
+
+class Precision(StrEnum):
+    """Data type of the layers' matrix products; attention and the head are in bf16."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constants:
+    """What is fitted; shares are of 1."""
+
+    operand_share: float = 0.45
+    """Share of the time to move a product's operands that adds to its compute."""
+    backward_attention: float = 3.1
+    """Attention's backward pass over its forward pass: 2.5 times the FLOPs, at a lower rate."""
+    fp8_casts: float = 1.0
+    """Elementwise traffic of casts to fp8, over one read and two writes of each operand."""
+    fsdp_overlap: float = 0.8
+    """Share of compute behind which FSDP's collectives can hide."""
+    contention: float = 0.12
+    """Share of hidden communication that still costs time: it takes SMs and memory bandwidth."""
+    expert_overlap: float = 0.2
+    """Share of expert-parallel exchange that hides."""
+    expert_imbalance: float = 1.25
+    """The busiest expert-parallel rank's tokens over the average, and lower rates of grouped products."""
+    collective_latency_s: float = 15e-6
+    scale_loss: float = 0.004
+    """Loss per doubling of nodes: jitter and stragglers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Software:
+    """How a training program runs its kernels."""
+
+    name: str
+    traffic: float
+    """Elementwise memory traffic over that of fused kernels."""
+    host_s: float
+    """Time per layer and pass that kernels wait for the host."""
+    tensor_overlap: float
+    """Share of tensor-parallel communication that hides."""
+    fused_attention: bool = True
+    gradient_bytes: int = 4
+    """Bytes per gradient in reductions."""
+
+
+SOFTWARE = {
+    row.name: row
+    for row in (
+        Software(name="eager", traffic=1.8, host_s=60e-6, tensor_overlap=0.0),
+        Software(name="compiled", traffic=1.0, host_s=20e-6, tensor_overlap=0.3),
+        Software(name="megatron", traffic=1.0, host_s=20e-6, tensor_overlap=0.6, gradient_bytes=2),
+        Software(name="megatron-2022", traffic=1.3, host_s=40e-6, tensor_overlap=0.0, fused_attention=False),
+    )
+}
+"""Kinds of training programs: PyTorch's FSDP eager and compiled, Megatron-LM and NeMo, and Megatron-LM before fused
+attention and overlap."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What is trained, and how."""
+
+    model: Transformer
+    length: int
+    """Tokens per sequence."""
+    batch: int
+    """Sequences per step, of all data-parallel ranks."""
+    precision: Precision = Precision.BF16
+    software: Software = SOFTWARE["megatron"]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per step."""
+        return self.batch * self.length
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of a step by what they are spent on; communication is what compute does not hide."""
+
+    matmul: float
+    attention: float
+    elementwise: float
+    recompute: float
+    host: float
+    tensor: float
+    context: float
+    expert: float
+    pipeline: float
+    bubble: float
+    data: float
+    optimizer: float
+    scale: float
+
+    @property
+    def total(self) -> float:
+        """The whole step."""
+        return (
+            self.matmul + self.attention + self.elementwise + self.recompute + self.host
+            + self.tensor + self.context + self.expert + self.pipeline + self.bubble
+            + self.data + self.optimizer + self.scale
+        )  # fmt: skip
+
+
+def group_rate(machine: Machine, size: int, inside: int) -> float:
+    """Bus bandwidth of a ring over `size` ranks, of which neighbours are `inside` ranks apart, in bytes/s."""
+    here = max(1, min(size, machine.domain // max(1, inside)))
+    if here >= size:
+        return machine.link_rate
+    return min(machine.link_rate, machine.network_rate * here)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Forward seconds of one layer for one micro-batch; the backward pass's share of each is in `step_time`."""
+
+    matmul: float
+    attention: float
+    attention_backward: float
+    elementwise: float
+    host: float
+    tensor: float
+    context: float
+    expert: float
+
+
+def _products(flops: float, elements: float, rate: float, memory_rate: float, constants: Constants) -> float:
+    return flops / rate + constants.operand_share * 2 * elements / memory_rate
+
+
+def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constants) -> _Layer:
+    model, shape, gpu, software = load.model, load.model.shape, machine.gpu, load.software
+    tp, hidden, latent = layout.tp, shape.hidden, model.latent
+    tokens = layout.micro_batch * load.length / layout.cp
+    peak = (gpu.peak.peak_tflops or 0.0) * TERA
+    rate = peak * gpu.matmul
+    fp8 = load.precision is Precision.FP8 and gpu.matmul_fp8 is not None and gpu.peak.fp8 is not None
+    if fp8:
+        rate = (gpu.peak.fp8 or 0.0) * TERA * (gpu.matmul_fp8 or 0.0)
+    memory_rate = gpu.memory_rate * gpu.memory
+    mixed = model.mixture_layers / shape.layers
+
+    # Products of every token: attention's projections, dense networks, shared experts.
+    dense = model.attention_weights + (1 - mixed) * model.dense_weights + mixed * model.shared_weights
+    widths = (1 - mixed) * shape.intermediate + mixed * shape.shared_intermediate
+    fed = 2 * hidden + model.query_width + model.kv_width + model.value_width + hidden
+    fed += shape.projections * widths + (hidden if widths else 0)
+    matmul = _products(2 * dense * tokens / tp, (dense + fed * tokens) / tp, rate, memory_rate, constants)
+    traffic = 12 * hidden + 2 * (model.query_width + model.kv_width) + (shape.projections) * widths
+    expert = 0.0
+    if mixed:
+        copies = mixed * shape.active_experts * tokens / tp
+        local = mixed * shape.experts / layout.ep * model.expert_weights
+        each = shape.projections * shape.expert_intermediate + 2 * hidden
+        flops = 2 * copies * model.expert_weights
+        grouped = _products(flops, local + copies * each, rate, memory_rate, constants)
+        matmul += constants.expert_imbalance * grouped
+        traffic += mixed * shape.active_experts * (4 * hidden + shape.projections * shape.expert_intermediate)
+        if layout.ep > 1:
+            expert = _exchange(load, layout, machine, copies)
+    if fp8:
+        traffic += constants.fp8_casts * 1.5 * (fed + mixed * shape.active_experts * hidden)
+    if latent:
+        traffic += 4 * ((latent.query_rank or 0) + latent.kv_rank)
+    elementwise = 2 * software.traffic * traffic * tokens / tp / memory_rate
+
+    attention, backward = _attention(load, layout, machine, tokens, constants)
+    tensor = 0.0
+    if tp > 1:
+        moved = 4 * (tp - 1) / tp * tokens * hidden * 2  # two pairs of all-gather and reduce-scatter
+        tensor = moved / group_rate(machine, tp, 1) + 4 * constants.collective_latency_s
+        tensor *= 1 - software.tensor_overlap
+    context = 0.0
+    if layout.cp > 1:
+        moved = (layout.cp - 1) * tokens * model.kv_width / tp * 2
+        # Keys and values of the next part arrive while attention works on this one.
+        context = max(0.1 * (ring := moved / group_rate(machine, layout.cp, tp)), ring - 0.8 * attention)
+    return _Layer(
+        matmul,
+        attention,
+        backward,
+        elementwise,
+        software.host_s,
+        tensor,
+        context,
+        expert * (1 - constants.expert_overlap),
+    )
+
+
+def _exchange(load: Workload, layout: Layout, machine: Machine, copies: float) -> float:
+    """Seconds of sending tokens to their experts and back, in a forward pass."""
+    ep, hidden = layout.ep, load.model.shape.hidden
+    here = max(1, min(ep, machine.domain // layout.tp))
+    sent = 2 * copies * hidden * 2
+    outside = 1 - here / ep
+    inside = sent * (here - 1) / ep / machine.link_rate if here > 1 else 0.0
+    # A token goes to each node once, and there to its experts over the link.
+    nodes = ep / here
+    active = load.model.shape.active_experts
+    once = nodes * (1 - (1 - 1 / nodes) ** active) / active if nodes > 1 else 1.0
+    return inside + sent * outside * once / machine.network_rate + sent * outside / machine.link_rate
+
+
+def _attention(
+    load: Workload, layout: Layout, machine: Machine, tokens: float, constants: Constants
+) -> tuple[float, float]:
+    """Seconds of attention's scores and weighted sums in one layer: forward, backward."""
+    model, gpu = load.model, machine.gpu
+    peak = (gpu.peak.peak_tflops or 0.0) * TERA
+    if load.software.fused_attention:
+        flops = 2 * (model.query_width + model.value_width) * tokens * load.length / 2 / layout.tp
+        width = model.shape.head_dim
+        reached = gpu.attention * min(1.0, width / 128) ** 0.5
+        forward = flops / (peak * reached)
+        return forward, constants.backward_attention * forward
+    # Two batched products over all scores, and softmax, mask and dropout, each of which reads and writes them.
+    flops = 2 * (model.query_width + model.value_width) * tokens * load.length / layout.tp
+    scores = model.shape.heads * tokens * load.length / layout.tp
+    forward = flops / (peak * 0.5 * gpu.matmul) + 2 * 7 * scores / (gpu.memory_rate * gpu.memory)
+    return forward, 2 * forward
+
+
+def step_time(load: Workload, layout: Layout, machine: Machine, constants: Constants | None = None) -> StepTime:
+    """Seconds of one step."""
+    constants = constants or DEFAULT
+    model, shape, gpu, software = load.model, load.model.shape, machine.gpu, load.software
+    layer = _layer(load, layout, machine, constants)
+    memory_rate = gpu.memory_rate * gpu.memory
+    count = layout.micro_batches(load.batch)
+    layers = shape.layers / layout.pp
+    deepest = math.ceil(layers)
+    tokens = layout.micro_batch * load.length / layout.cp
+
+    again = 0.0
+    if layout.recompute is Recompute.FULL:
+        again = layer.matmul + layer.attention + layer.elementwise + layer.host + layer.tensor + layer.expert
+    elif layout.recompute is Recompute.SELECTIVE:
+        again = 0.5 * layer.elementwise if software.fused_attention else layer.attention
+    each = (
+        3 * (layer.matmul + layer.elementwise + layer.host + layer.context)
+        + layer.attention + layer.attention_backward
+        + 2 * (layer.tensor + layer.expert)
+        + again
+    )  # fmt: skip
+
+    # The head: a product, and the loss, which reads and writes the logits in fp32.
+    logits = tokens * shape.vocabulary / layout.tp
+    peak = (gpu.peak.peak_tflops or 0.0) * TERA
+    head_matmul = 3 * _products(
+        2 * tokens * model.embedding_weights / layout.tp,
+        logits + model.embedding_weights / layout.tp,
+        peak * gpu.matmul,
+        memory_rate,
+        constants,
+    )
+    head_traffic = 16 * software.traffic * logits / memory_rate
+    head = head_matmul + head_traffic
+
+    # The slowest stage sets the pace; stages that divide unevenly leave the last one a layer less.
+    spare = 1 if deepest * layout.pp > shape.layers else 0
+    pace = max(deepest * each, (deepest - spare) * each + head) if layout.pp > 1 else deepest * each + head
+    average = layers * each + head / layout.pp
+    work = count * average
+    bubble = count * (pace - average)
+    pipeline = 0.0
+    if layout.pp > 1:
+        bubble += (layout.pp - 1) / layout.interleave * average
+        moved = 2 * tokens * shape.hidden * 2 / layout.tp
+        sends = count * (layout.interleave if layout.interleave > 1 else 1)
+        neighbour = layout.tp * layout.cp * layout.dp
+        rate = machine.link_rate if neighbour < machine.domain else machine.network_rate
+        hidden = 0.8 if layout.interleave > 1 else 0.0
+        pipeline = (1 - hidden) * sends * (moved / rate + 2 * constants.collective_latency_s)
+
+    data, optimizer = _data_parallel(load, layout, machine, constants, average, count)
+    parts = count * layers
+    nodes = max(1.0, layout.gpus / machine.domain)
+    busy = work + bubble + pipeline + data + optimizer
+    return StepTime(
+        matmul=parts * 3 * layer.matmul + count * head_matmul / layout.pp,
+        attention=parts * (layer.attention + layer.attention_backward),
+        elementwise=parts * 3 * layer.elementwise + count * head_traffic / layout.pp,
+        recompute=parts * again,
+        host=parts * 3 * layer.host,
+        tensor=parts * 2 * layer.tensor,
+        context=parts * 3 * layer.context,
+        expert=parts * 2 * layer.expert,
+        pipeline=pipeline,
+        bubble=bubble,
+        data=data,
+        optimizer=optimizer,
+        scale=busy * constants.scale_loss * math.log2(nodes) if nodes > 1 else 0.0,
+    )
+
+
+def _data_parallel(
+    load: Workload, layout: Layout, machine: Machine, constants: Constants, micro_batch_s: float, count: int
+) -> tuple[float, float]:
+    """Exposed seconds of data-parallel collectives, and seconds of the optimizer."""
+    dense, experts = stage_parameters(load.model, layout)
+    ranks = layout.dp * layout.cp
+    inside = layout.tp
+    memory_rate = machine.gpu.memory_rate * machine.gpu.memory
+    shards = min(ranks, machine.domain) if layout.sharding is Sharding.HSDP else ranks
+    owned = (
+        dense + experts
+        if layout.sharding is Sharding.DDP
+        else dense / shards + experts / max(1.0, shards * layout.tp / layout.ep)
+    )
+    optimizer = 30 * owned / memory_rate
+    if ranks == 1:
+        return 0.0, optimizer
+    rate = group_rate(machine, ranks, inside)
+    expert_ranks = max(1.0, ranks * layout.tp / layout.ep)
+    expert_rate = machine.network_rate if layout.ep * layout.pp >= machine.domain else machine.link_rate
+
+    def moved(bytes_each: float, group: float) -> float:
+        whole = dense * bytes_each * (group - 1) / group / rate
+        if expert_ranks > 1:
+            whole += experts * bytes_each * (expert_ranks - 1) / expert_ranks / expert_rate
+        return whole
+
+    if layout.sharding in (Sharding.FSDP, Sharding.HSDP):
+        if layout.sharding is Sharding.HSDP:
+            gather = (dense + experts) * 2 * (shards - 1) / shards / group_rate(machine, shards, inside)
+            across = 2 * software_bytes(load) * owned / machine.network_rate
+        else:
+            gather, across = moved(2, ranks), 0.0
+        each = gather * (2 + software_bytes(load) / 2) + across / count
+        exposed = count * max(constants.contention * each, each - constants.fsdp_overlap * micro_batch_s)
+        return exposed, optimizer
+    each = moved(software_bytes(load) + 2, ranks)
+    # Reductions hide behind the last micro-batch's backward pass, gathers behind the first one's forward pass.
+    window = constants.fsdp_overlap * micro_batch_s * (layout.pp if layout.interleave > 1 else 1) / layout.interleave
+    return max(constants.contention * each, each - window), optimizer
+
+
+def software_bytes(load: Workload) -> int:
+    """Bytes per gradient in reductions."""
+    return load.software.gradient_bytes
+
+
+DEFAULT = Constants()

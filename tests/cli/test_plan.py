@@ -1,0 +1,69 @@
+"""`holdfast plan`, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ExitCode
+
+if TYPE_CHECKING:
+    from tests.cli.conftest import Cli
+
+JOB = """
+command: python train.py
+nodes: 8
+gpus_per_node: 8
+model: {config: llama-3-70b, sequence_length: 8192, global_batch_tokens: 1048576, token_budget: 1000000000000}
+"""
+ON_H100 = ("--machine", "h100-ndr")
+
+
+def test_plan_lists_five_layouts_with_reasons_and_the_scaling_curve(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB)
+    answer = cli("plan", *ON_H100)
+    assert answer.code == ExitCode.OK
+    for shown in ("GPU-hours", "lost to", "nodes", "slower", "assumed, not measured"):
+        assert shown in answer.out
+
+
+def test_plan_as_json_has_all_figures(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB)
+    data = cli("plan", *ON_H100, "--set", "parallel.tp=8", "-o", "json").data
+    assert {each["candidate"]["layout"]["tp"] for each in data["best"]} == {8}
+    assert data["best"][0]["figures"]["gpu_hours"] > 0
+    assert data["best"][0]["sent_bytes"]["tp"] > 0
+
+
+def test_calibration_is_used_and_named(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB)
+    Path("rates.json").write_text(json.dumps({"matmul_tflops": 400, "network_gb_s": 40}))
+    usual, measured = (
+        cli("plan", *ON_H100, *more, "-o", "json").data for more in ((), ("--calibration", "rates.json"))
+    )
+    assert measured["best"][0]["figures"]["step_s"] > 1.2 * usual["best"][0]["figures"]["step_s"]
+    assert measured["assumed"] == ["link_gb_s", "memory_gb_s"]
+
+
+def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
+    job = Path("job.yaml")
+    job.write_text(JOB)
+    Path("rates.json").write_text('{"matmul": 1}')
+    Path("empty.json").write_text('{"model_type": "llama"}')
+    refused = {
+        "unknown-machine": ("plan",),
+        "bad-calibration": ("plan", *ON_H100, "--calibration", "rates.json"),
+        "unknown-model": ("plan", *ON_H100, "--set", "model.config=llama-9"),
+        "bad-model-config": ("plan", *ON_H100, "--set", "model.config=empty.json"),
+        "uneven-batch": ("plan", *ON_H100, "--set", "model.global_batch_tokens=8193"),
+        "no-layout": ("plan", *ON_H100, "--nodes", "7"),
+        "nothing-fits": ("plan", *ON_H100, "--nodes", "1"),
+        "no-gpus": ("plan", *ON_H100, "--gpus-per-node", "0"),
+    }
+    for code, words in refused.items():
+        answer = cli(*words)
+        assert f"[{code}]" in answer.err + answer.out, code
+        assert answer.code in (ExitCode.INVALID_JOB, ExitCode.CANNOT_RUN_HERE)
+    job.write_text("command: 'true'\ngpus_per_node: 8\n")
+    assert "[no-model]" in cli("plan").err

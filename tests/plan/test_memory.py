@@ -1,0 +1,71 @@
+"""Memory of layouts beside what papers state, and the arithmetic that reviewers do by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from holdfast.plan.hardware import MACHINES
+from holdfast.plan.layout import Layout, Recompute, Sharding
+from holdfast.plan.memory import layer_activations, memory
+from holdfast.plan.model_catalog import MODELS
+from holdfast.plan.traffic import ddp_bytes, fsdp_bytes, hsdp_bytes, step_traffic
+
+YEAR_S, DAY_S = 365.25 * 86_400, 86_400
+
+
+def test_gradients_of_70b_take_140_gb_and_their_ring_sends_280() -> None:
+    gradients = 70e9 * 2
+    assert gradients == 140e9
+    assert ddp_bytes(70e9, 1024, gradient_bytes=2) == pytest.approx(280e9, rel=0.01)
+
+
+def test_a_training_of_67_years_on_one_a100_takes_24_days_on_2048_at_half_the_peak() -> None:
+    """6.6e23 FLOPs, such as 6 N D of 70B parameters and 1.57T tokens; the 67 years are at the full peak."""
+    peak = (MACHINES["a100-hdr"].gpu.peak.bf16 or 0) * 1e12
+    flops = 6 * 70e9 * 1.57e12
+    assert flops / peak / YEAR_S == pytest.approx(67, rel=0.01)
+    assert flops / (2048 * peak * 0.5) / DAY_S == pytest.approx(24, rel=0.01)
+
+
+def test_model_states_take_16_to_18_bytes_per_parameter_without_sharding() -> None:
+    model = MODELS["llama-3-8b"]
+    needed = memory(model, Layout(dp=1, sharding=Sharding.DDP), length=1, micro_batches=1)
+    states = needed.weights + needed.gradients + needed.optimizer
+    assert states == pytest.approx(18 * model.parameters, rel=1e-3)
+
+
+def test_fsdp_divides_model_states_by_the_ranks() -> None:
+    model = MODELS["llama-3-70b"]
+    needed = memory(model, Layout(dp=512, sharding=Sharding.FSDP), length=1, micro_batches=1)
+    gathered = 4 * model.parameters / 80
+    assert needed.weights + needed.gradients + needed.optimizer == pytest.approx(
+        18 * model.parameters / 512 + gathered, rel=1e-3
+    )
+
+
+def test_activations_of_gpt_are_those_of_the_paper() -> None:
+    """34 bytes per token and hidden element without attention scores (arXiv 2205.05198, equation 1)."""
+    model = MODELS["gpt-3-175b"]
+    assert 2 * layer_activations(model, Recompute.NONE) / model.shape.hidden == pytest.approx(34, rel=0.05)
+    assert layer_activations(model, Recompute.FULL) == model.shape.hidden
+
+
+def test_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
+    model = MODELS["llama-3-70b"]
+    one = memory(model, Layout(tp=8, pp=1), length=8192, micro_batches=8).activations
+    eight = memory(model, Layout(tp=8, pp=8), length=8192, micro_batches=8).activations
+    assert eight == pytest.approx(one)
+    chunks = replace(Layout(tp=8, pp=8), interleave=5)
+    assert memory(model, chunks, length=8192, micro_batches=80).activations == pytest.approx(one * (1 + 7 / 40))
+
+
+def test_hsdp_sends_across_nodes_only_a_shard() -> None:
+    within = fsdp_bytes(8e9, 8, weight_bytes=2, gradient_bytes=4)
+    assert hsdp_bytes(8e9, 8, 4, weight_bytes=2, gradient_bytes=4) == within + 2 * 0.75 * 1e9 * 4
+
+
+def test_traffic_of_axes_of_size_one_is_zero() -> None:
+    sent = step_traffic(MODELS["llama-3-8b"], Layout(sharding=Sharding.DDP), batch=4, length=128, gradient_bytes=4)
+    assert sent == {"dp": 0.0, "tp": 0.0, "pp": 0.0}

@@ -1,0 +1,107 @@
+"""Step times, the search, and what a plan says of its result."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from holdfast.plan.hardware import MACHINES, Calibration, calibrated
+from holdfast.plan.layout import Layout, Recompute, Sharding
+from holdfast.plan.memory import memory
+from holdfast.plan.model_catalog import MODELS
+from holdfast.plan.predict import predict
+from holdfast.plan.search import layouts, search
+from holdfast.plan.step_time import SOFTWARE, StepTime, Workload, step_time
+
+H100 = MACHINES["h100-ndr"]
+LLAMA_8B = Workload(model=MODELS["llama-3-8b"], length=8192, batch=64)
+LLAMA_70B = Workload(model=MODELS["llama-3-70b"], length=8192, batch=128)
+
+
+def test_total_is_the_sum_of_all_parts() -> None:
+    time = step_time(LLAMA_70B, Layout(tp=4, pp=4, cp=2, dp=2, recompute=Recompute.FULL), H100)
+    parts = [getattr(time, field.name) for field in fields(StepTime)]
+    assert all(part >= 0 for part in parts)
+    assert time.total == pytest.approx(sum(parts))
+
+
+def test_full_recomputation_costs_about_a_third() -> None:
+    plain = Layout(dp=8, sharding=Sharding.FSDP)
+    again = step_time(LLAMA_8B, replace(plain, recompute=Recompute.FULL), H100).total
+    assert again / step_time(LLAMA_8B, plain, H100).total == pytest.approx(1.3, abs=0.04)
+
+
+def test_interleaving_divides_the_bubble() -> None:
+    plain = step_time(LLAMA_70B, Layout(tp=8, pp=8, dp=1), H100)
+    chunks = step_time(LLAMA_70B, Layout(tp=8, pp=8, dp=1, interleave=10), H100)
+    work = plain.total - plain.bubble - plain.pipeline - plain.data - plain.optimizer - plain.scale
+    assert plain.bubble - chunks.bubble == pytest.approx(7 * (1 - 1 / 10) * work / 128)
+
+
+def test_slow_network_makes_fsdp_wait() -> None:
+    layout = Layout(dp=64, sharding=Sharding.FSDP)
+    slow, fast = (step_time(LLAMA_8B, layout, MACHINES[name]).data for name in ("h100-10g-tcp", "h100-ndr"))
+    assert slow > 20 * fast
+
+
+def test_eager_program_is_slower_than_a_compiled_one() -> None:
+    layout = Layout(dp=8, sharding=Sharding.FSDP)
+    eager, compiled = (
+        step_time(replace(LLAMA_8B, software=SOFTWARE[name]), layout, H100).total for name in ("eager", "compiled")
+    )
+    assert eager > 1.05 * compiled
+
+
+def test_calibration_replaces_the_catalogue() -> None:
+    measured = calibrated(H100, Calibration(matmul_tflops=500, link_gb_s=300))
+    assert measured.gpu.matmul == pytest.approx(500 / 989.5)
+    assert measured.link_rate == 300e9
+    assert measured.network_rate == H100.network_rate
+    assert measured.measured == ("matmul_tflops", "link_gb_s")
+
+
+def test_every_layout_uses_all_gpus_and_the_whole_batch() -> None:
+    found = list(layouts(LLAMA_70B, H100, 64, {}))
+    assert len(found) == len({*found}) > 1000
+    assert all(each.gpus == 64 for each in found)
+    assert all(each.micro_batches(128) * each.micro_batch * each.dp == 128 for each in found)
+
+
+def test_search_finds_the_fastest_layout_that_fits() -> None:
+    fitting = [
+        each
+        for each in layouts(LLAMA_70B, H100, 64, {})
+        if memory(LLAMA_70B.model, each, length=8192, micro_batches=each.micro_batches(128)).total <= 80e9
+    ]
+    found = search(LLAMA_70B, H100, 64)
+    assert found.fitting == len(fitting)
+    assert found.best[0].time.total == min(step_time(LLAMA_70B, each, H100).total for each in fitting)
+
+
+def test_axes_that_a_job_sets_are_kept() -> None:
+    found = search(LLAMA_70B, H100, 64, fixed={"tp": 8, "pp": 2})
+    assert {(each.layout.tp, each.layout.pp) for each in found.best} == {(8, 2)}
+
+
+def test_model_that_fits_nowhere_names_the_smallest_layout() -> None:
+    found = search(replace(LLAMA_70B, model=MODELS["llama-3-405b"]), H100, 8)
+    assert not found.best
+    assert found.smallest is not None
+    assert found.smallest.memory.total > 80e9
+
+
+def test_plan_says_what_would_let_the_second_layout_win() -> None:
+    plan, found = predict(LLAMA_70B, MACHINES["h100-800g"], nodes=8, per_node=8, fixed={})
+    assert str(found.best[1].layout) in plan.next_wins_if
+    assert [point.nodes for point in plan.scaling] == [1, 2, 4, 8]
+    assert plan.scaling[0].reason == "does not fit in memory"
+    assert plan.scaling[-1].layout == plan.best[0].layout
+
+
+def test_plan_of_a_budget_counts_gpu_hours_and_cost() -> None:
+    plan, _ = predict(LLAMA_8B, H100, nodes=1, per_node=8, fixed={}, budget_tokens=10**12, price=2.0)
+    shown = plan.best[0].figures
+    assert shown.gpu_hours == pytest.approx(1e12 / shown.tokens_per_s_per_gpu / 3600)
+    assert shown.cost == pytest.approx(2 * (shown.gpu_hours or 0))
+    assert shown.mfu_full / shown.mfu_causal == pytest.approx(57.91 / 51.47, rel=1e-3)
