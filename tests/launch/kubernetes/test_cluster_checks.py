@@ -17,6 +17,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     check_cluster,
     required_permissions,
 )
+from holdfast.launch.kubernetes.preflight.referenced_objects import referenced_objects
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 SERVED = {(kind.group, kind.resource): frozenset({kind.version}) for kind in CATALOG.values()}
@@ -225,9 +226,10 @@ def test_names_that_pods_rely_on_are_looked_for() -> None:
     taint = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
     machines = [machine(name, taints=[taint], **offers) for name in "ab"]
     system = {**machine("c"), "metadata": {"name": "c", "labels": {"node-group": "system"}}}
-    cluster = replace(GOOD, nodes=[*machines, system], missing_secrets=["registry"])
+    asked = render_context(Case(target={"image_pull_secrets": ["registry"]}))
+    cluster = replace(GOOD, nodes=[*machines, system], missing_references=list(referenced_objects(asked)))
     assert set(found(cluster, case)) == {"referenced-object-missing"}
-    there = replace(cluster, missing_secrets=(), priority_classes=frozenset({"training"}))
+    there = replace(cluster, missing_references=(), priority_classes=frozenset({"training"}))
     assert found(there, case) == {}
 
 

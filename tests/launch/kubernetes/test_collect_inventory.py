@@ -110,6 +110,30 @@ def test_what_a_place_lacks_is_found(lab: Lab, namespace: str, place, lacking: s
             lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
 
 
+def test_objects_that_the_targets_pod_names_are_looked_for_one_by_one(lab: Lab, namespace: str, place) -> None:
+    pod = {
+        "env_from": {"config_maps": ["settings"], "secrets": ["tokens"]},
+        "volumes": [
+            {"name": "data", "mount": "/data", "claim": "dataset"},
+            {"name": "keys", "mount": "/keys", "secret": "keys"},
+            {"name": "etc", "mount": "/etc/more", "config_map": "settings"},
+            {"name": "scratch", "mount": "/scratch", "host_path": "/mnt"},
+        ],
+        "resource_claims": [{"name": "gpus", "template": "eight-gpus"}],
+    }
+    asked = render_context(Case(job={**SMALL, "secrets": {}}, target={**place("no-machines"), "pod": pod}))
+    wanted = ["settings", "tokens", "dataset", "keys", "settings", "eight-gpus"]
+    assert [each.name for each in collect_inventory(asked).missing_references] == wanted
+    lab.kubectl("create", "configmap", "settings", "-n", namespace)
+    lab.kubectl("create", "secret", "generic", "keys", "-n", namespace)
+    missing = collect_inventory(asked).missing_references
+    assert [(each.kind, each.where) for each in missing] == [
+        ("Secret", "pod.env_from.secrets"),
+        ("PersistentVolumeClaim", "pod.volumes.0.claim"),
+        ("ResourceClaimTemplate", "pod.resource_claims.0.template"),
+    ]
+
+
 def test_queue_that_kueue_requires_and_the_target_does_not_name_is_found(lab: Lab, namespace: str, place) -> None:
     there = {**place(""), "queue": None}
     with other_kueue(lab, all_in_queues(namespace)):

@@ -270,7 +270,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "referenced-object-missing",
-        "The target names a priority class or a secret that does not exist.",
+        "The target names an object that does not exist, such as a priority class, a Secret or a claim.",
         "The finding names it.",
         "Create it, or name another.",
     ),

@@ -27,7 +27,7 @@ from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
 from holdfast.launch.kubernetes.preflight import pod_patch_checks
-from holdfast.launch.kubernetes.preflight.fabric_prerequisites import Prerequisite
+from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 KUEUE = "kueue.x-k8s.io"
@@ -62,8 +62,8 @@ class ClusterInventory:
     """Kueue's WorkloadPriorityClasses."""
     topologies: Mapping[str, Sequence[str]] | None = None
     """By flavor of the queue, the labels of its topology's levels, the widest first; None if unknown."""
-    missing_secrets: Sequence[str] = ()
-    """Names of missing image pull secrets."""
+    missing_references: Sequence[ReferencedObject] = ()
+    """Objects that the target names and that are not there."""
     suspended_by_kueue: bool | None = None
     """Whether Kueue suspends the run's object in a dry run; None if unknown."""
     denied: Sequence[str] = ()
@@ -76,7 +76,7 @@ class ClusterInventory:
     """Machines that earlier runs found to be at fault."""
     quarantine_findings: Sequence[Finding] = ()
     """What is wrong with the stored quarantine."""
-    missing_prerequisites: Sequence[Prerequisite] = ()
+    missing_prerequisites: Sequence[ReferencedObject] = ()
     """What the fabric needs of the cluster and is not there."""
     not_readable: Sequence[str] = ()
     """What this user may not read, so it is unknown."""
@@ -367,11 +367,9 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         what = f"there is no WorkloadPriorityClass {priority}, and without it the queue does not admit the run"
         remedy = "`kubectl get workloadpriorityclasses` lists them."
         yield _finding("referenced-object-missing", "priority", what, remedy)
-    for secret in cluster.missing_secrets:
-        what = f"there is no secret {secret} in namespace {ctx.target.namespace}"
-        yield _finding(
-            "referenced-object-missing", "image_pull_secrets", what, "Make it: `kubectl create secret docker-registry`."
-        )
+    for each in cluster.missing_references:
+        what = f"there is no {each.kind} {each.name} in namespace {ctx.target.namespace}"
+        yield _finding("referenced-object-missing", each.where, what, each.remedy)
 
 
 def fabric(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:

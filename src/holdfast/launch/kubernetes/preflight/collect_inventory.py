@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -32,6 +32,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
 )
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
+from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject, referenced_objects
 from holdfast.launch.kubernetes.quarantine_object import NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -87,18 +88,19 @@ class _Collector:
             queue_priorities=_names(await self._list(f"/apis/{KUEUE}/{KUEUE_VERSION}/workloadpriorityclasses"))
             if ctx.job.priority and ctx.queue
             else None,
-            missing_secrets=[
-                name for name in target.image_pull_secrets if await self._get_own(f"secrets/{name}") is None
-            ],
+            missing_references=await self._missing(referenced_objects(ctx)),
             suspended_by_kueue=owner[0],
             denied=denied,
             rejections=(*owner[1], *rest),
             pod_rejections=of_pods,
             quarantined=quarantine.active(time.time()),
             quarantine_findings=quarantine_findings,
-            missing_prerequisites=[each for each in prerequisites(ctx) if await self._get(each.path) is None],
+            missing_prerequisites=await self._missing(prerequisites(ctx)),
             not_readable=tuple(dict.fromkeys(self._not_readable)),
         )
+
+    async def _missing(self, wanted: Iterable[ReferencedObject]) -> list[ReferencedObject]:
+        return [each for each in wanted if await self._get(each.path) is None]
 
     async def _quarantine(self) -> tuple[Quarantine, tuple[Finding, ...]]:
         try:

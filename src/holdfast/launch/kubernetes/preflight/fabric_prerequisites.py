@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
+from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
 
 _ATTACHMENTS = "/apis/k8s.cni.cncf.io/v1/namespaces/{}/network-attachment-definitions"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prerequisite:
-    """An object of the cluster without which pods do not reach the fabric."""
-
-    kind: str
-    name: str
-    path: str
-    """Its API path."""
-    where: str
-    """The field of the target that names it."""
-    remedy: str
-
-
-def prerequisites(ctx: RenderContext) -> Iterator[Prerequisite]:
+def prerequisites(ctx: RenderContext) -> Iterator[ReferencedObject]:
     """The objects that the fabric needs, each once."""
     access = ctx.pod_access
     for network in dict.fromkeys(filter(None, ctx.multus_networks)):
         namespace, _, name = network.rpartition("/")
         name = name.partition("@")[0]  # Multus takes the name of the interface after it
-        yield Prerequisite(
+        yield ReferencedObject(
             kind="NetworkAttachmentDefinition",
             name=network,
             path=f"{_ATTACHMENTS.format(namespace or '{namespace}')}/{name}",
@@ -37,7 +24,7 @@ def prerequisites(ctx: RenderContext) -> Iterator[Prerequisite]:
             remedy="`kubectl get network-attachment-definitions -A` lists them; without Multus there are none.",
         )
     for _, network in access.gke_interfaces:
-        yield Prerequisite(
+        yield ReferencedObject(
             kind="Network",
             name=network,
             path=f"/apis/networking.gke.io/v1/networks/{network}",
@@ -45,7 +32,7 @@ def prerequisites(ctx: RenderContext) -> Iterator[Prerequisite]:
             remedy="`kubectl get networks` lists them; the cluster needs multi-networking. Name yours in `rails`.",
         )
     if access.claim is not None and access.claim.device_class:
-        yield Prerequisite(
+        yield ReferencedObject(
             kind="DeviceClass",
             name=access.claim.device_class,
             path=f"/apis/resource.k8s.io/v1/deviceclasses/{access.claim.device_class}",
@@ -54,7 +41,7 @@ def prerequisites(ctx: RenderContext) -> Iterator[Prerequisite]:
         )
     for daemon in access.daemon_sets:
         namespace, _, name = daemon.partition("/")
-        yield Prerequisite(
+        yield ReferencedObject(
             kind="DaemonSet",
             name=daemon,
             path=f"/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}",
