@@ -50,7 +50,7 @@ def test_eager_program_is_slower_than_a_compiled_one() -> None:
     eager, compiled = (
         step_time(replace(LLAMA_8B, software=SOFTWARE[name]), layout, H100).total for name in ("eager", "compiled")
     )
-    assert eager > 1.05 * compiled
+    assert eager > 1.03 * compiled
 
 
 def test_calibration_replaces_the_catalogue() -> None:

@@ -31,8 +31,12 @@ class Gpu:
     matmul_fp8: float | None = None
     """Share of the fp8 peak; None if it has no fp8."""
     attention: float
-    """Share of the bf16 peak that the forward pass of fused causal attention reaches."""
-    memory: float = 0.85
+    """Share of the bf16 peak that the forward pass of causal attention reaches in the vendor's kernels."""
+    attention_portable: float
+    """The same for FlashAttention 2, which PyTorch brings."""
+    attention_early: float
+    """The same for the first generation of FlashAttention."""
+    memory: float = 0.88
     """Share of the memory's peak that elementwise kernels reach."""
     source: str
 
@@ -94,8 +98,10 @@ _A100 = Gpu(
     peak=_PEAKS["A100"],
     memory_bytes=80 * GB,
     memory_rate=2039 * GB,
-    matmul=0.80,
-    attention=0.55,
+    matmul=0.759,
+    attention=0.65,
+    attention_portable=0.73,
+    attention_early=0.358,
     source="https://www.nvidia.com/en-us/data-center/a100/",
 )
 _H100 = Gpu(
@@ -103,10 +109,26 @@ _H100 = Gpu(
     peak=_PEAKS["H100 SXM"],
     memory_bytes=80 * GB,
     memory_rate=3350 * GB,
-    matmul=0.70,
-    matmul_fp8=0.60,
-    attention=0.45,
+    matmul=0.592,
+    matmul_fp8=0.63,
+    attention=0.628,
+    attention_portable=0.366,
+    attention_early=0.198,
     source="https://www.nvidia.com/en-us/data-center/h100/",
+)
+_LIMITED = 0.845
+"""Share of its rates that an H100 reaches at 500 of 700 W: the clock falls about with the square root of the power."""
+_H100_500W = replace(
+    _H100,
+    name="H100 500W",
+    memory_bytes=96 * GB,
+    memory_rate=2400 * GB,
+    matmul=_H100.matmul * _LIMITED,
+    matmul_fp8=(_H100.matmul_fp8 or 0.0) * _LIMITED,
+    attention=_H100.attention * _LIMITED,
+    attention_portable=_H100.attention_portable * _LIMITED,
+    attention_early=_H100.attention_early * _LIMITED,
+    source="https://github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md",
 )
 _H200 = replace(
     _H100,
@@ -121,12 +143,25 @@ _B200 = Gpu(
     peak=_PEAKS["B200"],
     memory_bytes=180 * GB,
     memory_rate=7700 * GB,
-    matmul=0.72,
-    matmul_fp8=0.60,
-    attention=0.45,
+    matmul=0.67,
+    matmul_fp8=0.511,
+    attention=0.564,
+    attention_portable=0.18,
+    attention_early=0.1,
     source="https://www.nvidia.com/en-us/data-center/dgx-b200/",
 )
 _GB200 = replace(_B200, name="GB200", peak=_PEAKS["GB200"], memory_bytes=186 * GB, memory_rate=8000 * GB)
+_B300 = replace(
+    _B200,
+    name="B300",
+    peak=_PEAKS["B300"],
+    memory_bytes=270 * GB,
+    memory_rate=8000 * GB,
+    matmul=0.905,
+    matmul_fp8=0.711,
+)
+_GB300 = replace(_GB200, name="GB300", memory_bytes=279 * GB, matmul=0.905, matmul_fp8=0.711)
+# No published run was compared with MI300X: its shares are estimates.
 _MI300X = Gpu(
     name="MI300X",
     peak=_PEAKS["MI300X"],
@@ -135,6 +170,8 @@ _MI300X = Gpu(
     matmul=0.50,
     matmul_fp8=0.42,
     attention=0.30,
+    attention_portable=0.30,
+    attention_early=0.15,
     source="https://www.amd.com/en/products/accelerators/instinct/mi300/mi300x.html",
 )
 
@@ -172,25 +209,19 @@ _ROWS = (
     _machine("a100-pcie-100g", _A100, "PCIe 4", 25, "RoCE, 100 Gbit/s per node", 1.5625),
     _machine("h100-ndr", _H100, "NVLink 4", 450, "InfiniBand NDR, 400 Gbit/s per GPU", 50),
     _machine("h100-roce", _H100, "NVLink 4", 450, "RoCE, 400 Gbit/s per GPU", 50),
+    _machine("h100-500w-roce", _H100_500W, "NVLink 4", 450, "RoCE, 400 Gbit/s per GPU", 50),
     _machine("h100-efa", _H100, "NVLink 4", 450, "EFA, 3,200 Gbit/s per node", 50),
     _machine("h100-800g", _H100, "NVLink 4", 450, "RoCE, 800 Gbit/s per node", 12.5),
     _machine("h100-100g-tcp", _H100, "NVLink 4", 450, "Ethernet with TCP, 100 Gbit/s per node", 1.5625),
     _machine("h100-10g-tcp", _H100, "NVLink 4", 450, "Ethernet with TCP, 10 Gbit/s per node", 0.15625),
     _machine("h200-ndr", _H200, "NVLink 4", 450, "InfiniBand NDR, 400 Gbit/s per GPU", 50),
     _machine("b200-ndr", _B200, "NVLink 5", 900, "InfiniBand NDR, 400 Gbit/s per GPU", 50),
-    _machine(
-        "b300-xdr",
-        replace(_B200, name="B300", peak=_PEAKS["B300"], memory_bytes=270 * GB, memory_rate=8000 * GB),
-        "NVLink 5",
-        900,
-        "InfiniBand XDR, 800 Gbit/s per GPU",
-        100,
-    ),
+    _machine("b300-xdr", _B300, "NVLink 5", 900, "InfiniBand XDR, 800 Gbit/s per GPU", 100),
     replace(_machine("gb200-ndr", _GB200, "NVLink 5", 900, "InfiniBand NDR, 400 Gbit/s per GPU", 50), domain=64),
     replace(
         _machine(
             "gb300-xdr",
-            replace(_GB200, name="GB300", memory_bytes=279 * GB),
+            _GB300,
             "NVLink 5",
             900,
             "InfiniBand XDR, 800 Gbit/s per GPU",

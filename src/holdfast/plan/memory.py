@@ -14,8 +14,12 @@ GRADIENT_BYTES = 4
 OPTIMIZER_BYTES = 12
 """Master weights and both moments of Adam, in fp32."""
 ACTIVATION_BYTES = 2
+LOGIT_BYTES = 12
+"""Logits in bf16 and fp32, and the gradients of both."""
 RESERVED_BYTES = 3 << 30
-"""CUDA context, NCCL buffers and fragmentation of the allocator."""
+"""CUDA context and NCCL buffers."""
+FRAGMENTS = 0.05
+"""Share of activations that the allocator's fragmentation adds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,10 +50,11 @@ def stage_parameters(model: Transformer, layout: Layout) -> tuple[float, float]:
     return (layers * each + ends) / layout.tp + layers * model.norm_weights, experts
 
 
-def layer_activations(model: Transformer, recompute: Recompute, *, fused_attention: bool = True) -> float:
+def layer_activations(model: Transformer, recompute: Recompute, *, repeated: float = 0.0) -> float:
     """Elements kept per token of one layer without tensor parallelism (arXiv 2205.05198, section 4).
 
-    Attention scores, which a fused kernel does not keep, are not included: they grow with the sequence.
+    `repeated` is the share of the products that selective recomputation repeats. Attention scores are not included, as
+    fused kernels do not keep them.
     """
     shape = model.shape
     hidden = shape.hidden
@@ -62,11 +67,12 @@ def layer_activations(model: Transformer, recompute: Recompute, *, fused_attenti
     attention = model.query_width + model.kv_width + model.value_width
     latent = model.latent
     compressed = (latent.query_rank or 0) + latent.kv_rank + latent.rope_dim if latent else 0
-    kept = 2 * hidden + attention + compressed + copies + (shape.projections - 1) * widths
-    if recompute is Recompute.SELECTIVE and fused_attention:
-        return kept
+    products = attention - model.value_width + compressed + hidden + (shape.projections - 1) * widths
+    inputs = hidden + model.value_width + copies
+    if recompute is Recompute.SELECTIVE:
+        return inputs + (1 - repeated) * products
     masks = hidden if model.biases else 0  # two masks of dropout, one byte each
-    return kept + 2 * hidden + widths + masks
+    return inputs + products + 2 * hidden + widths + masks
 
 
 def in_flight(layout: Layout, micro_batches: int) -> float:
@@ -77,10 +83,13 @@ def in_flight(layout: Layout, micro_batches: int) -> float:
     return min(float(micro_batches), deep)
 
 
-def memory(model: Transformer, layout: Layout, *, length: int, micro_batches: int, domain: int = 8) -> Memory:
+def memory(
+    model: Transformer, layout: Layout, *, length: int, micro_batches: int, domain: int = 8, repeated: float = 0.0
+) -> Memory:
     """Memory of the fullest GPU.
 
-    `length` is the tokens of a sequence, `domain` the GPUs that HSDP shards over.
+    `length` is the tokens of a sequence, `domain` the GPUs that HSDP shards over, `repeated` the share of the products
+    that selective recomputation repeats.
     """
     dense, experts = stage_parameters(model, layout)
     ranks = layout.dp * layout.cp
@@ -90,17 +99,19 @@ def memory(model: Transformer, layout: Layout, *, length: int, micro_batches: in
     sharded = dense / shards + experts / expert_shards
     layers = -(-model.shape.layers // layout.pp)
     tokens = layout.micro_batch * length / layout.cp
-    kept = layer_activations(model, layout.recompute) * ACTIVATION_BYTES / layout.tp
+    kept = layer_activations(model, layout.recompute, repeated=repeated) * ACTIVATION_BYTES / layout.tp
     if layout.recompute is Recompute.FULL:
         again = layer_activations(model, Recompute.NONE) * ACTIVATION_BYTES / layout.tp  # one layer at a time
     else:
         again = 0.0
+    # Inputs of a layer's products, gathered from the ranks that divide it: two in the backward pass.
+    whole = 2 * model.shape.hidden * ACTIVATION_BYTES if layout.tp > 1 else 0.0
     fully = layout.sharding in (Sharding.FSDP, Sharding.HSDP)
     gathered = 2 * WEIGHT_BYTES * total / layers if fully else 0.0
     return Memory(
         weights=WEIGHT_BYTES * (sharded if fully else total) + gathered,
         gradients=GRADIENT_BYTES * (sharded if fully else total),
         optimizer=OPTIMIZER_BYTES * (total if layout.sharding is Sharding.DDP else sharded),
-        activations=tokens * (kept * layers * in_flight(layout, micro_batches) + again),
-        logits=tokens * model.shape.vocabulary / layout.tp * (ACTIVATION_BYTES + 4) if layout.pp == 1 else 0.0,
+        activations=(1 + FRAGMENTS) * tokens * (kept * layers * in_flight(layout, micro_batches) + again + whole),
+        logits=(1 + FRAGMENTS) * tokens * model.shape.vocabulary / layout.tp * LOGIT_BYTES if layout.pp == 1 else 0.0,
     )

@@ -100,7 +100,14 @@ def search(
     for layout in layouts(load, machine, gpus, fixed or {}):
         tried += 1
         count = layout.micro_batches(load.batch)
-        needed = memory(load.model, layout, length=load.length, micro_batches=count, domain=machine.domain)
+        needed = memory(
+            load.model,
+            layout,
+            length=load.length,
+            micro_batches=count,
+            domain=machine.domain,
+            repeated=load.software.selective_products,
+        )
         if needed.total > machine.gpu.memory_bytes:
             if fitting == 0 and (smallest is None or needed.total < smallest.memory.total):
                 smallest = Candidate(layout=layout, memory=needed, time=step_time(load, layout, machine))

@@ -25,26 +25,41 @@ class Precision(StrEnum):
     FP8 = "fp8"
 
 
+class Kernels(StrEnum):
+    """Whose fused attention a program runs."""
+
+    VENDOR = "vendor"
+    """cuDNN's, or FlashAttention 3."""
+    PORTABLE = "portable"
+    """FlashAttention 2, on any GPU."""
+    EARLY = "early"
+    """The first generation of FlashAttention."""
+    NONE = "none"
+    """Separate kernels, which write all scores to memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constants:
     """What is fitted; shares are of 1."""
 
-    operand_share: float = 0.45
+    operand_share: float = 0.65
     """Share of the time to move a product's operands that adds to its compute."""
-    backward_attention: float = 3.1
+    backward_attention: float = 2.87
     """Attention's backward pass over its forward pass: 2.5 times the FLOPs, at a lower rate."""
-    fp8_casts: float = 1.0
+    narrow_heads: float = 0.12
+    """Power of a head's width over 128 with which attention's rate falls for narrower heads."""
+    fp8_casts: float = 0.676
     """Elementwise traffic of casts to fp8, over one read and two writes of each operand."""
-    fsdp_overlap: float = 0.8
+    fsdp_overlap: float = 0.687
     """Share of compute behind which FSDP's collectives can hide."""
-    contention: float = 0.12
+    contention: float = 0.123
     """Share of hidden communication that still costs time: it takes SMs and memory bandwidth."""
-    expert_overlap: float = 0.2
+    expert_overlap: float = 0.725
     """Share of expert-parallel exchange that hides."""
-    expert_imbalance: float = 1.25
+    expert_imbalance: float = 2.08
     """The busiest expert-parallel rank's tokens over the average, and lower rates of grouped products."""
     collective_latency_s: float = 15e-6
-    scale_loss: float = 0.004
+    scale_loss: float = 0.00478
     """Loss per doubling of nodes: jitter and stragglers."""
 
 
@@ -57,9 +72,13 @@ class Software:
     """Elementwise memory traffic over that of fused kernels."""
     host_s: float
     """Time per layer and pass that kernels wait for the host."""
-    tensor_overlap: float
+    tensor_overlap: float = 0.0
     """Share of tensor-parallel communication that hides."""
-    fused_attention: bool = True
+    attention: Kernels = Kernels.VENDOR
+    stops_early: bool = False
+    """Whether recomputation skips each layer's last product, whose result no gradient needs, as PyTorch's does."""
+    selective_products: float = 0.0
+    """Share of the products that selective recomputation repeats."""
     gradient_bytes: int = 4
     """Bytes per gradient in reductions."""
 
@@ -67,14 +86,38 @@ class Software:
 SOFTWARE = {
     row.name: row
     for row in (
-        Software(name="eager", traffic=1.8, host_s=60e-6, tensor_overlap=0.0),
-        Software(name="compiled", traffic=1.0, host_s=20e-6, tensor_overlap=0.3),
-        Software(name="megatron", traffic=1.0, host_s=20e-6, tensor_overlap=0.6, gradient_bytes=2),
-        Software(name="megatron-2022", traffic=1.3, host_s=40e-6, tensor_overlap=0.0, fused_attention=False),
+        Software(
+            name="eager",
+            traffic=1.39,
+            host_s=60e-6,
+            attention=Kernels.PORTABLE,
+            stops_early=True,
+            selective_products=0.5,
+        ),
+        Software(
+            name="eager-2023",
+            traffic=1.39,
+            host_s=60e-6,
+            attention=Kernels.EARLY,
+            stops_early=True,
+            selective_products=0.5,
+        ),
+        Software(
+            name="compiled",
+            traffic=0.857,
+            host_s=20e-6,
+            attention=Kernels.PORTABLE,
+            stops_early=True,
+            selective_products=0.5,
+        ),
+        Software(name="megatron", traffic=1.04, host_s=20e-6, tensor_overlap=0.707, gradient_bytes=2),
+        Software(name="megatron-2022", traffic=1.27, host_s=40e-6, attention=Kernels.NONE),
     )
 }
-"""Kinds of training programs: PyTorch's FSDP eager and compiled, Megatron-LM and NeMo, and Megatron-LM before fused
-attention and overlap."""
+"""Kinds of training programs.
+
+PyTorch without a compiler, today and in 2023; compiled; Megatron-LM and NeMo; Megatron-LM before fused attention.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,10 +271,13 @@ def _attention(
     """Seconds of attention's scores and weighted sums in one layer: forward, backward."""
     model, gpu = load.model, machine.gpu
     peak = (gpu.peak.peak_tflops or 0.0) * TERA
-    if load.software.fused_attention:
+    if load.software.attention is not Kernels.NONE:
         flops = 2 * (model.query_width + model.value_width) * tokens * load.length / 2 / layout.tp
         width = model.shape.head_dim
-        reached = gpu.attention * min(1.0, width / 128) ** 0.5
+        share = {Kernels.PORTABLE: gpu.attention_portable, Kernels.EARLY: gpu.attention_early}.get(
+            load.software.attention, gpu.attention
+        )
+        reached = share * min(1.0, width / 128) ** constants.narrow_heads
         forward = flops / (peak * reached)
         return forward, constants.backward_attention * forward
     # Two batched products over all scores, and softmax, mask and dropout, each of which reads and writes them.
@@ -255,8 +301,11 @@ def step_time(load: Workload, layout: Layout, machine: Machine, constants: Const
     again = 0.0
     if layout.recompute is Recompute.FULL:
         again = layer.matmul + layer.attention + layer.elementwise + layer.host + layer.tensor + layer.expert
+        if software.stops_early:
+            again -= layer.matmul * _last_product(model)
     elif layout.recompute is Recompute.SELECTIVE:
-        again = 0.5 * layer.elementwise if software.fused_attention else layer.attention
+        again = 0.5 * layer.elementwise if software.attention is not Kernels.NONE else layer.attention
+        again += software.selective_products * layer.matmul
     each = (
         3 * (layer.matmul + layer.elementwise + layer.host + layer.context)
         + layer.attention + layer.attention_backward
@@ -312,6 +361,14 @@ def step_time(load: Workload, layout: Layout, machine: Machine, constants: Const
         optimizer=optimizer,
         scale=busy * constants.scale_loss * math.log2(nodes) if nodes > 1 else 0.0,
     )
+
+
+def _last_product(model: Transformer) -> float:
+    """The share of a layer's products that its last one has."""
+    per_token = model.shape.active_weights - model.embedding_weights
+    shape = model.shape
+    width = shape.active_experts * shape.expert_intermediate if shape.experts else shape.intermediate
+    return shape.layers * shape.hidden * width / per_token
 
 
 def _data_parallel(
