@@ -6,11 +6,20 @@ from dataclasses import fields, replace
 
 import pytest
 
+from holdfast.events.probe_results import (
+    AllReduceRate,
+    DeviceRates,
+    MatmulRate,
+    NodeAllReduce,
+    ProbeOutcome,
+    ProbeResult,
+)
 from holdfast.plan.hardware import MACHINES, Calibration, calibrated
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.memory import memory
 from holdfast.plan.model_catalog import MODELS
 from holdfast.plan.predict import predict
+from holdfast.plan.request import from_probe
 from holdfast.plan.search import layouts, search
 from holdfast.plan.step_time import SOFTWARE, StepTime, Workload, step_time
 
@@ -105,3 +114,32 @@ def test_plan_of_a_budget_counts_gpu_hours_and_cost() -> None:
     assert shown.gpu_hours == pytest.approx(1e12 / shown.tokens_per_s_per_gpu / 3600)
     assert shown.cost == pytest.approx(2 * (shown.gpu_hours or 0))
     assert shown.mfu_full / shown.mfu_causal == pytest.approx(57.91 / 51.47, rel=1e-3)
+
+
+def test_probes_of_a_check_calibrate_the_machine() -> None:
+    devices = tuple(
+        DeviceRates(
+            rank=rank,
+            node=rank // 2,
+            device="NVIDIA H100",
+            matmul=(
+                MatmulRate(dtype="bfloat16", tflop_s=600 + rank, products=1),
+                MatmulRate(dtype="float32", tflop_s=50, products=1),
+            ),
+            copy_gb_s=2800,
+        )
+        for rank in range(4)
+    )
+    rates = tuple(
+        AllReduceRate(size_bytes=size, time_s=1.0, algorithm_gb_s=bus, bus_gb_s=bus)
+        for size, bus in ((1, 5.0), (1 << 30, 80.0))
+    )
+    result = ProbeResult(
+        rank=0,
+        outcome=ProbeOutcome.PASSED,
+        elapsed_s=1.0,
+        devices=devices,
+        node_all_reduce=(NodeAllReduce(node=0, rates=rates),),
+        all_reduce=rates,
+    )
+    assert from_probe(result) == Calibration(matmul_tflops=601.5, memory_gb_s=2800, link_gb_s=80, network_gb_s=40)

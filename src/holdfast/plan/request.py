@@ -7,9 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
+import msgspec
+
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.events.probe_results import ProbeResult
 from holdfast.job.loader import read_text
 from holdfast.job.spec import Job, ModelSpec
 from holdfast.plan.hardware import MACHINES, Calibration, Machine, calibrated
@@ -107,14 +111,40 @@ def find_machine(name: str | None, calibration: Path | None) -> Machine:
 
 
 def _calibration(path: Path) -> Calibration:
-    known = {field.name for field in fields(Calibration)}
     found = _object(path, "bad-calibration", "a calibration")
+    if "probe" in found:
+        return _of_probe(found["probe"], path)
+    known = {field.name for field in fields(Calibration)}
     wrong = [name for name, value in found.items() if name not in known or not _is_rate(value)]
     if wrong or not found:
         what = f"{path} has no positive number for {', '.join(wrong) or 'any rate'}"
-        remedy = f"It is a JSON object with some of: {', '.join(sorted(known))}."
+        remedy = f"Give the output of `holdfast check --full -o json`, or some of: {', '.join(sorted(known))}."
         raise failure("bad-calibration", what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy=remedy)
     return Calibration(**found)
+
+
+def _of_probe(document: object, path: Path) -> Calibration:
+    """The rates that the probes of `holdfast check --full` measured."""
+    try:
+        return from_probe(msgspec.convert(document, ProbeResult))
+    except msgspec.ValidationError as error:
+        what = f"`probe` in {path} is not what `holdfast check --full -o json` prints: {error}"
+        remedy = "Write its output to a file again."
+        raise failure("bad-calibration", what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy=remedy) from None
+
+
+def from_probe(result: ProbeResult) -> Calibration:
+    """Medians over the devices, and bandwidths of the largest all-reduces."""
+    products = [rate.tflop_s for each in result.devices for rate in each.matmul if rate.dtype == "bfloat16"]
+    copies = [each.copy_gb_s for each in result.devices if each.copy_gb_s]
+    within = [each.rates[-1].bus_gb_s for each in result.node_all_reduce if each.rates]
+    per_node = len(result.devices) / len({each.node for each in result.devices}) if result.devices else 1.0
+    return Calibration(
+        matmul_tflops=median(products) if products else None,
+        memory_gb_s=median(copies) if copies else None,
+        link_gb_s=median(within) if within else None,
+        network_gb_s=result.all_reduce[-1].bus_gb_s / per_node if result.all_reduce else None,
+    )
 
 
 def _is_rate(value: object) -> bool:

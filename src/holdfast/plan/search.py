@@ -31,7 +31,7 @@ class Found:
     """The result of a search."""
 
     best: tuple[Candidate, ...]
-    """Fastest first; of layouts that differ only in recomputation, sharding, chunks or micro-batch, the fastest one."""
+    """Fastest first; of layouts with the same tp, pp and ep, the fastest one."""
     tried: int
     fitting: int
     smallest: Candidate | None
@@ -93,8 +93,8 @@ def _schedules(load: Workload, axes: Layout) -> Iterator[Layout]:
 def search(
     load: Workload, machine: Machine, gpus: int, *, fixed: Mapping[str, int] | None = None, keep: int = 5
 ) -> Found:
-    """The `keep` fastest layouts that fit in a GPU's memory, one per division into tp, pp, cp, ep and dp."""
-    fastest: dict[tuple[int, ...], Candidate] = {}
+    """The `keep` fastest layouts that fit in a GPU's memory, one per size of tp, pp and ep."""
+    fastest: dict[tuple[int, int, int], Candidate] = {}
     smallest: Candidate | None = None
     tried = fitting = 0
     for layout in layouts(load, machine, gpus, fixed or {}):
@@ -114,7 +114,7 @@ def search(
             continue
         fitting += 1
         time = step_time(load, layout, machine)
-        axes = (layout.tp, layout.pp, layout.cp, layout.ep)
+        axes = (layout.tp, layout.pp, layout.ep)
         known = fastest.get(axes)
         if known is None or time.total < known.time.total:
             fastest[axes] = Candidate(layout=layout, memory=needed, time=time)
