@@ -50,6 +50,11 @@ MACHINE_NAMES = {
     "H100 500W": "h100-500w-roce",
     "H200": "h200-ndr",
 }  # fmt: skip
+NOT_IN_TABLE: dict[str, dict[str, Any]] = {
+    "megatron-readme-gpt3": {"mbs": 1, "seq": 2048, "recompute": "full"},
+    "llama3": {"mbs": 1, "vp": 8},
+}
+"""What a source's table does not say: from the script beside it; from the paper's schedule, one layer per chunk."""
 FP8 = {"FP8", "FP8-CS", "FP8-MX", "MXFP8", "FP8-CS (FP8-MX)", "amp_fp8"}
 
 
@@ -138,8 +143,10 @@ def _why_left_out(row: dict[str, Any], newest: str) -> str:
         return "superseded: a later release of the same software ran the same model"
     if row["group"] == "megatron-readme-2022":
         return "same runs as korthikanti-2022"
-    if row["group"] == "megatron-core-strong":
+    if row["group"] == "megatron-core-strong" or not ({"seq", "tp"} <= row.keys() or row["group"] in NOT_IN_TABLE):
         return "layout not stated"
+    if row["hardware"] not in MACHINE_NAMES:
+        return "machine not in the planner"
     return ""
 
 
@@ -148,8 +155,7 @@ def _run(row: dict[str, Any], is_held_out: bool) -> PublishedRun:
     assert model is not None
     group, gpus = row["group"], row["gpus"]
     tp, pp, cp = row.get("tp") or 1, row.get("pp") or 1, row.get("cp") or 1
-    if group == "megatron-readme-gpt3":
-        row = {"mbs": 1, "seq": 2048, "recompute": "full", **row}
+    row = {**NOT_IN_TABLE.get(group, {}), **row}
     length = row["seq"]
     micro = row.get("mbs") or 1
     dp = gpus // (tp * pp * cp)
@@ -167,7 +173,7 @@ def _run(row: dict[str, Any], is_held_out: bool) -> PublishedRun:
         seconds = row["s_per_step"]
     elif "tokens_per_s_per_gpu" in row:
         seconds = load.tokens / gpus / row["tokens_per_s_per_gpu"]
-    elif group == "megascale":  # full attention, as in Megatron-LM's formula
+    elif "mfu_pct" in row and group != "llama3":  # over the bf16 peak, with full attention
         peak = (machine.gpu.peak.bf16 or 0.0) * 1e10
         seconds = load.tokens * model.flops(length).full / gpus / (row["mfu_pct"] * peak)
     else:  # the Llama 3 paper counts causal FLOPs
@@ -206,6 +212,8 @@ def _software(row: dict[str, Any]) -> Software:
         case "fms-fsdp":  # its policy reduces gradients in bf16
             return replace(SOFTWARE["compiled"], gradient_bytes=2)
         case "torchtitan" | "torchtitan-h200":
-            return SOFTWARE["compiled" if row["compile"] else "eager"]
+            return SOFTWARE["compiled" if row.get("compile", True) else "eager"]
+        case "nanotron":
+            return SOFTWARE["eager"]
         case _:
             return SOFTWARE["megatron"]
