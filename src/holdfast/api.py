@@ -14,11 +14,10 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from holdfast import code_update, controller_client, prune_runs, run_diagnosis
+from holdfast import code_update, controller_client, prune_runs, run_diagnosis, run_profile
 from holdfast.controller_client import (
     CHECKPOINT,
     POLL_S,
-    STEP_PROFILE,
     controller_dead,
     follow_request,
     is_finished,
@@ -34,9 +33,7 @@ from holdfast.events import (
     FaultAction,
     FaultRequested,
     FaultTarget,
-    ProfileRequested,
     RunFinished,
-    StepCommitted,
 )
 from holdfast.events.log import EventReader, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES
@@ -58,7 +55,6 @@ from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
 from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
-from holdfast.metrics.metric_catalog import has_requested
 from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.report.run_figures import report_document, report_markdown
 from holdfast.report.run_record import RunRecord, record_run
@@ -353,15 +349,8 @@ def checkpoint(run: RunDir, *, timeout_s: float) -> CheckpointCommitted:
     raise AssertionError("follow_request ends with the result or raises")
 
 
-def profile_steps(run: RunDir, *, timeout_s: float) -> StepCommitted:
-    """Have a run's ranks profile their next steps; returns the step whose metrics hold the step-time breakdown.
-
-    Raises HoldfastError if no rank can, and if the profile is not there after `timeout_s` seconds.
-    """
-    seen = (event for _, event in follow_request(run, ProfileRequested(at=time.time()), STEP_PROFILE, timeout_s))
-    return next(event for event in seen if isinstance(event, StepCommitted) and has_requested(event.metrics))
-
-
+StepProfile, profile_steps = run_profile.StepProfile, run_profile.profile_steps
+"""Have a run's ranks profile their next steps, and some of them keep a trace."""
 Updated, update = code_update.UpdateResult, code_update.update
 """Have a run's ranks resume with other code."""
 

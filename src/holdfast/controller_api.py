@@ -26,6 +26,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 
 from holdfast.control.agent_connections import ForeignMessage
 from holdfast.control.controller import Controller, crash
+from holdfast.control.trace_store import TraceRefused, TraceStore
 from holdfast.events import AgentConnected, RequestEvent
 from holdfast.events.requests import EXPIRES
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
@@ -111,6 +112,7 @@ class ControllerApi:
         limits: ApiLimits = LIMITS,
         *,
         metrics: MetricsEndpoint,
+        traces: TraceStore | None = None,
         generation: Callable[[int, str], int | None] = lambda _node, _address: None,
         first_code: str = "",
     ) -> None:
@@ -120,12 +122,14 @@ class ControllerApi:
         self._limits = limits
         self._rate_limiters: dict[NodeAgent, NodeRateLimiter] = {}
         self._code = code
+        self._traces = traces
         self._first_code = first_code
         """Digest of the run's initial code: a bootstrapping agent may download it before its first start order."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(routes.AGENT_SOCKET, self._agent_socket),
                 Route(routes.CODE + "{digest}", self._serve_code),
+                Route(routes.TRACES + "{name:path}", self._store_trace, methods=["PUT"]),
                 Route(routes.BOOTSTRAP, self._bootstrap, methods=["POST"]),
                 Route(routes.METRICS, metrics.answer),
                 *(
@@ -249,6 +253,20 @@ class ControllerApi:
             await asyncio.sleep(wait_s)
         return text
 
+    async def _store_trace(self, request: Request) -> Response:
+        """Store the trace of a profile that an agent uploads."""
+        if self._traces is None:
+            return JSONResponse({"error": "no traces are kept"}, status_code=404)
+        arrival: PendingConnection = request.state.pending_connection
+        arrival.admit(self._limits.download_s)
+        try:
+            await self._traces.store(request.path_params["name"], request.stream())
+        except TraceRefused as refused:
+            return JSONResponse({"error": str(refused)}, status_code=413)
+        except OSError as error:
+            return JSONResponse({"error": str(error)}, status_code=507)
+        return JSONResponse({"ok": True})
+
     async def _serve_code(self, request: Request) -> Response:
         """Send an archive of the run's code: the initial one, or that of an update."""
         digest: str = request.path_params["digest"]
@@ -262,7 +280,7 @@ class ControllerApi:
 
 def _allowed_principals(path: str) -> tuple[type[Principal], ...]:
     """Who may use a path."""
-    return (NodeAgent,) if path.startswith(routes.CODE) else _PRINCIPALS.get(path, (User,))
+    return (NodeAgent,) if path.startswith((routes.CODE, routes.TRACES)) else _PRINCIPALS.get(path, (User,))
 
 
 def _expires(request: Request) -> float:

@@ -29,6 +29,7 @@ from holdfast.control.log_recovery import empty_log, recover_log
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState
+from holdfast.control.trace_store import TraceStore
 from holdfast.controller_api import ControllerApi, make_server
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, CodeShipped, FaultTarget, FindingRaised, RunFinished
@@ -366,6 +367,7 @@ async def serve(
             keys,
             folder.code,
             metrics=MetricsEndpoint(lambda: {folder.run_id: folder.events}),
+            traces=TraceStore(folder.traces),
             generation=backend.generation,
             first_code=first_code,
         )

@@ -25,6 +25,7 @@ RUNS/<run id>/
                             the path of its cgroup, the node's own token (0600)
     nodes/node1.0/evidence/ one folder per failed attempt; agent/failure_evidence.py lists its files
     logs/attempt-0/rank-3.log
+    traces/attempt-0-step-20/rank-3.json.gz   traces of profiles, and merged.json.gz of several ranks
     checkpoints/            the default checkpoint path
 """
 
@@ -255,6 +256,10 @@ class RunDir:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def traces(self) -> Path:
+        return self.path / "traces"
+
     def attempt_log_dir(self, attempt: int, replica: int = 0, replicas: int = 1) -> Path:
         """Folder of an attempt's rank logs; with several replicas each has its own."""
         return self.logs / attempt_name(attempt, replica, replicas)
@@ -271,6 +276,17 @@ def read_controller_record(record: Path) -> dict[str, Any]:
         return {}
     known = {name: value for name, value in found.items() if isinstance(value, _RECORD_FIELDS.get(name, ()))}
     return {name: value for name, value in known.items() if name not in _PORTS or 0 < value < 1 << 16}
+
+
+TRACE_NAME = re.compile(r"(replica-\d{1,6}-)?attempt-\d{1,6}-step-\d{1,12}/rank-\d{1,9}\.json\.gz")
+"""A trace in the folder of traces."""
+MAX_TRACE_BYTES = 64 << 20
+"""Most bytes of one trace, compressed."""
+
+
+def trace_name(step: int, rank: int, attempt: int, replica: int = 0, replicas: int = 1) -> str:
+    """Name of a trace in the folder of traces."""
+    return f"{attempt_name(attempt, replica, replicas)}-step-{step}/rank-{rank}.json.gz"
 
 
 def attempt_name(attempt: int, replica: int = 0, replicas: int = 1) -> str:

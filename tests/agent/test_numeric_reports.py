@@ -33,6 +33,7 @@ def reports_of(sent: list[Any], dropped: list[Finding]) -> RankReports:
         on_step=none,
         on_first_step=none,
         on_program_ended=none,
+        on_trace_written=none,
         on_gpu_memory=none,
     )
 

@@ -151,7 +151,11 @@ class WorkerGroupBench:
             on_step=lambda rank, step: self.steps.append((rank, step)),
             on_stopped=self.stopped.append,
             on_failed=self.failed.append,
+            upload_trace=self.upload_trace,
         )
+
+    async def upload_trace(self, name: str, file: Path) -> str:
+        return "there is no controller"
 
     def launch(self, rank: int, command: list[str], attempt: int, ranks: int = 1) -> RankLaunch:
         env = {"RANK": str(rank), "HOLDFAST_REPLICA": "0", "HOLDFAST_ATTEMPT": str(attempt)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -30,6 +31,8 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.metrics.metric_catalog import ON_REQUEST, has_requested
+from holdfast.metrics.profiler_events import STEP
+from holdfast.train.metrics.profiler import STEPS
 
 LOOP = Path(__file__).parents[1] / "train" / "loop.py"
 """With a Session, and more steps than anybody waits for."""
@@ -90,12 +93,37 @@ def test_checkpoint_is_taken_when_asked_and_cancel_saves_the_last_step(
     assert watched.all(CheckpointCommitted)[-1].step == max(watched.steps())
 
 
+def check_merged_trace(path: Path) -> None:
+    """As the Trace Event Format has it: named processes by rank, complete events by time, flows with both ends."""
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(each.name for each in path.parent.iterdir()) == [path.name, "rank-0.json.gz", "rank-1.json.gz"]
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    names = {each["pid"]: each["args"]["name"] for each in events if each["name"] == "process_name"}
+    assert [names[pid] for pid in sorted(names)] == ["rank 0 · node0", "rank 1 · node1"]
+    timed = [each for each in events if each["ph"] != "M"]
+    assert [each["ts"] for each in timed] == sorted(each["ts"] for each in timed)
+    assert timed[0]["ts"] == 0
+    assert {each["pid"] for each in timed} == names.keys()
+    assert all(each["dur"] >= 0 for each in timed if each["ph"] == "X")
+    begun = sorted(each["id"] for each in timed if each["ph"] == "s")
+    assert begun == sorted(each["id"] for each in timed if each["ph"] == "f")
+    for pid in names:
+        marks = [each["ts"] for each in timed if each["pid"] == pid and each["name"] == STEP]
+        assert len(marks) == STEPS + 1
+        assert any(each["name"] == "gloo:all_reduce" for each in timed if each["pid"] == pid)
+
+
 @pytest.mark.slow
 def test_profile_shows_where_a_steps_time_goes(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     watched = start(runs)
     watched.wait_for(StepCommitted)
     assert main(["profile", "-o", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["metrics"].keys() >= ON_REQUEST
+    found = json.loads(capsys.readouterr().out)
+    assert found["metrics"].keys() >= ON_REQUEST
+    assert found["failures"] == []
+    assert found["summary"][0].startswith("If it were gone, a step of ")
+    check_merged_trace(Path(found["trace"]))
     assert main(["status"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "a step, profiled: forward" in shown

@@ -36,6 +36,7 @@ from holdfast.agent.sources import Sources
 from holdfast.agent.standby_preparation import prepare_standby
 from holdfast.agent.state_memory import StateMemory
 from holdfast.agent.tcp_store_host import TcpStoreHost
+from holdfast.agent.traces import trace_url, upload_trace
 from holdfast.agent.worker_group import WorkerGroup
 from holdfast.clock import JUMP_POLL_S, Clock, clock_jumped
 from holdfast.errors import HoldfastError
@@ -53,7 +54,7 @@ from holdfast.findings import Finding
 from holdfast.host.processes import adopt_orphans, descendants, kill_all
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.protocol import orders, rank_messages
-from holdfast.protocol.rank_messages import CheckpointAndExitNow, ProfileStepsNow, TakeCheckpointNow, TransferAndExitNow
+from holdfast.protocol.rank_messages import CheckpointAndExitNow, TakeCheckpointNow, TransferAndExitNow
 from holdfast.run_dir import EXIT_REASON_NAME, read_controller_record
 
 log = logging.getLogger("holdfast.agent")
@@ -303,6 +304,10 @@ class Agent:
         if self._log_replica is not None:
             await self._log_replica.upload(self._settings.controller_url(), self._settings.token, self._settings.ca)
 
+    async def _upload_trace(self, name: str, file: Path) -> str:
+        url = trace_url(self._settings.controller_url(), name)
+        return await upload_trace(url, file, token=self._settings.token, ca=self._settings.ca)
+
     # Orders
 
     def _handle_order(self, order: orders.AnyOrder) -> None:
@@ -331,7 +336,7 @@ class Agent:
                     group.send_to_sessions(TakeCheckpointNow(), "can take a checkpoint")
             case orders.ProfileSteps():
                 for group in self._worker_groups.values():
-                    group.send_to_sessions(ProfileStepsNow(), "can profile its steps")
+                    group.profile_steps(order)
             case orders.DumpStacks():
                 for group in self._worker_groups.values():
                     group.dump_stacks(order)
@@ -415,6 +420,7 @@ class Agent:
             on_step=self._fault_injector.on_step,
             on_stopped=self._on_group_stopped,
             on_failed=self._keep_evidence,
+            upload_trace=self._upload_trace,
         )
         self._worker_groups[order.replica] = group
         start = asyncio.ensure_future(group.start())

@@ -37,6 +37,7 @@ from holdfast.protocol.rank_messages import (
     RankStepMetrics,
     RankToAgent,
     StepClockFailed,
+    TraceWritten,
 )
 
 log = logging.getLogger("holdfast.agent")
@@ -74,6 +75,7 @@ class RankReports:
         on_first_step: Callable[[], None],
         on_gpu_memory: Callable[[int, GpuMemory], None],
         on_program_ended: Callable[[ProgramEnded], None],
+        on_trace_written: Callable[[int, TraceWritten], None],
         socket_of: Callable[[int], Path] = lambda _: Path(),
     ) -> None:
         """`socket_of` returns the path of the socket on which a rank reaches this agent."""
@@ -90,6 +92,7 @@ class RankReports:
         """Called at the first step of each rank."""
         self._on_gpu_memory = on_gpu_memory
         self._on_program_ended = on_program_ended
+        self._on_trace_written = on_trace_written
         self._socket_of = socket_of
         self._step_clocks = StepClockReader(self._on_clocked_step)
         self._drop_counter = DropCounter(node)
@@ -156,6 +159,8 @@ class RankReports:
                 self._on_checkpoint(rank, message)
             case ProgramEnded():
                 self._on_program_ended(message)
+            case TraceWritten():
+                self._on_trace_written(rank, message)
             case StepClockFailed():
                 log.warning("the step clock of rank %s is off: %s", message.rank, ascii(message.error[:500]))
             case ExitingOnRequest():

@@ -38,6 +38,7 @@ from holdfast.agent.stack_sampler import StackSampler
 from holdfast.agent.state_memory import StateMemory
 from holdfast.agent.step_aggregator import StepAggregator
 from holdfast.agent.tcp_store_host import TcpStoreHost, hosts_store
+from holdfast.agent.traces import RankTraces, Upload
 from holdfast.agent.zygote import RankCommand
 from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
@@ -50,7 +51,7 @@ from holdfast.events import (
     RankState,
 )
 from holdfast.findings import Finding, Severity, replica_suffix
-from holdfast.protocol.orders import AgentMessage, DumpStacks, RankLaunch, StartRanks
+from holdfast.protocol.orders import AgentMessage, DumpStacks, ProfileSteps, RankLaunch, StartRanks
 from holdfast.protocol.rank_messages import (
     AgentToRank,
     CheckpointAndExitNow,
@@ -93,6 +94,7 @@ class WorkerGroup:
         on_step: Callable[[int, int], None],
         on_stopped: Callable[[WorkerGroup], None],
         on_failed: Callable[[FailedRanks], None],
+        upload_trace: Upload,
         echo: Echo | None = None,
     ) -> None:
         self.replica = order.replica
@@ -155,6 +157,7 @@ class WorkerGroup:
             report_finding=self._report_finding,
             clock=clock,
         )
+        self._traces = RankTraces(order, node=node, folder=folder, clock=clock, upload=upload_trace, send=send)
         self._reports = RankReports(
             order,
             node=node,
@@ -167,6 +170,7 @@ class WorkerGroup:
             on_gpu_memory=self._memory_watch.add_gpu,
             on_first_step=partial(self._schedule_prewarm, PREWARM_AFTER_FIRST_STEP_S),
             on_program_ended=self._exit_watcher.on_program_over,
+            on_trace_written=self._traces.on_written,
             socket_of=lambda rank: next(process.socket for process in self.processes if rank in process.ranks),
         )
         self._orphans = OrphanProcesses(
@@ -365,6 +369,10 @@ class WorkerGroup:
     def inject(self, rank: int, drill: InjectRankFault) -> None:
         """Have a rank's Session inject a fault that no signal can; report if it has no Session."""
         self._send_to_sessions([self._rank_servers[rank]], drill, f"can inject `{drill.fault}`")
+
+    def profile_steps(self, order: ProfileSteps) -> None:
+        """Have the Sessions profile their next steps; report if no rank has one."""
+        self.send_to_sessions(self._traces.request(order), "can profile its steps")
 
     def send_to_sessions(self, request: AgentToRank, what: str) -> None:
         """Send a request to the Sessions; report if no rank has one."""

@@ -91,6 +91,7 @@ _QUIET = (
     events.RanksPrewarmed,
     events.StacksDumped,
     events.EvidenceKept,
+    events.TraceKept,
     events.CodeFetched,
     events.RanksStopped,
     events.NodesStarted,
@@ -327,6 +328,10 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.EvidenceKept: lambda event: (
         f"node{event.node} kept {count(event.files, 'file')} of attempt {event.attempt}{replica_suffix(event.replica)}"
         f" in {event.folder}"
+    ),
+    events.TraceKept: lambda event: (
+        f"rank {event.rank}{replica_suffix(event.replica)} "
+        + (f"kept no trace of step {event.step}: {event.failure}" if event.failure else f"kept the trace {event.file}")
     ),
     events.StacksCompared: lambda event: (
         f"compared the stacks of attempt {event.attempt}{replica_suffix(event.replica)}: "

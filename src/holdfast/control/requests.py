@@ -29,7 +29,7 @@ def checkpoint_requested(ctx: Context, event: events.CheckpointRequested) -> Non
 
 def profile_requested(ctx: Context, event: events.ProfileRequested) -> None:
     """Every rank profiles its steps."""
-    ctx.send(orders.ProfileSteps(), None)
+    ctx.send(orders.ProfileSteps(ranks=event.ranks), None)
 
 
 def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None:

@@ -32,6 +32,7 @@ from holdfast.events.agent_events import (
     RankState,
     StacksDumped,
     StandbyReady,
+    TraceKept,
 )
 from holdfast.events.base import Event
 from holdfast.events.batched import NodesStarted, NodesStopped, RanksExited, RanksHung
@@ -107,6 +108,7 @@ AgentEvent = (
     | RankExited
     | RanksStopped
     | EvidenceKept
+    | TraceKept
     | RankHung
     | CheckpointCommitted
     | NodePreemptionNotice

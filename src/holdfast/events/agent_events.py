@@ -395,6 +395,22 @@ class EvidenceKept(Event, frozen=True, kw_only=True):
     """Files over the limit, or that could not be read."""
 
 
+class TraceKept(Event, frozen=True, kw_only=True):
+    """The controller has received the trace of a rank's profiled steps, or knows why there is none."""
+
+    node: int
+    replica: int
+    attempt: int
+    rank: int
+    step: int
+    """The last step of the profile."""
+    kept: int
+    """Ranks of the replica that keep a trace of these steps."""
+    file: str = ""
+    """In the run's folder; empty if there is none."""
+    failure: str = ""
+
+
 class CheckpointCommitted(Event, frozen=True, kw_only=True):
     """A replica completed a checkpoint."""
 

@@ -119,6 +119,9 @@ class FaultAction(StrEnum):
     LINK_ERRORS = "link-errors"
 
 
+MAX_TRACED_RANKS = 64
+"""Most ranks that keep a trace of one profile."""
+
 MAX_STACK_ROUNDS = 20
 
 EXPIRES = "holdfast-expires"
@@ -161,6 +164,9 @@ class CheckpointRequested(Request, frozen=True, kw_only=True):
 
 class ProfileRequested(Request, frozen=True, kw_only=True):
     """A user requested a profile of each rank's next steps."""
+
+    ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TRACED_RANKS)] = ()
+    """Global ranks that keep a trace; empty: rank 0, the slowest and the fastest rank."""
 
 
 class StackDumpRequested(Request, frozen=True, kw_only=True):

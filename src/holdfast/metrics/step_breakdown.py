@@ -81,6 +81,11 @@ def breakdown_metric(part: str) -> str:
     return f"profile_{part}_s"
 
 
+def covered_s(spans: Iterable[Span], *, within: Span) -> float:
+    """Seconds of a span that others cover."""
+    return _length(_intersect(_union(spans), [within])) / 1e9
+
+
 def _phases(trace: StepTrace, whole: Spans) -> dict[StepPart, Spans]:
     """Phases of the loop's thread; every moment is in exactly one."""
     checkpoint = _intersect(_union(trace.checkpoint), whole)

@@ -184,6 +184,9 @@ class TakeCheckpoint(Order, frozen=True, kw_only=True, tag="take-checkpoint"):
 class ProfileSteps(Order, frozen=True, kw_only=True, tag="profile-steps"):
     """Request a step profile from every rank."""
 
+    ranks: tuple[int, ...] = ()
+    """Global ranks that keep a trace; empty: some ranks of replica 0 (train/metrics/kept_traces.py)."""
+
 
 class DumpStacks(Order, frozen=True, kw_only=True, tag="dump-stacks"):
     """Dump the stacks of every rank and report them: once (`StacksDumped`), or in several rounds (`StackRound`)."""

@@ -149,6 +149,16 @@ class StepClockFailed(RankMessage, frozen=True, kw_only=True, tag="step-clock-fa
     error: str = ""
 
 
+class TraceWritten(RankMessage, frozen=True, kw_only=True, tag="trace-written"):
+    """The rank has written the trace of a profile, or could not."""
+
+    step: int
+    """The last step of the profile."""
+    kept: int
+    """Ranks that keep a trace of these steps."""
+    failure: str = ""
+
+
 class ExitingOnRequest(RankMessage, frozen=True, kw_only=True, tag="exiting-on-request"):
     """The rank exits on request with code 75, before its last step."""
 
@@ -163,6 +173,16 @@ class TakeCheckpointNow(RankRequest, frozen=True, kw_only=True, tag="take-checkp
 
 class ProfileStepsNow(RankRequest, frozen=True, kw_only=True, tag="profile-steps-now"):
     """Profile a few steps after the current one, and report the step-time breakdown with the last of them."""
+
+    traces: str = ""
+    """Start of the paths of trace files (`trace_path`); empty: no rank keeps one."""
+    ranks: tuple[int, ...] = ()
+    """Ranks that keep one; empty: rank 0, the slowest and the fastest rank."""
+
+
+def trace_path(start: str, step: int, rank: int) -> str:
+    """Where a rank writes a trace."""
+    return f"{start}step-{step}-rank-{rank}.json.gz"
 
 
 class CheckpointAndExitNow(RankRequest, frozen=True, kw_only=True, tag="checkpoint-and-exit-now"):
@@ -229,6 +249,7 @@ RankToAgent = (
     | CorruptionReported
     | ProgramEnded
     | StepClockFailed
+    | TraceWritten
     | ExitingOnRequest
 )
 

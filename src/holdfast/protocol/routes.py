@@ -22,6 +22,9 @@ CODE = "/v1/code/"
 UPLOADS = "/v1/uploads/"
 """Followed by the name of the uploaded file."""
 
+TRACES = "/v1/traces/"
+"""Followed by the name of the trace in the run's folder of traces."""
+
 METRICS = "/metrics"
 """Where Prometheus looks by default."""
 

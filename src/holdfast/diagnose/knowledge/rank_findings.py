@@ -105,6 +105,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Request it again once ranks pass steps; a program without a Session cannot be profiled.",
     ),
     (
+        "bad-ranks",
+        "The ranks for `holdfast profile --ranks` are no numbers, not of this run, or too many.",
+        "`holdfast status` shows how many ranks the run has.",
+        "Write their numbers, such as 0,5; without `--ranks` rank 0, the slowest and the fastest rank keep a trace.",
+    ),
+    (
         "step-profile-failed",
         "A rank could not profile its steps.",
         "The evidence: the program's own profiler was active, or the error of torch's profiler.",

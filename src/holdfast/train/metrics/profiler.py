@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -19,24 +19,25 @@ from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
 from holdfast.findings import Finding, Severity
-from holdfast.metrics.step_breakdown import Span, StepTrace, step_breakdown
+from holdfast.metrics.profiler_events import (
+    BACKWARD,
+    CHECKPOINT,
+    DATA,
+    LAUNCHES,
+    NAMED,
+    ON_DEVICE,
+    OPERATOR,
+    STEP,
+    ProfilerEvent,
+    step_trace,
+)
+from holdfast.metrics.step_breakdown import step_breakdown
 from holdfast.train.torch_private import enable_record_function, profiler_enabled
 
 STEPS = 5
 """Steps of a profile."""
 
-_STEP, _BACKWARD, _DATA, _CHECKPOINT = (f"holdfast: {name}" for name in ("step", "backward", "data", "checkpoint"))
-_LOADER = "enumerate(DataLoader)#"
-_OPTIMIZER, _ZEROING = "Optimizer.step#", "Optimizer.zero_grad#"
-_HOST_SENDS = re.compile(r"(gloo|mpi|ucc):")
-"""A whole collective; NCCL's are kernels."""
-_DEVICE_SENDS = re.compile(r"nccl|rccl", re.IGNORECASE)
-_ENTERS = re.compile(r"(c10d|_c10d_functional)::|record_param_comms")
-_COMPUTES = re.compile(r"(?!c10d::|_c10d_functional::|autograd::engine::)\w[\w.]*::|CompiledFunction|Torch-Compiled")
-_OPERATOR, _NAMED = "cpu_op", "user_annotation"
-_ASKS = ("cuda_runtime", "cuda_driver")
-_ASK_NAMES = re.compile(r"(cuda|cu|hip)[A-Z]")
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_ASKS = re.compile(r"(cuda|cu|hip)[A-Z]")
 
 
 class Profiler:
@@ -47,6 +48,8 @@ class Profiler:
         self._backward: Callable[..., Any] = torch.autograd.backward
         self._steps = 0
         self._findings: list[Finding] = []
+        self._ended: profile | None = None
+        """The last complete profile, until its trace is taken."""
 
     @property
     def running(self) -> bool:
@@ -86,27 +89,34 @@ class Profiler:
         _wait_for_device()
         self._note_step()
         try:
-            return step_breakdown(_step_trace(self.stop()))
+            ended = self.stop()
+            recorded: Any = ended.profiler if ended else None
+            spent = step_breakdown(step_trace(_events(recorded.kineto_results.events())))
+            self._ended = ended
+            return spent
         except Exception as error:  # an error of torch's profiler must not stop training
             self._findings = [_profile_failed(f"{type(error).__name__}: {error}")]
             return {}
 
-    def stop(self) -> list[Any]:
-        """Stop profiling; returns the recorded events."""
+    def take_trace(self) -> Callable[[str], None] | None:
+        """What writes the trace of the last profile to a path; None without one, and the second time."""
+        ended, self._ended = self._ended, None
+        return None if ended is None else ended.export_chrome_trace
+
+    def stop(self) -> profile | None:
+        """Stop profiling; returns the profile, if one was running."""
         running, self._running = self._running, None
-        if running is None:
-            return []
-        torch.autograd.backward = self._backward
-        running.stop()
-        recorded: Any = running.profiler
-        return list(recorded.kineto_results.events())
+        if running is not None:
+            torch.autograd.backward = self._backward
+            running.stop()
+        return running
 
     def _note_step(self) -> None:
-        with record_function(_STEP):
+        with record_function(STEP):
             pass
 
     def _marked_backward(self, *args: Any, **options: Any) -> Any:
-        with record_function(_BACKWARD):
+        with record_function(BACKWARD):
             return self._backward(*args, **options)
 
 
@@ -118,12 +128,12 @@ def _wait_for_device() -> None:
 
 def waiting_for_data() -> AbstractContextManager[object]:
     """Marks that the loop waits for samples."""
-    return _mark(_DATA)
+    return _mark(DATA)
 
 
 def waiting_for_checkpoint() -> AbstractContextManager[object]:
     """Marks that the loop waits for a checkpoint."""
-    return _mark(_CHECKPOINT)
+    return _mark(CHECKPOINT)
 
 
 @contextmanager
@@ -140,33 +150,19 @@ def _mark(name: str) -> AbstractContextManager[object]:
     return record_function(name) if profiler_enabled() else nullcontext()
 
 
-def _step_trace(events: list[Any]) -> StepTrace:
-    """The events of torch's profiler, classified by their meaning for a step's time."""
-    starts = sorted(event.start_ns() for event in events if event.name() == _STEP)
-    thread = next(event.start_thread_id() for event in events if event.name() == _STEP)
-    on_host = [(event.name(), event) for event in events if _activity(event) in (_OPERATOR, _NAMED)]
-    ours = [(name, _span(event)) for name, event in on_host if event.start_thread_id() == thread]
-    operators = [event for event in events if _activity(event) == _OPERATOR and event.start_thread_id() == thread]
-    asked = {event.correlation_id(): event.start_ns() for event in events if _activity(event) in _ASKS}
-    on_device = [event for event in events if _activity(event) in _ON_DEVICE]
-    sent_by_device = [_span(event) for event in on_device if _DEVICE_SENDS.search(event.name())]
-    sent_by_host = [_span(event) for name, event in on_host if event.is_async() and _HOST_SENDS.match(name)]
-    return StepTrace(
-        step_starts=tuple(starts),
-        backward=[span for name, span in ours if name == _BACKWARD],
-        optimizer=[span for name, span in ours if name.startswith(_OPTIMIZER)],
-        zero_grad=[span for name, span in ours if name.startswith(_ZEROING)],
-        data=[span for name, span in ours if name == _DATA or name.startswith(_LOADER)],
-        checkpoint=[span for name, span in ours if name == _CHECKPOINT],
-        operators=[_span(event) for event in operators if _COMPUTES.match(event.name())],
-        in_collective=[span for name, span in ours if _ENTERS.match(name)],
-        communication=[*sent_by_device, *sent_by_host],
-        kernels=[
-            (asked.get(event.correlation_id(), event.start_ns()), _span(event))
-            for event in on_device
-            if not _DEVICE_SENDS.search(event.name())
-        ],
-    )
+def _events(recorded: Iterable[Any]) -> list[ProfilerEvent]:
+    return [
+        ProfilerEvent(
+            name=event.name(),
+            activity=_activity(event),
+            thread=event.start_thread_id(),
+            begin=event.start_ns(),
+            end=event.start_ns() + event.duration_ns(),
+            correlation=event.correlation_id(),
+            is_async=event.is_async(),
+        )
+        for event in recorded
+    ]
 
 
 def _activity(event: Any) -> str:
@@ -174,14 +170,10 @@ def _activity(event: Any) -> str:
     if hasattr(event, "activity_type"):
         return event.activity_type()
     if event.device_type() != torch.autograd.DeviceType.CPU:
-        return f"gpu_{_NAMED}" if event.is_user_annotation() else _ON_DEVICE[0]
+        return f"gpu_{NAMED}" if event.is_user_annotation() else ON_DEVICE[0]
     if event.is_user_annotation():
-        return _NAMED
-    return _ASKS[0] if _ASK_NAMES.match(event.name()) else _OPERATOR
-
-
-def _span(event: Any) -> Span:
-    return event.start_ns(), event.start_ns() + event.duration_ns()
+        return NAMED
+    return LAUNCHES[0] if _ASKS.match(event.name()) else OPERATOR
 
 
 def _profile_failed(why: str) -> Finding:

@@ -27,6 +27,7 @@ from holdfast.clock import Clock
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Finding, Severity, replica_suffix
 from holdfast.metrics.metric_catalog import DERIVED, Reduction, reduction_of
+from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
 from holdfast.protocol import rank_messages
 from holdfast.protocol.metric_validation import DroppedMetrics, limit_metric_count
 from holdfast.protocol.rank_messages import Activity
@@ -34,9 +35,11 @@ from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint.interval import YoungInterval
 from holdfast.train.ft.rank_faults import RankFaults
 from holdfast.train.metrics.gradient_guard import SUM, GradientGuard
+from holdfast.train.metrics.kept_traces import kept_ranks, write_trace
 from holdfast.train.metrics.nan_guard import SKIPPED, NonFiniteGuard, skipped
 from holdfast.train.metrics.numeric_watch import NumericWatch
 from holdfast.train.metrics.phase_clock import PhaseClock
+from holdfast.train.metrics.profiler import STEPS as PROFILED_STEPS
 from holdfast.train.metrics.profiler import Profiler
 from holdfast.train.metrics.sink import MetricsSink
 from holdfast.train.metrics.step_meter import StepMeter, StepNumbers, to_numbers
@@ -106,6 +109,9 @@ class RankCoordinator:
         self.meter = meter or StepMeter()
         self._profiler = Profiler()
         self._profile_after = config.profile_after_step
+        self._profile_steps = 0
+        """Steps left of the profile that all ranks take."""
+        self._trace_request = rank_messages.ProfileStepsNow()
         self._nan_guard = NonFiniteGuard(self.ranks.rank, config.replica)
         self._gradients = gradients
         self._numeric_watch = NumericWatch(
@@ -196,6 +202,10 @@ class RankCoordinator:
         measured = self.meter.measure(known, step_s=self._step_ended_at - started, devices=self._devices(known))
         self._report_phases(step, measured.get("data_wait_s", 0.0))
         spent = self._profiler.step(last=step == total)
+        if self._profile_steps:
+            self._profile_steps = 0 if step == total else self._profile_steps - 1
+            if not self._profile_steps:
+                self._keep_trace(step, spent)
         self._report_findings(self._profiler.take_findings())
         self._activity = Activity.STEPPING
         report = _StepReport(step, started, self._step_ended_at, stalled_s, {**measured, **spent}, numbers)
@@ -204,6 +214,27 @@ class RankCoordinator:
         else:
             self._agent_client.send(report.message({}, metrics_follow=True))
             self._late_step = report
+
+    def _keep_trace(self, step: int, spent: Mapping[str, float]) -> None:
+        """Write the trace of a profile if this rank is one of those that keep one; every rank calls this."""
+        exposed = breakdown_metric(StepPart.COMMUNICATION)
+        own_s = sum(spent.get(breakdown_metric(part), 0.0) for part in StepPart) - spent.get(exposed, 0.0)
+        rows = self.ranks.all_gather([math.ceil(own_s * 1e6)])
+        self.receive()
+        pending = [each for each in self._received if isinstance(each, rank_messages.ProfileStepsNow)]
+        request, save = (pending or [self._trace_request])[-1], self._profiler.take_trace()
+        self._trace_request = rank_messages.ProfileStepsNow()
+        kept = kept_ranks([own_us for (own_us,) in rows], request.ranks)
+        if request.traces and save is not None and self.ranks.rank in kept:
+            path = Path(rank_messages.trace_path(request.traces, step, self.ranks.rank))
+            writer = threading.Thread(target=self._write_trace, args=(save, path, step, len(kept)))
+            writer.start()
+
+    def _write_trace(self, save: Callable[[str], None], path: Path, step: int, kept: int) -> None:
+        """Write a trace while training continues, and report it."""
+        failure = write_trace(save, path)
+        self._agent_client.send(rank_messages.TraceWritten(step=step, kept=kept, failure=failure))
+        self._agent_client.flush()
 
     def _report_phases(self, step: int, data_wait_s: float) -> None:
         """Report how the rank spent its last steps, every few steps."""
@@ -281,6 +312,7 @@ class RankCoordinator:
                 return last
         if StepAction.PROFILE in agreed:
             self._profiler.start()
+            self._profile_steps = self._profile_steps or PROFILED_STEPS
         return agreed & (StepAction.CHECKPOINT | StepAction.PEER_CHECKPOINT)
 
     @property
@@ -420,8 +452,9 @@ class RankCoordinator:
                 case rank_messages.TakeCheckpointNow():
                     self._requested |= StepAction.CHECKPOINT
                     self._save_requested = True
-                case rank_messages.ProfileStepsNow():
+                case rank_messages.ProfileStepsNow() as request:
                     self._requested |= StepAction.PROFILE
+                    self._trace_request = request
                 case rank_messages.CheckpointAndExitNow(all_replicas=together):
                     self._stopping_together = self._stopping_together or (together and self._synchronous)
                     self._requested |= StepAction.STOP_TOGETHER if self._stopping_together else StepAction.STOP

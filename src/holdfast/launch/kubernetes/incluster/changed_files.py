@@ -15,13 +15,15 @@ from pathlib import Path
 
 from holdfast.host.files import open_regular, regular_opener
 from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES, Client
-from holdfast.run_dir import EVENTS_NAME, RunDir
+from holdfast.run_dir import EVENTS_NAME, TRACE_NAME, RunDir
 
 MAX_LOG_BYTES = 64 << 20
 """A reader that has nothing of a rank's log gets at most this much of its end; a hole in the reader's file marks the
 dropped part. A multiple of every file system's block size."""
 
-SYNCED_FILES = re.compile(re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log")
+SYNCED_FILES = re.compile(
+    re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log|traces/" + TRACE_NAME.pattern
+)
 """Files of a run's folder that are sent; the reader accepts no others."""
 LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
 """Key of the checksum of the last LOG_TAIL_BYTES bytes of the reader's event log."""
@@ -42,7 +44,8 @@ def changes(folder: RunDir, sent: dict[str, int], *, with_log: bool) -> Iterator
     log, known = folder.events, sent.get(folder.events.name, 0)
     end = _whole_lines(log, known) if with_log else known
     # Ranks can create anything there: a link to a file or folder of another run, or a pipe that never ends.
-    attempts = (path for path in folder.path.glob("logs/*") if stat.S_ISDIR(path.lstat().st_mode))
+    folders = (*folder.path.glob("logs/*"), *folder.path.glob("traces/*"))
+    attempts = (path for path in folders if stat.S_ISDIR(path.lstat().st_mode))
     for path in (path for attempt in attempts for path in attempt.glob("*")):
         name = str(path.relative_to(folder.path))
         about = path.lstat()

@@ -65,7 +65,11 @@ class FileCopy:
 
     def state(self) -> dict[str, int]:
         """Local size of each file, and the checksum of the log's end."""
-        files = (self._folder.events, *self._folder.path.glob("logs/*/*"))
+        files = (
+            self._folder.events,
+            *self._folder.path.glob("logs/*/*"),
+            *self._folder.path.glob("traces/*/rank-*"),
+        )
         sizes = {str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.exists()}
         log = self._folder.events
         return sizes | ({LOG_TAIL_KEY: log_tail_crc(log, sizes[log.name])} if log.name in sizes else {})

@@ -1,0 +1,111 @@
+"""Profiles the steps of a live run, and keeps and summarises the traces of some ranks."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from holdfast.controller_client import STEP_PROFILE, follow_request
+from holdfast.errors import ExitCode, failure
+from holdfast.events import ProfileRequested, StepCommitted, TraceKept
+from holdfast.events.requests import MAX_TRACED_RANKS
+from holdfast.host.files import private_opener
+from holdfast.job.run_spec import RunSpec
+from holdfast.metrics.metric_catalog import has_requested
+from holdfast.metrics.rank_trace import RankTrace, UnreadableTrace, read_rank_trace
+from holdfast.metrics.trace_merge import ClockOffset, clock_offsets, merged_trace
+from holdfast.metrics.trace_summary import summary_lines
+from holdfast.run_dir import RunDir
+
+MERGED_NAME = "merged.json.gz"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """The profile of a run's steps."""
+
+    step: StepCommitted
+    """Its metrics hold the mean step-time breakdown of all ranks."""
+    trace: Path | None = None
+    """The merged trace; None if no rank kept one."""
+    offsets: dict[int, ClockOffset]
+    """Clock offsets of the ranks whose traces it holds."""
+    summary: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    """Why traces are missing."""
+
+
+def profile_steps(run: RunDir, *, ranks: Sequence[int] = (), timeout_s: float) -> StepProfile:
+    """Have a run's ranks profile their next steps, and some of them keep a trace.
+
+    Without `ranks` these are rank 0, the slowest and the fastest rank. Raises HoldfastError if no rank can profile, and
+    if the profile or its traces are not there after `timeout_s` seconds.
+    """
+    _check_ranks(run, ranks)
+    request = ProfileRequested(at=time.time(), ranks=tuple(sorted(set(ranks))))
+    step: StepCommitted | None = None
+    kept: list[TraceKept] = []
+    for _, event in follow_request(run, request, STEP_PROFILE, timeout_s):
+        if isinstance(event, StepCommitted) and has_requested(event.metrics):
+            step = step or event
+        elif isinstance(event, TraceKept):
+            kept.append(event)
+        if step is not None and _is_complete(kept):
+            break
+    assert step is not None, "follow_request ends with the result or raises"
+    return _merge(run, step, kept)
+
+
+def _is_complete(kept: Sequence[TraceKept]) -> bool:
+    """Whether the traces of every replica that keeps some have arrived."""
+    expected = {event.replica: event.kept for event in kept}
+    return bool(kept) and len(kept) >= sum(expected.values())
+
+
+def _check_ranks(run: RunDir, ranks: Sequence[int]) -> None:
+    world_size = RunSpec.read(run.job).job.world_size
+    if len(ranks) > MAX_TRACED_RANKS:
+        what = f"{len(ranks)} ranks were chosen, and at most {MAX_TRACED_RANKS} keep a trace"
+    elif (wrong := next((rank for rank in ranks if not 0 <= rank < world_size), None)) is not None:
+        what = f"{run.run_id} has the ranks 0 to {world_size - 1}, and not {wrong}"
+    else:
+        return
+    raise failure("bad-ranks", what, exit_code=ExitCode.USAGE, where="--ranks", remedy="Choose other ranks.")
+
+
+def _merge(run: RunDir, step: StepCommitted, kept: Sequence[TraceKept]) -> StepProfile:
+    job = RunSpec.read(run.job).job
+    traces: list[RankTrace] = []
+    failures = [f"rank {event.rank}: {event.failure}" for event in kept if event.failure]
+    for event in sorted(kept, key=lambda event: (event.replica, event.rank)):
+        if event.failure:
+            continue
+        rank = event.replica * job.replica_world_size + event.rank
+        try:
+            traces.append(read_rank_trace(run.path / event.file, rank=rank, node=f"node{event.node}"))
+        except (UnreadableTrace, OSError) as error:
+            failures.append(f"rank {rank}: {error}")
+    if not traces:
+        return StepProfile(step=step, offsets={}, failures=tuple(failures))
+    path = (run.path / next(event.file for event in kept if event.file)).with_name(MERGED_NAME)
+    offsets = clock_offsets(traces)
+    part = path.with_suffix(".part")
+    with open(part, "wb", opener=private_opener) as file:
+        _write(file, traces, offsets)
+    part.rename(path)
+    summary: list[str] = []
+    try:
+        summary = summary_lines(traces)
+    except ValueError as error:
+        failures.append(str(error))
+    return StepProfile(step=step, trace=path, offsets=offsets, summary=tuple(summary), failures=tuple(failures))
+
+
+def _write(file: IO[bytes], traces: Sequence[RankTrace], offsets: dict[int, ClockOffset]) -> None:
+    with gzip.GzipFile(fileobj=file, mode="wb", compresslevel=3, filename="", mtime=0) as compressed:
+        for line in merged_trace(traces, offsets):
+            compressed.write(line)
