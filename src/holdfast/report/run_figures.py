@@ -47,12 +47,18 @@ def _median(record: RunRecord, quantity: Quantity, shown: Callable[[float], str]
 
 
 def report_document(record: RunRecord) -> Mapping[str, object]:
-    """The same figures of one run as data."""
+    """The same figures of one run as data; `figures` are those of the page, and times are in seconds."""
+    account = record.status.account(record.last_at)
     return {
         "run": record.status.run,
         "job": record.job,
         "version": record.version,
         "outcome": outcome_of(record),
+        "ettr": account.ettr,
+        "total_s": account.total_s,
+        "time_s": {str(part): spent_s for part, spent_s in account.parts.items()},
+        "steps": account.steps,
+        "restarts": record.status.restarts,
         "figures": {name: value for name, value in figures_of(record).items() if value},
     }
 
