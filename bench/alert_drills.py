@@ -36,8 +36,9 @@ from bench.nccl_log_generator import Job, Version
 from bench.paired_stats import headline, say, table
 from bench.replica_program import free_port
 from holdfast import api
+from holdfast.control.policy import PROGRESS_STEPS
 from holdfast.errors import HoldfastError
-from holdfast.events import CheckpointCommitted, FaultAction, FaultTarget, StepCommitted
+from holdfast.events import AnyEvent, CheckpointCommitted, FaultAction, FaultTarget, StepCommitted
 from holdfast.observe.alert_catalog import ALERTS
 from holdfast.observe.monitoring_files import RULES_FILE
 from holdfast.run_dir import RunDir
@@ -141,9 +142,20 @@ def _loops(place: Place) -> RunDir:
     train = shlex.join((sys.executable, str(TORCH_FREE), str(STEPS), str(STEP_S)))
     run = place.start(f"exec {train}", "recovery.max_restarts=20")
     for attempt in range(5):
-        wait_until(run, lambda event, at=attempt: isinstance(event, StepCommitted) and event.attempt == at)
+        wait_until(run, _has_made_progress(attempt))  # else it is a crash loop, which ends the run
         api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
     return run
+
+
+def _has_made_progress(attempt: int) -> Callable[[AnyEvent], bool]:
+    made = 0
+
+    def made_progress(event: AnyEvent) -> bool:
+        nonlocal made
+        made += isinstance(event, StepCommitted) and event.attempt == attempt
+        return made > PROGRESS_STEPS
+
+    return made_progress
 
 
 def _on_sockets(place: Place) -> RunDir:
@@ -156,7 +168,7 @@ def _on_sockets(place: Place) -> RunDir:
 
 
 def _lacks_a_machine(place: Place) -> RunDir:
-    return place.start(f"exec {LOOP}", "nodes.min_nodes_wait_s=1", nodes="1..2", target="one")
+    return place.start(f"exec {LOOP}", "nodes.min_nodes_wait_s=45", nodes="1..2", target="one")
 
 
 def _loses_a_machine(place: Place) -> RunDir:
@@ -180,7 +192,7 @@ def _fills_its_disk(place: Place) -> RunDir:
 _F, _T = FaultAction, FaultTarget
 DRILLS = (
     Drill(
-        alerts=("HoldfastRunNotStarting", "HoldfastEttrLow", "HoldfastCheckpointOld"),
+        alerts=("HoldfastEttrLow", "HoldfastCheckpointOld"),
         cause="its ranks sleep for a minute, then save no checkpoint",
         start=_starts_late,
         end=lambda run: api.checkpoint(run, timeout_s=60),
@@ -200,7 +212,12 @@ DRILLS = (
         start=_on_sockets,
         cancels=True,
     ),
-    Drill(alerts=("HoldfastDegraded",), cause="`nodes: 1..2` on one machine", start=_lacks_a_machine, cancels=True),
+    Drill(
+        alerts=("HoldfastRunNotStarting", "HoldfastDegraded"),
+        cause="`nodes: 1..2` on one machine",
+        start=_lacks_a_machine,
+        cancels=True,
+    ),
     Drill(
         alerts=("HoldfastNodeDown",),
         cause="`remove node:1` of two replicas, without a spare",

@@ -4,8 +4,9 @@
 
 The program (tests/programs/torch_free_trainer.py) writes for itself when each rank began and ended each step. The
 stopwatch counts a step once, from the first attempt in which all ranks ended it, and divides by the time since before
-the run was started: what passes until the run's first event is the difference that remains, and shrinks with time. Faults come at fixed steps, of each kind in turn: rank, node, agent and controller killed, a rank
-that raises, that hangs, and that is stopped. Metrics are scraped after every fourth fault, and at the end.
+the run was started: what passes until the run's first event is the difference that remains, and shrinks with time.
+Faults come at fixed steps, of each kind in turn: rank, node, agent and controller killed, a rank that raises, that
+hangs, and that is stopped. Metrics are scraped after every fourth fault, and at the end.
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from holdfast.plan.predict import Plan
     from holdfast.preflight.node_reports import NodeReports
     from holdfast.prune_runs import Leftover
+    from holdfast.web.run_action import RunAction
 
 CHECK_RUN = "check"
 """Name of a run that only checks its nodes."""
@@ -475,15 +476,17 @@ def serve_metrics(
         metrics_server.serve_metrics(listener, lambda: {run.run_id: run.events for run in runs()[:last]}, token=token)
 
 
-def serve_web(run: str, *, port: int, open_browser: bool, ready: Callable[[str], None]) -> None:
+def serve_web(
+    run: str, *, port: int, open_browser: bool, actions: Sequence[RunAction] = (), ready: Callable[[str], None]
+) -> None:
     """Serve the live page of all runs, at first this one's, until interrupted; `ready` gets its address.
 
-    Raises HoldfastError if the port is taken.
+    It offers `actions`, to those who have this address. Raises HoldfastError if the port is taken.
     """
     from holdfast.web.web_server import serve_web
 
     opener = runs_root() / f"open-{os.getpid()}.html" if open_browser else None
-    serve_web(port, run, runs, opener=opener, ready=ready)
+    serve_web(port, run, runs, opener=opener, actions=actions, ready=ready)
 
 
 def storage_finding(run: RunDir) -> Finding | None:

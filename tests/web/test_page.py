@@ -18,14 +18,18 @@ from bench.web_page import large_run
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.report.test_report_page import HOSTILE
 from tests.report.test_report_page import run as events_of_a_run
-from tests.web.test_web_app import RUN, TOKEN, made_run
+from tests.web.test_web_app import ACTIONS, RUN, TOKEN, made_run
 
+from holdfast.events import RunFinished
 from holdfast.events.log import encode_line
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
 from holdfast.web.web_app import WebApp
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
+
+
+ACTION_TOKEN = "act"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def browser() -> Iterator[Browser]:
 def served(made: RunDir, port: int = 0) -> Generator[int]:
     """The page's server in a thread; yields its port."""
     with listen("127.0.0.1", port) as listener:
-        app = WebApp(lambda: [made], TOKEN).app
+        app = WebApp(lambda: [made], TOKEN, actions=ACTIONS, action_token=ACTION_TOKEN).app
         config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=0)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
@@ -55,7 +59,7 @@ def served(made: RunDir, port: int = 0) -> Generator[int]:
 
 @contextmanager
 def opened(
-    browser: Browser, port: int, *, width: int = 1280, scheme: str = "light", quiet: bool = True
+    browser: Browser, port: int, *, width: int = 1280, scheme: str = "light", quiet: bool = True, actions: str = ""
 ) -> Generator[Page]:
     """The page of the run; no message may be in its console unless it is not `quiet`."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)  # type: ignore[arg-type]
@@ -63,7 +67,7 @@ def opened(
     said: list[str] = []
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
-    page.goto(f"http://127.0.0.1:{port}/#token={TOKEN}&run={RUN}")
+    page.goto(f"http://127.0.0.1:{port}/#token={TOKEN}&actions={actions}&run={RUN}")
     try:
         yield page
         assert not quiet or said == []
@@ -112,6 +116,47 @@ def test_words_of_ranks_are_text(browser: Browser, tmp_path: Path) -> None:
         page.get_by_role("button", name="Show").click()
         expect(page.locator("#output")).to_contain_text("<script>alert(1)</script>")
         assert page.locator("main script, main img").count() == 0
+
+
+def test_action_is_confirmed_by_keyboard_and_refused_without_its_token(browser: Browser, tmp_path: Path) -> None:
+    events = events_of_a_run()
+    made = made_run(tmp_path, [event for event in events if not isinstance(event, RunFinished)])
+    with ExitStack() as later:
+        with served(made) as port:
+            with opened(browser, port) as page:
+                expect(page.locator("#connection")).to_have_text("live")
+                expect(page.locator("#actions")).to_be_hidden()
+            page = later.enter_context(opened(browser, port, width=390, actions=ACTION_TOKEN, quiet=False))
+            button = page.get_by_role("button", name="Note it")
+            expect(button).to_be_visible()
+            assert "act" not in page.url
+            button.focus()
+            page.keyboard.press("Enter")
+            expect(page.locator("#confirm-title")).to_have_text(f"Note it: {RUN}")
+            expect(page.locator("#confirm-effect")).to_have_text("It is noted.")
+            answer: Any = Axe().run(page)
+            assert answer.response["violations"] == []
+            page.keyboard.press("Escape")
+            expect(page.locator("#confirm")).to_be_hidden()
+            assert not (made.path / "note").exists()
+            for text, told in (
+                ("<b>now</b>", "noted <b>now</b>"),
+                ("never", "it is not possible. Try something else."),
+            ):
+                button.click()
+                page.get_by_label("Words").fill(text)
+                page.keyboard.press("Enter")
+                expect(page.locator("#action-told")).to_have_text(f"Note it: {told}")
+        button.click()
+        page.get_by_label("Words").fill("later")
+        page.get_by_role("button", name="Confirm").click()
+        expect(page.locator("#action-told")).to_have_text("Note it: the server does not answer")
+    assert (made.path / "note").read_text() == "<b>now</b>"
+
+
+def test_actions_end_with_the_run(browser: Browser, tmp_path: Path) -> None:
+    with served(made_run(tmp_path, events_of_a_run())) as port, opened(browser, port, actions=ACTION_TOKEN) as page:
+        expect(page.get_by_role("button", name="Note it")).to_be_disabled()
 
 
 def test_page_without_the_token_shows_nothing(browser: Browser, tmp_path: Path) -> None:

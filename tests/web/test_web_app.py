@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 from tests.report.test_report_page import run as events_of_a_run
 
+from holdfast.errors import ExitCode, failure
 from holdfast.events import AnyEvent, StepCommitted
 from holdfast.events.log import encode_line
 from holdfast.report.run_record import record_run
 from holdfast.run_dir import RunDir
+from holdfast.web.run_action import RunAction
 from holdfast.web.run_view import RunView
 from holdfast.web.web_app import FILES, WebApp
 
@@ -50,6 +52,57 @@ def test_page_needs_no_token_and_data_does(tmp_path: Path) -> None:
     assert all("default-src 'none'" in answer.headers["content-security-policy"] for answer in pages)
     hidden = asked(made, "/static/..%2fweb_app.py", "/static/uplot.LICENSE", "/api/runs/other-k3m9tz/stream")
     assert [answer.status_code for answer in hidden] == [404] * 3
+
+
+def acted(
+    made: RunDir, name: str = "note", *, text: str = "x", action_token: str = "act", **headers: str
+) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        app = WebApp(lambda: [made], TOKEN, actions=ACTIONS if action_token else (), action_token=action_token)
+        transport = httpx.ASGITransport(app.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://page", headers=headers) as client:
+            return await client.post(f"/api/runs/{RUN}/actions/{name}", content=text)
+
+    return asyncio.run(ask())
+
+
+def noted(run: RunDir, text: str) -> str:
+    if text == "never":
+        raise failure("not-possible", "it is not possible", exit_code=ExitCode.USAGE, remedy="Try something else.")
+    (run.path / "note").write_text(text)
+    return f"noted {text}"
+
+
+ACTIONS = (
+    RunAction(name="note", label="Note it", effect="It is noted.", perform=noted, argument="Words", example="x"),
+)
+
+
+def test_actions_need_their_own_token_and_the_pages_origin(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run())
+    allowed = {"Authorization": "Bearer act"}
+    refused = (
+        acted(made, Authorization=f"Bearer {TOKEN}"),
+        acted(made),
+        acted(made, action_token="", Authorization=f"Bearer {TOKEN}"),
+        acted(made, action_token="", Authorization="Bearer "),
+        acted(made, **allowed, Origin="http://elsewhere"),
+        acted(made, **allowed, Origin="null"),
+    )
+    assert [answer.status_code for answer in refused] == [403] * len(refused)
+    assert "--allow-actions" in refused[2].json()["error"]
+    assert not (made.path / "note").exists()
+    assert acted(made, **allowed, Origin="http://page").json() == {"done": "noted x"}
+    assert (made.path / "note").read_text() == "x"
+
+
+def test_action_that_fails_tells_why(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run())
+    allowed = {"Authorization": "Bearer act"}
+    impossible = acted(made, text="never", **allowed)
+    assert (impossible.status_code, impossible.json()["error"]) == (409, "it is not possible. Try something else.")
+    assert acted(made, "other", **allowed).status_code == 404
+    assert acted(made, text="x" * 1000, **allowed).status_code == 400
 
 
 def test_stream_of_a_finished_run_ends(tmp_path: Path) -> None:

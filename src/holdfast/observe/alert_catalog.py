@@ -81,7 +81,7 @@ ALERTS: tuple[Alert, ...] = (
         "HoldfastRunNotStarting",
         AlertSeverity.WARNING,
         f'max by (run) ({PREFIX}run_phase{{phase=~"pending|starting"}}) == 1',
-        "Run {{ $labels.run }} has been waiting for its nodes or its first step for half an hour.",
+        "Run {{ $labels.run }} has been waiting for its nodes for half an hour.",
         "holdfast status {{ $labels.run }}",
         for_s=1800,
     ),

@@ -1,7 +1,8 @@
 """The server of the live page: its files, the list of runs, each run's view as a stream, and the output of ranks.
 
-It reads the folders of runs and changes nothing. The page itself has no secrets; all data needs the token, which the
-browser gets in the fragment of its address, so that it is in no request and no log.
+The page itself has no secrets; all data needs the token, which the browser gets in the fragment of its address, so that
+it is in no request's address and no log. That token only reads. Actions need a second one, which exists only if the
+page was started with them.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ import asyncio
 import hmac
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from http import HTTPStatus
 from importlib.resources import files
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from holdfast.errors import HoldfastError
 from holdfast.events.log import EventReader, UnsupportedFormat
 from holdfast.observe.observed_log import ObservedLog
 from holdfast.report.log_tail import LogTail
@@ -26,6 +30,7 @@ from holdfast.report.rank_logs import RankLog, find_rank_logs
 from holdfast.report.run_record import RunRecorder
 from holdfast.report.run_row import read_run_row
 from holdfast.run_dir import RunDir
+from holdfast.web.run_action import RunAction
 from holdfast.web.run_view import RunView
 
 PERIOD_S = 0.5
@@ -34,6 +39,9 @@ KEEP_ALIVE_S = 5.0
 """A run in which nothing happens is sent this often: its age grows."""
 MAX_LINES, MAX_TAIL_BYTES = 2000, 8 << 20
 """Lines of a rank's output in one answer, and the bytes at the end of its file that are searched."""
+
+MAX_ARGUMENT_BYTES = 200
+"""Longest text that an action takes."""
 
 FILES: Mapping[str, str] = {
     "index.html": "text/html",
@@ -60,11 +68,23 @@ class _Followed:
 
 
 class WebApp:
-    """Answers a browser; `runs` returns the folders of runs, the newest first."""
+    """Answers a browser; `runs` returns the folders of runs, the newest first.
 
-    def __init__(self, runs: Callable[[], list[RunDir]], token: str) -> None:
+    `actions` need the token `action_token`; without one, the page changes nothing.
+    """
+
+    def __init__(
+        self,
+        runs: Callable[[], list[RunDir]],
+        token: str,
+        *,
+        actions: Sequence[RunAction] = (),
+        action_token: str = "",
+    ) -> None:
         self._runs = runs
         self._token = token
+        self._actions = {each.name: each for each in actions}
+        self._action_token = action_token
         self._followed: dict[str, _Followed] = {}
         self.app = Starlette(
             routes=[
@@ -73,22 +93,59 @@ class WebApp:
                 Route("/api/runs", self._guarded(self._list)),
                 Route("/api/runs/{run}/stream", self._guarded(self._stream)),
                 Route("/api/runs/{run}/output", self._guarded(self._output)),
+                Route("/api/actions", self._list_actions),
+                Route("/api/runs/{run}/actions/{action}", self._act, methods=["POST"]),
             ]
         )
 
     def _guarded(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
         def guarded(request: Request) -> Response:
-            given = request.headers.get("authorization", "")
-            if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
-                return JSONResponse({"error": "refused"}, status_code=401, headers=HEADERS)
+            if not _has_token(request, self._token):
+                return _refusal("refused", HTTPStatus.UNAUTHORIZED)
             return answer(request)
 
         return guarded
 
+    def _list_actions(self, request: Request) -> Response:
+        if refusal := self._refused_action(request):
+            return refusal
+        shown = ("name", "label", "effect", "argument", "example")
+        rows = [{name: getattr(each, name) for name in shown} for each in self._actions.values()]
+        return JSONResponse(rows, headers=HEADERS)
+
+    async def _act(self, request: Request) -> Response:
+        """Perform an action; the answer tells what was done, or why it was not."""
+        if refusal := self._refused_action(request):
+            return refusal
+        run, action = self._find(request), self._actions.get(request.path_params["action"])
+        if run is None or action is None:
+            return _refusal("there is no such run or action", HTTPStatus.NOT_FOUND)
+        argument = await _text(request)
+        if argument is None:
+            return _refusal("the request must be a short text", HTTPStatus.BAD_REQUEST)
+        try:
+            done = await run_in_threadpool(action.perform, run, argument)
+        except HoldfastError as error:
+            finding = error.findings[0]
+            remedy = f" {finding.remedy}" if finding.remedy else ""
+            return _refusal(f"{finding.what}.{remedy}", HTTPStatus.CONFLICT)
+        return JSONResponse({"done": done}, headers=HEADERS)
+
+    def _refused_action(self, request: Request) -> Response | None:
+        if not self._action_token:
+            why = "this page only shows: `holdfast web --allow-actions` starts one that may also act"
+            return _refusal(why, HTTPStatus.FORBIDDEN)
+        # No form and no other site can send the header; the origin is checked as well.
+        origin = request.headers.get("origin")
+        same = origin is None or origin == f"{request.url.scheme}://{request.headers.get('host', '')}"
+        if same and _has_token(request, self._action_token):
+            return None
+        return _refusal("this address of the page does not permit actions", HTTPStatus.FORBIDDEN)
+
     def _file(self, request: Request) -> Response:
         name: str = request.path_params.get("name", "index.html")
         if name not in FILES:
-            return JSONResponse({"error": "there is no such file"}, status_code=404, headers=HEADERS)
+            return _refusal("there is no such file", HTTPStatus.NOT_FOUND)
         return Response(read_file(name), media_type=FILES[name], headers=HEADERS)
 
     def _list(self, _request: Request) -> Response:
@@ -101,18 +158,18 @@ class WebApp:
     def _stream(self, request: Request) -> Response:
         run = self._find(request)
         if run is None:
-            return JSONResponse({"error": "there is no such run"}, status_code=404, headers=HEADERS)
+            return _refusal("there is no such run", HTTPStatus.NOT_FOUND)
         followed = self._followed.setdefault(run.run_id, _Followed(run))
         return StreamingResponse(_views(followed), media_type="text/event-stream", headers=HEADERS)
 
     def _output(self, request: Request) -> Response:
         run, given = self._find(request), request.query_params
         if run is None:
-            return JSONResponse({"error": "there is no such run"}, status_code=404, headers=HEADERS)
+            return _refusal("there is no such run", HTTPStatus.NOT_FOUND)
         try:
             rank, replica = int(given.get("rank", "0")), int(given.get("replica", "0"))
         except ValueError:
-            return JSONResponse({"error": "a rank is a number"}, status_code=400, headers=HEADERS)
+            return _refusal("a rank is a number", HTTPStatus.BAD_REQUEST)
         logs = find_rank_logs(run)
         attempts = sorted({one.attempt for one in logs if (one.rank, one.replica) == (rank, replica)})
         wanted = given.get("attempt", "")
@@ -121,6 +178,28 @@ class WebApp:
         lines = [] if path is None else _lines(LogTail(path, last_lines=10 * MAX_LINES), given.get("q", ""))
         answer = {"attempt": attempt, "attempts": attempts, "lines": lines}
         return Response(msgspec.json.encode(answer), media_type="application/json", headers=HEADERS)
+
+
+def _has_token(request: Request, token: str) -> bool:
+    given = request.headers.get("authorization", "")
+    return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+
+def _refusal(why: str, status: HTTPStatus) -> JSONResponse:
+    return JSONResponse({"error": why}, status_code=status, headers=HEADERS)
+
+
+async def _text(request: Request) -> str | None:
+    """The request's text; None if it is long, or none."""
+    read = b""
+    async for part in request.stream():
+        read += part
+        if len(read) > MAX_ARGUMENT_BYTES:
+            return None
+    try:
+        return read.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def read_file(name: str) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import html
 import webbrowser
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
@@ -15,6 +15,7 @@ from holdfast.host.files import atomic_write
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import new_token
+from holdfast.web.run_action import RunAction
 from holdfast.web.web_app import WebApp
 
 HOST = "127.0.0.1"
@@ -26,20 +27,24 @@ def serve_web(
     runs: Callable[[], list[RunDir]],
     *,
     opener: Path | None = None,
+    actions: Sequence[RunAction] = (),
     ready: Callable[[str], None],
 ) -> None:
     """Serve the page at a port of this machine's loopback; `ready` gets its address, with the token in the fragment.
 
+    With `actions`, the fragment has a second token, which permits them.
+
     `opener` is a file for a browser to open, so that the token is in no process's arguments. Raises HoldfastError if
     the port is taken.
     """
-    token = new_token()
+    token, action_token = new_token(), new_token() if actions else ""
     with listen(HOST, port) as listener:
         at = f"http://{HOST}:{listener.getsockname()[1]}/"
-        address = f"{at}#{urlencode({'token': token, 'run': run}, quote_via=quote)}"
+        fragment = {"token": token, **({"actions": action_token} if actions else {}), "run": run}
+        address = f"{at}#{urlencode(fragment, quote_via=quote)}"
         ready(address)
         config = uvicorn.Config(
-            WebApp(runs, token).app,
+            WebApp(runs, token, actions=actions, action_token=action_token).app,
             lifespan="off",
             log_config=None,
             access_log=False,

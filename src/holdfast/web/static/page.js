@@ -1,5 +1,5 @@
 "use strict";
-// The page shows what the server sends and changes nothing. All text goes through textContent: ranks may print anything.
+// The page shows what the server sends; it acts only if its address permits that. All text goes through textContent: ranks may print anything.
 
 const COLOURS = {
   r: ["running", "#3a8f5c"], e: ["exited", "#7a8797"], f: ["failed", "#c62828"],
@@ -18,6 +18,8 @@ const RETRY_MS = [500, 1000, 2000, 5000];
 
 const byId = (id) => document.getElementById(id);
 const token = takeToken();
+const actionToken = sessionStorage.getItem("actions") || "";
+let confirmed = () => {};
 let chosen = decodeURIComponent(location.hash.slice(1));
 let view = {};
 let charts = new Map();
@@ -26,11 +28,13 @@ let columns = 1;
 let cursor = 0;
 let stopStream = () => {};
 
-// The token arrives in the fragment as `#token=…&run=…`; it is kept for this tab only, and removed from the address.
+// The tokens arrive in the fragment as `#token=…&actions=…&run=…`; they are kept for this tab only, and removed from the
+// address.
 function takeToken() {
   const given = new URLSearchParams(location.hash.slice(1));
   if (given.has("token")) {
     sessionStorage.setItem("token", given.get("token"));
+    sessionStorage.setItem("actions", given.get("actions") || "");
     history.replaceState(null, "", "#" + encodeURIComponent(given.get("run") || ""));
   }
   return sessionStorage.getItem("token") || "";
@@ -91,7 +95,7 @@ async function follow(run) {
   charts.forEach((chart) => chart.destroy());
   charts = new Map();
   byId("curves").replaceChildren();
-  byId("output").textContent = "";
+  byId("output").textContent = byId("action-told").textContent = "";
   byId("name").textContent = run;
   for (let failed = 0; !stopping.signal.aborted; ) {
     try {
@@ -140,6 +144,7 @@ function show(parts) {
 function showHead(head) {
   byId("phase").textContent = head.phase;
   byId("phase").className = "phase " + head.phase;
+  for (const button of byId("action-buttons").children) button.disabled = head.over;
   document.title = head.run + " " + head.phase;
   byId("notice").className = head.phase;
   byId("notice").textContent = head.waiting_for || (head.stalled_s ? "no step for " + seconds(head.stalled_s) : "")
@@ -296,7 +301,50 @@ async function showOutput(event) {
   }
 }
 
+async function listActions() {
+  if (!actionToken) return;
+  const answer = await fetch("/api/actions", { headers: { Authorization: "Bearer " + actionToken } });
+  if (!answer.ok) return;
+  const actions = await answer.json();
+  byId("action-buttons").replaceChildren(...actions.map((action) => {
+    const button = make("button", { type: "button" }, action.label);
+    button.addEventListener("click", () => askFirst(action));
+    return button;
+  }));
+  byId("actions").hidden = false;
+}
+
+// Asks before an action, for the run that is shown now.
+function askFirst(action) {
+  const run = chosen;
+  byId("confirm-title").textContent = action.label + ": " + run;
+  byId("confirm-effect").textContent = action.effect;
+  byId("confirm-argument").hidden = !action.argument;
+  byId("confirm-name").textContent = action.argument;
+  byId("confirm-text").value = "";
+  byId("confirm-text").placeholder = action.example;
+  byId("confirm-text").required = Boolean(action.argument);
+  confirmed = () => act(run, action, byId("confirm-text").value);
+  byId("confirm").showModal();
+}
+
+async function act(run, action, text) {
+  const told = byId("action-told");
+  told.textContent = action.label + ": requested";
+  try {
+    const path = "/api/runs/" + encodeURIComponent(run) + "/actions/" + encodeURIComponent(action.name);
+    const answer = await fetch(path, { method: "POST", headers: { Authorization: "Bearer " + actionToken }, body: text });
+    const { done, error } = await answer.json();
+    told.textContent = action.label + ": " + (done || error);
+  } catch (error) {
+    told.textContent = action.label + ": the server does not answer";
+  }
+}
+
 function start() {
+  byId("confirm").addEventListener("close", () => { if (byId("confirm").returnValue === "yes") confirmed(); });
+  byId("confirm-no").addEventListener("click", () => byId("confirm").close("no"));
+  listActions();
   const canvas = byId("grid");
   const moves = { ArrowRight: () => 1, ArrowLeft: () => -1, ArrowDown: () => columns, ArrowUp: () => -columns };
   canvas.addEventListener("keydown", (event) => {
