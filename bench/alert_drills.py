@@ -117,7 +117,7 @@ class Drill:
 
 def _drilled(action: FaultAction, target: FaultTarget, *overrides: str, **more: Any) -> Callable[[Place], RunDir]:
     def start(place: Place) -> RunDir:
-        run = place.start(f"exec {LOOP}", *overrides)
+        run = place.start(f"exec {LOOP}", *overrides, target="many")
         place.fault(run, action, target, **more)
         return run
 
@@ -172,7 +172,7 @@ def _lacks_a_machine(place: Place) -> RunDir:
 
 
 def _loses_a_machine(place: Place) -> RunDir:
-    run = place.start(f"exec {LOOP}", "recovery.replicas=2", target="two")
+    run = place.start(f"exec {LOOP}", "nodes.min_nodes_wait_s=1", nodes="1..2", target="two")
     place.fault(run, FaultAction.REMOVE, FaultTarget.NODE)
     return run
 
@@ -220,7 +220,7 @@ DRILLS = (
     ),
     Drill(
         alerts=("HoldfastNodeDown",),
-        cause="`remove node:1` of two replicas, without a spare",
+        cause="`remove node:1` of `nodes: 1..2`, then `restore node:1`",
         start=_loses_a_machine,
         end=_returns,
     ),
@@ -400,7 +400,7 @@ def main() -> int:
         os.environ["HOLDFAST_HOME"] = str(base / "home")
         targets = base / ".holdfast" / "targets"
         targets.mkdir(parents=True)
-        for target, capacity in (("one", 1), ("two", 2)):
+        for target, capacity in (("one", 1), ("two", 2), ("many", 20)):
             (targets / f"{target}.yaml").write_text(f"kind: local\ncapacity: {capacity}\n")
         stack.enter_context(_small_disk(base / "disk"))
         place = Place(base, stack.enter_context(monitoring(base)))
