@@ -54,7 +54,7 @@ NOT_IN_TABLE: dict[str, dict[str, Any]] = {
     "megatron-readme-gpt3": {"mbs": 1, "seq": 2048, "recompute": "full"},
     "llama3": {"mbs": 1, "vp": 8},
 }
-"""What a source's table does not say: from the script beside it; from the paper's schedule, one layer per chunk."""
+"""What a source's table does not say: from the script named there; from the paper's schedule, one layer per chunk."""
 FP8 = {"FP8", "FP8-CS", "FP8-MX", "MXFP8", "FP8-CS (FP8-MX)", "amp_fp8"}
 
 
