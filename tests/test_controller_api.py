@@ -23,6 +23,7 @@ from holdfast.control.commands import StartAttempt
 from holdfast.control.controller import Controller
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState
+from holdfast.control.trace_store import TraceStore
 from holdfast.controller_api import ControllerApi, make_server
 from holdfast.events import (
     AgentConnected,
@@ -46,6 +47,7 @@ from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job, Nodes
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol.orders import PROTOCOL, Acknowledge, StartRanks, order_decoder
+from holdfast.run_dir import trace_name
 from holdfast.security.admission import PendingConnections
 from holdfast.security.api_limits import LIMITS, ApiLimits
 from holdfast.security.tokens import TokenIssuer
@@ -137,7 +139,15 @@ async def site(
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     metrics = MetricsEndpoint(lambda: {"r": folder / "events.jsonl"})
-    port = ControllerApi(controller, KEYS, code, limits, metrics=metrics, generation=Nowhere().generation)
+    port = ControllerApi(
+        controller,
+        KEYS,
+        code,
+        limits,
+        metrics=metrics,
+        traces=TraceStore(folder / "traces"),
+        generation=Nowhere().generation,
+    )
     served = make_server(port, nodes=3, silence=silence, limits=limits)
     serving = asyncio.ensure_future(served.serve(sockets=[listener]))
     try:
@@ -421,6 +431,20 @@ def test_node_token_sends_no_requests_and_the_users_token_is_no_agent(tmp_path: 
             async with here.agent(token=TOKEN):
                 pass
         assert read_events(here.log) == before
+
+    play(tmp_path, scene)
+
+
+def test_trace_is_stored_for_an_agent_alone(tmp_path: Path) -> None:
+    path = f"/v1/traces/{trace_name(20, 3, attempt=0)}"
+
+    async def scene(here: Site) -> None:
+        async with here.client() as user, here.client(KEYS.node_token(0, 0)) as agent:
+            assert (await user.put(path, content=b"x")).status_code == 401
+            assert (await agent.put("/v1/traces/token", content=b"x")).status_code == 413
+            assert (await agent.put(path, content=b"trace")).status_code == 200
+        (stored,) = here.log.parent.glob("traces/*/*")
+        assert stored.read_bytes() == b"trace"
 
     play(tmp_path, scene)
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import stat
+import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +17,7 @@ import pytest
 from holdfast import __version__, api
 from holdfast.cli.app import COMMANDS
 from holdfast.cli.error_report import wants_json
+from holdfast.cli.output import working
 from holdfast.errors import ExitCode
 from holdfast.events import RunCreated
 from holdfast.events.log import encode_line
@@ -301,3 +305,35 @@ def test_run_without_a_controller_is_reported_with_what_to_do(cli: Cli) -> None:
     assert f"`holdfast attach {run}`" in cli("ps").out
     assert "[controller-dead]" in cli("status").out
     assert cli("status", "-o", "json").data["orphaned"] is True
+
+
+def completed(line: str, folder: Path) -> list[str]:
+    """What bash offers for the last word of a command line."""
+    words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" ")), "_HOLDFAST_COMPLETE": "complete_bash"}
+    environ = {**os.environ, **words, "HOLDFAST_HOME": str(folder)}
+    program = "import sys; sys.argv[0] = 'holdfast'; from holdfast.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_shell_completes_runs_codes_targets_and_fields(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "demo-k3m9tz"
+    run.mkdir(parents=True)
+    (run / "job.json").write_text("{}")
+    assert completed("holdfast report de", tmp_path) == ["demo-k3m9tz"]
+    assert "rank-hung" in completed("holdfast explain rank-h", tmp_path)
+    assert completed("holdfast status --on loc", tmp_path) == ["local"]
+    assert completed("holdfast run --set ranks", tmp_path) == ["ranks_per_node="]
+
+
+def test_slow_command_shows_what_it_does_on_a_terminal_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working("reading the event log"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with working("reading the event log"):
+        pass
+    answer = capsys.readouterr()
+    assert (answer.out, "reading the event log" in answer.err) == ("", True)

@@ -19,20 +19,27 @@ LOCAL = "local"
 """The default target."""
 
 
-def _complete_run(incomplete: str) -> list[str]:
+def complete_run(incomplete: str) -> list[str]:
     """Shell completion for RUN: run ids, newest first."""
     from holdfast import api
 
     return [run.run_id for run in api.runs() if run.run_id.startswith(incomplete)]
 
 
-def _complete_target(incomplete: str) -> list[str]:
+def complete_target(incomplete: str) -> list[str]:
     """Shell completion for `--on`."""
     import os
 
     from holdfast.job.target_files import known_targets
 
     return [name for name in known_targets(Path.cwd(), os.environ) if name.startswith(incomplete)]
+
+
+def _complete_field(incomplete: str) -> list[str]:
+    """Shell completion for `--set`: the fields of a job."""
+    from holdfast.job.spec import Job
+
+    return [f"{name}=" for name in Job.model_fields if name.startswith(incomplete)]
 
 
 FileArgument = Annotated[Path | None, typer.Argument(metavar="FILE", help="Job file (default: job.yaml).")]
@@ -42,7 +49,7 @@ TargetOption = Annotated[
         "--on",
         metavar="TARGET",
         help="Target to run on; `holdfast target` lists them.",
-        autocompletion=_complete_target,
+        autocompletion=complete_target,
     ),
 ]
 RunTargetOption = Annotated[
@@ -51,11 +58,17 @@ RunTargetOption = Annotated[
         "--on",
         metavar="TARGET",
         help="Target that has the run; also finds runs of other machines there.",
-        autocompletion=_complete_target,
+        autocompletion=complete_target,
     ),
 ]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override one field of the job; repeatable.")
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="FIELD=VALUE",
+        help="Override one field of the job; repeatable.",
+        autocompletion=_complete_field,
+    ),
 ]
 NodesOption = Annotated[
     str | None, typer.Option("--nodes", metavar="N", help="Same as --set nodes=N; 2..4 is a range.")
@@ -67,7 +80,7 @@ GpusOption = Annotated[int | None, typer.Option("--gpus-per-node", metavar="N", 
 NameOption = Annotated[str | None, typer.Option("--name", metavar="NAME", help="Same as --set name=NAME.")]
 RunArgument = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="Id of a run, or a unique prefix of it.", autocompletion=_complete_run),
+    typer.Argument(metavar="RUN", help="Id of a run, or a unique prefix of it.", autocompletion=complete_run),
 ]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 

@@ -18,10 +18,22 @@ if TYPE_CHECKING:
 _LABEL_WIDTH = 12
 
 
+def _complete_code(incomplete: str) -> list[str]:
+    """Shell completion for CODE."""
+    from holdfast.diagnose.knowledge.index import GROUPS
+
+    codes = (row.code for rows in GROUPS.values() for row in rows)
+    return sorted({code for code in codes if code.startswith(incomplete) and " " not in code})
+
+
 def explain(
     code: Annotated[
         list[str] | None,
-        typer.Argument(metavar="CODE", help="For example rank-hung, XID-79, SIGBUS, -9, ncclSystemError."),
+        typer.Argument(
+            metavar="CODE",
+            help="For example rank-hung, XID-79, SIGBUS, -9, ncclSystemError.",
+            autocompletion=_complete_code,
+        ),
     ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.common_options import OutputOption
-from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text
+from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text, working
 from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
@@ -73,8 +73,9 @@ def image_check(
     from holdfast.launch.image.image_files import read_image
 
     demand = ImageDemand(fabric=_fabric(fabric), extras=_extras(extras), mpi=mpi)
-    image = read_image(path)
-    contents, findings = read_contents(image), check_image(image, demand)
+    with working(f"reading {path}"):
+        image = read_image(path)
+        contents, findings = read_contents(image), check_image(image, demand)
     lacking = any(finding.severity is Severity.ERROR for finding in findings)
     summary = {
         "platform": contents.platform,

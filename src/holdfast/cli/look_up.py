@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common_options import OutputOption
+from holdfast.cli.common_options import OutputOption, complete_target
 from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text
 from holdfast.errors import ExitCode, HoldfastError, failure
 
@@ -67,7 +67,10 @@ def _data(row: Fabric) -> dict[str, object]:
 
 
 def target(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show this target in full.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="Show this target in full.", autocompletion=complete_target),
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """List the targets to run on, or show one.

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from _typeshed import DataclassInstance
     from msgspec import Struct
     from rich.console import Console, RenderableType
@@ -101,6 +103,11 @@ def console(*, stderr: bool = False) -> Console:
         width=None if stream.isatty() else PIPE_WIDTH,
         color_system=None if is_plain(stream) else "auto",
     )
+
+
+def working(what: str) -> AbstractContextManager[object]:
+    """Show on standard error what a slow command is doing; nothing unless that is a terminal."""
+    return console(stderr=True).status(what) if sys.stderr.isatty() else contextlib.nullcontext()
 
 
 def print_stderr(renderable: RenderableType) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.common_options import LOCAL, RunTargetOption
-from holdfast.cli.output import print_json, print_text
+from holdfast.cli.common_options import LOCAL, RunTargetOption, complete_run
+from holdfast.cli.output import print_json, print_text, working
 
 
 class ReportFormat(StrEnum):
@@ -23,7 +23,11 @@ class ReportFormat(StrEnum):
 def report(
     runs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="RUN...", help="Ids of runs, or unique prefixes; several are compared."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Ids of runs, or unique prefixes; several are compared.",
+            autocompletion=complete_run,
+        ),
     ] = None,
     on: RunTargetOption = LOCAL,
     output: Annotated[ReportFormat, typer.Option("--output", "-o", help="Output format.")] = ReportFormat.HTML,
@@ -37,11 +41,14 @@ def report(
     """
     from holdfast import api
 
-    records = [api.record(api.find_run(run, on)) for run in runs or [None]]
+    with working("reading the event log"):
+        records = [api.record(api.find_run(run, on)) for run in runs or [None]]
     match output:
         case ReportFormat.JSON if to is None:
             print_json(*map(api.report_document, records))
         case ReportFormat.MARKDOWN if to is None:
             print_text(api.report_markdown(records).rstrip())
         case _:
-            print_text(str(api.write_report(records, output.value, to)))
+            with working("writing the report"):
+                path = api.write_report(records, output.value, to)
+            print_text(str(path))

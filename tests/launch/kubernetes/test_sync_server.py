@@ -20,7 +20,7 @@ from holdfast.launch.code.archive import archive_path
 from holdfast.launch.kubernetes.incluster import changed_files, reader_lock, sync_server
 from holdfast.launch.kubernetes.incluster.client_connection import Opening
 from holdfast.launch.kubernetes.incluster.sync_server import serving
-from holdfast.run_dir import RunDir
+from holdfast.run_dir import RunDir, trace_name
 from holdfast.security.tls import CONTROLLER_NAME, client_context, make_identity
 from holdfast.security.tokens import TokenIssuer
 
@@ -163,6 +163,16 @@ def test_no_link_leads_a_reader_to_the_logs_of_another_run(tmp_path: Path, serve
     os.mkfifo(ours.path / "logs" / "attempt-0" / "rank-2.log")
     (ours.path / "logs" / "no-folder").touch()
     assert server.followed() == {"logs/attempt-0/rank-0.log": b"of ours\n"}
+
+
+def test_trace_of_a_profile_is_sent_and_its_unfinished_file_is_not(server: Server) -> None:
+    name = f"traces/{trace_name(20, 3, attempt=0)}"
+    path = server.folder.path / name
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"trace")
+    path.with_suffix(".part").touch()
+    path.with_name("merged.json.gz").touch()
+    assert server.followed() == {name: b"trace"}
 
 
 @pytest.mark.parametrize("name", ["attempt-1/rank-0.log", "attempt-0/rank-1.log"])
