@@ -395,7 +395,10 @@ def main() -> int:
     drills = [drill for drill in DRILLS if not options.only or set(drill.alerts) & set(options.only.split(","))]
     left_out = {alert.name for alert in ALERTS} - {alert for drill in DRILLS for alert in drill.alerts}
     headline(f"{sum(len(drill.alerts) for drill in drills)} of {len(ALERTS)} alerts in a drill")
-    with tempfile.TemporaryDirectory(prefix="alerts-") as name, contextlib.ExitStack() as stack:
+    with (
+        tempfile.TemporaryDirectory(prefix="alerts-", ignore_cleanup_errors=True) as name,
+        contextlib.ExitStack() as stack,
+    ):
         base = Path(name)
         os.environ["HOLDFAST_HOME"] = str(base / "home")
         targets = base / ".holdfast" / "targets"

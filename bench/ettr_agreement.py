@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline(f"ETTR of a run with {options.faults} faults, three ways")
-    with tempfile.TemporaryDirectory(prefix="ettr-") as base:
+    with tempfile.TemporaryDirectory(prefix="ettr-", ignore_cleanup_errors=True) as base:
         samples = measure(options.faults, Path(base))
     say("")
     header = ("faults", "stopwatch", "live metrics", "report", "largest difference")
