@@ -486,7 +486,7 @@ def serve_web(
     from holdfast.web.web_server import serve_web
 
     opener = runs_root() / f"open-{os.getpid()}.html" if open_browser else None
-    serve_web(port, run, runs, opener=opener, actions=actions, ready=ready)
+    serve_web(port, run, runs, opener=opener, machines=machines, actions=actions, ready=ready)
 
 
 def storage_finding(run: RunDir) -> Finding | None:

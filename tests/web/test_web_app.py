@@ -11,9 +11,13 @@ from typing import Any
 import httpx
 from tests.report.test_report_page import run as events_of_a_run
 
+from holdfast import api
 from holdfast.errors import ExitCode, failure
 from holdfast.events import AnyEvent, StepCommitted
 from holdfast.events.log import encode_line
+from holdfast.job.quarantine import QuarantineRow
+from holdfast.job.run_spec import RunSpec
+from holdfast.launch.target_machines import MachineState, MachineStatus, TargetMachines
 from holdfast.report.run_record import record_run
 from holdfast.run_dir import RunDir
 from holdfast.web.run_action import RunAction
@@ -34,7 +38,7 @@ def made_run(folder: Path, events: list[AnyEvent], output: str = "") -> RunDir:
 
 def asked(made: RunDir, *paths: str, token: str = TOKEN) -> list[httpx.Response]:
     async def ask() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(WebApp(lambda: [made], TOKEN).app)
+        transport = httpx.ASGITransport(WebApp(lambda: [made], TOKEN, machines=machines).app)
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(transport=transport, base_url="http://page", headers=headers) as client:
             return [await client.get(path) for path in paths]
@@ -103,6 +107,31 @@ def test_action_that_fails_tells_why(tmp_path: Path) -> None:
     assert (impossible.status_code, impossible.json()["error"]) == (409, "it is not possible. Try something else.")
     assert acted(made, "other", **allowed).status_code == 404
     assert acted(made, text="x" * 1000, **allowed).status_code == 400
+
+
+def machines(target: str) -> TargetMachines:
+    if target == "silent":
+        raise failure("unreachable", "it does not answer", exit_code=ExitCode.UNAVAILABLE, remedy="Wait.")
+    row = QuarantineRow(machine="b", code="gpu-failed", run="old-k3m9tz", since=1.0, until=2.0, evidence=("Xid 79",))
+    used = MachineStatus(name="a", state=MachineState.USED, runs=(RUN,))
+    avoided = MachineStatus(name="b", state=MachineState.QUARANTINED, quarantine=row)
+    return TargetMachines(machines=(used, avoided), limit=1)
+
+
+def test_machines_of_a_runs_target_are_listed_with_why_they_are_avoided(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run())
+    job = api.load_job(None, command=("true",))
+    spec = RunSpec(job=job, fabric="tcp", target="silent", created_at=0.0, base=str(tmp_path))
+    made.job.write_text(spec.model_dump_json())
+    (unknown, silent) = asked(made, "/api/machines?target=other", "/api/machines?target=silent")
+    assert (unknown.status_code, silent.status_code, silent.json()["error"]) == (404, 502, "it does not answer")
+    made.job.write_text(spec.model_copy(update={"target": "cluster"}).model_dump_json())
+    (rows, answer) = asked(made, "/api/runs", "/api/machines?target=cluster")
+    assert [row["target"] for row in rows.json()] == ["cluster"]
+    first, second = answer.json()
+    assert (first["machine"], first["state"], first["runs"]) == ("a", "used", [RUN])
+    assert (second["state"], second["evidence"]) == ("quarantined", ["Xid 79"])
+    assert "gpu-failed, found by old-k3m9tz" in second["why"]
 
 
 def test_stream_of_a_finished_run_ends(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     took_s: float | None
     """Seconds from start to end, or until now."""
+    waiting_for: str = ""
+    """Why no rank is running; empty if the run waits for nothing, or is over."""
     log_bytes: int = 0
     """Length of the log it was made from; a longer log makes the row stale."""
 
@@ -62,5 +64,6 @@ def _make_row(status: RunStatus, log_bytes: int) -> RunRow:
         ranks=sum(replica.world_size for replica in status.replicas.values()),
         step=status.leader.step,
         took_s=None if status.created_at is None else (status.finished_at or status.now) - status.created_at,
+        waiting_for="" if status.finished_at is not None else status.waiting_for,
         log_bytes=log_bytes,
     )

@@ -24,6 +24,10 @@ from starlette.routing import Route
 
 from holdfast.errors import HoldfastError
 from holdfast.events.log import EventReader, UnsupportedFormat
+from holdfast.job.quarantine_text import describe
+from holdfast.job.run_spec import RunSpec
+from holdfast.job.target_files import LOCAL
+from holdfast.launch.target_machines import TargetMachines
 from holdfast.observe.observed_log import ObservedLog
 from holdfast.report.log_tail import LogTail
 from holdfast.report.rank_logs import RankLog, find_rank_logs
@@ -37,6 +41,8 @@ PERIOD_S = 0.5
 """Seconds between two looks at a log."""
 KEEP_ALIVE_S = 5.0
 """A run in which nothing happens is sent this often: its age grows."""
+MAX_RUNS = 200
+"""Runs in the list, the newest."""
 MAX_LINES, MAX_TAIL_BYTES = 2000, 8 << 20
 """Lines of a rank's output in one answer, and the bytes at the end of its file that are searched."""
 
@@ -70,7 +76,8 @@ class _Followed:
 class WebApp:
     """Answers a browser; `runs` returns the folders of runs, the newest first.
 
-    `actions` need the token `action_token`; without one, the page changes nothing.
+    `machines` returns those of a target, and may take seconds. `actions` need `action_token`; without one, the page
+    changes nothing.
     """
 
     def __init__(
@@ -78,14 +85,18 @@ class WebApp:
         runs: Callable[[], list[RunDir]],
         token: str,
         *,
+        machines: Callable[[str], TargetMachines] | None = None,
         actions: Sequence[RunAction] = (),
         action_token: str = "",
     ) -> None:
         self._runs = runs
         self._token = token
+        self._machines = machines
         self._actions = {each.name: each for each in actions}
         self._action_token = action_token
         self._followed: dict[str, _Followed] = {}
+        self._targets: dict[str, str] = {}
+        """By run, as far as they were asked for: a run keeps its target."""
         self.app = Starlette(
             routes=[
                 Route("/", self._file),
@@ -93,6 +104,7 @@ class WebApp:
                 Route("/api/runs", self._guarded(self._list)),
                 Route("/api/runs/{run}/stream", self._guarded(self._stream)),
                 Route("/api/runs/{run}/output", self._guarded(self._output)),
+                Route("/api/machines", self._guarded(self._list_machines)),
                 Route("/api/actions", self._list_actions),
                 Route("/api/runs/{run}/actions/{action}", self._act, methods=["POST"]),
             ]
@@ -149,8 +161,42 @@ class WebApp:
         return Response(read_file(name), media_type=FILES[name], headers=HEADERS)
 
     def _list(self, _request: Request) -> Response:
-        rows = [{"run": run.run_id, **row} for run in self._runs()[:200] if (row := _row(run))]
+        rows = [
+            {"run": run.run_id, "target": self._target(run), **row}
+            for run in self._runs()[:MAX_RUNS]
+            if (row := _row(run))
+        ]
         return Response(msgspec.json.encode(rows), media_type="application/json", headers=HEADERS)
+
+    def _list_machines(self, request: Request) -> Response:
+        """The machines of a target; Starlette runs this in a thread."""
+        target = request.query_params.get("target", LOCAL)
+        if self._machines is None or target not in {self._target(run) for run in self._runs()[:MAX_RUNS]}:
+            return _refusal("no run has used this target", HTTPStatus.NOT_FOUND)
+        try:
+            found = self._machines(target)
+        except HoldfastError as error:
+            return _refusal(error.findings[0].what, HTTPStatus.BAD_GATEWAY)
+        rows = [
+            {
+                "machine": each.name,
+                "state": each.state.value,
+                "runs": each.runs,
+                "why": describe(each.quarantine) if each.quarantine else each.note,
+                "evidence": each.quarantine.evidence if each.quarantine else (),
+            }
+            for each in found.machines
+        ]
+        return Response(msgspec.json.encode(rows), media_type="application/json", headers=HEADERS)
+
+    def _target(self, run: RunDir) -> str:
+        """The target of a run; empty if its folder does not tell."""
+        if run.run_id not in self._targets:
+            try:
+                self._targets[run.run_id] = RunSpec.read(run.job).target
+            except HoldfastError:
+                self._targets[run.run_id] = ""
+        return self._targets[run.run_id]
 
     def _find(self, request: Request) -> RunDir | None:
         return next((run for run in self._runs() if run.run_id == request.path_params["run"]), None)
@@ -213,7 +259,8 @@ def _row(run: RunDir) -> dict[str, object] | None:
         row = read_run_row(run)
     except (UnsupportedFormat, LookupError, OSError):
         return None
-    return {name: getattr(row, name) for name in ("job", "phase", "created_at", "took_s", "step", "nodes", "restarts")}
+    shown = ("job", "phase", "created_at", "took_s", "step", "nodes", "restarts", "waiting_for")
+    return {name: getattr(row, name) for name in shown}
 
 
 def _lines(tail: LogTail, searched: str) -> list[str]:

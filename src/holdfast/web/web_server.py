@@ -12,6 +12,7 @@ from urllib.parse import quote, urlencode
 import uvicorn
 
 from holdfast.host.files import atomic_write
+from holdfast.launch.target_machines import TargetMachines
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import new_token
@@ -27,6 +28,7 @@ def serve_web(
     runs: Callable[[], list[RunDir]],
     *,
     opener: Path | None = None,
+    machines: Callable[[str], TargetMachines] | None = None,
     actions: Sequence[RunAction] = (),
     ready: Callable[[str], None],
 ) -> None:
@@ -44,7 +46,7 @@ def serve_web(
         address = f"{at}#{urlencode(fragment, quote_via=quote)}"
         ready(address)
         config = uvicorn.Config(
-            WebApp(runs, token, actions=actions, action_token=action_token).app,
+            WebApp(runs, token, machines=machines, actions=actions, action_token=action_token).app,
             lifespan="off",
             log_config=None,
             access_log=False,

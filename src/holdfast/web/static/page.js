@@ -79,11 +79,34 @@ async function listRuns() {
       make("tr", row.run === chosen ? { class: "chosen" } : {},
         make("td", {}, make("a", { href: "#" + encodeURIComponent(row.run) }, row.run)),
         make("td", { class: "phase " + row.phase }, row.phase),
-        make("td", { class: "number" }, row.step ?? ""), make("td", { class: "number" }, row.restarts))));
+        make("td", { class: "number" }, row.step ?? ""), make("td", { class: "number" }, row.restarts),
+        make("td", {}, row.waiting_for))));
+    listTargets([...new Set(runs.map((row) => row.target).filter(Boolean))]);
     if (!chosen && runs.length) location.replace("#" + encodeURIComponent(runs[0].run));
     if (!runs.length) say("no runs yet");
   } catch (error) {
     say("the server does not answer; trying again", true);
+  }
+}
+
+function listTargets(targets) {
+  const select = byId("machines-target");
+  const known = [...select.options].map((option) => option.value);
+  select.append(...targets.filter((name) => !known.includes(name)).map((name) => make("option", { value: name }, name)));
+}
+
+async function listMachines() {
+  const told = byId("machines-told");
+  told.textContent = "asking";
+  try {
+    const answer = await ask("/api/machines?" + new URLSearchParams({ target: byId("machines-target").value }));
+    const rows = await answer.json();
+    told.textContent = rows.error || rows.filter((row) => row.state === "quarantined").length + " of " + rows.length + " quarantined";
+    byId("machine-rows").replaceChildren(...(rows.error ? [] : rows.slice(0, 2000)).map((row) => make("tr", {},
+      make("td", {}, row.machine), make("td", {}, row.state), make("td", {}, row.runs.join(", ")),
+      make("td", {}, row.why, ...row.evidence.map((line) => make("div", { class: "dim" }, line))))));
+  } catch (error) {
+    told.textContent = "the server does not answer";
   }
 }
 
@@ -345,6 +368,8 @@ function start() {
   byId("confirm").addEventListener("close", () => { if (byId("confirm").returnValue === "yes") confirmed(); });
   byId("confirm-no").addEventListener("click", () => byId("confirm").close("no"));
   listActions();
+  byId("machines").addEventListener("toggle", () => { if (byId("machines").open) listMachines(); });
+  byId("machines-target").addEventListener("change", listMachines);
   const canvas = byId("grid");
   const moves = { ArrowRight: () => 1, ArrowLeft: () => -1, ArrowDown: () => columns, ArrowUp: () => -columns };
   canvas.addEventListener("keydown", (event) => {
