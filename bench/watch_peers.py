@@ -25,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import result_file
 from bench.paired_stats import headline, say, table
 from bench.replica_program import free_port
 from bench.watch_verdicts import KINDS
@@ -37,6 +38,7 @@ PLANTED_RANK, AT_STEP = 3, 40
 HEARTBEAT_S, WITHIN_S, START_S = 30, 90.0, 90.0
 LOST_NODE = "lost node"
 NEEDS_DEVICE = frozenset({"lost GPU", "throttled GPU", "link with errors"})
+_RANK = re.compile(r"\brank (\d+)")
 _EXIT = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+)")
 _SILENT = re.compile(r"RankMonServer\d+@[^:\]]*:(\d+)\][^\n]*[Hh]eartbeat")
 
@@ -198,6 +200,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.watch_peers", description=__doc__)
     parser.add_argument("--peers", type=Path, required=True, metavar="PYTHON")
     parser.add_argument("--kinds", help="names, separated by commas")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--peer", action="append", choices=[peer.name for peer in PEERS])
     options = parser.parse_args()
     kinds = [kind.name for kind in KINDS if not options.kinds or kind.name in options.kinds.split(",")]
@@ -206,7 +209,20 @@ def main() -> int:
     seen = measure_all(options.peers.absolute(), kinds, peers)
     rows = [(kind, *(seen[peer.name].get(kind, "needs a device") for peer in peers)) for kind in kinds]
     say(table(("kind", *(peer.name for peer in peers)), rows))
+    result_file.save(options.json, "What peers show of faults", [_result(peer, seen[peer.name]) for peer in peers])
     return 0
+
+
+def _result(peer: Peer, seen: Mapping[str, str]) -> result_file.Result:
+    right = sum(set(_RANK.findall(words)) == {str(PLANTED_RANK)} for words in seen.values())
+    return result_file.Result(
+        claim=f"{peer.name}: kinds of faults of which it names the rank",
+        command=result_file.command(),
+        date=result_file.today(),
+        figure=result_file.Figure(value=right, unit=f"of {len(seen)}"),
+        conditions=f"4 ranks, 2 agents, CPU over Gloo; {WITHIN_S:.0f} s after the fault; kinds that need no device",
+        details=dict(seen),
+    )
 
 
 if __name__ == "__main__":
