@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.agent.log_replica import LogReplica
 from holdfast.control.agent_connections import AgentConnection, AgentRegistry
-from holdfast.control.log_replication import CHUNK_BYTES, MAX_REPLICAS, LogReplicator
+from holdfast.control.log_replication import CHUNK_BYTES, MAX_REPLICAS, MAX_UNSENT, LogReplicator
 from holdfast.controller_api import make_server
 from holdfast.events import AgentConnected, ControllerStarted, Event, FindingRaised, RunCreated
 from holdfast.events.agent_events import LogReplicaPosition
@@ -101,6 +101,28 @@ def test_what_waits_for_a_node_to_know_of_it_waits_for_the_first(tmp_path: Path)
     first.joins(copies)
     second.joins(copies)
     assert told == [path.stat().st_size]
+
+
+def test_lag_is_the_age_of_the_oldest_lines_that_no_node_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, now, queued = tmp_path / "events.jsonl", [100.0], list[Callable[[], None]]()
+    monkeypatch.setattr("holdfast.control.log_replication.time.monotonic", lambda: now[0])
+    node = Node(tmp_path)
+    monkeypatch.setattr(node, "after_sent", queued.append)
+    copies = grown(path, [CREATED])
+    assert copies.unsent_s == 0.0
+    links = node.joins(copies)
+    for second in range(1, 1 + 2 * MAX_UNSENT):
+        now[0] = 100.0 + second
+        with path.open("ab") as file:
+            file.write(encode_line(STARTED))
+        copies.replicate(links)
+    assert copies.unsent_s == 2 * MAX_UNSENT
+    queued.pop(0)()
+    assert copies.unsent_s == 2 * MAX_UNSENT - 1
+    queued[-1]()
+    assert copies.unsent_s == 0.0
 
 
 def test_only_the_first_nodes_keep_a_copy(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir, pro
 from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
+from holdfast.observe.live_readings import LiveReadings, LogLag
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol import routes
 from holdfast.protocol.orders import CheckNode, ProbeNode, StartRanks, progress_interval_s
@@ -341,6 +342,8 @@ async def serve(
         networks=networks, folders=folders, lighthouse_pid=lambda: lighthouse.pid if lighthouse else 0
     )
     resources = hooks.node_resources(job, os.environ)
+    is_durable = accepted.durable_controller_disk
+    log_replicator = None if is_durable else LogReplicator(folder.events, keys.log_signature, show)
     controller = Controller(
         machine=machine,
         writer=writer,
@@ -351,9 +354,7 @@ async def serve(
         check_order=CheckNode(wanted=node_requirements(accepted, folder), deadline_s=job.checks.quick_deadline_s),
         probe_orders=_probe_order_factory(accepted, folder, keys, resources),
         on_rendezvous=lighthouse.publish_liveness if lighthouse else None,
-        log_replicator=None
-        if accepted.durable_controller_disk
-        else LogReplicator(folder.events, keys.log_signature, show),
+        log_replicator=log_replicator,
         incarnation=secrets.token_hex(4),
     )
     controller.handle(*log_state.events_to_write)
@@ -366,7 +367,9 @@ async def serve(
             controller,
             keys,
             folder.code,
-            metrics=MetricsEndpoint(lambda: {folder.run_id: folder.events}),
+            metrics=MetricsEndpoint(
+                lambda: {folder.run_id: folder.events}, partial(_live_readings, controller, log_replicator)
+            ),
             traces=TraceStore(folder.traces),
             generation=backend.generation,
             first_code=first_code,
@@ -392,6 +395,12 @@ async def serve(
     await serving
     heartbeats.cancel()
     writer.close()
+
+
+def _live_readings(controller: Controller, replicator: LogReplicator | None) -> LiveReadings:
+    """What a scrape shows in addition to the log."""
+    unsent_s = None if replicator is None else replicator.unsent_s
+    return LiveReadings(log_lag=LogLag(unwritten_s=controller.unwritten_s(), unreplicated_s=unsent_s))
 
 
 def main() -> None:

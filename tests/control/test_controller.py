@@ -893,6 +893,7 @@ def test_full_disk_holds_everything_and_loses_nothing(small_disk: SmallDisk) -> 
         desk.speak()
         unsafe = first.outbox.copy()
         assert unsafe
+        assert desk.controller.unwritten_s() > 0
         assert StopRanks not in map(type, second.orders)
         first.leave(desk.controller)
         first.join(desk.controller)
@@ -905,6 +906,7 @@ def test_full_disk_holds_everything_and_loses_nothing(small_disk: SmallDisk) -> 
         assert not desk.controller.write_blocked
         assert steps_stood_for(desk) == [(0, step) for step in range(1, 101)]
         assert len(desk.events(RankExited)) == 1
+        assert desk.controller.unwritten_s() == 0
         assert first.outbox == second.outbox == {}
         assert StopRanks in map(type, second.orders)
 

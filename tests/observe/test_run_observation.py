@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.observe.test_alerts import SCENARIOS
 from holdfast.events import AnyEvent, StepCommitted
 from holdfast.events.log import EventReader, encode_line
 from holdfast.observe.exposition import format_metrics
+from holdfast.observe.live_readings import LiveReadings, LogLag
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.observe.observed_log import MAX_EVENTS_AT_ONCE, ObservedLog
 from holdfast.observe.run_observation import Histogram, RunObservation, observe_event
@@ -90,6 +92,16 @@ def test_log_that_begins_again_counts_once() -> None:
     once, twice = record_run(events, "r-1"), record_run(events * 2, "r-1")
     assert [len(curve) for curve in twice.curves.values()] == [len(curve) for curve in once.curves.values()]
     assert twice.marks == once.marks
+
+
+def test_only_a_controller_exports_the_lag_of_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "events.jsonl"
+    log.write_bytes(b"".join(map(encode_line, SCENARIOS["HoldfastDegraded"].events)))
+    lag = LogLag(unwritten_s=2.5, unreplicated_s=None)
+    for live, shown in ((None, []), (lambda: LiveReadings(log_lag=lag), [b"2.5"])):
+        endpoint = MetricsEndpoint(lambda: {"r-1": log}, live)
+        answer = asyncio.run(endpoint.answer(Request({"type": "http", "headers": []})))
+        assert re.findall(rb"^holdfast_run_log_un\w+\{.*\} (.*)$", bytes(answer.body), re.MULTILINE) == shown
 
 
 def test_run_that_cannot_be_read_leaves_the_others(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ from holdfast.control.machine import Machine
 from holdfast.control.run_watch import RunWatch
 from holdfast.control.state import NodeState, State
 from holdfast.control.step_commit import StepTracker
-from holdfast.control.step_sampling import MAX_INTERVAL_S, StepSampler, merge_steps
+from holdfast.control.step_sampling import MAX_INTERVAL_S, StepSampler, first_at, merge_steps
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events.log_writer import AnotherWriter, EventWriter
 from holdfast.findings import Finding, Severity
@@ -307,6 +307,12 @@ class Controller:
         """Events held back so that many messages, or many steps, become one line."""
         steps = (line for sampler in self._step_samplers.values() for line in sampler.flush())
         return [*steps, *self._batcher.flush(self._state)]
+
+    def unwritten_s(self) -> float:
+        """Age in seconds of the oldest event that is not in the log yet; 0 if all are."""
+        steps = (sampler.pending for sampler in self._step_samplers.values() if sampler.pending is not None)
+        waiting = (*steps, *self._pending, *self._batcher.held)
+        return max(0.0, self._clock() - min(map(first_at, waiting))) if waiting else 0.0
 
     def _flush_within(self, seconds: float) -> None:
         """Ensure that the events held back now are written within `seconds`."""

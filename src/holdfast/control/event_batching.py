@@ -45,6 +45,11 @@ class EventBatcher:
     def __bool__(self) -> bool:
         return bool(self._pending)
 
+    @property
+    def held(self) -> tuple[BatchableEvent, ...]:
+        """Messages that are not written yet."""
+        return tuple(self._pending.values())
+
     def offer(self, state: State, message: events.AgentEvent) -> bool:
         """Hold a message, unless it is of another type or may decide something."""
         if not isinstance(message, BatchableEvent):

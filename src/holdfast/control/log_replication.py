@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from holdfast.control.agent_connections import AgentRegistry
@@ -20,6 +23,8 @@ MAX_REPLICAS = 8
 """Number of nodes that keep a replica, the lowest-numbered ones: enough to survive a rack, few enough to cost nothing.
 """
 CHUNK_BYTES = 1 << 20
+MAX_UNSENT = 64
+"""Commits that wait to be sent and whose age is remembered; further ones share the age of the last of these."""
 
 
 class LogReplicator:
@@ -34,6 +39,13 @@ class LogReplicator:
         self._on_first_ack = on_first_ack
         self._digest = hashlib.sha256()
         self._digested_bytes = 0
+        self._unsent: deque[tuple[int, float]] = deque()
+        """Ends of the log that no node has been sent, each with the monotonic time when it was written."""
+
+    @property
+    def unsent_s(self) -> float:
+        """Age in seconds of the oldest lines that no node has been sent; 0 if there are none."""
+        return time.monotonic() - self._unsent[0][1] if self._unsent else 0.0
 
     def position_of(self, node: int, copy: LogReplicaPosition) -> int | None:
         """Bytes of a node's replica that match this log; None for a node that need not keep a replica."""
@@ -46,6 +58,7 @@ class LogReplicator:
 
     def replicate(self, registry: AgentRegistry) -> None:
         """Send each node that keeps a replica what it lacks."""
+        self._remember_unsent(self._size)
         behind = [
             (connection, connection.replicated_bytes)
             for connection in registry.log_replicas()
@@ -63,8 +76,18 @@ class LogReplicator:
                     ReplicateLog(offset=at, data=data, signature=signature if at + len(data) == end else "")
                 )
             connection.replicated_bytes = end
+            connection.peer.after_sent(partial(self._on_sent, end))
             if self._on_first_ack is not None:
                 connection.peer.after_sent(self._notify_first_ack)
+
+    def _remember_unsent(self, end: int) -> None:
+        is_full = len(self._unsent) == MAX_UNSENT
+        written_at = self._unsent.pop()[1] if is_full else time.monotonic()
+        self._unsent.append((end, written_at))
+
+    def _on_sent(self, end: int) -> None:
+        while self._unsent and self._unsent[0][0] <= end:
+            self._unsent.popleft()
 
     def _notify_first_ack(self) -> None:
         on_first_ack, self._on_first_ack = self._on_first_ack, None

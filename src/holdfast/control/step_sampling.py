@@ -94,6 +94,13 @@ def merge_steps(waiting: Iterable[AnyEvent], highest: Callable[[int], int]) -> t
     return tuple(merged)
 
 
+def first_at(event: AnyEvent) -> float:
+    """When an event happened, in Unix seconds; of steps that share a line, when the first of them ended."""
+    if isinstance(event, StepCommitted):
+        return event.started + (event.ended - event.started) / event.steps
+    return event.at
+
+
 def _can_merge(pending: StepCommitted, step: StepCommitted, highest: int) -> bool:
     follows = step.attempt == pending.attempt and step.first == pending.step + 1
     return follows and (pending.step <= highest) == (step.step <= highest)

@@ -283,6 +283,21 @@ _RUN_ROWS = (
         _one(lambda known, _: known.last_event_at),
         unit="seconds",
     ),
+    ExportedMetric(
+        "run_log_unwritten_seconds",
+        Kind.GAUGE,
+        "Age of the oldest event that is not in the log yet: of steps that will share a line, or of all while the disk "
+        "is full. Only from a controller.",
+        _one(lambda known, _: None if known.live is None else known.live.log_lag.unwritten_s),
+        unit="seconds",
+    ),
+    ExportedMetric(
+        "run_log_unreplicated_seconds",
+        Kind.GAUGE,
+        "Age of the oldest lines of the log that no node has been sent. Only from a controller with log replicas.",
+        _one(lambda known, _: None if known.live is None else known.live.log_lag.unreplicated_s),
+        unit="seconds",
+    ),
     ExportedMetric("node", Kind.INFO, "The host of a node.", _node_info, ("node", "hostname")),
     ExportedMetric("node_up", Kind.GAUGE, "1 while the node's agent is connected.", _node_up, ("node",)),
 )

@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
 from holdfast.events import AnyEvent
 from holdfast.events.log import EventReader, UnsupportedFormat
+from holdfast.observe.live_readings import LiveReadings
 from holdfast.observe.observed_log import ObservedLog
 from holdfast.observe.run_observation import RunObservation, observe_event
 
@@ -45,10 +47,14 @@ class _Run:
 
 
 class MetricsEndpoint:
-    """Answers a scrape; `logs` returns the paths of the event logs by run."""
+    """Answers a scrape; `logs` returns the paths of the event logs by run.
 
-    def __init__(self, logs: Callable[[], Mapping[str, Path]]) -> None:
+    `live` returns what the controller of the only run knows besides.
+    """
+
+    def __init__(self, logs: Callable[[], Mapping[str, Path]], live: Callable[[], LiveReadings] | None = None) -> None:
         self._logs = logs
+        self._live = live
         self._runs: dict[str, _Run] = {}
 
     async def answer(self, request: Request) -> Response:
@@ -57,5 +63,8 @@ class MetricsEndpoint:
 
         self._runs = {run: self._runs.get(run) or _Run(path) for run, path in self._logs().items()}
         known = {run: each.known for run, each in self._runs.items() if await each.read(run)}
+        if self._live is not None:
+            live = self._live()
+            known = {run: replace(each, live=live) for run, each in known.items()}
         text, content_type = format_metrics(known, now=time.time(), accept=request.headers.get("accept", ""))
         return Response(text, media_type=content_type)

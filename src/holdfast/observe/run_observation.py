@@ -23,6 +23,7 @@ from holdfast.events import (
     StragglerObserved,
     TrafficStopped,
 )
+from holdfast.observe.live_readings import LiveReadings
 from holdfast.report.run_status import RunStatus
 from holdfast.report.status_reducer import update_status
 
@@ -85,6 +86,8 @@ class RunObservation(Struct, frozen=True, kw_only=True):
     """By code and severity; a failure's own finding is among the failures."""
     last_event_at: float = 0.0
     """Unix seconds."""
+    live: LiveReadings | None = None
+    """None unless the run's controller itself is scraped."""
 
     @property
     def recovery_times(self) -> Histogram:
