@@ -29,11 +29,14 @@ from bench.drill_diagnosis import wait_until
 from bench.paired_stats import headline, say, table
 from bench.replica_program import free_port
 from holdfast import api
-from holdfast.events import FaultAction, FaultTarget, Outcome, RunFinished, StepCommitted
+from holdfast.events import FaultAction, FaultInjected, FaultTarget, Outcome, RunFinished, StepCommitted
+from holdfast.events.log import EventReader
 from holdfast.run_dir import RunDir
 
 PROGRAM = Path(__file__).parents[1] / "tests" / "programs" / "torch_free_trainer.py"
 NODES, STEP_S, STEPS_BETWEEN = 2, 0.05, 40
+INTERVALS_AFTER = 10
+"""Of STEPS_BETWEEN after the last fault: the run must not end before a slow machine has requested it."""
 SAMPLE_EVERY = 4
 GOAL = 0.005
 FAULTS = (
@@ -88,7 +91,7 @@ def measure(faults: int, base: Path) -> list[Sample]:
     """Run the program with so many faults; raises if the run does not succeed."""
     os.environ["HOLDFAST_HOME"] = str(base / "home")
     checkpoints, port = base / "checkpoints", free_port()
-    steps = STEPS_BETWEEN * (faults + 1)
+    steps = STEPS_BETWEEN * (faults + INTERVALS_AFTER)
     overrides = (
         *("recovery.prewarm=false", "recovery.max_restarts=1000", "recovery.step_timeout_s=1.5"),
         f"checkpoint.path={checkpoints}",
@@ -115,6 +118,9 @@ def measure(faults: int, base: Path) -> list[Sample]:
             samples.append(Sample(faults=faults, report=report, **live))
             if finished.outcome is not Outcome.SUCCEEDED:
                 raise RuntimeError(f"the run {finished.outcome}: {finished.reason}")
+            injected = sum(isinstance(event, FaultInjected) for event in EventReader(run.events).read())
+            if injected != faults:
+                raise RuntimeError(f"{injected} of {faults} faults were injected")
         finally:
             server.terminate()
     return samples
