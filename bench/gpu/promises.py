@@ -71,7 +71,7 @@ PROMISES = (
         claims=tuple(each[size] for size in SAVE_SIZES_GB for each in (STALL, WRITE, LOAD)),
     ),
     Promise(what="A Session costs a step at most 0.2 ms", page="benchmarks", claims=(OVERHEAD_READ, OVERHEAD_LEFT)),
-    Promise(what="The parts of a step profile add up", page="metrics", claims=(PARTS_ADD_UP, PROFILE_COST)),
+    Promise(what="The parts of a step profile add up", page="profile", claims=(PARTS_ADD_UP, PROFILE_COST)),
     Promise(
         what="Peer checkpoints with `auto` cost at most 1 % of the loop's time",
         page="peer-checkpoints",
