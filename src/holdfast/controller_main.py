@@ -400,7 +400,8 @@ async def serve(
 def _live_readings(controller: Controller, replicator: LogReplicator | None) -> LiveReadings:
     """What a scrape shows in addition to the log."""
     unsent_s = None if replicator is None else replicator.unsent_s
-    return LiveReadings(log_lag=LogLag(unwritten_s=controller.unwritten_s(), unreplicated_s=unsent_s))
+    lag = LogLag(unwritten_s=controller.unwritten_s(), unreplicated_s=unsent_s)
+    return LiveReadings(log_lag=lag, nodes=controller.node_readings.read())
 
 
 def main() -> None:

@@ -340,6 +340,8 @@ class Agent:
             case orders.DumpStacks():
                 for group in self._worker_groups.values():
                     group.dump_stacks(order)
+            case orders.ReadMonitors():
+                self._send(orders.NodeReadings(node=self._settings.node, values=self._monitors.values()))
             case orders.CheckpointAndExit():
                 for group in self._worker_groups.values():
                     group.send_to_ranks(

@@ -19,11 +19,15 @@ from holdfast.preflight.nvidia_smi import is_visible
 from holdfast.watch.monitor import AnyMonitor, Symptom
 from holdfast.watch.monitor_loop import Latest, MonitorLoop, Opened, Overlay
 from holdfast.watch.monitor_table import MEMORY, NodePlace, monitors
+from holdfast.watch.node_values import node_values
 
 DRIVER_TIMEOUT_S = 20.0
 """Seconds after which a driver that has not answered counts as missing; its thread waits on."""
 SAME_FAULT_S = 60.0
 """A fault of a device that another source reports so soon after the first is the same one."""
+
+STALE_S = 60.0
+"""Age in seconds from which a reading is not exported: four of the longest periods."""
 
 Message = DeviceFaultObserved | FindingRaised | MonitorsStarted | TrafficStopped
 
@@ -98,6 +102,10 @@ class NodeMonitors:
     def latest(self) -> dict[str, Latest]:
         """The latest reading of each source."""
         return {source: latest for each in self._loops for source, latest in each.latest().items()}
+
+    def values(self) -> dict[str, float]:
+        """The latest readings as numbers for a scrape, without those of sources that are not read any more."""
+        return node_values((source, each.reading) for source, each in self.latest().items() if each.age_s < STALE_S)
 
     def stop(self) -> None:
         """End the threads."""

@@ -141,6 +141,10 @@ class AgentRegistry:
             if node in self._by_node:
                 self._by_node[node].peer.send(make(node))
 
+    def nodes(self) -> list[int]:
+        """The connected nodes."""
+        return [*self._by_node]
+
     def log_replicas(self) -> list[AgentConnection]:
         """Connections of nodes that keep a log replica."""
         return [connection for connection in self._by_node.values() if connection.replicated_bytes is not None]

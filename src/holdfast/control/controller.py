@@ -53,6 +53,7 @@ from holdfast.control.controller_findings import command_failed, disk_space_find
 from holdfast.control.event_batching import MAX_BATCH_DELAY_S, EventBatcher
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
+from holdfast.control.node_readings import NodeReadingsStore
 from holdfast.control.run_watch import RunWatch
 from holdfast.control.state import NodeState, State
 from holdfast.control.step_commit import StepTracker
@@ -64,6 +65,7 @@ from holdfast.job.backend import Backend, BackendNodeState, NodeId, NodeObservat
 from holdfast.os_errors import resource_error_of, waiting_finding
 from holdfast.protocol.orders import (
     AgentMessage,
+    NodeReadings,
     PrepareStandby,
     ProbeNode,
     Progress,
@@ -134,6 +136,7 @@ class Controller:
         self._log_replicator = log_replicator
         self._incarnation = incarnation
         self._agents = AgentRegistry()
+        self.node_readings = NodeReadingsStore(self._agents)
         self._step_trackers: dict[int, StepTracker] = {}
         self._step_samplers: defaultdict[int, StepSampler] = defaultdict(StepSampler)
         self._run_watch = RunWatch()
@@ -361,6 +364,8 @@ class Controller:
             connection.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
                 happened.extend(self._on_progress(connection, message))
+            elif isinstance(message, NodeReadings):
+                self.node_readings.add(message)
             elif isinstance(message, StackRound):
                 state = self._state.replicas[message.replica]
                 happened.extend(self._run_watch.add_stacks(message, self._machine.job, state, self._clock()))

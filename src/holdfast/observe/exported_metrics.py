@@ -302,6 +302,36 @@ _RUN_ROWS = (
     ExportedMetric("node_up", Kind.GAUGE, "1 while the node's agent is connected.", _node_up, ("node",)),
 )
 
+
+def _node_row(name: str, help: str, kind: Kind = Kind.GAUGE, unit: str = "") -> ExportedMetric:
+    """The row of what monitors read."""
+
+    def read(known: RunObservation, _now: float) -> Iterable[Sample]:
+        for node, values in known.live.nodes.items() if known.live is not None else ():
+            if name in values:
+                yield Sample((str(node),), values[name])
+
+    return ExportedMetric(f"node_{name}", kind, f"{help} Only from a controller.", read, ("node",), unit)
+
+
+NODE_ROWS = (
+    _node_row("memory_used_ratio", "Memory in use, of the limit nearest to exhaustion.", unit="ratio"),
+    _node_row("memory_stalled_ratio", "Share of 10 s in which all processes waited for memory.", unit="ratio"),
+    _node_row("cpu_stalled_ratio", "Share of 10 s in which all processes waited for a CPU.", unit="ratio"),
+    _node_row("cpu_throttled_periods", "Periods in which the node used up its CPU quota.", Kind.COUNTER),
+    _node_row("disk_requests", "Requests to the node's disks.", Kind.COUNTER),
+    _node_row("disk_wait_seconds", "Seconds that these requests took, added up.", Kind.COUNTER),
+    _node_row("links_down", "Network interfaces without a link, unused ones included."),
+    _node_row("rdma_ports_down", "RDMA ports that were active and are not any more."),
+    _node_row("rdma_port_errors", "Symbol errors, receive errors and link recoveries of the RDMA ports.", Kind.COUNTER),
+    _node_row("gpus_failed", "GPUs that are lost or need a reset."),
+    _node_row("gpu_temperature_celsius", "Temperature of the hottest GPU.", unit="celsius"),
+    _node_row("gpu_power_watts", "Power of all GPUs.", unit="watts"),
+    _node_row("gpu_utilization_ratio", "Mean utilization of the GPUs.", unit="ratio"),
+    _node_row("gpu_memory_errors", "Memory errors that ECC could not correct, since the driver loaded.", Kind.COUNTER),
+)
+"""One series for each of the first nodes (`MAX_NODES_READ` of control/node_readings.py)."""
+
 _REPLICA = ("replica",)
 _REPLICA_ROWS = (
     ExportedMetric("replica_step", Kind.GAUGE, "The last step.", _by_replica(lambda each, _: each.step), _REPLICA),
@@ -387,6 +417,7 @@ def _step_row(metric: Metric) -> ExportedMetric:
 
 EXPORTED: tuple[ExportedMetric, ...] = (
     *_RUN_ROWS,
+    *NODE_ROWS,
     *_REPLICA_ROWS,
     *(_step_row(metric) for metric in CATALOG if metric.name not in _OTHERWISE),
     ExportedMetric(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from collections.abc import Mapping
+
+from msgspec import Struct, field
 
 
 class LogLag(Struct, frozen=True, kw_only=True):
@@ -18,3 +20,5 @@ class LiveReadings(Struct, frozen=True, kw_only=True):
     """Readings of one moment."""
 
     log_lag: LogLag = LogLag()
+    nodes: Mapping[int, Mapping[str, float]] = field(default_factory=dict[int, Mapping[str, float]])
+    """By node, what its monitors read: the numbers of watch/node_values.py."""

@@ -200,6 +200,10 @@ class DumpStacks(Order, frozen=True, kw_only=True, tag="dump-stacks"):
     """Whether a single dump has native frames too; an older agent ignores this and reports Python frames."""
 
 
+class ReadMonitors(Order, frozen=True, kw_only=True, tag="read-monitors"):
+    """Report what the monitors of the node last read (`NodeReadings`); sent only while the controller is scraped."""
+
+
 class CheckpointAndExit(Order, frozen=True, kw_only=True, tag="checkpoint-and-exit"):
     """Request that every rank takes a checkpoint at its next step and exits."""
 
@@ -275,6 +279,7 @@ AnyOrder = (
     | TakeCheckpoint
     | ProfileSteps
     | DumpStacks
+    | ReadMonitors
     | CheckpointAndExit
     | FetchCode
     | FreeState
@@ -334,7 +339,18 @@ class StackRound(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     seq: int = 0
 
 
-AgentMessage = AgentEvent | Progress | StackRound
+class NodeReadings(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="node-readings"
+):
+    """What the monitors of a node last read, as the numbers of watch/node_values.py; not kept in the log."""
+
+    node: int
+    values: dict[str, float]
+    source: str = ""
+    seq: int = 0
+
+
+AgentMessage = AgentEvent | Progress | StackRound | NodeReadings
 
 encode = encoding.encode
 order_decoder = msgspec.json.Decoder(AnyOrder)

@@ -16,6 +16,7 @@ from holdfast.watch.kernel_faults import Classify, kernel_symptoms
 from holdfast.watch.monitor import AnyMonitor, Monitor, Polled, SourceMissing, Symptom, comparing
 
 MEMORY, GPUS, RDMA_PORTS = "memory", "GPUs (NVML)", "RDMA ports"
+INTERFACES, DISKS, CPU_LIMIT = "network interfaces", "disks", "CPU limit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,7 @@ def monitors(place: NodePlace) -> tuple[AnyMonitor, ...]:
             for_devices=True,
         ),
         Monitor(
-            source="network interfaces",
+            source=INTERFACES,
             period_s=5.0,
             open=_network_links,
             judge=link_state.judge_of(lambda name: name == interface_with(place.address) or is_hardware(name, root)),
@@ -58,13 +59,13 @@ def monitors(place: NodePlace) -> tuple[AnyMonitor, ...]:
             judge=comparing(memory_pressure.memory_symptoms),
         ),
         Monitor(
-            source="disks",
+            source=DISKS,
             period_s=5.0,
             open=lambda: host_load.open_disks(root),
             judge=comparing(host_load.disk_symptoms),
         ),
         Monitor(
-            source="CPU limit",
+            source=CPU_LIMIT,
             period_s=5.0,
             open=lambda: host_load.open_cpu_limit(root),
             judge=comparing(host_load.cpu_symptoms),
