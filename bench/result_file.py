@@ -138,8 +138,12 @@ def absolute(claim: str, value: float, unit: str, *, goal: float, decimals: int 
 
 
 def command() -> str:
-    """The command line of the running bench."""
+    """The command line of the running bench, without the files in which it keeps its state and results."""
     words = sys.argv[1:]
+    for option in ("--json", "--state"):
+        while option in words:
+            at = words.index(option)
+            del words[at : at + 2]
     return shlex.join(("python", "-m", f"bench.{Path(sys.argv[0]).stem}", *words))
 
 
