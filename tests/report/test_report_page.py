@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.golden import Golden
 
 from holdfast.events import (
@@ -101,6 +102,16 @@ def test_page_is_whole_and_fetches_nothing() -> None:
     for heading in ("Curves", "Where the time went", "What happened", "Failures", "Configuration"):
         assert f"<h2>{heading}</h2>" in text
     assert "next step 6.0 s later" in text
+
+
+def test_page_shows_the_last_profile_and_nothing_without_one() -> None:
+    events = run()
+    assert "A profiled step" not in report_page([record_run(events, "demo-k3m9tz")])
+    profile = {"profile_forward_s": 0.3, "profile_backward_s": 0.5, "profile_communication_s": 0.2}
+    profiled = next(event for event in events if isinstance(event, StepCommitted) and event.step == 50)
+    events[events.index(profiled)] = replace(profiled, metrics={**profiled.metrics, **profile})
+    page = report_page([record_run(events, "demo-k3m9tz")])
+    assert "of 1.00 s a step, profiled: forward 30%, backward 50%, communication 20%" in page
 
 
 def test_words_of_ranks_cannot_become_markup() -> None:

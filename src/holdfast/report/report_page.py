@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from holdfast.diagnose.knowledge.index import find
 from holdfast.findings import OWNER_TEXT, Finding
+from holdfast.metrics.metric_text import BREAKDOWN, format_metrics
 from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
 from holdfast.report.goodput import TimeCategory
 from holdfast.report.run_comparison import job_differences, step_time_ratio
@@ -77,6 +78,7 @@ def _one_run(record: RunRecord) -> str:
             _cards(record),
             _section("Curves", _charts([record])),
             _section("Where the time went", _time(record)),
+            _section("A profiled step", _profile(record)),
             _section("What happened", _timeline(record)),
             _section("Failures", _failures(record)),
             _section("Other findings", _findings(record)),
@@ -163,6 +165,11 @@ def _time(record: RunRecord) -> str:
         if account.parts.get(part)
     ]
     return _table(("category", "time", "share", ""), rows) if rows else ""
+
+
+def _profile(record: RunRecord) -> str:
+    """The parts of the last profiled step; empty if none was profiled."""
+    return "".join(f"<p>{_text(words)}</p>" for words in format_metrics(record.status.history.metrics, BREAKDOWN))
 
 
 def _timeline(record: RunRecord) -> str:
