@@ -77,7 +77,10 @@ class Sample:
 
 
 def stopwatch(folder: Path, began: float, now: float) -> float:
-    """Time of the steps that all ranks ended, each counted once, over all time; by the ranks' own files."""
+    """Time of the steps that all ranks ended, each counted once, over all time; by the ranks' own files.
+
+    A step lasts from when all ranks have begun it, so that the time of no two steps overlaps.
+    """
     ended: dict[tuple[int, int], dict[int, tuple[float, float]]] = {}
     for rank in range(NODES):
         for line in (folder / f"steps-{rank}.txt").read_text().splitlines():
