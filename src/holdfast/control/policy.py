@@ -429,7 +429,7 @@ _WHERE_TO_LOOK = (
 )
 
 _STARTS_OVER = (
-    "Unless the program loads its own checkpoint, it repeats all it did: it has no Session, so holdfast has no "
+    "Unless the program loads its own checkpoint, it repeats all it did: it has opened no Session, so holdfast has no "
     "checkpoint of it."
 )
 
