@@ -303,13 +303,13 @@ def restart_controller(run: RunDir) -> bool:
     return True
 
 
-def cancel(run: RunDir, *, force: bool = False) -> bool:
+def cancel(run: RunDir, *, force: bool = False, requested_by: str = "command line") -> bool:
     """End a run: SIGTERM and its grace period, or SIGKILL immediately with `force`; returns whether its controller does
     it.
 
     With `force` a local run whose controller does not answer is ended without it.
     """
-    request = CancelRequested(at=time.time(), force=force, requested_by="command line")
+    request = CancelRequested(at=time.time(), force=force, requested_by=requested_by)
     kill = _force_cancel(run) if force else None
     if kill is None:
         send_request(run, request)

@@ -146,11 +146,16 @@ def test_action_is_confirmed_by_keyboard_and_refused_without_its_token(browser: 
                 button.click()
                 page.get_by_label("Words").fill(text)
                 page.keyboard.press("Enter")
-                expect(page.locator("#action-told")).to_have_text(f"Note it: {told}")
+                expect(page.locator("#action-told")).to_have_text(f"Note it, {RUN}: {told}")
+                button.click()
+                page.keyboard.press("Escape")
+            expect(page.locator("#action-told")).to_have_text(
+                f"Note it, {RUN}: it is not possible. Try something else."
+            )
         button.click()
         page.get_by_label("Words").fill("later")
         page.get_by_role("button", name="Confirm").click()
-        expect(page.locator("#action-told")).to_have_text("Note it: the server does not answer")
+        expect(page.locator("#action-told")).to_have_text(f"Note it, {RUN}: the server does not answer")
     assert (made.path / "note").read_text() == "<b>now</b>"
 
 

@@ -63,4 +63,5 @@ def _drill(run: RunDir, fault: str) -> str:
 
 
 def _cancel(run: RunDir, _: str) -> str:
-    return "the run is stopping" if api.cancel(run) else "the run was ended without its controller"
+    api.cancel(run, requested_by="live page")
+    return "the run is stopping"

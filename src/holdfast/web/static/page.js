@@ -119,6 +119,7 @@ async function follow(run) {
   charts = new Map();
   byId("curves").replaceChildren();
   byId("output").textContent = byId("action-told").textContent = "";
+  byId("run").hidden = true;
   byId("name").textContent = run;
   for (let failed = 0; !stopping.signal.aborted; ) {
     try {
@@ -348,19 +349,21 @@ function askFirst(action) {
   byId("confirm-text").placeholder = action.example;
   byId("confirm-text").required = Boolean(action.argument);
   confirmed = () => act(run, action, byId("confirm-text").value);
+  byId("confirm").returnValue = "";  // Escape keeps the value of an earlier answer in some browsers
   byId("confirm").showModal();
+  byId(action.argument ? "confirm-text" : "confirm-no").focus();
 }
 
 async function act(run, action, text) {
-  const told = byId("action-told");
-  told.textContent = action.label + ": requested";
+  const tell = (words) => { byId("action-told").textContent = action.label + ", " + run + ": " + words; };
+  tell("requested");
   try {
     const path = "/api/runs/" + encodeURIComponent(run) + "/actions/" + encodeURIComponent(action.name);
     const answer = await fetch(path, { method: "POST", headers: { Authorization: "Bearer " + actionToken }, body: text });
-    const { done, error } = await answer.json();
-    told.textContent = action.label + ": " + (done || error);
+    const { done, error } = await answer.json().catch(() => ({ error: "the server failed; its terminal says why" }));
+    tell(done || error);
   } catch (error) {
-    told.textContent = action.label + ": the server does not answer";
+    tell("the server does not answer");
   }
 }
 
