@@ -332,6 +332,7 @@ async function listActions() {
   const actions = await answer.json();
   byId("action-buttons").replaceChildren(...actions.map((action) => {
     const button = make("button", { type: "button" }, action.label);
+    button.disabled = Boolean(view.head && view.head.over);
     button.addEventListener("click", () => askFirst(action));
     return button;
   }));
