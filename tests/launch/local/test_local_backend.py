@@ -201,7 +201,7 @@ def test_agent_whose_controller_died_before_writing_it_down_joins_nobody(
         raise SystemExit
 
     async def scene(here: LocalBackend) -> None:
-        monkeypatch.setattr("holdfast.launch.local.local_backend.atomic_write", die)
+        monkeypatch.setattr("holdfast.launch.local.node_processes.atomic_write", die)
         with pytest.raises(SystemExit):
             await here.submit((NODE_ID,))
         await until_async(lambda: not agents(folder))

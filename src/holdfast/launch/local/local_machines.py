@@ -1,4 +1,4 @@
-"""Places nodes on the simulated machines of a local target: one node each, and none on a machine that is avoided."""
+"""Places nodes on a target's own machines: one node each, and none on a machine that is avoided."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def simulated_names(capacity: int) -> tuple[str, ...]:
 
 
 class LocalMachines:
-    """The machines of one run; they have names for others only if the target simulates several."""
+    """The machines of one run; `have_names` is whether others see them by name."""
 
-    def __init__(self, folder: RunDir, capacity: int, *, are_simulated: bool, quarantine: QuarantineFile) -> None:
-        self._folder, self._are_simulated = folder, are_simulated
-        self.names = simulated_names(capacity)
+    def __init__(self, folder: RunDir, names: tuple[str, ...], *, have_names: bool, quarantine: QuarantineFile) -> None:
+        self._folder, self._have_names = folder, have_names
+        self.names = names
         self._cordoned: dict[NodeId, str] = {}
         """By the lost node whose loss took the machine out of use."""
         self._avoided: set[str] = set()
-        self._quarantined = self._read_quarantined(quarantine) if are_simulated else frozenset[str]()
+        self._quarantined = self._read_quarantined(quarantine) if have_names else frozenset[str]()
 
     def _read_quarantined(self, quarantine: QuarantineFile) -> frozenset[str]:
         """Machines that other runs have quarantined: this run's own are avoided if another is free."""
@@ -43,11 +43,13 @@ class LocalMachines:
 
     def place(self, node_id: NodeId, machine: str) -> None:
         """Record where a node is."""
-        atomic_write(self._folder.node_dir(node_id.node, node_id.generation) / MACHINE_NAME, machine.encode())
+        node_folder = self._folder.node_dir(node_id.node, node_id.generation)
+        node_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        atomic_write(node_folder / MACHINE_NAME, machine.encode())
 
     def name_of(self, node_id: NodeId) -> str:
         """The name of a node's machine; empty if machines have none here."""
-        return self._machine(node_id) if self._are_simulated else ""
+        return self._machine(node_id) if self._have_names else ""
 
     def avoid(self, machine: str, others: Iterable[NodeId]) -> bool:
         """Place no further node on a machine, if one is free besides those of the other nodes; returns whether."""

@@ -12,7 +12,7 @@ from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.launch_plan import LaunchPlan, rank_launches
-from holdfast.launch.local.local_backend import node_mark
+from holdfast.launch.local.node_processes import node_mark
 from holdfast.launch.local.resource_split import node_resources
 from holdfast.launch.rank_env import Attempt, wants_nccl_logs
 from holdfast.protocol import flight_recorder_files
