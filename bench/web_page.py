@@ -23,7 +23,17 @@ from playwright.sync_api import sync_playwright
 
 from bench import result_file
 from bench.paired_stats import headline, say, table
-from holdfast.events import AnyEvent, AttemptStarted, NodeRequested, NodesStarted, RankHung, RunCreated, StepCommitted
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    NodeRequested,
+    NodesStarted,
+    RankHung,
+    RankStepTime,
+    RunCreated,
+    StepCommitted,
+    StepTimesCompared,
+)
 from holdfast.events.log import encode_line
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
@@ -121,7 +131,28 @@ def large_run(steps: int = 80) -> list[AnyEvent]:
         NodesStarted(at=now - steps - 1, replica=0, attempt=0, nodes=((0, NODES - 1),), ranks=((0, RANKS - 1),)),
         *made,
         _hung(8, now),
+        _compared(now),
     ]
+
+
+def _compared(now: float) -> StepTimesCompared:
+    """Rank 9 loads its data slowly; 32 of the ranks are named."""
+    slow = RankStepTime(9, 0.9, "data", 0.35)
+    others = (RankStepTime(100 + place, 0.6 - 0.003 * place, "backward", 0.05 - 0.001 * place) for place in range(31))
+    return StepTimesCompared(
+        at=now,
+        replica=0,
+        attempt=0,
+        first_step=70,
+        last_step=74,
+        ranks=RANKS,
+        step_p50_s=0.95,
+        step_p99_s=0.96,
+        own_p50_s=0.5,
+        own_p99_s=0.57,
+        phases_s={"data": 0.05, "forward": 0.15, "backward": 0.3, "communication": 0.4},
+        slowest=(slow, *others),
+    )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,15 @@ import pytest
 from tests.runs.conftest import Runs, WatchedRun
 
 from holdfast import api
-from holdfast.events import FaultAction, FaultTarget, FindingRaised, RecoveryDecided, StepCommitted, StragglerObserved
+from holdfast.events import (
+    FaultAction,
+    FaultTarget,
+    FindingRaised,
+    RecoveryDecided,
+    StepCommitted,
+    StepTimesCompared,
+    StragglerObserved,
+)
 from holdfast.host.cgroups import CgroupParent, cgroup_parent
 from holdfast.protocol.phase_times import Phase
 
@@ -43,6 +51,9 @@ def test_rank_that_is_slow_in_a_phase_is_named_with_it(runs: Runs) -> None:
     ended(watched)
     assert len(watched.all(StragglerObserved)) == len(Phase)
     assert watched.all(RecoveryDecided) == []
+    compared = [each for each in watched.all(StepTimesCompared) if each.ranks == 2]
+    slow = {(each.slowest[0].rank, each.slowest[0].phase) for each in compared if each.lag_of(each.slowest[0]) > 0.1}
+    assert slow & {(rank, phase.value) for phase, rank in zip(Phase, (1, 0) * 3, strict=True)}
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from tests.report.test_report_page import HOSTILE
 from tests.report.test_report_page import run as events_of_a_run
 from tests.web.test_web_app import ACTIONS, RUN, TOKEN, made_run
 
-from holdfast.events import RunFinished
+from holdfast.events import AnyEvent, RunFinished, StepTimesCompared
 from holdfast.events.log import encode_line
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
@@ -98,7 +98,7 @@ def test_keyboard_chooses_a_rank_and_shows_its_output(browser: Browser, tmp_path
         expect(page.locator("#grid-key")).to_contain_text("16,383 running")
         page.locator("#grid").focus()
         page.keyboard.press("ArrowRight")
-        expect(page.locator("#rank-text")).to_have_text("rank 1 on node 0: running")
+        expect(page.locator("#rank-text")).to_contain_text("rank 1 on node 0: running")
         for _ in range(7):
             page.keyboard.press("ArrowRight")
         expect(page.locator("#rank-text")).to_have_text(re.compile("rank 8 on node 1: hung, no step for 100 s"))
@@ -106,6 +106,38 @@ def test_keyboard_chooses_a_rank_and_shows_its_output(browser: Browser, tmp_path
         page.locator("#output-text").fill("LAST")
         page.keyboard.press("Enter")
         expect(page.locator("#output")).to_have_text("last words")
+
+
+def test_slow_ranks_are_coloured_and_listed_with_the_phase_in_which_they_lose(browser: Browser, tmp_path: Path) -> None:
+    with served(made_run(tmp_path, large_run())) as port, opened(browser, port, width=390) as page:
+        expect(page.locator("#figures")).to_contain_text("step time p50 / p99 of ranks0.95 s / 0.96 s")
+        expect(page.locator("#figures")).to_contain_text("own time p50 / p99 of ranks0.5 s / 0.57 s")
+        rows = page.locator("#slowest-rows tr")
+        expect(rows).to_have_count(32)
+        assert rows.first.locator("td").all_inner_texts() == ["9", "1", "0.9 s", "80.0 %", "data", "0.35 s"]
+        expect(page.locator("#slowest-told")).to_contain_text("communication 0.4 s")
+        page.get_by_label("coloured by").select_option("lag")
+        for words in ("1 50 % or more", "17 10 % or more", "12 3 % or more", "16,352 others, at most 2.0 %"):
+            expect(page.locator("#grid-key")).to_contain_text(words)
+        page.locator("#grid").focus()
+        for _ in range(9):
+            page.keyboard.press("ArrowRight")
+        expect(page.locator("#rank-text")).to_have_text(
+            "rank 9 on node 1: running; 0.9 s a step by itself, 80.0 % more than the median, most in data"
+        )
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#rank-text")).to_have_text("rank 10 on node 1: running; at most 2.0 % behind the median")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        answer: Any = Axe().run(page)
+        assert answer.response["violations"] == []
+
+
+def test_ranks_that_measure_no_steps_have_no_lag(browser: Browser, tmp_path: Path) -> None:
+    events: list[AnyEvent] = [event for event in large_run() if not isinstance(event, StepTimesCompared)]
+    with served(made_run(tmp_path, events)) as port, opened(browser, port) as page:
+        page.get_by_label("coloured by").select_option("lag")
+        expect(page.locator("#grid-key")).to_have_text("16,384 not measured")
+        expect(page.locator("#slowest")).to_be_hidden()
 
 
 def test_words_of_ranks_are_text(browser: Browser, tmp_path: Path) -> None:

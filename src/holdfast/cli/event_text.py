@@ -104,6 +104,7 @@ _QUIET = (
     events.LinkSlowed,
     events.MonitorsStarted,
     events.TrafficStopped,
+    events.StepTimesCompared,
 )
 """Internal events that are not printed while following a run."""
 
@@ -287,6 +288,18 @@ def _link_slowed(event: events.LinkSlowed) -> str:
     return f"the connection of {where} over {ends.interface} has {share:.0%} of its rate"
 
 
+def _step_times_compared(event: events.StepTimesCompared) -> str:
+    head = (
+        f"steps {event.first_step} to {event.last_step}{replica_suffix(event.replica)}: {count(event.ranks, 'rank')} "
+    )
+    own = f"take {event.own_p50_s:.3g} s by themselves, p99 {event.own_p99_s:.3g} s"
+    if not event.slowest or event.ranks == 1:
+        return head + own
+    slowest = event.slowest[0]
+    lag = f"rank {slowest.rank} {event.lag_of(slowest):.0%} over the median, most in {slowest.phase}"
+    return f"{head}{own}; the slowest is {lag}"
+
+
 def _code_fetched(event: events.CodeFetched) -> str:
     code = f"code {short_digest(event.digest)}"
     return f"node{event.node} " + (
@@ -333,6 +346,7 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
         f"rank {event.rank}{replica_suffix(event.replica)} "
         + (f"kept no trace of step {event.step}: {event.failure}" if event.failure else f"kept the trace {event.file}")
     ),
+    events.StepTimesCompared: _step_times_compared,
     events.StacksCompared: lambda event: (
         f"compared the stacks of attempt {event.attempt}{replica_suffix(event.replica)}: "
         + "; ".join((count(len(event.groups) + event.more_groups, "kind"), *describe_origin(event)))

@@ -10,6 +10,9 @@ from holdfast.cli.common_options import LOCAL, OutputOption, RunArgument, RunTar
 from holdfast.cli.output import Output, print_json, print_rich, print_text, with_properties
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.events import StepTimesCompared
     from holdfast.report.run_status import ReplicaStatus, RunStatus
 from holdfast.report.run_summary import format_ettr
 
@@ -71,7 +74,18 @@ def status(
 def _replica_document(replica: ReplicaStatus) -> dict[str, object]:
     document = with_properties(replica, "seconds_per_step", "tokens_per_s", "remaining_s")
     del document["sockets"]  # `fabric` has their sum
-    return document | {"fabric": replica.worst_fabric}
+    return document | {"fabric": replica.worst_fabric, "step_times": _step_times(replica.step_times)}
+
+
+def _step_times(compared: StepTimesCompared | None) -> Mapping[str, object] | None:
+    """As keys and values, also of each rank, which the log has as a list."""
+    from msgspec.structs import asdict
+
+    if compared is None:
+        return None
+    kept = ("first_step", "last_step", "ranks", "step_p50_s", "step_p99_s", "own_p50_s", "own_p99_s", "phases_s")
+    slowest = [asdict(each) | {"lag": compared.lag_of(each)} for each in compared.slowest]
+    return {name: getattr(compared, name) for name in kept} | {"slowest": slowest}
 
 
 def _document(known: RunStatus) -> dict[str, object]:

@@ -14,6 +14,7 @@ from functools import reduce
 from holdfast import events
 from holdfast.control.slow_stacks import SlowStacks
 from holdfast.control.state import ReplicaState
+from holdfast.control.step_times import compare_step_times, interval_s
 from holdfast.control.watch_findings import (
     data_stall_finding,
     run_slow_finding,
@@ -63,7 +64,7 @@ class RunWatch:
         """Add how ranks of a node spent their steps; what is observed in them."""
         watch = self._attempts.get(progress.replica)
         if watch is None or watch.attempt != progress.attempt:
-            watch = self._attempts[progress.replica] = _AttemptWatch(progress.replica, progress.attempt)
+            watch = self._attempts[progress.replica] = _AttemptWatch(progress.replica, progress.attempt, at)
             for (replica, _), detector in self._slow.items():
                 if replica == progress.replica:
                     detector.restart()
@@ -113,11 +114,13 @@ class RunWatch:
 class _AttemptWatch:
     """The ranks of one attempt of a replica."""
 
-    def __init__(self, replica: int, attempt: int) -> None:
+    def __init__(self, replica: int, attempt: int, began_at: float) -> None:
         self.attempt = attempt
         self.typical: Mapping[str, float] = {}
         """By part, seconds of a step in the last round: the longest waits for data and CPU of any rank, and medians."""
         self._replica = replica
+        self._began_at = self._compared_at = began_at
+        """When its first times came, and when all were last compared for the log."""
         self._stragglers = StragglerDetector()
         self._stalls = DataStallDetector()
         self._fresh: dict[int, list[PhaseTimes]] = {}
@@ -146,6 +149,9 @@ class _AttemptWatch:
         if stall is not None:
             finding = data_stall_finding(stall, self._nodes[stall.rank], self._replica)
             found.append(FindingRaised(at=at, finding=finding))
+        if at - self._compared_at >= interval_s(at - self._began_at):
+            self._compared_at = at
+            found.append(compare_step_times(fresh, replica=self._replica, attempt=self.attempt, at=at))
         return found
 
     def _keep(self, one: PhaseTimes) -> None:

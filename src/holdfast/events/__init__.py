@@ -80,7 +80,9 @@ from holdfast.events.watch_events import (
     MonitorsStarted,
     NumericFault,
     NumericFaultObserved,
+    RankStepTime,
     StacksCompared,
+    StepTimesCompared,
     StragglerObserved,
     TrafficStopped,
 )
@@ -140,6 +142,7 @@ RunEvent = (
     | WorldSizeChanged
     | StragglerObserved
     | StacksCompared
+    | StepTimesCompared
 )
 BatchedEvent = NodesStarted | NodesStopped | RanksExited | RanksHung
 AnyEvent = AgentEvent | BatchedEvent | RequestEvent | RunEvent

@@ -111,6 +111,42 @@ class StragglerObserved(Event, frozen=True, kw_only=True):
     finding: Finding
 
 
+class RankStepTime(msgspec.Struct, frozen=True, array_like=True):
+    """How long one rank takes for a step by itself: until its gradients are ready, without waiting for others."""
+
+    rank: int
+    own_s: float
+    phase: str
+    """Where it takes the most seconds beyond the median of the ranks."""
+    beyond_s: float
+    """How many those are."""
+
+
+class StepTimesCompared(Event, frozen=True, kw_only=True):
+    """How long the ranks of a replica take for a step; an attempt has one after 2 s, later one every 120 s."""
+
+    replica: int
+    attempt: int
+    first_step: int
+    last_step: int
+    ranks: int
+    """Ranks that have measured their steps."""
+    step_p50_s: float
+    """Of a whole step, in which fast ranks wait for slow ones; the median over the ranks."""
+    step_p99_s: float
+    own_p50_s: float
+    """Of what the ranks take by themselves."""
+    own_p99_s: float
+    phases_s: dict[str, float] = {}
+    """The median of each phase: `data`, `forward`, `backward`, `optimizer`, `communication`, `host`."""
+    slowest: tuple[RankStepTime, ...] = ()
+    """By their own time, the slowest first; at most 32."""
+
+    def lag_of(self, one: RankStepTime) -> float:
+        """By which share of the median a rank's own time exceeds it."""
+        return one.own_s / self.own_p50_s - 1 if self.own_p50_s > 0 else 0.0
+
+
 class EqualStacks(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Ranks of a hang whose training threads have the same frames."""
 

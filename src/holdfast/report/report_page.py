@@ -14,6 +14,7 @@ from holdfast.findings import OWNER_TEXT, Finding
 from holdfast.metrics.metric_text import BREAKDOWN, format_metrics
 from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
 from holdfast.report.goodput import TimeCategory
+from holdfast.report.rank_times import SLOW_RANK_HEAD, slow_rank_rows
 from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_figures import figures_of, outcome_of
 from holdfast.report.run_history import RecoverySummary
@@ -78,6 +79,7 @@ def _one_run(record: RunRecord) -> str:
             _cards(record),
             _section("Curves", _charts([record])),
             _section("Where the time went", _time(record)),
+            _section("Slowest ranks", _slowest_ranks(record)),
             _section("A profiled step", _profile(record)),
             _section("What happened", _timeline(record)),
             _section("Failures", _failures(record)),
@@ -165,6 +167,14 @@ def _time(record: RunRecord) -> str:
         if account.parts.get(part)
     ]
     return _table(("category", "time", "share", ""), rows) if rows else ""
+
+
+def _slowest_ranks(record: RunRecord) -> str:
+    """The ranks that the others waited for; empty if none were compared."""
+    if not (times := record.rank_times) or not times.slowest:
+        return ""
+    rows = [(rank, _Number(often), _Number(lag), phase) for rank, often, lag, phase in slow_rank_rows(times)]
+    return _table(SLOW_RANK_HEAD, rows)
 
 
 def _profile(record: RunRecord) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.report.formatting import duration, percentage, sanitize
+from holdfast.report.rank_times import SLOW_RANK_HEAD, rank_time_figures, slow_rank_rows
 from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_record import Quantity, RunRecord
 from holdfast.report.run_summary import format_ettr
@@ -32,6 +33,7 @@ def figures_of(record: RunRecord) -> dict[str, str]:
         "restarts": f"{status.restarts:,}",
         "last loss": f"{metrics['loss']:.4g}" if "loss" in metrics else "",
         "median time of a step": _median(record, Quantity.STEP_S, lambda value: f"{value:.3g} s"),
+        **rank_time_figures(record.rank_times),
         "median tokens/s": _median(record, Quantity.TOKENS_PER_S, lambda value: f"{value:,.0f}"),
         "median MFU": _median(record, Quantity.MFU, percentage),
         "devices": f"{status.devices:,}" if status.devices else "",
@@ -59,6 +61,7 @@ def report_document(record: RunRecord) -> Mapping[str, object]:
         "time_s": {str(part): spent_s for part, spent_s in account.parts.items()},
         "steps": account.steps,
         "restarts": record.status.restarts,
+        "rank_times": record.rank_times,
         "figures": {name: value for name, value in figures_of(record).items() if value},
     }
 
@@ -82,6 +85,9 @@ def report_markdown(records: Sequence[RunRecord]) -> str:
     if len(records) > 1 and (differences := job_differences(records)):
         lines += ["", *_rows(["field", *runs], [[each.field, *each.values] for each in differences])]
     for record in records:
+        if (times := record.rank_times) and times.slowest:
+            table = _rows(SLOW_RANK_HEAD, slow_rank_rows(times))
+            lines += ["", f"## Slowest ranks of {record.status.run}", "", *table]
         recoveries = record.status.history.recoveries
         failures = [[duration(each.after_s), each.finding.code, each.finding.what, each.action] for each in recoveries]
         if failures:

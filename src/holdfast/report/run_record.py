@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from holdfast import events
 from holdfast.events import AnyEvent, StepCommitted
+from holdfast.report.rank_times import RankTimes, RankTimesRecorder
 from holdfast.report.run_status import RunStatus
 from holdfast.report.status_reducer import update_status
 
@@ -129,6 +130,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """Those that may run no ranks."""
     facts: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the checks found the same on all nodes, such as versions."""
+    rank_times: RankTimes | None = None
+    """None if no ranks measured their steps."""
 
     @property
     def last_at(self) -> float:
@@ -155,6 +158,7 @@ class RunRecorder:
         self._curves: dict[int, _Curve] = {}
         self._marks: dict[MarkKind, list[Mark]] = {}
         self._checks: dict[int, events.NodeChecked] = {}
+        self._rank_times = RankTimesRecorder()
 
     def add(self, event: AnyEvent) -> None:
         """Add the next event."""
@@ -173,6 +177,8 @@ class RunRecorder:
                 self._created = event
             case events.NodeChecked():
                 self._checks[event.node] = event
+            case events.StepTimesCompared():
+                self._rank_times.add(event)
             case _:
                 pass
 
@@ -189,6 +195,7 @@ class RunRecorder:
             checked_nodes=len(self._checks),
             failed_checks=sum(each.problem is not None for each in self._checks.values()),
             facts=_same_everywhere([each.facts for each in self._checks.values()]),
+            rank_times=self._rank_times.found,
         )
 
 

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 
 from holdfast.clock import Clock, ClockSample
 from holdfast.diagnose.tcp_pairs import judge_sockets
-from holdfast.events import FaultInjected, Outcome, SocketsObserved, WorldSizeChanged
+from holdfast.events import FaultInjected, Outcome, SocketsObserved, StepTimesCompared, WorldSizeChanged
 from holdfast.findings import Finding
 from holdfast.report.goodput import Account, ReplicaLedger, mean_account, microseconds
 from holdfast.report.rank_table import RankTable
@@ -128,6 +128,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     """The latest value of each metric in this attempt; see metrics/metric_catalog.py."""
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
+    step_times: StepTimesCompared | None = None
+    """How long its ranks take for a step in this attempt, as last compared."""
     fabric: FabricStatus | None = None
     """By what NCCL logged."""
     sockets: Mapping[int, SocketsObserved] = field(default_factory=dict[int, SocketsObserved])

@@ -276,6 +276,7 @@ def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStat
         ranks=RankTable(),
         metrics={},
         recent_steps=(),
+        step_times=None,
         fabric=None,
         probe_stage="",
         sockets={},
@@ -523,6 +524,11 @@ def _sockets_observed(status: RunStatus, event: events.SocketsObserved) -> RunSt
     return _with_replica(status, replace(replica, sockets={**replica.sockets, event.node: event}))
 
 
+def _step_times_compared(status: RunStatus, event: events.StepTimesCompared) -> RunStatus:
+    replica = _replica(status, event.replica)
+    return status if event.attempt != replica.attempt else _with_replica(status, replace(replica, step_times=event))
+
+
 def _checkpoint_committed(status: RunStatus, event: events.CheckpointCommitted) -> RunStatus:
     return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
 
@@ -576,4 +582,5 @@ _TABLE: dict[type[AnyEvent], Callable[[RunStatus, Any], RunStatus]] = {
     events.NodeProbed: _node_probed,
     events.FabricObserved: _fabric_observed,
     events.SocketsObserved: _sockets_observed,
+    events.StepTimesCompared: _step_times_compared,
 }

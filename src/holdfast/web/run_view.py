@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from holdfast.diagnose.knowledge.index import find
+from holdfast.events import StepTimesCompared
 from holdfast.findings import Finding
 from holdfast.report.goodput import TimeCategory
 from holdfast.report.rank_table import RankPhase
@@ -37,6 +38,7 @@ class _Part(NamedTuple):
 
 def _head(record: RunRecord, now: float) -> dict[str, Any]:
     status, leader = record.status, record.status.leader
+    times = leader.step_times if status.is_progressing(now) else None
     account = status.account(None if status.finished_at else now)
     return {
         "run": status.run,
@@ -51,6 +53,8 @@ def _head(record: RunRecord, now: float) -> dict[str, Any]:
         "step": leader.step,
         "total_steps": leader.total_steps,
         "step_s": leader.seconds_per_step if status.is_progressing(now) else None,
+        "step_p50_p99_s": (times.step_p50_s, times.step_p99_s) if times else None,
+        "own_p50_p99_s": (times.own_p50_s, times.own_p99_s) if times else None,
         "remaining_s": leader.remaining_s if status.finished_at is None and status.is_progressing(now) else None,
         "tokens_per_s": status.tokens_per_s if status.is_progressing(now) else None,
         "stalled_s": leader.stalled_s(now) if status.finished_at is None else 0.0,
@@ -88,6 +92,25 @@ def _replica(replica: ReplicaStatus) -> dict[str, Any]:
         "letters": "".join(LETTERS[each.phase] for each in ranks),
         "nodes": _run_lengths([each.node for each in ranks]),
         "details": {str(each.rank): each.detail for each in odd[:MAX_FAILURES]},
+    }
+
+
+def _lags(record: RunRecord, _now: float) -> list[dict[str, Any]]:
+    return [_lag(each.step_times) for each in record.status.replicas.values() if each.step_times]
+
+
+def _lag(times: StepTimesCompared) -> dict[str, Any]:
+    """How far the slowest ranks of a replica are behind the median, and how far the others are at most."""
+    lags = [times.lag_of(each) for each in times.slowest]
+    return {
+        "replica": times.replica,
+        "steps": (times.first_step, times.last_step),
+        "phases_s": times.phases_s,
+        "ranks": [
+            {"rank": each.rank, "own_s": each.own_s, "lag": lag, "phase": each.phase, "beyond_s": each.beyond_s}
+            for each, lag in zip(times.slowest, lags, strict=True)
+        ],
+        "others": max(0.0, lags[-1]) if times.ranks > len(lags) > 0 else None,
     }
 
 
@@ -156,6 +179,10 @@ def _newest_marks(record: RunRecord) -> object:
     return tuple((kind, found[-1]) for kind, found in record.marks.items())
 
 
+def _step_times(record: RunRecord) -> object:
+    return tuple(each.step_times.at if each.step_times else None for each in record.status.replicas.values())
+
+
 def _rank_tables(record: RunRecord) -> object:
     return tuple(id(each.ranks) for each in record.status.replicas.values())
 
@@ -164,6 +191,7 @@ PARTS: tuple[_Part, ...] = (
     _Part("head", _always, _head),
     _Part("nodes", attrgetter("status.nodes"), _nodes),
     _Part("ranks", _rank_tables, _ranks),
+    _Part("lags", _step_times, _lags),
     _Part("curves", attrgetter("status.history.latest_steps"), _curves),
     _Part("marks", _newest_marks, _marks),
     _Part("failures", attrgetter("status.history.recoveries"), _failures),

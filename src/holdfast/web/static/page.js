@@ -5,6 +5,12 @@ const COLOURS = {
   r: ["running", "#3a8f5c"], e: ["exited", "#7a8797"], f: ["failed", "#c62828"],
   h: ["hung", "#ef6c00"], s: ["stopped", "#5c6bc0"], l: ["lost", "#6a1b9a"],
 };
+// By which share of the median a rank's own time exceeds it: the least of each level, its name, its colour.
+const LAGS = [
+  [0.5, "50 % or more", "#b3261e"], [0.25, "25 % or more", "#ef6c00"], [0.1, "10 % or more", "#c9a227"],
+  [0.03, "3 % or more", "#6aa84f"], [-Infinity, "less than 3 %", "#2d7d8a"],
+];
+const UNMEASURED = ["not measured", "#7a8797"];
 const CATEGORIES = {
   training: "#2e7d4f", checkpointing: "#2266bb", starting: "#8a94a3", running: "#2e7d4f", detecting: "#c62828",
   recovering: "#ef6c00", recomputing: "#a34a00", stopping: "#5b6675", "possibly recomputing": "#c9a227",
@@ -24,6 +30,7 @@ let chosen = decodeURIComponent(location.hash.slice(1));
 let view = {};
 let charts = new Map();
 let cells = [];
+let lags = new Map();
 let columns = 1;
 let cursor = 0;
 let stopStream = () => {};
@@ -64,6 +71,8 @@ function seconds(value) {
 const share = (value) => (value === null || value === undefined ? "" : (100 * value).toFixed(1) + " %");
 const whole = (value) => (value === null || value === undefined ? "" : Math.round(value).toLocaleString("en"));
 const short = (value) => (value === null || value === undefined ? "" : Number(value.toPrecision(4)).toString());
+
+const spread = (pair) => (pair ? pair.map((value) => short(value) + " s").join(" / ") : "");
 
 function say(text, lost) {
   byId("connection").textContent = text;
@@ -155,7 +164,7 @@ async function read(reader) {
 }
 
 const SHOW = {
-  head: showHead, nodes: showNodes, ranks: showRanks, curves: showCurves, marks: showMarks,
+  head: showHead, nodes: showNodes, ranks: showRanks, lags: showLags, curves: showCurves, marks: showMarks,
   failures: (rows) => byId("failures").replaceChildren(...(rows.length ? rows.map(failure) : [make("p", {}, "none")])),
   findings: (rows) => byId("findings").replaceChildren(...(rows.length ? rows.map(finding) : [make("p", {}, "none")])),
 };
@@ -176,6 +185,7 @@ function showHead(head) {
   const figures = {
     step: head.step === null ? "" : whole(head.step) + (head.total_steps ? " of " + whole(head.total_steps) : ""),
     "time left": seconds(head.remaining_s), loss: short(head.loss), "step time": seconds(head.step_s),
+    "step time p50 / p99 of ranks": spread(head.step_p50_p99_s), "own time p50 / p99 of ranks": spread(head.own_p50_p99_s),
     "tokens per second": whole(head.tokens_per_s), MFU: share(head.mfu), ETTR: share(head.ettr),
     age: seconds(head.total_s), restarts: head.restarts,
     checkpoint: head.checkpoint_step === null ? ""
@@ -206,11 +216,56 @@ function showRanks(replicas) {
         cells.push({ replica: replica.replica, rank, node, letter: replica.letters[rank], detail: replica.details[rank] || "" });
   }
   cursor = Math.min(cursor, Math.max(0, cells.length - 1));
-  const counts = {};
-  for (const cell of cells) counts[cell.letter] = (counts[cell.letter] || 0) + 1;
-  byId("grid-key").replaceChildren(...Object.entries(counts).map(([letter, number]) =>
-    make("li", {}, make("span", { class: "key", colour: COLOURS[letter][1] }), whole(number) + " " + COLOURS[letter][0])));
+  showKey();
   draw();
+}
+
+function showLags(replicas) {
+  lags = new Map(replicas.map((each) => [each.replica, { ...each, by: new Map(each.ranks.map((row) => [row.rank, row])) }]));
+  byId("slowest").hidden = !replicas.length;
+  const nodes = new Map(cells.map((cell) => [cell.replica + "/" + cell.rank, cell.node]));
+  const rows = replicas.flatMap((each) => each.ranks.map((row) => ({ ...row, replica: each.replica })));
+  byId("slowest-rows").replaceChildren(...rows.sort((a, b) => b.lag - a.lag).slice(0, 32).map((row) => make("tr", {},
+    make("td", {}, row.rank + (row.replica ? " of replica " + row.replica : "")),
+    make("td", {}, nodes.get(row.replica + "/" + row.rank) ?? ""), make("td", { class: "number" }, short(row.own_s) + " s"),
+    make("td", { class: "number" }, share(row.lag)), make("td", {}, row.phase),
+    make("td", { class: "number" }, short(row.beyond_s) + " s"))));
+  if (replicas.length) {
+    const { steps, phases_s } = replicas[0];
+    byId("slowest-told").textContent = "By the time that a rank takes by itself, without waiting for others, in steps "
+      + steps.join(" to ") + ". The median of the ranks: " + Object.entries(phases_s).map(([name, spent]) => name + " " + short(spent) + " s").join(", ") + ".";
+  }
+  if (byId("colour-by").value !== "lag") return;
+  showKey();
+  draw();
+}
+
+// How far a rank is behind the median, and whether that is only a bound; nothing if it is not known.
+function lagOf(cell) {
+  const known = lags.get(cell.replica);
+  const row = known && known.by.get(cell.rank);
+  if (row) return { ...row, exact: true };
+  return known && known.others !== null ? { lag: known.others, exact: false } : undefined;
+}
+
+// The name and the colour of a cell.
+function shade(cell) {
+  if (byId("colour-by").value === "state") return COLOURS[cell.letter];
+  const found = lagOf(cell);
+  if (!found) return UNMEASURED;
+  const level = LAGS.find(([least]) => found.lag >= least);
+  return found.exact ? level.slice(1) : ["others, at most " + share(found.lag), LAGS[LAGS.length - 1][2]];
+}
+
+function showKey() {
+  const counts = new Map();
+  for (const cell of cells) {
+    const [name, colour] = shade(cell);
+    const before = counts.get(name);
+    counts.set(name, { colour, number: (before ? before.number : 0) + 1 });
+  }
+  byId("grid-key").replaceChildren(...[...counts].map(([name, { colour, number }]) =>
+    make("li", {}, make("span", { class: "key", colour }), whole(number) + " " + name)));
 }
 
 function draw() {
@@ -227,7 +282,7 @@ function draw() {
   pen.scale(ratio, ratio);
   const gap = size > 6 ? 1.5 : 0.5;
   cells.forEach((cell, index) => {
-    pen.fillStyle = COLOURS[cell.letter][1];
+    pen.fillStyle = shade(cell)[1];
     pen.fillRect((index % columns) * size, Math.floor(index / columns) * size, size - gap, size - gap);
   });
   if (document.activeElement === canvas && cells.length) {
@@ -243,8 +298,16 @@ function point(index) {
   cursor = index;
   const cell = cells[index];
   byId("rank-text").textContent = "rank " + cell.rank + (cell.replica ? " of replica " + cell.replica : "") + " on node " + cell.node
-    + ": " + COLOURS[cell.letter][0] + (cell.detail ? ", " + cell.detail : "");
+    + ": " + COLOURS[cell.letter][0] + (cell.detail ? ", " + cell.detail : "") + behind(cell);
   draw();
+}
+
+function behind(cell) {
+  const found = lagOf(cell);
+  if (!found) return "";
+  if (!found.exact) return "; at most " + share(found.lag) + " behind the median";
+  return "; " + short(found.own_s) + " s a step by itself, " + share(Math.abs(found.lag)) + (found.lag < 0 ? " less" : " more")
+    + " than the median, most in " + found.phase;
 }
 
 function under(event) {
@@ -386,6 +449,7 @@ function start() {
   canvas.addEventListener("click", (event) => { point(under(event)); if (cells[cursor]) { byId("output-rank").value = cells[cursor].rank; showOutput(); } });
   canvas.addEventListener("focus", draw);
   canvas.addEventListener("blur", draw);
+  byId("colour-by").addEventListener("change", () => { showKey(); draw(); });
   byId("output-form").addEventListener("submit", showOutput);
   new ResizeObserver(() => {
     draw();
