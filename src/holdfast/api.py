@@ -352,6 +352,8 @@ def checkpoint(run: RunDir, *, timeout_s: float) -> CheckpointCommitted:
 
 StepProfile, profile_steps = run_profile.StepProfile, run_profile.profile_steps
 """Have a run's ranks profile their next steps, and some of them keep a trace."""
+nsys_command = run_profile.nsys_command_of
+"""The command by which ranks like those of a run are started under Nsight Systems."""
 Updated, update = code_update.UpdateResult, code_update.update
 """Have a run's ranks resume with other code."""
 

@@ -278,8 +278,8 @@ def read_controller_record(record: Path) -> dict[str, Any]:
     return {name: value for name, value in known.items() if name not in _PORTS or 0 < value < 1 << 16}
 
 
-TRACE_NAME = re.compile(r"(replica-\d{1,6}-)?attempt-\d{1,6}-step-\d{1,12}/rank-\d{1,9}\.json\.gz")
-"""A trace in the folder of traces."""
+TRACE_NAME = re.compile(r"(replica-\d{1,6}-)?attempt-\d{1,6}-step-\d{1,12}/rank-\d{1,9}(\.json|-memory\.pickle)\.gz")
+"""A trace, or a snapshot of GPU memory, in the folder of traces."""
 MAX_TRACE_BYTES = 64 << 20
 """Most bytes of one trace, compressed."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -13,15 +15,20 @@ from holdfast.controller_client import STEP_PROFILE, follow_request
 from holdfast.errors import ExitCode, failure
 from holdfast.events import ProfileRequested, StepCommitted, TraceKept
 from holdfast.events.requests import MAX_TRACED_RANKS
-from holdfast.host.files import private_opener
-from holdfast.job.run_spec import RunSpec
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.host.files import atomic_write, open_regular, private_opener
+from holdfast.job.run_spec import LOCAL, RunSpec
+from holdfast.launch import nsys
+from holdfast.launch.nsys import NsysCommand
 from holdfast.metrics.metric_catalog import has_requested
 from holdfast.metrics.rank_trace import RankTrace, UnreadableTrace, read_rank_trace
 from holdfast.metrics.trace_merge import ClockOffset, clock_offsets, merged_trace
 from holdfast.metrics.trace_summary import summary_lines
-from holdfast.run_dir import RunDir
+from holdfast.run_dir import TRACE_NAME, RunDir
 
 MERGED_NAME = "merged.json.gz"
+MAX_SNAPSHOT_BYTES = 1 << 30
+"""Most bytes of an uncompressed snapshot of GPU memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +44,35 @@ class StepProfile:
     summary: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
     """Why traces are missing."""
+    memory: tuple[Path, ...] = ()
+    """Snapshots of GPU memory, one for each rank that kept one."""
+    memory_failures: tuple[str, ...] = ()
+    """Why requested ones are missing."""
+
+    @property
+    def memory_finding(self) -> Finding | None:
+        """That requested snapshots are missing; None if none is."""
+        if not self.memory_failures:
+            return None
+        return Finding(
+            code="memory-snapshot-unavailable",
+            severity=Severity.WARNING,
+            what="no rank kept a snapshot of its memory" if not self.memory else "some ranks kept no snapshot",
+            evidence=self.memory_failures,
+            remedy="On CPUs, `holdfast status` and `holdfast logs` show what a rank's memory does; "
+            "request a snapshot of ranks that use a GPU.",
+            owner=Owner.USER,
+        )
 
 
-def profile_steps(run: RunDir, *, ranks: Sequence[int] = (), timeout_s: float) -> StepProfile:
-    """Have a run's ranks profile their next steps, and some of them keep a trace.
+def profile_steps(run: RunDir, *, ranks: Sequence[int] = (), memory: bool = False, timeout_s: float) -> StepProfile:
+    """Have a run's ranks profile their next steps, and some of them keep a trace, and a snapshot of their GPU `memory`.
 
     Without `ranks` these are rank 0, the slowest and the fastest rank. Raises HoldfastError if no rank can profile, and
     if the profile or its traces are not there after `timeout_s` seconds.
     """
     _check_ranks(run, ranks)
-    request = ProfileRequested(at=time.time(), ranks=tuple(sorted(set(ranks))))
+    request = ProfileRequested(at=time.time(), ranks=tuple(sorted(set(ranks))), memory=memory)
     step: StepCommitted | None = None
     kept: list[TraceKept] = []
     for _, event in follow_request(run, request, STEP_PROFILE, timeout_s):
@@ -57,7 +83,56 @@ def profile_steps(run: RunDir, *, ranks: Sequence[int] = (), timeout_s: float) -
         if step is not None and _is_complete(kept):
             break
     assert step is not None, "follow_request ends with the result or raises"
-    return _merge(run, step, kept)
+    snapshots, failures = _unpack_snapshots(run, kept)
+    return replace(_merge(run, step, kept), memory=snapshots, memory_failures=failures)
+
+
+def _unpack_snapshots(run: RunDir, kept: Iterable[TraceKept]) -> tuple[tuple[Path, ...], tuple[str, ...]]:
+    """The snapshots of GPU memory without compression, as their viewer reads them, and why others are missing."""
+    snapshots: list[Path] = []
+    failures: list[str] = []
+    for event in kept:
+        problem = event.memory_failure
+        if event.memory_file:
+            try:
+                snapshots.append(_unpack(run, event.memory_file))
+            except (OSError, EOFError, zlib.error, ValueError) as error:
+                problem = str(error)
+        if problem:
+            failures.append(f"rank {event.rank}: {problem}")
+    return tuple(snapshots), tuple(failures)
+
+
+def _unpack(run: RunDir, name: str) -> Path:
+    """Unpack a file of the run's traces; its name comes from an agent."""
+    if not TRACE_NAME.fullmatch(name.removeprefix("traces/")):
+        raise ValueError(f"{name!r} is no name of a snapshot")
+    packed_path = run.path / name
+    with open_regular(packed_path) as packed, gzip.open(packed) as source:
+        unpacked = source.read(MAX_SNAPSHOT_BYTES + 1)
+    if len(unpacked) > MAX_SNAPSHOT_BYTES:
+        raise ValueError(f"it has more than {MAX_SNAPSHOT_BYTES:,} bytes")
+    plain = packed_path.with_name(f"memory-{packed_path.name.removesuffix('-memory.pickle.gz')}.pickle")
+    atomic_write(plain, unpacked)
+    return plain
+
+
+def nsys_command_of(run: RunDir) -> NsysCommand:
+    """The command by which ranks like those of a run are started under Nsight Systems.
+
+    Raises HoldfastError if this machine would start them and has no `nsys`. Of an image that is not known.
+    """
+    accepted = RunSpec.read(run.job)
+    is_here = accepted.target_kind == LOCAL
+    if is_here and shutil.which(nsys.PROGRAM) is None:
+        raise failure(
+            "nsys-missing",
+            f"there is no `{nsys.PROGRAM}` on this machine, where the ranks of {run.run_id} run",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            where=run.run_id,
+            remedy="Install Nsight Systems' command line, such as NVIDIA's package `nsight-systems-cli`.",
+        )
+    return nsys.nsys_command(accepted.job, accepted.base if is_here else "/tmp")
 
 
 def _is_complete(kept: Sequence[TraceKept]) -> bool:

@@ -133,6 +133,12 @@ def test_profile_shows_where_a_steps_time_goes(runs: Runs, capsys: pytest.Captur
     # It stands until the next, and when all is over.
     watched.wait_for(StepCommitted)
     assert api.status(watched.folder).leader.metrics["profile_forward_s"] == told.metrics["profile_forward_s"]
+    # Without a GPU there is no memory to record, and the trace is kept all the same.
+    assert main(["profile", "--memory", "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["memory"], [each["code"] for each in found["findings"]]) == ([], ["memory-snapshot-unavailable"])
+    assert "uses no GPU" in found["findings"][0]["evidence"][0]
+    check_merged_trace(Path(found["trace"]))
     assert main(["cancel", "--force"]) == 0
     watched.wait_for_end()
     capsys.readouterr()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 from collections.abc import Callable, Iterable
@@ -51,6 +52,17 @@ class Folder(dcp_io.ReadSource):
 
 def check(holds: bool, name: str, feature: str) -> None:
     require(holds, f"torch {torch.__version__}", name, feature)
+
+
+def test_memory_recorder_has_the_parameters_that_snapshots_give() -> None:
+    """Without a GPU it cannot be called."""
+    memory: Any = torch.cuda.memory
+    given = inspect.signature(memory._record_memory_history).parameters
+    feature = "snapshots of GPU memory"
+    check({"enabled", "stacks", "max_entries"} <= given.keys(), "torch.cuda.memory._record_memory_history", feature)
+    check(callable(memory._snapshot), "torch.cuda.memory._snapshot", feature)
+    if torch.version.cuda:
+        check(hasattr(torch._C, "_cuda_isHistoryEnabled"), "torch._C._cuda_isHistoryEnabled", feature)
 
 
 def test_profiler_switches() -> None:

@@ -12,7 +12,7 @@ from holdfast.events import TraceKept
 from holdfast.host.processes import die_with_parent
 from holdfast.protocol import routes
 from holdfast.protocol.orders import ProfileSteps, StartRanks
-from holdfast.protocol.rank_messages import ProfileStepsNow, TraceWritten, trace_path
+from holdfast.protocol.rank_messages import ProfileStepsNow, TraceWritten, memory_path, trace_path
 from holdfast.run_dir import trace_name
 
 Upload = Callable[[str, Path], Coroutine[None, None, str]]
@@ -50,7 +50,7 @@ class RankTraces:
         if not (ranks if order.ranks else self._order.replica == 0):
             return ProfileStepsNow()
         self._requested, self._written = True, set()
-        return ProfileStepsNow(traces=self._start, ranks=ranks)
+        return ProfileStepsNow(traces=self._start, ranks=ranks, memory=order.memory)
 
     def on_written(self, rank: int, message: TraceWritten) -> None:
         """A rank has written its trace: upload it."""
@@ -69,11 +69,12 @@ class RankTraces:
     async def _keep(self, rank: int, message: TraceWritten) -> None:
         replicas = int(self._order.env.get("HOLDFAST_REPLICA_COUNT", "1"))
         name = trace_name(message.step, rank, self._order.attempt, self._order.replica, replicas)
-        failure = message.failure[:500]
+        memory = name.removesuffix(".json.gz") + "-memory.pickle.gz"
+        failure, memory_failure = message.failure[:500], message.memory_failure[:500]
         if not failure:
-            path = Path(trace_path(self._start, message.step, rank))
-            failure = await self._upload(name, path)
-            path.unlink(missing_ok=True)
+            failure = await self._upload_once(name, Path(trace_path(self._start, message.step, rank)))
+        if message.memory:
+            memory_failure = await self._upload_once(memory, Path(memory_path(self._start, message.step, rank)))
         self._send(
             TraceKept(
                 at=self._clock(),
@@ -85,8 +86,16 @@ class RankTraces:
                 kept=message.kept,
                 file="" if failure else f"traces/{name}",
                 failure=failure,
+                memory_file=f"traces/{memory}" if message.memory and not memory_failure else "",
+                memory_failure=memory_failure,
             )
         )
+
+    async def _upload_once(self, name: str, path: Path) -> str:
+        """Upload a file and remove it; returns why that failed, or nothing."""
+        failure = await self._upload(name, path)
+        path.unlink(missing_ok=True)
+        return failure
 
 
 async def upload_trace(url: str, file: Path, *, token: str, ca: Path | None) -> str:

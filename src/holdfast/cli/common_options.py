@@ -82,6 +82,7 @@ RunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="Id of a run, or a unique prefix of it.", autocompletion=complete_run),
 ]
+WaitOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for it.")]
 OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format.")]
 
 

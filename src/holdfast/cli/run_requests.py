@@ -1,22 +1,17 @@
-"""The commands that send a request to a running run: cancel, checkpoint, profile, update."""
+"""The commands that send a request to a running run: cancel, checkpoint, update."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from holdfast.cli.common_options import LOCAL, OutputOption, RunArgument, RunTargetOption
+from holdfast.cli.common_options import LOCAL, OutputOption, RunArgument, RunTargetOption, WaitOption
 from holdfast.cli.output import Output, console, print_result
 from holdfast.errors import ExitCode, failure
 
-if TYPE_CHECKING:
-    from holdfast.run_profile import StepProfile
-
 NOW, RESTART = "now", "restart"
-
-WaitOption = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0.0, help="How long to wait for it.")]
 
 
 def cancel(
@@ -57,69 +52,6 @@ def checkpoint(
         taken = api.checkpoint(found, timeout_s=timeout_s)
     document = {"run": found.run_id, "step": taken.step, "path": taken.path, "took_s": taken.took_s}
     print_result(output, document, f"step {taken.step} of {found.run_id} is saved: {taken.path}")
-
-
-def profile(
-    run: RunArgument = None,
-    on: RunTargetOption = LOCAL,
-    ranks: Annotated[
-        str,
-        typer.Option(
-            "--ranks", metavar="RANKS", help="Ranks that keep a trace, such as 0,5; default: 0, slowest, fastest."
-        ),
-    ] = "",
-    timeout_s: WaitOption = 600.0,
-    output: OutputOption = Output.TEXT,
-) -> None:
-    """Profile a few steps of a run: where does the time go?
-
-    Prints by how much a step could be faster, and keeps a trace for Perfetto.
-    Its ranks need a `holdfast.train` Session. The run continues.
-    """
-    from holdfast import api
-    from holdfast.metrics.metric_catalog import ON_REQUEST
-    from holdfast.metrics.metric_text import BREAKDOWN, format_metrics
-
-    chosen = _rank_numbers(ranks)
-    found = api.find_run(run, on)
-    with console(stderr=True).status(f"profiling the next steps of {found.run_id}, for at most {timeout_s:g} s"):
-        found_profile = api.profile_steps(found, ranks=chosen, timeout_s=timeout_s)
-    step = found_profile.step
-    parts = {name: spent_s for name, spent_s in step.metrics.items() if name in ON_REQUEST}
-    shares = ", ".join(format_metrics(step.metrics, BREAKDOWN))
-    print_result(
-        output,
-        {
-            "run": found.run_id,
-            "step": step.step,
-            "metrics": parts,
-            "trace": str(found_profile.trace) if found_profile.trace else None,
-            "summary": found_profile.summary,
-            "failures": found_profile.failures,
-        },
-        "\n".join(
-            [
-                f"step {step.step} of {found.run_id}: {shares}",
-                *found_profile.summary,
-                *(f"no trace of {each}" for each in found_profile.failures),
-                *([f"trace: {found_profile.trace}{_clocks(found_profile)}"] if found_profile.trace else []),
-            ]
-        ),
-    )
-
-
-def _clocks(found: StepProfile) -> str:
-    """How well the clocks of the ranks are aligned."""
-    errors_ns = [offset.error_ns for offset in found.offsets.values() if offset.collectives]
-    return f" (clocks aligned to {max(errors_ns) / 1e6:.2g} ms)" if errors_ns else ""
-
-
-def _rank_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(each) for each in text.split(",") if each.strip())
-    except ValueError:
-        what = f"`--ranks {text}` is no list of ranks"
-        raise failure("bad-ranks", what, exit_code=ExitCode.USAGE, remedy="Write numbers, such as 0,5.") from None
 
 
 def update(

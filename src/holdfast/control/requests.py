@@ -29,7 +29,7 @@ def checkpoint_requested(ctx: Context, event: events.CheckpointRequested) -> Non
 
 def profile_requested(ctx: Context, event: events.ProfileRequested) -> None:
     """Every rank profiles its steps."""
-    ctx.send(orders.ProfileSteps(ranks=event.ranks), None)
+    ctx.send(orders.ProfileSteps(ranks=event.ranks, memory=event.memory), None)
 
 
 def stack_dump_requested(ctx: Context, event: events.StackDumpRequested) -> None:

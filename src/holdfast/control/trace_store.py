@@ -48,4 +48,4 @@ class TraceStore:
             part.unlink(missing_ok=True)
 
     def _used_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self._folder.glob("*/rank-*.json.gz"))
+        return sum(path.stat().st_size for path in self._folder.glob("*/rank-*.gz"))

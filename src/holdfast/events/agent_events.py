@@ -409,6 +409,10 @@ class TraceKept(Event, frozen=True, kw_only=True):
     file: str = ""
     """In the run's folder; empty if there is none."""
     failure: str = ""
+    memory_file: str = ""
+    """A snapshot of the rank's GPU memory, in the run's folder; empty if there is none."""
+    memory_failure: str = ""
+    """Why there is none, although one was requested."""
 
 
 class CheckpointCommitted(Event, frozen=True, kw_only=True):

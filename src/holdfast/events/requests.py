@@ -167,6 +167,8 @@ class ProfileRequested(Request, frozen=True, kw_only=True):
 
     ranks: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_TRACED_RANKS)] = ()
     """Global ranks that keep a trace; empty: rank 0, the slowest and the fastest rank."""
+    memory: bool = False
+    """Whether these ranks also keep a snapshot of their GPU memory."""
 
 
 class StackDumpRequested(Request, frozen=True, kw_only=True):

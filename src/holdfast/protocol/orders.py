@@ -186,6 +186,8 @@ class ProfileSteps(Order, frozen=True, kw_only=True, tag="profile-steps"):
 
     ranks: tuple[int, ...] = ()
     """Global ranks that keep a trace; empty: some ranks of replica 0 (train/metrics/kept_traces.py)."""
+    memory: bool = False
+    """Whether they also keep a snapshot of their GPU memory."""
 
 
 class DumpStacks(Order, frozen=True, kw_only=True, tag="dump-stacks"):

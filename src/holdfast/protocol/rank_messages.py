@@ -157,6 +157,10 @@ class TraceWritten(RankMessage, frozen=True, kw_only=True, tag="trace-written"):
     kept: int
     """Ranks that keep a trace of these steps."""
     failure: str = ""
+    memory: bool = False
+    """Whether the rank has also written a snapshot of its GPU memory."""
+    memory_failure: str = ""
+    """Why it has not, although one was requested."""
 
 
 class ExitingOnRequest(RankMessage, frozen=True, kw_only=True, tag="exiting-on-request"):
@@ -178,11 +182,18 @@ class ProfileStepsNow(RankRequest, frozen=True, kw_only=True, tag="profile-steps
     """Start of the paths of trace files (`trace_path`); empty: no rank keeps one."""
     ranks: tuple[int, ...] = ()
     """Ranks that keep one; empty: rank 0, the slowest and the fastest rank."""
+    memory: bool = False
+    """Whether they record allocations of GPU memory in these steps, and keep a snapshot at the end."""
 
 
 def trace_path(start: str, step: int, rank: int) -> str:
     """Where a rank writes a trace."""
     return f"{start}step-{step}-rank-{rank}.json.gz"
+
+
+def memory_path(start: str, step: int, rank: int) -> str:
+    """Where a rank writes a snapshot of its GPU memory."""
+    return f"{start}step-{step}-rank-{rank}-memory.pickle.gz"
 
 
 class CheckpointAndExitNow(RankRequest, frozen=True, kw_only=True, tag="checkpoint-and-exit-now"):

@@ -30,6 +30,27 @@ from torch.utils.data._utils import worker
 profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled
 enable_record_function: Callable[[bool], None] = torch.autograd._enable_record_function
 
+
+def memory_is_recorded() -> bool:
+    """Whether allocations of GPU memory are recorded; needs an initialised GPU."""
+    return cast("Any", torch._C)._cuda_isHistoryEnabled()
+
+
+def record_memory(*, max_entries: int) -> None:
+    """Record allocations of GPU memory from now on, with the Python code that makes them."""
+    cast("Any", torch.cuda.memory)._record_memory_history("all", stacks="python", max_entries=max_entries)
+
+
+def stop_recording_memory() -> None:
+    """Record no more; what was recorded is dropped."""
+    cast("Any", torch.cuda.memory)._record_memory_history(None)
+
+
+def memory_snapshot() -> Any:
+    """The segments of GPU memory and what was recorded of them, as https://pytorch.org/memory_viz reads it pickled."""
+    return cast("Any", torch.cuda.memory)._snapshot()
+
+
 # Tensors
 
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")

@@ -105,6 +105,24 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Request it again once ranks pass steps; a program without a Session cannot be profiled.",
     ),
     (
+        "memory-snapshot-unavailable",
+        "`holdfast profile --memory` was requested of ranks that use no GPU, or a snapshot could not be kept.",
+        "The evidence says why, for each rank; the trace of the same steps is kept.",
+        "Request it of ranks that use a GPU, while no other profile runs.",
+    ),
+    (
+        "nsys-missing",
+        "`holdfast profile --nsys` was requested for a run of this machine, which has no `nsys`.",
+        "`which nsys`.",
+        "Install Nsight Systems' command line, such as NVIDIA's package `nsight-systems-cli`.",
+    ),
+    (
+        "nsys-not-rendered",
+        "The job's `launch` adds options to its launcher's command, which holdfast does not find behind `nsys`.",
+        "`launch` in the job: accelerate, deepspeed or mpi.",
+        "Write `nsys profile` into the launcher's own command, before the training program.",
+    ),
+    (
         "bad-ranks",
         "The ranks for `holdfast profile --ranks` are no numbers, not of this run, or too many.",
         "`holdfast status` shows how many ranks the run has.",

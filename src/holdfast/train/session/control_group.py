@@ -46,6 +46,8 @@ class StepAction(IntFlag):
     """Copy the state to another node's memory."""
     STOP_TOGETHER = 32
     """Stop after a step that all replicas agree on."""
+    RECORD_MEMORY = 64
+    """Record allocations of GPU memory while the next steps are profiled."""
 
 
 NOTHING = StepAction.NOTHING

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NamedTuple, NoReturn, SupportsFloat
@@ -35,7 +36,8 @@ from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint.interval import YoungInterval
 from holdfast.train.ft.rank_faults import RankFaults
 from holdfast.train.metrics.gradient_guard import SUM, GradientGuard
-from holdfast.train.metrics.kept_traces import kept_ranks, write_trace
+from holdfast.train.metrics.kept_traces import kept_ranks, write_files
+from holdfast.train.metrics.memory_history import MemoryHistory
 from holdfast.train.metrics.nan_guard import SKIPPED, NonFiniteGuard, skipped
 from holdfast.train.metrics.numeric_watch import NumericWatch
 from holdfast.train.metrics.phase_clock import PhaseClock
@@ -108,6 +110,7 @@ class RankCoordinator:
         self._consensus = ActionConsensus(self.ranks)
         self.meter = meter or StepMeter()
         self._profiler = Profiler()
+        self._memory = MemoryHistory()
         self._profile_after = config.profile_after_step
         self._profile_steps = 0
         """Steps left of the profile that all ranks take."""
@@ -223,17 +226,16 @@ class RankCoordinator:
         self.receive()
         pending = [each for each in self._received if isinstance(each, rank_messages.ProfileStepsNow)]
         request, save = (pending or [self._trace_request])[-1], self._profiler.take_trace()
+        memory = self._memory.stop()
         self._trace_request = rank_messages.ProfileStepsNow()
         kept = kept_ranks([own_us for (own_us,) in rows], request.ranks)
         if request.traces and save is not None and self.ranks.rank in kept:
-            path = Path(rank_messages.trace_path(request.traces, step, self.ranks.rank))
-            writer = threading.Thread(target=self._write_trace, args=(save, path, step, len(kept)))
-            writer.start()
+            write = partial(write_files, request, save, memory, step=step, rank=self.ranks.rank, kept=len(kept))
+            threading.Thread(target=self._send_written, args=(write,)).start()
 
-    def _write_trace(self, save: Callable[[str], None], path: Path, step: int, kept: int) -> None:
-        """Write a trace while training continues, and report it."""
-        failure = write_trace(save, path)
-        self._agent_client.send(rank_messages.TraceWritten(step=step, kept=kept, failure=failure))
+    def _send_written(self, write: Callable[[], rank_messages.TraceWritten]) -> None:
+        """Write the files of a profile while training continues, and report them."""
+        self._agent_client.send(write())
         self._agent_client.flush()
 
     def _report_phases(self, step: int, data_wait_s: float) -> None:
@@ -312,6 +314,8 @@ class RankCoordinator:
                 return last
         if StepAction.PROFILE in agreed:
             self._profiler.start()
+            if StepAction.RECORD_MEMORY in agreed:
+                self._memory.start()
             self._profile_steps = self._profile_steps or PROFILED_STEPS
         return agreed & (StepAction.CHECKPOINT | StepAction.PEER_CHECKPOINT)
 
@@ -454,6 +458,7 @@ class RankCoordinator:
                     self._save_requested = True
                 case rank_messages.ProfileStepsNow() as request:
                     self._requested |= StepAction.PROFILE
+                    self._requested |= StepAction.RECORD_MEMORY if request.memory else NOTHING
                     self._trace_request = request
                 case rank_messages.CheckpointAndExitNow(all_replicas=together):
                     self._stopping_together = self._stopping_together or (together and self._synchronous)
@@ -473,7 +478,7 @@ class RankCoordinator:
         if terminated and not self._stopping_together:
             action |= StepAction.STOP
         if action and self._profiler.running:  # another rank received the request before
-            action &= ~StepAction.PROFILE
+            action &= ~(StepAction.PROFILE | StepAction.RECORD_MEMORY)
         if self.peer_checkpoint_every == "auto" and self.ranks.rank == 0 and self.peer_checkpoint_due():
             action |= StepAction.PEER_CHECKPOINT
         overdue = self._every_s is not None and time.monotonic() - self._saved_at >= self._every_s
