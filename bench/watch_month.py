@@ -3,7 +3,7 @@
 .venv/bin/python -m bench.watch_month [--seeds N]
 
 Both runs use the controller's failure policy (control/policy.py), the same checkpoints, standbys and restarts, and meet
-the same faults. Watch only changes how soon a fault is known, and what is known about it. bench/month_inputs.py has
+the same faults. Watch only changes how soon a fault is known, and what is known about it. plan/fault_table.py has
 each input with its source; nothing is fitted. No part of the month was run: it is arithmetic over these inputs.
 """
 
@@ -16,11 +16,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from bench import month_inputs, result_file
-from bench.failure_simulation import CHECKPOINTS, Cause, Loss, Trial, simulate
-from bench.month_inputs import CAUSES, DAYS, DETECTORS, GPUS_PER_NODE, HOUR_S, INPUTS, NODES
+from bench import result_file
 from bench.paired_stats import headline, say, table
 from holdfast.failure_rates import DAY_S
+from holdfast.plan import fault_table
+from holdfast.plan.fault_table import DETECTORS, GPUS_PER_NODE, HOUR_S, NODES
+from holdfast.plan.reliability import CHECKPOINTS, FaultKind, Loss, Trial, simulate
+
+DAYS = 30.0
+CAUSES = fault_table.causes()
 
 SEEDS = 30
 NORMAL_95 = 1.96
@@ -37,9 +41,14 @@ def main() -> None:
     options = parser.parse_args()
     seeds: int = options.seeds
     headline(f"a simulated month: {GPUS:,} GPUs, {DAYS:g} days, {seeds} seeds")
-    say(table(("input", "value", "source"), [(one.name, f"{one.value:g} {one.unit}", one.source) for one in INPUTS]))
-    every_s = month_inputs.fleet().checkpoint_every_s
-    say(f"\ncheckpoint every {every_s:.0f} s; {month_inputs.fleet().standbys} standbys\n")
+    say(
+        table(
+            ("input", "value", "source"),
+            [(one.name, f"{one.value:g} {one.unit}", one.source) for one in fault_table.inputs()],
+        )
+    )
+    every_s = fault_table.fleet().checkpoint_every_s
+    say(f"\ncheckpoint every {every_s:.0f} s; {fault_table.fleet().standbys} standbys\n")
     watched = months(CAUSES, DETECTORS, seeds)
     unwatched = months(CAUSES, frozenset(), seeds)
     say(table(("month", "ETTR", "ETTR if slow steps count fully"), [
@@ -66,9 +75,9 @@ def main() -> None:
     result_file.save(options.json, "A simulated month", [_result(watched, unwatched, alone, gains)])
 
 
-def months(causes: Sequence[Cause], detectors: frozenset[str], seeds: int) -> list[Trial]:
+def months(causes: Sequence[FaultKind], detectors: frozenset[str], seeds: int) -> list[Trial]:
     """The month once for each seed."""
-    fleet = month_inputs.fleet()
+    fleet = fault_table.fleet()
     return [simulate(fleet, causes, detectors, total_s=DAYS * DAY_S, seed=seed) for seed in range(seeds)]
 
 
@@ -96,7 +105,7 @@ def _gain(before: Sequence[Trial], after: Sequence[Trial]) -> float:
 
 
 def _gain_if_looked_at(hours: float, seeds: int) -> float:
-    causes = month_inputs.causes(hours * HOUR_S)
+    causes = fault_table.causes(looks_every_s=hours * HOUR_S)
     return _gain(months(causes, frozenset(), seeds), months(causes, DETECTORS, seeds))
 
 
@@ -143,7 +152,7 @@ def _result(
         date=result_file.today(),
         figure=_figure([_ettr(trial) for trial in watched]),
         peer=result_file.Peer(name="the same without Watch", figure=_figure([_ettr(trial) for trial in unwatched])),
-        conditions=f"{len(watched)} seeds; simulated, with the real policy; inputs in bench/month_inputs.py",
+        conditions=f"{len(watched)} seeds; simulated, with the real policy; inputs in plan/fault_table.py",
         details=details,
         note="ByteRobust publishes 97 % at 9,600 GPUs; its rates are a third of Llama 3's, which this month has",
         headline=True,

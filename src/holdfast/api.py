@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.plan.predict import Plan
+    from holdfast.plan.reliability_plan import ReliabilityPlan
     from holdfast.preflight.node_reports import NodeReports
     from holdfast.prune_runs import Leftover
     from holdfast.web.run_action import RunAction
@@ -207,6 +208,30 @@ def plan(
     if not made.best:
         raise nothing_fits(request, found)
     return made
+
+
+def plan_failures(
+    job: Job | LoadedJob,
+    target: str,
+    *,
+    rate: str,
+    days: float,
+    base: Path,
+    machine: str | None = None,
+    calibration: Path | None = None,
+) -> ReliabilityPlan:
+    """What failures cost a job in so many days, by simulation with the controller's own policy.
+
+    `rate` is a published fleet or a number of failures per 1,000 node-days. The step time is predicted if the job has a
+    `model` and the machine is known.
+    """
+    from holdfast.plan.reliability_plan import predict_reliability, reliability_request
+
+    wanted, spec = _loaded(job).job, _target_spec(target, base)
+    step_s = None
+    if wanted.model is not None and (machine or spec.machine) is not None:
+        step_s = plan(job, target, base=base, machine=machine, calibration=calibration).best[0].figures.step_s
+    return predict_reliability(reliability_request(wanted, rate=rate, days=days, step_s=step_s))
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path, tree: str | None = None) -> Rendered:

@@ -1,6 +1,8 @@
-"""Published failure rates of node fleets, and the number of standbys they call for; pure.
+"""Published failure rates of node fleets, and the standbys and the checkpoint interval they call for; pure.
 
-A run's own failures are in train/checkpoint/interval.py.
+Young's formula gives the interval. With C seconds that a save stalls the loop and M seconds between failures, saving
+every sqrt(2 C M) seconds makes the time spent on saves equal to the work lost to failures (J. W. Young, CACM 17 (9),
+1974). J. T. Daly's further terms (FGCS 22 (3), 2006) matter only where C is near M; a stall is far shorter.
 """
 
 from __future__ import annotations
@@ -65,3 +67,26 @@ def binomial_quantile(trials: int, chance: float, quantile: float) -> int:
         if within >= quantile:
             return count
     return trials
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailureHistory:
+    """A run's failures so far."""
+
+    nodes: int
+    """Current number of nodes."""
+    failures: int
+    """Attempts that have ended."""
+    node_s: float
+    """Seconds of training, summed over nodes."""
+
+
+def mtbf_s(past: FailureHistory) -> float:
+    """Mean seconds between failures of the whole run; the prior counts as one failure, in addition to the run's own."""
+    prior_node_s = 1000 / DEFAULT_RATE.per_1000_node_days * DAY_S
+    return (prior_node_s + past.node_s) / (1 + past.failures) / past.nodes
+
+
+def young_interval_s(past: FailureHistory, *, cost_s: float, took_s: float) -> float:
+    """Seconds between the starts of two saves that stall the loop `cost_s` and complete after `took_s`."""
+    return max(math.sqrt(2 * cost_s * mtbf_s(past)), took_s)

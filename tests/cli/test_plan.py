@@ -46,6 +46,16 @@ def test_calibration_is_used_and_named(cli: Cli) -> None:
     assert measured["assumed"] == ["link_gb_s", "memory_gb_s"]
 
 
+def test_failures_are_shown_by_cause_with_the_best_interval_and_standbys(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB)
+    words = ("plan", *ON_H100, "--failures", "rsc-1", "--days", "10")
+    answer, data = cli(*words), cli(*words, "-o", "json").data
+    for shown in ("ETTR", "GPU-hours lost to", "faulty GPU", "best checkpoint interval", "best number of standbys"):
+        assert shown in answer.out
+    assert data["ettr"]["low"] <= data["ettr"]["mean"] <= data["ettr"]["high"]
+    assert data["inputs"][0]["source"] == "predicted"
+
+
 def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
     job = Path("job.yaml")
     job.write_text(JOB)
@@ -60,10 +70,11 @@ def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
         "no-layout": ("plan", *ON_H100, "--nodes", "7"),
         "nothing-fits": ("plan", *ON_H100, "--nodes", "1"),
         "no-gpus": ("plan", *ON_H100, "--gpus-per-node", "0"),
+        "unknown-failure-rate": ("plan", "--failures", "rsc-3"),
     }
     for code, words in refused.items():
         answer = cli(*words)
         assert f"[{code}]" in answer.err + answer.out, code
-        assert answer.code in (ExitCode.INVALID_JOB, ExitCode.CANNOT_RUN_HERE)
+        assert answer.code in (ExitCode.INVALID_JOB, ExitCode.CANNOT_RUN_HERE, ExitCode.USAGE)
     job.write_text("command: 'true'\ngpus_per_node: 8\n")
     assert "[no-model]" in cli("plan").err

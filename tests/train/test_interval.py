@@ -4,8 +4,8 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.failure_rates import DAY_S, DEFAULT_RATE
-from holdfast.train.checkpoint.interval import FailureHistory, YoungInterval, mtbf_s, young_interval_s
+from holdfast.failure_rates import DAY_S, DEFAULT_RATE, FailureHistory, mtbf_s, young_interval_s
+from holdfast.train.checkpoint.interval import YoungInterval
 
 
 def past(nodes: int = 1, failures: int = 0, node_days: float = 0.0) -> FailureHistory:

@@ -32,16 +32,40 @@ def plan(
     calibration: Annotated[
         Path | None, typer.Option("--calibration", metavar="FILE", help="Measured rates of the machines, as JSON.")
     ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(
+            "--failures",
+            metavar="FLEET",
+            help="What failures cost at the rate of `llama-3`, `rsc-1`, `rsc-2`, `byterobust`, or a number per 1,000 "
+            "node-days.",
+        ),
+    ] = None,
+    days: Annotated[
+        float, typer.Option("--days", metavar="N", min=0.1, max=1000, help="Length of the run, with --failures.")
+    ] = 30.0,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Predict a job's step time, memory and cost.
 
-    The job's `model` says what it trains. It ranks all parallel layouts; axes that `parallel` sets are fixed. Starts
-    nothing, and needs no GPU. docs/plan.md says how accurate the predictions are.
+    The job's `model` says what it trains. It ranks all parallel layouts; axes that `parallel` sets are fixed. With
+    `--failures` it simulates failures and recoveries instead. Starts nothing, and needs no GPU. docs/plan.md says how
+    accurate the predictions are.
     """
     from holdfast import api
 
     loaded, base = job_from_args(file, (), overrides, nodes=nodes, gpus_per_node=gpus_per_node)
+    if failures is not None:
+        lost = api.plan_failures(
+            loaded, on, rate=failures, days=days, base=base, machine=machine, calibration=calibration
+        )
+        if output is Output.JSON:
+            print_json(lost)
+            return
+        from holdfast.cli.reliability_text import print_reliability
+
+        print_reliability(lost)
+        return
     found = api.plan(loaded, on, base=base, machine=machine, calibration=calibration)
     if output is Output.JSON:
         print_json(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 MAX_CHARACTERS = 200
 """Characters compared of a line: its end may be cut off elsewhere if an address before it is longer."""
@@ -21,6 +22,7 @@ _ROW = re.compile(r"[-+]?#(?:[\s,;:./+-]*#)*")
 """Several in a row, such as an address, a time or a list whose length differs."""
 
 
+@lru_cache(maxsize=1024)
 def normalize_error(error: str) -> str:
     """An error line without numbers, addresses, identifiers and temporary names."""
     return _ROW.sub("#", _VOLATILE.sub("#", error))[:MAX_CHARACTERS]

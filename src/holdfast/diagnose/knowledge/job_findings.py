@@ -81,6 +81,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Correct the file; docs/plan.md lists its fields.",
     ),
     (
+        "unknown-failure-rate",
+        "`holdfast plan --failures` knows no fleet of this name.",
+        "The finding lists the published fleets.",
+        "Name one of them, or give failures per 1,000 node-days.",
+    ),
+    (
         "no-layout",
         "No division into parallel groups gives each GPU a whole number of sequences.",
         "Factor the number of GPUs and of sequences per step.",

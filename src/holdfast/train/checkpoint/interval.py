@@ -1,47 +1,17 @@
-"""Automatic checkpoint interval by Young's formula, which minimises the expected time lost.
-
-With C seconds that a save stalls the loop and M seconds between failures, saving every sqrt(2 C M) seconds makes the
-time spent on saves equal to the work lost to failures (J. W. Young, CACM 17 (9), 1974). J. T. Daly's further terms
-(FGCS 22 (3), 2006) matter only where C is near M; a stall is far shorter.
-"""
+"""Automatic checkpoint interval of one run, by Young's formula."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from holdfast.failure_rates import DAY_S, DEFAULT_RATE
+from holdfast.failure_rates import DAY_S, DEFAULT_RATE, FailureHistory, mtbf_s, young_interval_s
 from holdfast.findings import Finding, Severity
 
 FIRST_INTERVAL_S = 60.0
 """Used until the first save shows its cost."""
 REPORT_RATIO = 1.25
 """Minimum ratio of change in the interval that is reported."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class FailureHistory:
-    """A run's failures so far."""
-
-    nodes: int
-    """Current number of nodes."""
-    failures: int
-    """Attempts that have ended."""
-    node_s: float
-    """Seconds of training, summed over nodes."""
-
-
-def mtbf_s(past: FailureHistory) -> float:
-    """Mean seconds between failures of the whole run; the prior counts as one failure, in addition to the run's own."""
-    prior_node_s = 1000 / DEFAULT_RATE.per_1000_node_days * DAY_S
-    return (prior_node_s + past.node_s) / (1 + past.failures) / past.nodes
-
-
-def young_interval_s(past: FailureHistory, *, cost_s: float, took_s: float) -> float:
-    """Seconds between the starts of two saves that stall the loop `cost_s` and complete after `took_s`."""
-    return max(math.sqrt(2 * cost_s * mtbf_s(past)), took_s)
 
 
 class YoungInterval:
