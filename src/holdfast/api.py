@@ -35,7 +35,7 @@ from holdfast.events import (
     FaultTarget,
     RunFinished,
 )
-from holdfast.events.log import EventReader, read_events
+from holdfast.events.log import EventReader, UnsupportedFormat, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.findings import Finding
 from holdfast.host.files import atomic_write_shared
@@ -50,12 +50,15 @@ from holdfast.job.targets import TargetSpec, find_target
 from holdfast.job.virtual_nodes import as_virtual_nodes
 from holdfast.job.yaml_source import YamlSource
 from holdfast.launch.cluster_contact import lost_contact
+from holdfast.launch.code import upload_progress as code_upload
+from holdfast.launch.code.upload_progress import UploadProgress
 from holdfast.launch.init_target import init_target as init_target_file
 from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
 from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
 from holdfast.os_errors import probe_disk, waiting_finding
+from holdfast.report.log_problems import unreadable_log
 from holdfast.report.run_figures import report_document, report_markdown
 from holdfast.report.run_record import RunRecord, record_run
 from holdfast.report.run_row import read_run_row
@@ -451,6 +454,22 @@ def staleness(run: RunDir) -> Finding | None:
     return controller_client.staleness(run, now=time.time())
 
 
+def run_problems(run: RunDir) -> tuple[Finding, ...]:
+    """Why a run's log cannot be read or is not up to date, or why the run cannot continue."""
+    try:
+        next(EventReader(run.events).read(), None)
+    except (UnsupportedFormat, OSError) as error:
+        return (unreadable_log(error, run.events),)
+    dead = controller_dead(run).findings if is_orphaned(run) else ()
+    found = (staleness(run), controller_failing(run), storage_finding(run))
+    return (*filter(None, found), *dead)
+
+
+def upload_progress(run: RunDir) -> UploadProgress | None:
+    """How far this machine has uploaded a run's code; None if no upload is in progress."""
+    return code_upload.upload_progress(run)
+
+
 def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
     """How a run went so far: where its time went, and what failed; reads its log unless its status is given."""
     status = status or read_status(run)
@@ -513,7 +532,7 @@ def serve_web(
     from holdfast.web.web_server import serve_web
 
     opener = runs_root() / f"open-{os.getpid()}.html" if open_browser else None
-    serve_web(port, run, runs, opener=opener, machines=machines, actions=actions, ready=ready)
+    serve_web(port, run, runs, opener=opener, machines=machines, problems=run_problems, actions=actions, ready=ready)
 
 
 def storage_finding(run: RunDir) -> Finding | None:

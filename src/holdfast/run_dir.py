@@ -11,6 +11,7 @@ RUNS/<run id>/
     restore-scratch/        while there is no log: replicas of it and of the code, as nodes upload them
     notified                how many events the receivers of messages have been told of
     log-unreplicated        on the remote side: the log was restored, and no node has replicated it since
+    code-upload.json        on the local side: how far the upload of the code is; absent if none is in progress
     cluster-contact.json    on the local side: since when and why the cluster is unreachable; absent if reachable
     control.sock            the controller's socket for this user's commands
     lock                    locked while the run has a supervisor or a controller
@@ -139,6 +140,10 @@ class RunDir:
     @property
     def control_socket(self) -> Path:
         return self.path / "control.sock"
+
+    @property
+    def code_upload(self) -> Path:
+        return self.path / "code-upload.json"
 
     @property
     def cluster_contact(self) -> Path:

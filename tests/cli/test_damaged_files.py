@@ -66,6 +66,7 @@ FILES = (
     "controller.log",
     "remote.json",
     "cluster-contact.json",
+    "code-upload.json",
     "token",
     "secrets.json",
     "lock",

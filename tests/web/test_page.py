@@ -6,11 +6,13 @@ import asyncio
 import re
 import shutil
 import threading
+import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import uvicorn
 from axe_playwright_python.sync_playwright import Axe
@@ -20,8 +22,11 @@ from tests.report.test_report_page import HOSTILE
 from tests.report.test_report_page import run as events_of_a_run
 from tests.web.test_web_app import ACTIONS, RUN, TOKEN, made_run
 
-from holdfast.events import AnyEvent, RunFinished, StepTimesCompared
+from holdfast import api
+from holdfast.events import AnyEvent, RunCreated, RunFinished, StepTimesCompared
 from holdfast.events.log import encode_line
+from holdfast.findings import Finding
+from holdfast.launch.cluster_contact import LostContact
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
 from holdfast.web.web_app import WebApp
@@ -41,11 +46,17 @@ def browser() -> Iterator[Browser]:
         started.close()
 
 
+def problems(run: RunDir) -> tuple[Finding, ...]:
+    """Whether the cluster is in contact; no process supervises the runs of these tests."""
+    found = api.staleness(run)
+    return (found,) if found else ()
+
+
 @contextmanager
 def served(made: RunDir, port: int = 0) -> Generator[int]:
     """The page's server in a thread; yields its port."""
     with listen("127.0.0.1", port) as listener:
-        app = WebApp(lambda: [made], TOKEN, actions=ACTIONS, action_token=ACTION_TOKEN).app
+        app = WebApp(lambda: [made], TOKEN, problems=problems, actions=ACTIONS, action_token=ACTION_TOKEN).app
         config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=0)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
@@ -194,6 +205,30 @@ def test_action_is_confirmed_by_keyboard_and_refused_without_its_token(browser: 
 def test_actions_end_with_the_run(browser: Browser, tmp_path: Path) -> None:
     with served(made_run(tmp_path, events_of_a_run())) as port, opened(browser, port, actions=ACTION_TOKEN) as page:
         expect(page.get_by_role("button", name="Note it")).to_be_disabled()
+
+
+def test_lost_contact_with_a_cluster_is_shown_until_it_is_back(browser: Browser, tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run()[:9])
+    made.remote.write_text("{}")
+    silent = LostContact(since=time.time() - 3600, reason="connect: refused", command="kubectl get pods")
+    made.cluster_contact.write_bytes(msgspec.json.encode(silent))
+    with served(made) as port, opened(browser, port) as page:
+        expect(page.locator("#problems")).to_contain_text("is 1 h 00 min old")
+        expect(page.locator("#problems")).to_contain_text("`kubectl get pods` queries the cluster directly")
+        expect(page.locator("#figures")).to_contain_text("step")
+        answer: Any = Axe().run(page)
+        assert answer.response["violations"] == []
+        made.cluster_contact.unlink()
+        expect(page.locator("#problems")).not_to_contain_text("old")
+
+
+def test_log_that_cannot_be_read_is_named_and_another_run_has_none_of_it(browser: Browser, tmp_path: Path) -> None:
+    made = made_run(tmp_path, [RunCreated(at=0.0, run=RUN, job={}, format=99)])
+    with served(made) as port, opened(browser, port) as page:
+        expect(page.locator("#problems")).to_contain_text("format 99")
+        expect(page.locator("#problems")).to_contain_text("Use the version of holdfast that started this run")
+        expect(page.locator("#runs")).to_contain_text("unreadable")
+        expect(page.locator("#figures")).to_be_empty()
 
 
 def test_page_without_the_token_shows_nothing(browser: Browser, tmp_path: Path) -> None:

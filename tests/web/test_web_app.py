@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
+import pytest
 from tests.report.test_report_page import run as events_of_a_run
 
 from holdfast import api
 from holdfast.errors import ExitCode, failure
-from holdfast.events import AnyEvent, StepCommitted
+from holdfast.events import AnyEvent, RunCreated, StepCommitted
 from holdfast.events.log import encode_line
+from holdfast.findings import Finding
 from holdfast.job.quarantine import QuarantineRow
 from holdfast.job.run_spec import RunSpec
+from holdfast.launch.cluster_contact import LostContact
+from holdfast.launch.code.upload_progress import UploadRecord
 from holdfast.launch.target_machines import MachineState, MachineStatus, TargetMachines
 from holdfast.report.run_record import record_run
 from holdfast.run_dir import RunDir
 from holdfast.web.run_action import RunAction
 from holdfast.web.run_view import RunView
-from holdfast.web.web_app import FILES, WebApp
+from holdfast.web.web_app import FILES, WebApp, no_problems
 
 RUN, TOKEN = "demo-k3m9tz", "t0ken"
 
@@ -142,6 +148,85 @@ def test_stream_of_a_finished_run_ends(tmp_path: Path) -> None:
     assert (view["head"]["phase"], view["head"]["step"], view["head"]["restarts"]) == ("succeeded", 99, 1)
     assert [each["code"] for each in view["failures"]] == ["rank-killed"]
     assert len(view["curves"]["0"]["loss"]) == 100
+
+
+def first_view(made: RunDir, problems: Callable[[RunDir], Sequence[Finding]] = no_problems) -> dict[str, Any]:
+    """The first that a reader of a run gets."""
+
+    async def ask() -> dict[str, Any]:
+        app = WebApp(lambda: [made], TOKEN, problems=problems).app
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": f"/api/runs/{RUN}/stream",
+            "query_string": b"",
+            "headers": [(b"authorization", f"Bearer {TOKEN}".encode())],
+        }
+        first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        gone = asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if message.get("body") and not first.done():
+                first.set_result(message["body"])
+                gone.set()
+
+        await asyncio.wait_for(app(scope, receive, send), 20.0)
+        return json.loads(first.result().removeprefix(b"data: "))
+
+    return asyncio.run(ask())
+
+
+def test_log_of_another_version_is_named_in_the_list_and_in_the_view(tmp_path: Path) -> None:
+    made = made_run(tmp_path, [RunCreated(at=0.0, run=RUN, job={}, format=99), *events_of_a_run()[1:9]])
+    view = first_view(made)
+    assert [each["code"] for each in view["problems"]] == ["log-format-unsupported"]
+    assert "head" not in view
+    (rows,) = asked(made, "/api/runs")
+    (row,) = rows.json()
+    assert row["phase"] == "unreadable"
+    assert "format 99" in row["waiting_for"]
+
+
+@pytest.mark.parametrize("damage", [b"x\n", b"gone"])
+def test_missing_lines_are_counted_and_what_is_left_is_shown(tmp_path: Path, damage: bytes) -> None:
+    made = made_run(tmp_path, events_of_a_run()[:9])
+    lines = made.events.read_bytes().splitlines(keepends=True)
+    made.events.write_bytes(b"".join([lines[0], damage, *lines[2:]] if damage == b"x\n" else lines[1:]))
+    view = first_view(made)
+    (problem,) = view["problems"]
+    assert (problem["code"], problem["what"].partition(" of ")[0]) == ("run-file-corrupt", "1 line")
+    assert ("head" in view) == (damage == b"x\n")
+
+
+def test_log_that_is_no_file_is_named(tmp_path: Path) -> None:
+    made = made_run(tmp_path, [])
+    made.events.unlink()
+    made.events.mkdir()
+    view = first_view(made)
+    assert [each["code"] for each in view["problems"]] == ["run-file-corrupt"]
+    assert "head" not in view
+
+
+def test_cluster_that_is_out_of_contact_is_told_next_to_what_was_heard_last(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run()[:9])
+    made.remote.write_text("{}")
+    silent = LostContact(since=time.time() - 3600, reason="connect: refused", command="kubectl get pods")
+    made.cluster_contact.write_bytes(msgspec.json.encode(silent))
+    view = first_view(made, api.run_problems)
+    (stale, *_) = view["problems"]
+    assert (stale["code"], stale["evidence"]) == ("cluster-status-stale", ["connect: refused"])
+    assert "1 h 00 min old" in stale["what"]
+    assert view["head"]["step"] is not None
+
+
+def test_upload_of_the_code_is_told(tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run()[:1])
+    UploadRecord(made, 480 << 20).add(12 << 20)
+    assert first_view(made)["upload"] == "the code is uploaded: 12 of 480 MiB"
 
 
 def test_parts_are_sent_when_they_change() -> None:

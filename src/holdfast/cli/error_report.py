@@ -22,6 +22,7 @@ from holdfast.events.log import UnsupportedFormat
 from holdfast.findings import Finding, Owner
 from holdfast.host.files import UnexpectedFile
 from holdfast.os_errors import room_in
+from holdfast.report.log_problems import unexpected_file, unsupported_format
 from holdfast.run_dir import runs_root
 
 # The parser's messages, which are pydantic's -> plain English.
@@ -73,15 +74,9 @@ def _findings_of(error: Exception) -> tuple[tuple[Finding, ...], ExitCode]:
         case typer.TyperException():
             return (_usage(error),), ExitCode.USAGE
         case UnsupportedFormat():
-            remedy = "Use the version of holdfast that started this run."
-            return (Finding(code="log-format-unsupported", what=f"the {error}", remedy=remedy),), ExitCode.UNAVAILABLE
+            return (unsupported_format(error),), ExitCode.UNAVAILABLE
         case UnexpectedFile():
-            what = f"a file of holdfast's is not what holdfast wrote there: {error.strerror}"
-            remedy = "Look at what is there (`ls -l`), and put the file back. `holdfast cancel --force` ends a run."
-            found = Finding(
-                code="run-file-corrupt", what=what, where=str(error.filename), remedy=remedy, owner=Owner.CLUSTER
-            )
-            return (found,), ExitCode.STORAGE_FAILED
+            return (unexpected_file(error),), ExitCode.STORAGE_FAILED
         case OSError(errno=number, filename=name) if number in _PERMISSION_ERRNOS and name:
             what = f"the operating system refused: {error.strerror}"
             remedy = "See who may use it (`ls -ld`), and whether its disk has room and can be written (`df`)."

@@ -160,6 +160,7 @@ class LiveScreen(Screen):
         from holdfast.cli.live_view import LiveView
         from holdfast.report.rank_logs import LogPreview
 
+        self._run = run
         self._preview = LogPreview(run, OUTPUT_LINES_SHOWN)
         self._view = LiveView()
         self._drawn_at = 0.0
@@ -185,6 +186,8 @@ class LiveScreen(Screen):
             if latest := self._preview.poll(now):
                 source, lines = latest
                 self._view.show_output(f"rank {source.rank}{replica_suffix(source.replica)}", lines)
+            upload = api.upload_progress(self._run)
+            self._view.show_activity(upload.text if upload else "")
             self._live.refresh()
 
     def add_note(self, text: str) -> None:

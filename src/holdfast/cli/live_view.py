@@ -56,6 +56,7 @@ class LiveView:
         self._line_filter = EventLineFilter()
         self._lines: deque[str] = deque(maxlen=LINES_SHOWN)
         self._output: RenderableType = Group()
+        self._activity = ""
         self.status = RunStatus()
 
     def on_event(self, event: AnyEvent) -> None:
@@ -65,6 +66,10 @@ class LiveView:
     def add_note(self, text: str) -> None:
         """Show a note that is not an event."""
         self._lines.append(text)
+
+    def show_activity(self, text: str) -> None:
+        """Show what this machine does for the run; empty for nothing."""
+        self._activity = text
 
     def show_output(self, who: str, lines: list[str]) -> None:
         """Show the latest output of a rank."""
@@ -78,6 +83,7 @@ class LiveView:
         findings = render_recent(self.status, now, most=FINDINGS_SHOWN)
         return Group(
             render_status(self.status, now, format_ettr(self.status.account(now))),
+            *((Text(self._activity, style="cyan"),) if self._activity else ()),
             self._output,
             Text(),
             recent,

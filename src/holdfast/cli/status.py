@@ -43,6 +43,7 @@ def status(
     abandoned = api.is_orphaned(found)
     known = api.status(found)
     unheard = api.staleness(found)
+    upload = api.upload_progress(found)
     waits = api.pending_reason(found) if known.phase in (RunPhase.PENDING, RunPhase.RECOVERING) else None
     if output is Output.JSON:
         summary = api.summary(found, known)
@@ -53,7 +54,7 @@ def status(
         }
         now = {"phase": known.phase, "waiting_for": known.waiting_for, "pending": waits, "stale": unheard}
         now["controller_failing"] = api.controller_failing(found)
-        shown = {"ettr": summary.account.ettr, "orphaned": abandoned, "status": _document(known)}
+        shown = {"code_upload": upload, "ettr": summary.account.ettr, "orphaned": abandoned, "status": _document(known)}
         print_json({**now, **speed, **shown, "summary": summary_document(summary)})
     elif known.finished_at is not None:
         print_summary(found, output)
@@ -61,6 +62,8 @@ def status(
             print_text(f"why   `holdfast diagnose {found.run_id}`")
     else:
         print_rich(render_status(known, known.now, format_ettr(known.account(known.now))))
+        if upload:
+            print_text(upload.text)
         storage, failing = api.storage_finding(found), api.controller_failing(found)
         still = api.standstill_finding(found, known)
         present = [finding for finding in (unheard, waits, failing, storage, still) if finding]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.common_options import LOCAL, RunArgument, RunTargetOption
-from holdfast.cli.output import print_text
+from holdfast.cli.output import Output, print_text
 
 PORT = 9852
 
@@ -27,10 +27,13 @@ def web(
     without `--allow-actions`. From another machine, forward the port: `ssh -L 9852:127.0.0.1:9852 HOST`.
     """
     from holdfast import api
+    from holdfast.cli.finding_text import print_findings
     from holdfast.cli.page_actions import page_actions
 
+    found = api.find_run(run, on)
+    print_findings(api.run_problems(found), Output.TEXT)
     api.serve_web(
-        api.find_run(run, on).run_id,
+        found.run_id,
         port=port,
         open_browser=browser,
         actions=page_actions() if allow_actions else (),

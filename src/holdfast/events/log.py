@@ -136,6 +136,11 @@ class EventReader:
         """Corrupt lines skipped so far, adjacent lines merged."""
 
     @property
+    def has_read(self) -> bool:
+        """Whether any line has been read."""
+        return self._line > 0
+
+    @property
     def corrupt_line_count(self) -> int:
         return sum(damage.line_count for damage in self.corrupt_spans)
 

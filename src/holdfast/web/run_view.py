@@ -146,7 +146,7 @@ def _failures(record: RunRecord, _now: float) -> list[dict[str, Any]]:
             "attempt": each.attempt,
             "action": each.action,
             "until_step_s": each.until_step_s,
-            **_finding(each.finding),
+            **finding_view(each.finding),
         }
         for each in record.status.history.recoveries[-MAX_FAILURES:][::-1]
     ]
@@ -156,10 +156,11 @@ def _findings(record: RunRecord, _now: float) -> list[dict[str, Any]]:
     """The latest that are not a failure's own."""
     failures = {(each.finding.code, each.finding.what) for each in record.status.history.recoveries}
     others = [each for each in record.status.findings if (each.code, each.what) not in failures]
-    return [{"severity": each.severity.value, **_finding(each)} for each in reversed(others)]
+    return [{"severity": each.severity.value, **finding_view(each)} for each in reversed(others)]
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def finding_view(finding: Finding) -> dict[str, Any]:
+    """A finding with its explanation."""
     known = next((each for each in find(finding.code) if each.code == finding.code), None)
     return {
         "code": finding.code,

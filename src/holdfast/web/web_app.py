@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import logging
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from http import HTTPStatus
 from importlib.resources import files
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,21 +27,28 @@ from starlette.routing import Route
 
 from holdfast.errors import HoldfastError
 from holdfast.events.log import EventReader, UnsupportedFormat
+from holdfast.findings import Finding
 from holdfast.job.quarantine_text import describe
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.target_files import LOCAL
+from holdfast.launch.code.upload_progress import upload_progress
 from holdfast.launch.target_machines import TargetMachines
 from holdfast.observe.observed_log import ObservedLog
+from holdfast.report.log_problems import UNREADABLE, incomplete_log, unreadable_log
 from holdfast.report.log_tail import LogTail
 from holdfast.report.rank_logs import RankLog, find_rank_logs
 from holdfast.report.run_record import RunRecorder
 from holdfast.report.run_row import read_run_row
 from holdfast.run_dir import RunDir
 from holdfast.web.run_action import RunAction
-from holdfast.web.run_view import RunView
+from holdfast.web.run_view import RunView, finding_view
+
+log = logging.getLogger("holdfast.web")
 
 PERIOD_S = 0.5
 """Seconds between two looks at a log."""
+PROBLEMS_S = 2.0
+"""Seconds between two looks at what is wrong with a run beyond its log."""
 KEEP_ALIVE_S = 5.0
 """A run in which nothing happens is sent this often: its age grows."""
 MAX_RUNS = 200
@@ -65,19 +75,55 @@ HEADERS = {
 }
 
 
+def no_problems(_run: RunDir) -> tuple[Finding, ...]:
+    """For a server that knows no more of a run than its log."""
+    return ()
+
+
+class _Outside(NamedTuple):
+    """What is known of a run beyond its log."""
+
+    problems: tuple[Finding, ...] = ()
+    upload: str = ""
+    """How far its code is uploaded, in words."""
+
+
 class _Followed:
     """One run's log, read once for all its readers."""
 
     def __init__(self, run: RunDir) -> None:
+        self.run = run
         self.recorder = RunRecorder(run.run_id)
-        self.log = ObservedLog(EventReader(run.events), self.recorder.add)
+        self._reader = EventReader(run.events)
+        self._log = ObservedLog(self._reader, self.recorder.add)
+        self._broken: Finding | None = None
+        """Why reading further makes no sense."""
+
+    async def read(self) -> Finding | None:
+        """Read what is new; what is wrong with the log, if something is."""
+        if self._broken is not None:
+            return self._broken
+        try:
+            await self._log.read()
+        except (UnsupportedFormat, LookupError) as error:
+            self._broken = unreadable_log(error, self.run.events)
+            return self._broken
+        except OSError as error:
+            return unreadable_log(error, self.run.events)
+        lines = self._reader.corrupt_line_count or int(self._reader.has_read and not self.is_known)
+        return incomplete_log(lines, self.run.events) if lines else None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the log's first line has been read."""
+        return self.recorder.record.status.created_at is not None
 
 
 class WebApp:
     """Answers a browser; `runs` returns the folders of runs, the newest first.
 
-    `machines` returns those of a target, and may take seconds. `actions` need `action_token`; without one, the page
-    changes nothing.
+    `machines` returns those of a target, and may take seconds; `problems` returns what is wrong with a run beyond its
+    log. `actions` need `action_token`; without one, the page changes nothing.
     """
 
     def __init__(
@@ -86,12 +132,14 @@ class WebApp:
         token: str,
         *,
         machines: Callable[[str], TargetMachines] | None = None,
+        problems: Callable[[RunDir], Sequence[Finding]] = no_problems,
         actions: Sequence[RunAction] = (),
         action_token: str = "",
     ) -> None:
         self._runs = runs
         self._token = token
         self._machines = machines
+        self._problems = problems
         self._actions = {each.name: each for each in actions}
         self._action_token = action_token
         self._followed: dict[str, _Followed] = {}
@@ -161,11 +209,7 @@ class WebApp:
         return Response(read_file(name), media_type=FILES[name], headers=HEADERS)
 
     def _list(self, _request: Request) -> Response:
-        rows = [
-            {"run": run.run_id, "target": self._target(run), **row}
-            for run in self._runs()[:MAX_RUNS]
-            if (row := _row(run))
-        ]
+        rows = [{"run": run.run_id, "target": self._target(run), **_row(run)} for run in self._runs()[:MAX_RUNS]]
         return Response(msgspec.json.encode(rows), media_type="application/json", headers=HEADERS)
 
     def _list_machines(self, request: Request) -> Response:
@@ -206,7 +250,41 @@ class WebApp:
         if run is None:
             return _refusal("there is no such run", HTTPStatus.NOT_FOUND)
         followed = self._followed.setdefault(run.run_id, _Followed(run))
-        return StreamingResponse(_views(followed), media_type="text/event-stream", headers=HEADERS)
+        return StreamingResponse(self._views(followed), media_type="text/event-stream", headers=HEADERS)
+
+    async def _views(self, followed: _Followed) -> AsyncIterator[bytes]:
+        """The changed parts of a run's view and what is wrong with it, as server-sent events, until it is over."""
+        view, before, sent_at, looked_at = RunView(), None, -math.inf, -math.inf
+        outside, told = _Outside(), None
+        while True:
+            of_log = await followed.read()
+            if time.monotonic() - looked_at > PROBLEMS_S:
+                outside, looked_at = await run_in_threadpool(self._look, followed.run), time.monotonic()
+            record = followed.recorder.record
+            changed: dict[str, Any] = {}
+            if told != (of_log, outside):
+                told = of_log, outside
+                findings = dict.fromkeys((of_log, *outside.problems) if of_log else outside.problems)
+                changed["problems"] = [{"severity": each.severity.value, **finding_view(each)} for each in findings]
+                changed["upload"] = outside.upload
+            is_due = record.status is not before or time.monotonic() - sent_at > KEEP_ALIVE_S
+            if is_due and (followed.is_known or of_log is None):
+                before, sent_at = record.status, time.monotonic()
+                changed |= view.changed(record, record.status.now)
+            if changed:
+                yield b"data: " + msgspec.json.encode(changed) + b"\n\n"
+            if record.status.finished_at is not None:
+                yield b"event: over\ndata: {}\n\n"
+                return
+            await asyncio.sleep(PERIOD_S)
+
+    def _look(self, run: RunDir) -> _Outside:
+        try:
+            upload = upload_progress(run)
+            return _Outside(tuple(self._problems(run)), upload.text if upload else "")
+        except (HoldfastError, OSError) as error:  # a file of the run is damaged: the command line names it
+            log.warning("what is wrong with %s is not known: %s", run.run_id, error)
+            return _Outside()
 
     def _output(self, request: Request) -> Response:
         run, given = self._find(request), request.query_params
@@ -253,14 +331,16 @@ def read_file(name: str) -> bytes:
     return files(__package__ or "").joinpath("static", name).read_bytes()
 
 
-def _row(run: RunDir) -> dict[str, object] | None:
-    """None for a run whose log cannot be read."""
+_ROW = ("job", "phase", "created_at", "took_s", "step", "nodes", "restarts", "waiting_for")
+
+
+def _row(run: RunDir) -> dict[str, object]:
     try:
         row = read_run_row(run)
-    except (UnsupportedFormat, LookupError, OSError):
-        return None
-    shown = ("job", "phase", "created_at", "took_s", "step", "nodes", "restarts", "waiting_for")
-    return {name: getattr(row, name) for name in shown}
+    except UNREADABLE as error:
+        why = unreadable_log(error, run.events).what
+        return {**dict.fromkeys(_ROW), "phase": "unreadable", "waiting_for": why}
+    return {name: getattr(row, name) for name in _ROW}
 
 
 def _lines(tail: LogTail, searched: str) -> list[str]:
@@ -270,19 +350,3 @@ def _lines(tail: LogTail, searched: str) -> list[str]:
         found += [line for line in chunk.lines if searched.lower() in line.lower()]
         found = found[-MAX_LINES:]
     return found
-
-
-async def _views(followed: _Followed) -> AsyncIterator[bytes]:
-    """The changed parts of a run's view, as server-sent events, until it is over."""
-    view, before, sent_at = RunView(), None, 0.0
-    while True:
-        await followed.log.read()
-        record = followed.recorder.record
-        if record.status is not before or time.monotonic() - sent_at > KEEP_ALIVE_S:
-            before, sent_at = record.status, time.monotonic()
-            changed = view.changed(record, record.status.now)
-            yield b"data: " + msgspec.json.encode(changed) + b"\n\n"
-        if record.status.finished_at is not None:
-            yield b"event: over\ndata: {}\n\n"
-            return
-        await asyncio.sleep(PERIOD_S)

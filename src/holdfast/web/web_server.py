@@ -11,13 +11,14 @@ from urllib.parse import quote, urlencode
 
 import uvicorn
 
+from holdfast.findings import Finding
 from holdfast.host.files import atomic_write
 from holdfast.launch.target_machines import TargetMachines
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import new_token
 from holdfast.web.run_action import RunAction
-from holdfast.web.web_app import WebApp
+from holdfast.web.web_app import WebApp, no_problems
 
 HOST = "127.0.0.1"
 
@@ -29,6 +30,7 @@ def serve_web(
     *,
     opener: Path | None = None,
     machines: Callable[[str], TargetMachines] | None = None,
+    problems: Callable[[RunDir], Sequence[Finding]] = no_problems,
     actions: Sequence[RunAction] = (),
     ready: Callable[[str], None],
 ) -> None:
@@ -46,7 +48,7 @@ def serve_web(
         address = f"{at}#{urlencode(fragment, quote_via=quote)}"
         ready(address)
         config = uvicorn.Config(
-            WebApp(runs, token, machines=machines, actions=actions, action_token=action_token).app,
+            WebApp(runs, token, machines=machines, problems=problems, actions=actions, action_token=action_token).app,
             lifespan="off",
             log_config=None,
             access_log=False,

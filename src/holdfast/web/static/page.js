@@ -127,7 +127,10 @@ async function follow(run) {
   charts.forEach((chart) => chart.destroy());
   charts = new Map();
   byId("curves").replaceChildren();
-  byId("output").textContent = byId("action-told").textContent = "";
+  byId("output").textContent = byId("action-told").textContent = byId("phase").textContent = byId("notice").textContent = "";
+  for (const name of ["problems", "upload", "figures", "failures", "findings", "marks", "nodes", "ledger", "ledger-key"]) byId(name).replaceChildren();
+  showRanks([]);
+  showLags([]);
   byId("run").hidden = true;
   byId("name").textContent = run;
   for (let failed = 0; !stopping.signal.aborted; ) {
@@ -164,6 +167,8 @@ async function read(reader) {
 }
 
 const SHOW = {
+  problems: (rows) => byId("problems").replaceChildren(...rows.map(finding)),
+  upload: (text) => { byId("upload").textContent = text; },
   head: showHead, nodes: showNodes, ranks: showRanks, lags: showLags, curves: showCurves, marks: showMarks,
   failures: (rows) => byId("failures").replaceChildren(...(rows.length ? rows.map(failure) : [make("p", {}, "none")])),
   findings: (rows) => byId("findings").replaceChildren(...(rows.length ? rows.map(finding) : [make("p", {}, "none")])),

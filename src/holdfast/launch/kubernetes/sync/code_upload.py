@@ -11,6 +11,7 @@ from holdfast.launch.kubernetes.object_names import CONTROLLER, PART_LABEL, RUN_
 from holdfast.run_dir import RunDir
 
 if TYPE_CHECKING:
+    from holdfast.launch.code.upload_progress import UploadRecord
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
     from holdfast.launch.kubernetes.sync.controller_link import ControllerLink
 
@@ -38,23 +39,27 @@ async def upload_code(cluster: ClusterClient, pod: str, folder: RunDir, digest: 
     import asyncio  # late: the `run` command imports this module only for `fits_in_secret`
 
     from holdfast.launch.code.archive import archive_path  # late: imports tarfile, and most code is small
+    from holdfast.launch.code.upload_progress import UploadRecord
     from holdfast.launch.kubernetes.client.pod_port import PortClosed
     from holdfast.launch.kubernetes.incluster.sync_server import DONE
     from holdfast.launch.kubernetes.sync.controller_link import open_link, opening
 
     path = archive_path(folder.code, digest)
     begin = opening(folder, "upload", digest=digest, size=path.stat().st_size)
+    record = UploadRecord(folder, path.stat().st_size)
     async with open_link(cluster, pod, folder, begin) as link:
-        sending = asyncio.ensure_future(_send_file(path, link))
+        sending = asyncio.ensure_future(_send_file(path, link, record))
         try:
             response = b"".join([data async for data in link.output()])
         finally:
             sending.cancel()
+            record.end()
     if response != DONE:
         raise PortClosed("the code did not arrive whole in the controller's pod")
 
 
-async def _send_file(path: Path, link: ControllerLink) -> None:
+async def _send_file(path: Path, link: ControllerLink, record: UploadRecord) -> None:
     with contextlib.suppress(Exception), path.open("rb") as file:  # reading the response raises the error
         while data := file.read(CHUNK_BYTES):
             await link.send(data)
+            record.add(len(data))
