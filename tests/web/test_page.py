@@ -7,7 +7,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,23 @@ from bench.web_page import large_run
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.report.test_report_page import HOSTILE
 from tests.report.test_report_page import run as events_of_a_run
-from tests.web.test_web_app import ACTIONS, RUN, TOKEN, made_run
+from tests.web.test_web_app import ACTIONS, RUN, TOKEN, machines, made_run
 
 from holdfast import api
-from holdfast.events import AnyEvent, RunCreated, RunFinished, StepTimesCompared
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    ControllerStarted,
+    NodeRequested,
+    RanksStarted,
+    RankState,
+    RunCreated,
+    RunFinished,
+    StepTimesCompared,
+)
 from holdfast.events.log import encode_line
 from holdfast.findings import Finding
+from holdfast.job.run_spec import RunSpec
 from holdfast.launch.cluster_contact import LostContact
 from holdfast.observe.metrics_server import listen
 from holdfast.run_dir import RunDir
@@ -53,10 +64,17 @@ def problems(run: RunDir) -> tuple[Finding, ...]:
 
 
 @contextmanager
-def served(made: RunDir, port: int = 0) -> Generator[int]:
+def served(made: RunDir, port: int = 0, *, also: Sequence[RunDir] = ()) -> Generator[int]:
     """The page's server in a thread; yields its port."""
     with listen("127.0.0.1", port) as listener:
-        app = WebApp(lambda: [made], TOKEN, problems=problems, actions=ACTIONS, action_token=ACTION_TOKEN).app
+        app = WebApp(
+            lambda: [made, *also],
+            TOKEN,
+            machines=machines,
+            problems=problems,
+            actions=ACTIONS,
+            action_token=ACTION_TOKEN,
+        ).app
         config = uvicorn.Config(app, lifespan="off", log_config=None, ws="none", timeout_graceful_shutdown=0)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
@@ -149,6 +167,75 @@ def test_ranks_that_measure_no_steps_have_no_lag(browser: Browser, tmp_path: Pat
         page.get_by_label("coloured by").select_option("lag")
         expect(page.locator("#grid-key")).to_have_text("16,384 not measured")
         expect(page.locator("#slowest")).to_be_hidden()
+
+
+def two_replicas() -> list[AnyEvent]:
+    """A live run of two replicas of two ranks each."""
+    found: list[AnyEvent] = [
+        RunCreated(at=0.0, run=RUN, job={"name": "demo"}),
+        ControllerStarted(at=0.1, pid=1, incarnation="c"),
+    ]
+    for replica in (0, 1):
+        started = AttemptStarted(
+            at=1.0, replica=replica, attempt=0, world_size=2, master_addr="a", master_port=1, nodes=(replica,)
+        )
+        ranks = tuple(RankState(rank=rank, pid=10 * replica + rank) for rank in (0, 1))
+        found += [
+            NodeRequested(at=0.2, node=replica, generation=0),
+            started,
+            RanksStarted(at=2.0, node=replica, replica=replica, attempt=0, ranks=ranks),
+        ]
+    return found
+
+
+def test_output_form_names_the_replica_where_there_are_several(browser: Browser, tmp_path: Path) -> None:
+    made = made_run(tmp_path, two_replicas())
+    for replica in (0, 1):
+        log = made.rank_log(0, 1, replica, 2)
+        log.parent.mkdir(parents=True)
+        log.write_text(f"words of replica {replica}\n")
+    with served(made) as port, opened(browser, port) as page:
+        expect(page.locator("#grid-key")).to_contain_text("4 running")
+        page.locator("#grid").focus()
+        for _ in range(3):
+            page.keyboard.press("ArrowRight")
+        expect(page.locator("#rank-text")).to_have_text("rank 1 of replica 1 on node 1: running")
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("replica")).to_have_value("1")
+        expect(page.locator("#output")).to_have_text("words of replica 1")
+        page.get_by_label("replica").fill("0")
+        page.get_by_role("button", name="Show").click()
+        expect(page.locator("#output")).to_have_text("words of replica 0")
+
+
+def test_output_form_has_no_replica_where_there_is_one(browser: Browser, tmp_path: Path) -> None:
+    with served(made_run(tmp_path, events_of_a_run())) as port, opened(browser, port) as page:
+        expect(page.locator("#phase")).to_have_text("succeeded")
+        expect(page.get_by_label("replica")).to_be_hidden()
+
+
+def test_machines_of_a_target_are_opened_by_keyboard(browser: Browser, tmp_path: Path) -> None:
+    made = made_run(tmp_path, events_of_a_run())
+    silent = RunDir(tmp_path / "silent-k3m9tz")
+    silent.path.mkdir()
+    job = api.load_job(None, command=("true",))
+    for run, target in ((made, "cluster"), (silent, "silent")):
+        spec = RunSpec(job=job, fabric="tcp", target=target, created_at=0.0, base=str(tmp_path))
+        run.job.write_text(spec.model_dump_json())
+    with served(made, also=(silent,)) as port, opened(browser, port, width=390, quiet=False) as page:
+        expect(page.locator("#runs")).to_contain_text("silent-k3m9tz")
+        expect(page.get_by_label("target").locator("option")).to_have_text(["cluster", "silent"])
+        page.locator("#machines summary").focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#machines-told")).to_have_text("1 of 2 quarantined")
+        expect(page.locator("#machine-rows tr").last).to_contain_text("gpu-failed, found by old-k3m9tz")
+        expect(page.locator("#machine-rows tr").last).to_contain_text("Xid 79")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        answer: Any = Axe().run(page)
+        assert answer.response["violations"] == []
+        page.get_by_label("target").select_option("silent")
+        expect(page.locator("#machines-told")).to_have_text("it does not answer")
+        expect(page.locator("#machine-rows tr")).to_have_count(0)
 
 
 def test_words_of_ranks_are_text(browser: Browser, tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ async function follow(run) {
   byId("curves").replaceChildren();
   byId("output").textContent = byId("action-told").textContent = byId("phase").textContent = byId("notice").textContent = "";
   for (const name of ["problems", "upload", "figures", "failures", "findings", "marks", "nodes", "ledger", "ledger-key"]) byId(name).replaceChildren();
+  byId("output-replica").value = "0";
   showRanks([]);
   showLags([]);
   byId("run").hidden = true;
@@ -213,6 +214,7 @@ function showNodes(nodes) {
 }
 
 function showRanks(replicas) {
+  byId("output-replicas").hidden = replicas.length < 2;
   cells = [];
   for (const replica of replicas) {
     let rank = 0;
@@ -377,12 +379,18 @@ function failure(row) {
 
 const finding = (row) => make("article", { class: row.severity }, make("b", {}, row.what), ...explained(row));
 
+function showOutputOf(cell) {
+  if (!cell) return;
+  byId("output-rank").value = cell.rank;
+  byId("output-replica").value = cell.replica;
+  showOutput();
+}
+
 async function showOutput(event) {
   if (event) event.preventDefault();
   const asked = new URLSearchParams({ rank: byId("output-rank").value || "0", q: byId("output-text").value });
   if (byId("output-attempt").value) asked.set("attempt", byId("output-attempt").value);
-  const cell = cells[cursor];
-  if (cell && String(cell.rank) === asked.get("rank")) asked.set("replica", cell.replica);
+  asked.set("replica", byId("output-replica").value || "0");
   const box = byId("output");
   try {
     const answer = await (await ask("/api/runs/" + encodeURIComponent(chosen) + "/output?" + asked)).json();
@@ -445,13 +453,13 @@ function start() {
   const canvas = byId("grid");
   const moves = { ArrowRight: () => 1, ArrowLeft: () => -1, ArrowDown: () => columns, ArrowUp: () => -columns };
   canvas.addEventListener("keydown", (event) => {
-    if (event.key === "Enter" && cells[cursor]) { byId("output-rank").value = cells[cursor].rank; showOutput(); }
+    if (event.key === "Enter") showOutputOf(cells[cursor]);
     if (!(event.key in moves)) return;
     event.preventDefault();
     point(cursor + moves[event.key]());
   });
   canvas.addEventListener("pointermove", (event) => point(under(event)));
-  canvas.addEventListener("click", (event) => { point(under(event)); if (cells[cursor]) { byId("output-rank").value = cells[cursor].rank; showOutput(); } });
+  canvas.addEventListener("click", (event) => { point(under(event)); showOutputOf(cells[cursor]); });
   canvas.addEventListener("focus", draw);
   canvas.addEventListener("blur", draw);
   byId("colour-by").addEventListener("change", () => { showKey(); draw(); });
