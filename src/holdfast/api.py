@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from holdfast import code_update, controller_client, prune_runs, run_diagnosis, run_profile
 from holdfast.controller_client import (
@@ -37,6 +37,7 @@ from holdfast.events import (
 )
 from holdfast.events.log import EventReader, UnsupportedFormat, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES
+from holdfast.failure_rates import DEFAULT_RATE
 from holdfast.findings import Finding
 from holdfast.host.files import atomic_write_shared
 from holdfast.job.fault_catalog import check_fault as check_drill
@@ -75,10 +76,15 @@ if TYPE_CHECKING:
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.plan.predict import Plan
     from holdfast.plan.reliability_plan import ReliabilityPlan
+    from holdfast.plan.review import Review
     from holdfast.preflight.node_reports import NodeReports
     from holdfast.prune_runs import Leftover
     from holdfast.web.run_action import RunAction
 
+REVIEW_DAYS = 30.0
+"""Days of the simulated run of a review."""
+
+Prediction = TypeVar("Prediction")
 CHECK_RUN = "check"
 """Name of a run that only checks its nodes."""
 
@@ -235,6 +241,39 @@ def plan_failures(
     if wanted.model is not None and (machine or spec.machine) is not None:
         step_s = plan(job, target, base=base, machine=machine, calibration=calibration).best[0].figures.step_s
     return predict_reliability(reliability_request(wanted, rate=rate, days=days, step_s=step_s))
+
+
+def review(
+    job: Job | LoadedJob, target: str, *, base: Path, machine: str | None = None, calibration: Path | None = None
+) -> Review:
+    """The four artefacts of a design review: layout, job template, network and placement, recovery plan."""
+    from holdfast.plan.review import Predictions
+    from holdfast.plan.review import review as review_job
+
+    loaded = _loaded(job)
+    made, no_plan = _or_reason(lambda: plan(loaded, target, base=base, machine=machine, calibration=calibration))
+    lost, no_lost = _or_reason(
+        lambda: plan_failures(
+            loaded,
+            target,
+            rate=DEFAULT_RATE.fleet,
+            days=REVIEW_DAYS,
+            base=base,
+            machine=machine if made else None,
+            calibration=calibration,
+        )
+    )
+    predictions = Predictions(plan=made, no_plan=no_plan, reliability=lost, no_reliability=no_lost)
+    findings = check(loaded, target, base=base)
+    return review_job(loaded.job, target, _target_spec(target, base), predictions, findings)
+
+
+def _or_reason(predict: Callable[[], Prediction]) -> tuple[Prediction | None, str]:
+    """The prediction, or why there is none."""
+    try:
+        return predict(), ""
+    except HoldfastError as error:
+        return None, "; ".join(finding.what for finding in error.findings)
 
 
 def render(job: Job | LoadedJob, target: str, *, base: Path, tree: str | None = None) -> Rendered:

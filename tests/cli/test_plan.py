@@ -78,3 +78,19 @@ def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
         assert answer.code in (ExitCode.INVALID_JOB, ExitCode.CANNOT_RUN_HERE, ExitCode.USAGE)
     job.write_text("command: 'true'\ngpus_per_node: 8\n")
     assert "[no-model]" in cli("plan").err
+
+
+def test_review_shows_four_artefacts_and_production_refuses_an_incomplete_one(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB + "image: train:1\ncheckpoint: {path: s3://b/r, every: auto}\n")
+    Path("other.yaml").write_text(JOB.replace("nodes: 8", "nodes: 16"))
+    targets = Path(".holdfast/targets")
+    targets.mkdir(parents=True)
+    (targets / "prod.yaml").write_text("kind: kubernetes\ntemplate: production\nfabric: tcp\nmachine: h100-ndr\n")
+    local = cli("review", *ON_H100, "--against", "other.yaml")
+    assert local.code == ExitCode.OK
+    for shown in ("parallelism layout", "recovery plan", "assumed", "predicted", "--against", "16 nodes"):
+        assert shown in local.out
+    refused = cli("review", "--on", "prod", "-o", "json")
+    assert refused.code == ExitCode.INVALID_JOB
+    assert "review-incomplete" in refused.err
+    assert any("how often it may be restarted" in each for each in refused.data["missing"])

@@ -32,6 +32,7 @@ from holdfast.cli import (
     prune,
     ps,
     report,
+    review,
     run,
     run_requests,
     status,
@@ -60,7 +61,7 @@ COMMANDS = {
     "Show": (web.web, report.report, metrics.metrics, metrics.metrics_serve, observe.observe_render),
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy, image.image_check),
-    "Predict": (plan.plan,),
+    "Predict": (plan.plan, review.review),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target, write_target.target_init, write_target.target_fetch),
 }

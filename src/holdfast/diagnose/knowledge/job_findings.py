@@ -81,6 +81,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Correct the file; docs/plan.md lists its fields.",
     ),
     (
+        "review-incomplete",
+        "`template: production` needs a complete design review, and an artefact lacks something.",
+        "`holdfast review` shows what is missing.",
+        "Add what the evidence names to the job or the target.",
+    ),
+    (
         "unknown-failure-rate",
         "`holdfast plan --failures` knows no fleet of this name.",
         "The finding lists the published fleets.",
