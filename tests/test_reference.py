@@ -39,6 +39,8 @@ OTHER_WORDS = {
     "site-packages",
     "aws-ofi-nccl",
     "detect-secrets",
+    "nvidia-ml-py",
+    "py-spy",
     "httpx-ws",
     "ibverbs-providers",
     "oci-layout",

@@ -15,7 +15,7 @@ import secrets
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -88,9 +88,9 @@ CODE_POLL_S = 0.02
 """Seconds between polls for the code that is uploaded."""
 
 
-def _tls(folder: RunDir, host: str) -> ssl.SSLContext | None:
-    """The TLS context if agents connect over a network, with the certificate of the run's first controller."""
-    if not is_remote(host):
+def _tls(folder: RunDir, host: str, *, others_may_listen: bool) -> ssl.SSLContext | None:
+    """The TLS context if agents must verify the controller, with the certificate of the run's first one."""
+    if not is_remote(host) and not others_may_listen:
         return None
     if not folder.identity.exists():
         make_identity(folder.ca, folder.identity)
@@ -218,12 +218,16 @@ def _had_started(folder: RunDir, accepted: RunSpec) -> bool:
 def _start_order_factory(
     accepted: RunSpec,
     folder: RunDir,
+    private: Mapping[str, str],
     keys: TokenIssuer,
     share: tuple[NodeResources, ...],
     lighthouse: LighthouseSupervisor | None,
 ) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
-    """Returns what expands a start among some nodes into each node's start order."""
-    job, private = accepted.job, RunSecrets.read(folder.secrets).secrets
+    """Returns what expands a start among some nodes into each node's start order.
+
+    `folder` is the run's as nodes see it; `private` are the job's secrets.
+    """
+    job = accepted.job
     nccl_logs, interfaces = wants_nccl_logs(job, CATALOG[accepted.fabric]), promised_interfaces(accepted)
 
     def among(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[int], StartRanks]:
@@ -269,12 +273,16 @@ def _start_order_factory(
 
 
 def _probe_order_factory(
-    accepted: RunSpec, folder: RunDir, keys: TokenIssuer, share: tuple[NodeResources, ...]
+    accepted: RunSpec,
+    folder: RunDir,
+    private: Mapping[str, str],
+    keys: TokenIssuer,
+    share: tuple[NodeResources, ...],
 ) -> Callable[[StartAttempt, tuple[NodeState, ...], int], Callable[[int], ProbeNode]]:
     """Returns what expands a numbered probe among some nodes into each node's order: it has the places of ranks."""
     job = accepted.job.model_copy(update={"launch": Launch.PER_RANK})
     start_orders = _start_order_factory(
-        accepted.model_copy(update={"job": job, "code": None}), folder, keys, share, lighthouse=None
+        accepted.model_copy(update={"job": job, "code": None}), folder, private, keys, share, lighthouse=None
     )
 
     def among(start: StartAttempt, members: tuple[NodeState, ...], number: int) -> Callable[[int], ProbeNode]:
@@ -312,8 +320,9 @@ async def serve(
     accepted = RunSpec.read(folder.job)
     job, grace_s = accepted.job, accepted.job.recovery.node_grace_s
     host, number = agents.getsockname()[:2]
-    tls = _tls(folder, host)
     hooks = open_target(accepted.target_kind, where=folder.job).controller_hooks()
+    tls = _tls(folder, host, others_may_listen=hooks.others_may_listen)
+    node_folder = hooks.node_folder(folder, accepted)
     keys = TokenIssuer(_token(folder))
     server_factory = partial(
         make_server, nodes=job.node_slots, silence=HeartbeatTimeouts(node_grace_s=grace_s), tls=tls
@@ -341,7 +350,8 @@ async def serve(
     drills = ControllerFaults(
         networks=networks, folders=folders, lighthouse_pid=lambda: lighthouse.pid if lighthouse else 0
     )
-    resources = hooks.node_resources(job, os.environ)
+    resources = hooks.node_resources(accepted, os.environ)
+    private = RunSecrets.read(folder.secrets).secrets
     is_durable = accepted.durable_controller_disk
     log_replicator = None if is_durable else LogReplicator(folder.events, keys.log_signature, show)
     controller = Controller(
@@ -349,10 +359,10 @@ async def serve(
         writer=writer,
         history=log_state.history,
         backend=backend,
-        start_orders=_start_order_factory(accepted, folder, keys, resources, lighthouse),
+        start_orders=_start_order_factory(accepted, node_folder, private, keys, resources, lighthouse),
         inject_fault=drills,
-        check_order=CheckNode(wanted=node_requirements(accepted, folder), deadline_s=job.checks.quick_deadline_s),
-        probe_orders=_probe_order_factory(accepted, folder, keys, resources),
+        check_order=CheckNode(wanted=node_requirements(accepted, node_folder), deadline_s=job.checks.quick_deadline_s),
+        probe_orders=_probe_order_factory(accepted, node_folder, private, keys, resources),
         on_rendezvous=lighthouse.publish_liveness if lighthouse else None,
         log_replicator=log_replicator,
         incarnation=secrets.token_hex(4),

@@ -20,7 +20,11 @@ from holdfast.run_dir import RunDir
 
 JOB = ("image=registry.example/train:1", "nodes=2", "env={GREETING: hello}")
 SECRETS = "secrets={KEY: {env: NOT_SET_ANYWHERE}, OTHER: {file: not-there}}"
-INVALID: Mapping[str, str] = {"local": "workdir=nowhere", "kubernetes": "checkpoint.path=/tmp/here"}
+INVALID: Mapping[str, str] = {
+    "local": "workdir=nowhere",
+    "hosts": "nodes=3",
+    "kubernetes": "checkpoint.path=/tmp/here",
+}
 """A field that makes the job impossible on a kind of target."""
 
 
@@ -29,7 +33,8 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, home: Path, monkeypatch
     """A kind of target, with a target `here` and no cluster to be reached."""
     folder = tmp_path / ".holdfast" / "targets"
     folder.mkdir(parents=True)
-    (folder / "here.yaml").write_text(f"kind: {request.param}\n")
+    hosts = "hosts: [alpha, beta]\n" if request.param == "hosts" else ""
+    (folder / "here.yaml").write_text(f"kind: {request.param}\n{hosts}")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     return request.param
 
@@ -88,7 +93,7 @@ def test_target_of_a_run_is_the_one_it_was_accepted_for(kind: str, tmp_path: Pat
     assert target_of(run) is open_target(kind)
     assert target_of(run).pending_reason(run) is None  # it is not known to be anywhere else
     module, *options = target_of(run).supervisor(accepted)
-    assert module.startswith(f"holdfast.launch.{kind}.")
+    assert callable(import_module(module).main)
     assert all(isinstance(option, str) for option in options)
 
 
@@ -118,7 +123,8 @@ def test_run_of_a_kind_that_this_version_does_not_know_names_its_file_and_the_re
 
 def test_controllers_part_gives_each_node_its_resources(kind: str, tmp_path: Path) -> None:
     hooks = open_target(kind).controller_hooks()
-    assert len(hooks.node_resources(load().job, {})) == 2
+    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", target_kind=kind)
+    assert len(hooks.node_resources(accepted, {})) == 2
     assert hooks.controller_host(RunDir(tmp_path / "run-abc"), "10.0.0.1")
 
 

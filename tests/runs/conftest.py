@@ -45,7 +45,13 @@ STARTED_BY_EXEC = (
         "test_resource_faults.py",
     ),  # limits of memory and descriptors
     *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py", "test_unmodified_programs.py"),
-    *("test_network_faults.py", "test_prewarm.py", "test_secret_exposure.py", "test_step_clock.py"),
+    *(
+        "test_host_runs.py",
+        "test_network_faults.py",
+        "test_prewarm.py",
+        "test_secret_exposure.py",
+        "test_step_clock.py",
+    ),
 )
 """Files whose runs start every process as users do; in all others they are forks, which saves the imports."""
 

@@ -16,7 +16,7 @@ from holdfast.job.isolation import Isolation
 from holdfast.job.notify import Notification
 from holdfast.job.spec import Job, Model
 from holdfast.job.target_files import LOCAL
-from holdfast.job.targets import Workload
+from holdfast.job.targets import SshSettings, Workload
 
 
 def corrupt_file_error(path: Path, error: Exception) -> HoldfastError:
@@ -106,6 +106,10 @@ class RunSpec(Model):
     """Whom to tell when something happens to the run."""
     capacity: int | None = None
     """Number of nodes the target has machines for; none means as many as the job requests."""
+    hosts: tuple[str, ...] = ()
+    """Hosts of the target, one node each."""
+    ssh: SshSettings = SshSettings()
+    """How to reach them."""
 
     @classmethod
     def read(cls, path: Path) -> RunSpec:

@@ -131,6 +131,23 @@ class ControllerPod(Model):
     """Kueue LocalQueue that admits it in a tree of manifests, where Kueue does not see that it belongs to the run."""
 
 
+HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,254}$")]
+"""A host as `ssh HOST` takes it."""
+
+
+class SshSettings(Model):
+    """How holdfast reaches the hosts of a target, besides what OpenSSH's own configuration says."""
+
+    python: NonEmpty = "python3"
+    """Python of the job's environment on every host, such as `/opt/venv/bin/python`; it need not have holdfast."""
+    folder: NonEmpty | None = None
+    """Absolute folder on every host for the files of runs; none means `/var/tmp/holdfast-USER`."""
+    config: NonEmpty | None = None
+    """Configuration file of OpenSSH; none means the user's own."""
+    addresses: dict[HostName, NonEmpty] = {}
+    """Addresses by which hosts reach one another; by default each host's own end of the ssh connection."""
+
+
 class Evictions(StrEnum):
     """How many of a run's nodes the cluster may evict at a time, as a drain does."""
 
@@ -146,7 +163,7 @@ class TargetSpec(Model):
     extends: NonEmpty | None = None
     """Template whose fields this file overrides: `configmap://NAMESPACE/NAME:VERSION`, or the path of a file."""
     kind: NonEmpty = LOCAL
-    """Kind of target: `local` or `kubernetes`."""
+    """Kind of target: `local`, `hosts` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
     """Local target: `process`, or `netns` for a network namespace per node."""
     code: CodeDelivery = CodeDelivery.IN_PLACE
@@ -156,6 +173,10 @@ class TargetSpec(Model):
 
     None means as many as a job requests. Extra machines are spares; with fewer, an elastic job starts smaller.
     """
+    hosts: tuple[HostName, ...] = ()
+    """Hosts reached over ssh, one node each; those that a job does not need are spares."""
+    ssh: SshSettings = SshSettings()
+    """Hosts: how to reach them, and where Python is."""
     context: NonEmpty | None = None
     """Cluster targets: the kubeconfig context; none means the current one."""
     namespace: ObjectName = "default"

@@ -32,7 +32,7 @@ class QuarantineFile:
     """One target's file."""
 
     def __init__(self, target: str) -> None:
-        self._path, self._target = quarantine_path(target), target
+        self._path, self.target = quarantine_path(target), target
 
     def read(self) -> tuple[Quarantine, tuple[Finding, ...]]:
         """What it holds, without changing anything; a damaged one counts as empty, with a finding."""
@@ -77,7 +77,7 @@ class QuarantineFile:
         return Finding(
             code="quarantine-unreadable",
             severity=Severity.WARNING,
-            what=f"the quarantined machines of {self._target} cannot be read: {consequence}",
+            what=f"the quarantined machines of {self.target} cannot be read: {consequence}",
             where=str(self._path),
             evidence=(" ".join(str(error).split())[:300],),
             remedy="Correct the old content and put it back, or let the quarantine begin anew.",

@@ -47,6 +47,7 @@ class TargetKind:
 
 TARGET_KINDS: Mapping[str, TargetKind] = {
     LOCAL: TargetKind(module="holdfast.launch.local.local_target"),
+    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target"),
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
         prestart="holdfast.launch.kubernetes.submit.submit_process",
@@ -109,12 +110,16 @@ class ControllerHooks:
     """What a run's controller needs from its target."""
 
     backend: MakeBackend
-    node_resources: Callable[[Job, Mapping[str, str]], tuple[NodeResources, ...]]
+    node_resources: Callable[[RunSpec, Mapping[str, str]], tuple[NodeResources, ...]]
     """What a node may use of its machine."""
     controller_host: Callable[[RunDir, str], str]
     """The host name by which nodes reach ports on the controller's machine."""
     had_controller: Callable[[str], Awaitable[bool]]
     """Whether a run had a controller before, though its folder is empty."""
+    node_folder: Callable[[RunDir, RunSpec], RunDir]
+    """The run's folder as nodes see it."""
+    others_may_listen: bool = False
+    """Whether agents connect to a port that another user could listen on, so they verify the controller by TLS."""
 
 
 class Target(Protocol):

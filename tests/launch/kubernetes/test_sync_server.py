@@ -16,8 +16,9 @@ from typing import IO, Any
 
 import pytest
 
+from holdfast.launch import changed_files
 from holdfast.launch.code.archive import archive_path
-from holdfast.launch.kubernetes.incluster import changed_files, reader_lock, sync_server
+from holdfast.launch.kubernetes.incluster import reader_lock, sync_server
 from holdfast.launch.kubernetes.incluster.client_connection import Opening
 from holdfast.launch.kubernetes.incluster.sync_server import serving
 from holdfast.run_dir import RunDir, trace_name

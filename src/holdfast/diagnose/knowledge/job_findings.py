@@ -392,6 +392,36 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing, or start it in your own cgroup: `systemd-run --user --scope holdfast run ...`.",
     ),
     (
+        "not-used-on-hosts",
+        "The field has no effect on hosts that are reached over ssh, only on other targets.",
+        "`holdfast render --on TARGET`.",
+        "Nothing; it takes effect on the targets that support it.",
+    ),
+    (
+        "host-unusable",
+        "A host of the target cannot take part: ssh does not reach it, or it has no Python that holdfast can use.",
+        "`ssh HOST`; `holdfast check --on TARGET`.",
+        "Do what the message says; a run uses the other hosts meanwhile.",
+    ),
+    (
+        "hosts-not-connected",
+        "One host cannot open a TCP connection to another, which ranks do on ports that the kernel chooses.",
+        "`holdfast check --on TARGET` tries them; firewalls, and `ssh.addresses` in the target.",
+        "Allow TCP between the hosts, or name the addresses by which they reach one another.",
+    ),
+    (
+        "host-named-twice",
+        "A target names one machine twice, and a host runs one node at a time.",
+        "`hosts` in the target.",
+        "Name each host once.",
+    ),
+    (
+        "host-in-use",
+        "Another run, perhaps another user's, has a node on the host.",
+        "`grep holdfast-node /proc/net/unix` on the host.",
+        "Wait: the run gets the host when it is free.",
+    ),
+    (
         "no-netns",
         "This machine cannot create nodes with their own network namespace.",
         "`unshare -rn true`.",

@@ -180,9 +180,10 @@ class KubernetesTarget:
 
         return ControllerHooks(
             backend=backend,
-            node_resources=pod_resources,
+            node_resources=lambda accepted, _environ: pod_resources(accepted.job),
             controller_host=controller_host,
             had_controller=had_earlier_controller,
+            node_folder=lambda folder, _accepted: folder,
         )
 
 

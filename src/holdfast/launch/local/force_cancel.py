@@ -45,6 +45,15 @@ def force_cancel(run: RunDir, request: CancelRequested) -> None:
 
     Raises HoldfastError if the run is on another machine, a process does not end, or the log cannot be written.
     """
+    end_processes(run)
+    log_end(run, request)
+
+
+def end_processes(run: RunDir) -> None:
+    """Kill the run's processes on this machine and clean up after them.
+
+    Raises HoldfastError if the run's controller is on another machine or a process does not end.
+    """
     _require_same_host(run)
     left = _kill(run)
     if not left and run.alive():
@@ -61,6 +70,10 @@ def force_cancel(run: RunDir, request: CancelRequested) -> None:
             remedy="Look at what the kernel holds them for (`ps`, state D), and ask again.",
             owner=Owner.CLUSTER,
         )
+
+
+def log_end(run: RunDir, request: CancelRequested) -> None:
+    """Log the end of a run whose processes have ended; raises HoldfastError if that is impossible."""
     try:
         _log_end(run, request)
     except OSError as error:

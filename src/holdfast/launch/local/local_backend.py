@@ -9,12 +9,13 @@ from holdfast.events import Outcome
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
-from holdfast.job.quarantine import Candidate, Certainty, MachineEvidence
+from holdfast.job.quarantine import Certainty, MachineEvidence
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.local.local_machines import LocalMachines, simulated_names
+from holdfast.launch.file_machine_list import simulated_names
 from holdfast.launch.local.node_processes import AgentStart, NodeProcesses
 from holdfast.launch.local.run_network import RunNetwork
-from holdfast.launch.quarantine_file import QuarantineFile, remember
+from holdfast.launch.machine_pool import MachinePool
+from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import TokenIssuer
 
@@ -28,12 +29,11 @@ class LocalBackend:
         self._networks = networks
         self._url = url
         self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
-        self._quarantine = QuarantineFile(accepted.target)
-        self._machines = LocalMachines(
+        self._machines = MachinePool(
             folder,
             simulated_names(accepted.capacity or accepted.job.node_slots),
             have_names=accepted.capacity is not None,
-            quarantine=self._quarantine,
+            quarantine=QuarantineFile(accepted.target),
         )
         self._pending: dict[int, NodeId] = {}
         """Nodes to start once a machine is free, by node number."""
@@ -123,10 +123,8 @@ class LocalBackend:
         """Use another simulated machine if one is free; else it is impossible: all nodes are on this machine."""
         others = [other for other in self._live() if other.node != node_id.node]
         avoided = self._machines.avoid(machine, others)
-        if evidence is None:
-            return ()
-        findings = await asyncio.to_thread(self._remember, machine, evidence) if machine else ()
-        if avoided or evidence.certainty is Certainty.CHECK:
+        findings = await asyncio.to_thread(self._machines.remember, machine, evidence)
+        if evidence is None or avoided or evidence.certainty is Certainty.CHECK:
             return findings
         same = Finding(
             code="machine-not-avoided",
@@ -137,10 +135,6 @@ class LocalBackend:
             owner=Owner.CLUSTER,
         )
         return (same, *findings)
-
-    def _remember(self, machine: str, evidence: MachineEvidence) -> tuple[Finding, ...]:
-        candidate = Candidate(machine=machine, run=self._folder.run_id, evidence=evidence)
-        return remember(self._quarantine, candidate, machines=len(self._machines.names), target=self._accepted.target)
 
     async def cordon(self, node_id: NodeId) -> None:
         """Take a simulated machine out of use."""

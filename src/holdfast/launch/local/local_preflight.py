@@ -29,7 +29,7 @@ from holdfast.job.quarantine_text import avoided_finding, release_command
 from holdfast.job.spec import Job, Launch
 from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import TargetSpec
-from holdfast.launch.local.local_machines import simulated_names
+from holdfast.launch.file_machine_list import simulated_names
 from holdfast.launch.local.resource_split import visible_devices
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.secret_values import missing_secrets

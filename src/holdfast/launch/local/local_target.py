@@ -90,13 +90,13 @@ class LocalTarget:
 
     def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
         """This machine, or the simulated ones."""
-        from holdfast.launch.local.local_machine_list import read_machines
+        from holdfast.launch.file_machine_list import read_machines
 
         return read_machines(name, spec)
 
     def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
         """Change the target's file."""
-        from holdfast.launch.local.local_machine_list import release_machine
+        from holdfast.launch.file_machine_list import release_machine
 
         return release_machine(name, machine)
 
@@ -138,9 +138,10 @@ class LocalTarget:
 
         return ControllerHooks(
             backend=LocalBackend,
-            node_resources=node_resources,
+            node_resources=lambda accepted, environ: node_resources(accepted.job, environ),
             controller_host=lambda _folder, host: host,
             had_controller=never,
+            node_folder=lambda folder, _accepted: folder,
         )
 
 

@@ -65,6 +65,8 @@ class AgentStart:
     command_prefix: tuple[str, ...] = ()
     """What runs a command in the node's namespaces."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    inherited: tuple[int, ...] = ()
+    """Descriptors that stay open as long as the agent runs."""
 
 
 class NodeProcesses:
@@ -130,6 +132,7 @@ class NodeProcesses:
                 stderr=output,
                 env=environ,
                 start_new_session=True,
+                pass_fds=how.inherited,
             )
         assert process.stdin is not None
         with process.stdin:  # closing it, here or by dying, lets the agent proceed

@@ -8,9 +8,10 @@ import socket
 import ssl
 from dataclasses import asdict, dataclass
 
+from holdfast.launch.changed_files import CHUNK_BYTES
+
 SEND_S = 60.0
 """Longest time that a client may leave data unread."""
-CHUNK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)

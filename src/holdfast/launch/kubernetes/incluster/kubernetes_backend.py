@@ -61,7 +61,7 @@ POD_EXIT_TIMEOUT_S = 60.0
 """Longest time that pods may take to exit after their agents receive the shutdown order."""
 
 
-def pod_resources(job: Job, _environ: Mapping[str, str]) -> tuple[NodeResources, ...]:
+def pod_resources(job: Job) -> tuple[NodeResources, ...]:
     """Resources of a node: its machine, or the part of it that its container sees."""
     return (NodeResources(cpus=job.resources.cpu or job.local_world_size, python=IMAGE_PYTHON),) * job.nodes.max
 

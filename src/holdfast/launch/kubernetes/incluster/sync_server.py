@@ -26,8 +26,8 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
-from holdfast.launch.kubernetes.incluster.changed_files import LOG_TAIL_KEY, changes, log_tail_crc, send_range
-from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES, SEND_S, Client, ClientGone, Opening
+from holdfast.launch.changed_files import CHUNK_BYTES, LOG_TAIL_KEY, changes, log_tail_crc, read_range
+from holdfast.launch.kubernetes.incluster.client_connection import SEND_S, Client, ClientGone, Opening
 from holdfast.launch.kubernetes.incluster.reader_lock import await_other_readers, reading
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import server_context
@@ -192,7 +192,9 @@ def _send_changes(client: Client, folder: RunDir) -> None:
                 if ends is not None and ends != log_tail_crc(log, sent[log.name]):
                     sent[log.name] = 0  # of an earlier incarnation: send it from the start
             for name, at, end in changes(folder, sent, with_log=showing):
-                send_range(client, folder.path / name, name, at, end)
+                for place, data in read_range(folder.path / name, at, end):
+                    header = json.dumps({"name": name, "at": place, "bytes": len(data)})
+                    client.send(header.encode() + b"\n" + data)
                 sent[name] = end
             client.send(b"{}\n")
             if message := client.read_within(POLL_S):

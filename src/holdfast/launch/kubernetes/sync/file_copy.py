@@ -1,22 +1,19 @@
 """Receives a run's event log and rank logs from the controller's pod, chunk by chunk, into the local folder.
 
-incluster/changed_files.py is the sender.
+launch/changed_files.py finds what to send.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
 from holdfast.events import RunFinished
 from holdfast.events.log import last_event
+from holdfast.launch.changed_files import CHUNK_BYTES, LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc, write_at
 from holdfast.launch.kubernetes.client.pod_port import PortClosed
-from holdfast.launch.kubernetes.incluster.changed_files import LOG_TAIL_KEY, SYNCED_FILES, log_tail_crc
-from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES
 from holdfast.run_dir import EVENTS_NAME, RunDir
 
 MAX_HEADER_BYTES = 512
@@ -88,18 +85,8 @@ class FileCopy:
             fresh.rename(log)
         elif place == log and (self._is_resending or (piece.at == 0 and log.exists())):
             self._is_resending = True
-            _write_at(fresh, piece.at, data)
+            write_at(fresh, piece.at, data)
             return False
         else:
-            _write_at(place, piece.at, data)
+            write_at(place, piece.at, data)
         return place == log and isinstance(last_event(log), RunFinished)
-
-
-def _write_at(path: Path, at: int, data: bytes) -> None:
-    """Write a chunk at its offset and truncate after it; the rest is from an earlier incarnation of the file."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    with open(descriptor, "wb") as file:
-        file.truncate(at)
-        file.seek(at)
-        file.write(data)

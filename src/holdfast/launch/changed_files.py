@@ -1,11 +1,10 @@
-"""Finds what a reader lacks of a run's event log and rank logs, and sends it.
+"""Finds what a reader lacks of a run's event log and rank logs, and writes it there.
 
 Ranks can write in the folders of the logs, so nothing there is trusted: no link is followed, and no pipe is opened.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -14,15 +13,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from holdfast.host.files import open_regular, regular_opener
-from holdfast.launch.kubernetes.incluster.client_connection import CHUNK_BYTES, Client
 from holdfast.run_dir import EVENTS_NAME, TRACE_NAME, RunDir
+
+CHUNK_BYTES = 1 << 18
+"""Most bytes of a file that are sent at a time."""
 
 MAX_LOG_BYTES = 64 << 20
 """A reader that has nothing of a rank's log gets at most this much of its end; a hole in the reader's file marks the
 dropped part. A multiple of every file system's block size."""
 
 SYNCED_FILES = re.compile(
-    re.escape(EVENTS_NAME) + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log|traces/" + TRACE_NAME.pattern
+    re.escape(EVENTS_NAME)
+    + r"|logs/[-a-z0-9]{1,64}/rank-\d{1,9}\.log"
+    + r"|nodes/node\d{1,6}\.\d{1,9}/(agent\.log|evidence/[-a-z0-9]{1,64}(/[A-Za-z0-9][-_.A-Za-z0-9]{0,127}){1,2})"
+    + r"|traces/"
+    + TRACE_NAME.pattern
 )
 """Files of a run's folder that are sent; the reader accepts no others."""
 LOG_TAIL_KEY, LOG_TAIL_BYTES = "log_tail_crc", 4096
@@ -79,13 +84,23 @@ def _whole_lines(log: Path, known: int) -> int:
         return known
 
 
-def send_range(client: Client, path: Path, name: str, at: int, end: int) -> None:
-    """Send a byte range of a file in chunks, each after a line with its place; raises OSError."""
+def read_range(path: Path, at: int, end: int) -> Iterator[tuple[int, bytes]]:
+    """A byte range of a file in chunks, each with its offset; raises OSError."""
     with open(path, "rb", opener=open_no_symlink) as file:
         file.seek(at)
         while at < end and (data := file.read(min(CHUNK_BYTES, end - at))):
-            client.send(json.dumps({"name": name, "at": at, "bytes": len(data)}).encode() + b"\n" + data)
+            yield at, data
             at += len(data)
+
+
+def write_at(path: Path, at: int, data: bytes) -> None:
+    """Write a chunk at its offset and truncate after it; the rest is from an earlier incarnation of the file."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    with open(descriptor, "wb") as file:
+        file.truncate(at)
+        file.seek(at)
+        file.write(data)
 
 
 def open_no_symlink(path: str, flags: int) -> int:

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
+from holdfast.findings import Finding
 from holdfast.host.files import atomic_write, read_line
 from holdfast.job.backend import NodeId
-from holdfast.launch.quarantine_file import QuarantineFile
+from holdfast.job.quarantine import Candidate, MachineEvidence
+from holdfast.launch.quarantine_file import QuarantineFile, remember
 from holdfast.run_dir import RunDir
 
 MACHINE_NAME = "machine"
 """The name of a node's machine, in the node's folder."""
 
 
-def simulated_names(capacity: int) -> tuple[str, ...]:
-    """Names of a local target's simulated machines."""
-    return tuple(f"machine{number}" for number in range(capacity))
-
-
-class LocalMachines:
+class MachinePool:
     """The machines of one run; `have_names` is whether others see them by name."""
 
     def __init__(self, folder: RunDir, names: tuple[str, ...], *, have_names: bool, quarantine: QuarantineFile) -> None:
         self._folder, self._have_names = folder, have_names
+        self._quarantine = quarantine
         self.names = names
         self._cordoned: dict[NodeId, str] = {}
         """By the lost node whose loss took the machine out of use."""
@@ -35,10 +33,10 @@ class LocalMachines:
         rows = quarantine.read()[0].active(time.time())
         return frozenset(row.machine for row in rows if row.run != self._folder.run_id)
 
-    def choose(self, node_id: NodeId, live: Iterable[NodeId]) -> str | None:
+    def choose(self, node_id: NodeId, live: Iterable[NodeId], unusable: Container[str] = ()) -> str | None:
         """A free machine for a node, rather another than its slot's last; None if there is none."""
-        free = self._free(live)
-        before = self._machine(NodeId(node=node_id.node, generation=node_id.generation - 1))
+        free = [name for name in self._free(live) if name not in unusable]
+        before = self.machine(NodeId(node=node_id.node, generation=node_id.generation - 1))
         return min(free, key=lambda name: (name == before, self.names.index(name)), default=None)
 
     def place(self, node_id: NodeId, machine: str) -> None:
@@ -49,7 +47,7 @@ class LocalMachines:
 
     def name_of(self, node_id: NodeId) -> str:
         """The name of a node's machine; empty if machines have none here."""
-        return self._machine(node_id) if self._have_names else ""
+        return self.machine(node_id) if self._have_names else ""
 
     def avoid(self, machine: str, others: Iterable[NodeId]) -> bool:
         """Place no further node on a machine, if one is free besides those of the other nodes; returns whether."""
@@ -58,8 +56,15 @@ class LocalMachines:
         self._avoided.add(machine)
         return True
 
+    def remember(self, machine: str, evidence: MachineEvidence | None) -> tuple[Finding, ...]:
+        """Store evidence against a machine for later runs; returns what the user must know. It waits for a lock."""
+        if not machine or evidence is None:
+            return ()
+        candidate = Candidate(machine=machine, run=self._folder.run_id, evidence=evidence)
+        return remember(self._quarantine, candidate, machines=len(self.names), target=self._quarantine.target)
+
     def cordon(self, node_id: NodeId) -> None:
-        self._cordoned[node_id] = self._machine(node_id)
+        self._cordoned[node_id] = self.machine(node_id)
 
     def uncordon(self, node_id: NodeId) -> None:
         self._cordoned.pop(node_id, None)
@@ -72,10 +77,11 @@ class LocalMachines:
         return f"there are {len(self.names)} machines for nodes here{out}{held}"
 
     def _free(self, live: Iterable[NodeId]) -> list[str]:
-        taken = {*self._cordoned.values(), *self._avoided, *self._quarantined, *map(self._machine, live)}
+        taken = {*self._cordoned.values(), *self._avoided, *self._quarantined, *map(self.machine, live)}
         return [name for name in self.names if name not in taken]
 
-    def _machine(self, node_id: NodeId) -> str:
+    def machine(self, node_id: NodeId) -> str:
+        """The machine of a node, whether it has a name for others or not; empty if none was chosen."""
         try:
             return read_line(self._folder.node_dir(node_id.node, node_id.generation) / MACHINE_NAME)
         except OSError:

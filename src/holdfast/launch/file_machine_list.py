@@ -1,4 +1,4 @@
-"""Lists a local target's machines, and releases one from quarantine: this machine, or the simulated ones."""
+"""Lists the machines of a target without a cluster, and releases one from quarantine: hosts, or this machine."""
 
 from __future__ import annotations
 
@@ -13,16 +13,22 @@ from holdfast.host.files import read_line
 from holdfast.job.quarantine import Quarantine, release
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import TargetSpec
-from holdfast.launch.local.local_machines import MACHINE_NAME, simulated_names
+from holdfast.launch.machine_pool import MACHINE_NAME
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.target_machines import TargetMachines, list_machines, not_quarantined
 from holdfast.run_dir import RunDir, runs_root
 
 
+def simulated_names(capacity: int) -> tuple[str, ...]:
+    """Names of a local target's simulated machines."""
+    return tuple(f"machine{number}" for number in range(capacity))
+
+
 def read_machines(target: str, spec: TargetSpec) -> TargetMachines:
     """All machines of the target."""
     known, findings = QuarantineFile(target).read()
-    names = simulated_names(spec.capacity) if spec.capacity else (socket.gethostname(),)
+    simulated = simulated_names(spec.capacity) if spec.capacity else ()
+    names = spec.hosts or simulated or (socket.gethostname(),)
     return list_machines(names, _uses(target), known, now=time.time(), findings=findings)
 
 
@@ -49,7 +55,8 @@ def _uses(target: str) -> Iterator[tuple[str, str]]:
 
 
 def _machines(run: RunDir) -> Iterator[str]:
-    """Simulated machines have names in the nodes' folders; else all nodes are on this machine."""
-    simulated = RunSpec.read(run.job).capacity is not None
+    """Simulated machines and hosts have names in the nodes' folders; else all nodes are on this machine."""
+    accepted = RunSpec.read(run.job)
+    named = accepted.capacity is not None or bool(accepted.hosts)
     for token in run.nodes.glob("node*.*/token"):  # deleted when the node is gone
-        yield read_line(token.with_name(MACHINE_NAME)) if simulated else socket.gethostname()
+        yield read_line(token.with_name(MACHINE_NAME)) if named else socket.gethostname()

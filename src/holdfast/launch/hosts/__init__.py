@@ -1,0 +1,1 @@
+"""The target `hosts`: machines that are reached over ssh, one node each."""

@@ -1,0 +1,122 @@
+"""Messages between a run's controller and its process on a host (host_process.py), over ssh: one JSON line each.
+
+A FileChunk is followed by as many bytes as it states.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from holdfast.launch.changed_files import CHUNK_BYTES, SYNCED_FILES
+
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
+    """Has its kind as `is`."""
+
+
+class Setup(_Message, frozen=True, kw_only=True, tag="setup"):
+    """First message to the host."""
+
+    run: Name
+    node_slots: int
+    ca: str
+    """The certificate that the controller presents, as PEM."""
+    controller_port: int
+    """The port on the host's loopback that ssh forwards to the controller."""
+    sizes: dict[str, int]
+    """Bytes that the controller has of each synced file."""
+
+
+class StartNode(_Message, frozen=True, kw_only=True, tag="start"):
+    """Start the agent of a node."""
+
+    node: int
+    generation: int
+    token: str
+    address: str
+    controller_grace_s: float
+    node_grace_s: float
+    stop_grace_s: float
+    memory_bytes: int | None
+
+
+class RemoveNode(_Message, frozen=True, kw_only=True, tag="remove"):
+    """Kill all processes of a node."""
+
+    node: int
+    generation: int
+
+
+class EndRun(_Message, frozen=True, kw_only=True, tag="end"):
+    """Delete the run's files on the host, except its checkpoints; the host's last message is RunEnded."""
+
+
+class HostReady(_Message, frozen=True, kw_only=True, tag="ready"):
+    """First message of the host."""
+
+    hostname: Name
+    address: Name
+    """The host's own end of the ssh connection."""
+    cpus: int
+    gpus: int
+    nodes: tuple[tuple[int, int], ...]
+    """Number and generation of each node of the run that may have processes there."""
+
+
+class NodeRunning(_Message, frozen=True, kw_only=True, tag="running"):
+    """The agent of a node runs."""
+
+    node: int
+    generation: int
+
+
+class NodeEnded(_Message, frozen=True, kw_only=True, tag="ended"):
+    """The agent of a node has ended."""
+
+    node: int
+    generation: int
+    reason: Text
+
+
+class NodeRemoved(_Message, frozen=True, kw_only=True, tag="removed"):
+    """No process of a node is left, and the last bytes of its files were sent before."""
+
+    node: int
+    generation: int
+
+
+class NodeNotStarted(_Message, frozen=True, kw_only=True, tag="refused"):
+    """The agent of a node could not be started."""
+
+    node: int
+    generation: int
+    reason: Text
+
+
+class RunEnded(_Message, frozen=True, kw_only=True, tag="over"):
+    """The run's files are deleted."""
+
+
+class FileChunk(_Message, frozen=True, kw_only=True, tag="file"):
+    """Bytes of a file follow; the file ends after them, until the next chunk."""
+
+    name: Annotated[str, msgspec.Meta(pattern=f"^({SYNCED_FILES.pattern})$")]
+    at: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)]
+
+
+ToHost = Setup | StartNode | RemoveNode | EndRun
+FromHost = HostReady | NodeRunning | NodeEnded | NodeRemoved | NodeNotStarted | RunEnded | FileChunk
+
+decode_to_host = msgspec.json.Decoder(ToHost).decode
+decode_from_host = msgspec.json.Decoder(FromHost).decode
+
+
+def encode(message: ToHost | FromHost) -> bytes:
+    """A message as it is sent, with its end of line."""
+    return msgspec.json.encode(message) + b"\n"

@@ -1,0 +1,89 @@
+"""The command lines of OpenSSH, and what its failures mean."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import re
+import shlex
+from pathlib import Path
+
+from holdfast.job.targets import SshSettings
+
+CONNECT_TIMEOUT_S = 10
+ALIVE_INTERVAL_S, ALIVE_COUNT = 3, 3
+"""A connection whose other end does not answer ends after their product."""
+_OPTIONS = {
+    "BatchMode": "yes",  # nobody can answer a question
+    "ConnectTimeout": str(CONNECT_TIMEOUT_S),
+    "ServerAliveInterval": str(ALIVE_INTERVAL_S),
+    "ServerAliveCountMax": str(ALIVE_COUNT),
+    "ExitOnForwardFailure": "yes",
+    # One connection for each host and run, which ends with it: a shared one would keep the run's forwarding.
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "ForwardAgent": "no",
+    "ForwardX11": "no",
+    "ClearAllForwardings": "no",
+    "RequestTTY": "no",
+}
+_REASONS: tuple[tuple[str, str, str], ...] = (
+    (
+        "Host key verification failed",
+        "its host key is unknown or has changed",
+        "Compare its fingerprint, then connect once by hand: `ssh {host}`.",
+    ),
+    (
+        "Permission denied",
+        "it does not accept this user's keys",
+        "Add the key to the host's authorized_keys, or load it: `ssh-add`.",
+    ),
+    (
+        "Could not resolve hostname",
+        "its name is unknown",
+        "Correct `hosts` in the target, or name it in the configuration of ssh.",
+    ),
+    ("remote port forwarding failed", "it forwards no port to this machine", "Set `AllowTcpForwarding yes` in sshd."),
+    (
+        "not found",
+        "there is no Python of that name",
+        "Set `ssh.python` in the target to the Python of the job's environment.",
+    ),
+    (
+        "No such file or directory",
+        "there is no Python of that name",
+        "Set `ssh.python` in the target to the Python of the job's environment.",
+    ),
+    ("Connection refused", "nothing listens on its ssh port", "Start sshd there, or correct the port."),
+    ("timed out", "it does not answer", "Check that it runs and that the network reaches it: `ssh {host}`."),
+    ("No route to host", "the network does not reach it", "Check that it runs and that the network reaches it."),
+)
+"""What a line of ssh's output contains, what it means, and what to do."""
+
+
+def ssh_argv(host: str, ssh: SshSettings, base: Path, *, forward: tuple[int, int] | None = None) -> list[str]:
+    """The command that starts host_boot.py on a host; `forward` is a port there and the one here it leads to."""
+    config = ["-F", str(base / ssh.config)] if ssh.config else []
+    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
+    ports = ["-R", f"127.0.0.1:{forward[0]}:127.0.0.1:{forward[1]}"] if forward else []
+    return ["ssh", *config, *options, *ports, "--", host, _remote_command(ssh.python)]
+
+
+def _remote_command(python: str) -> str:
+    """A single line, so that any shell of a user passes it on."""
+    source = base64.b64encode(Path(__file__).with_name("host_boot.py").read_bytes()).decode()
+    return f"exec {shlex.quote(python)} -uc \"import base64;exec(base64.b64decode('{source}'))\""
+
+
+def host_folder(ssh: SshSettings) -> str:
+    """The folder for holdfast's files on every host."""
+    return ssh.folder or f"/var/tmp/holdfast-{re.sub(r'[^A-Za-z0-9_.-]', '_', getpass.getuser())}"
+
+
+def explain_ssh(host: str, output: str) -> tuple[str, str]:
+    """What failed, by ssh's output, and what to do about it."""
+    for part, what, remedy in _REASONS:
+        if part in output:
+            return what, remedy.format(host=host)
+    last = next((line for line in reversed(output.splitlines()) if line.strip()), "ssh said nothing")
+    return last.strip()[:300], f"Connect by hand to see more: `ssh {host}`."

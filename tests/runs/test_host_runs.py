@@ -1,0 +1,212 @@
+"""Runs on hosts over ssh: each host has a real sshd, its own network, name, host key and /var/tmp."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from tests.runs.conftest import Runs, WatchedRun
+from tests.waiting import until
+
+from holdfast import api
+from holdfast.events import (
+    AgentConnected,
+    AgentDisconnected,
+    ControllerStarted,
+    FaultAction,
+    FaultTarget,
+    NodeCreated,
+    NodeUnavailable,
+    Outcome,
+    RanksStarted,
+    RecoveryDecided,
+    StepCommitted,
+)
+from holdfast.host.processes import all_pids, by_env_prefix, command_line, send_signal
+from holdfast.launch.local import netns
+from lab.ssh_hosts import SshHosts, ssh_hosts
+
+BARE_PYTHON = sys._base_executable  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+"""A Python without any of holdfast's packages."""
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    if reason := netns.unavailable():
+        pytest.skip(f"needs network namespaces: {reason}")
+    with ssh_hosts(tmp_path_factory.mktemp("hosts"), "alpha", "beta", "gamma") as made:
+        yield made
+
+
+@pytest.fixture
+def host_runs(runs: Runs, hosts: SshHosts) -> Iterator[Runs]:
+    """Runs on the target `lab`, which has all hosts, and `two`, which has two of them."""
+    write_target(runs, "lab", hosts, "alpha, beta, gamma")
+    write_target(runs, "two", hosts, "alpha, beta")
+    yield runs
+    runs.close()
+    left = [command_line(pid) for pid in by_env_prefix(all_pids(), HOLDFAST_NODE="test-")]
+    assert left == []
+
+
+def write_target(runs: Runs, name: str, hosts: SshHosts, names: str, python: str = sys.executable) -> None:
+    folder = runs.base / ".holdfast" / "targets"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = f"kind: hosts\nhosts: [{names}]\nssh: {{python: {python}, config: {hosts.config}}}\n"
+    (folder / f"{name}.yaml").write_text(text)
+
+
+def steps(runs: Runs, count: int, target: str = "lab", *overrides: str) -> WatchedRun:
+    """A run whose ranks step together and keep checkpoints in a folder that all hosts share."""
+    shared = f"checkpoint.path={runs.base / 'checkpoints'}"
+    return runs.steps(count, 0.02, target=target, overrides=(shared, "recovery.node_grace_s=2", *overrides))
+
+
+def count_of_steps(watched: WatchedRun) -> list[int]:
+    return sorted(set(watched.steps()))
+
+
+def ssh_processes(hosts: SshHosts) -> list[int]:
+    """The connections of controllers to hosts."""
+    return [pid for pid in all_pids() if command_line(pid).startswith(f"ssh -F {hosts.config}")]
+
+
+def test_ranks_on_two_hosts_meet_and_their_output_comes_back(host_runs: Runs) -> None:
+    program = host_runs.base / "meet.py"
+    program.write_text(
+        "import os, socket, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(1) * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(total)\n"
+        "print(socket.gethostname(), int(total.item()), os.environ['MASTER_ADDR'])\n"
+    )
+    watched = host_runs.start("python", "meet.py", target="two")
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    addresses = {event.hostname: event.address for event in watched.all(AgentConnected)}
+    assert [event.machine for event in watched.all(NodeCreated)] == ["alpha", "beta"]
+    for rank, name in enumerate(("alpha", "beta")):
+        assert watched.log(rank).split()[-3:] == [name, "3", addresses["alpha"]]
+
+
+def test_host_with_nothing_but_python_gets_what_an_agent_needs(runs: Runs, hosts: SshHosts) -> None:
+    write_target(runs, "bare", hosts, "alpha, beta", BARE_PYTHON)
+    program = runs.base / "bare.py"
+    program.write_text("import sys, msgspec, holdfast; print(sys.prefix == sys.base_prefix, holdfast.__file__)\n")
+    watched = runs.start("python3", "bare.py", target="bare")
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert watched.log(1).startswith("True /var/tmp/holdfast-")
+
+
+def test_killed_rank_and_agent_are_recovered(host_runs: Runs) -> None:
+    watched = steps(host_runs, 120)
+    watched.drill(FaultTarget.RANK, 1, FaultAction.KILL, at_step=10)
+    watched.wait_for(RecoveryDecided)
+    watched.wait_for(StepCommitted)
+    watched.drill(FaultTarget.AGENT, 1, FaultAction.KILL)
+    watched.wait_for(RecoveryDecided)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert count_of_steps(watched) == list(range(1, 121))
+
+
+def test_agents_survive_their_ssh_connections_and_a_killed_controller(host_runs: Runs, hosts: SshHosts) -> None:
+    watched = steps(host_runs, 250, "two", "recovery.node_grace_s=30")
+    watched.wait_for(StepCommitted)
+    for pid in ssh_processes(hosts):
+        send_signal(pid, signal.SIGKILL)
+    watched.wait_for(AgentDisconnected)
+    watched.wait_for(AgentConnected)
+    watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)
+    watched.wait_for(ControllerStarted)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert watched.all(RecoveryDecided) == []
+    assert len(watched.all(RanksStarted)) == 2
+    assert count_of_steps(watched) == list(range(1, 251))
+
+
+def test_lost_host_is_replaced_by_a_spare_and_is_used_again_once_it_is_back(host_runs: Runs, hosts: SshHosts) -> None:
+    watched = steps(host_runs, 200)
+    watched.wait_for(StepCommitted)
+    first = [event.machine for event in watched.all(NodeCreated)]
+    hosts.kill(first[1])
+    spare = watched.wait_for(NodeCreated, lambda event: event.node == 1 and event.generation == 1)
+    assert spare.machine == ({"alpha", "beta", "gamma"} - set(first)).pop()
+    watched.wait_for(StepCommitted)
+    hosts.start(first[1])
+    until(lambda: len(ssh_processes(hosts)) == 3)
+    hosts.kill(first[0])
+    back = watched.wait_for(NodeCreated, lambda event: event.node == 0 and event.generation >= 1)
+    assert back.machine == first[1]
+    hosts.start(first[0])
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert count_of_steps(watched) == list(range(1, 201))
+
+
+def test_node_on_a_host_that_was_out_of_reach_is_removed_when_it_is_back(host_runs: Runs, hosts: SshHosts) -> None:
+    watched = steps(host_runs, 200)
+    watched.wait_for(StepCommitted)
+    lost = watched.all(NodeCreated)[1].machine
+    hosts.network.partition(lost)
+    watched.wait_for(NodeCreated, lambda event: event.generation == 1)
+    watched.wait_for(StepCommitted)
+    hosts.network.heal(lost)
+    until(lambda: not by_env_prefix(all_pids(), HOLDFAST_NODE=f"{watched.folder.run_id}/node1.0"))
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+
+
+def test_second_run_waits_for_hosts_that_are_in_use_and_says_by_what(host_runs: Runs) -> None:
+    first = steps(host_runs, 2000, "two")
+    first.wait_for(StepCommitted)
+    second = steps(host_runs, 5, "two", f"checkpoint.path={host_runs.base / 'second'}")
+    waiting = second.wait_for(NodeUnavailable)
+    assert f"it is in use by {first.folder.run_id} of " in waiting.reason
+    api.cancel(first.folder)
+    assert second.wait_for_end().outcome is Outcome.SUCCEEDED
+
+
+def test_force_cancel_ends_the_nodes_on_hosts_too(host_runs: Runs) -> None:
+    watched = steps(host_runs, 2000)
+    watched.wait_for(StepCommitted)
+    api.cancel(watched.folder, force=True)
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
+    assert by_env_prefix(all_pids(), HOLDFAST_NODE=watched.folder.run_id) == []
+
+
+def test_end_of_a_run_leaves_no_files_on_hosts_but_packages(host_runs: Runs, hosts: SshHosts) -> None:
+    watched = steps(host_runs, 5, "two")
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    ssh = ["ssh", "-F", str(hosts.config), "alpha", "find /var/tmp/holdfast-*/runs -mindepth 1"]
+    assert subprocess.run(ssh, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_check_says_why_each_host_cannot_take_part(runs: Runs, hosts: SshHosts) -> None:
+    folder = runs.base
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "stranger")], check=True)
+    address = hosts.node("beta").address
+    usual, known = hosts.config.read_text(), hosts.folder / "known_hosts"
+    others = {
+        "denied": f"IdentityFile {folder}/stranger\n IdentitiesOnly yes\n UserKnownHostsFile {known}",
+        "unknown": "UserKnownHostsFile /dev/null\n StrictHostKeyChecking yes",
+        "closed": "Port 23",
+    }
+    extra = "".join(f"Host {name}\n HostName {address}\n User root\n {text}\n" for name, text in others.items())
+    (folder / "config").write_text(usual + extra)
+    targets = folder / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    names = ", ".join(("alpha", "beta", *others, "no-such-host"))
+    ssh = f"{{python: {sys.executable}, config: config, addresses: {{beta: 192.0.2.1}}}}"
+    (targets / "bad.yaml").write_text(f"kind: hosts\nhosts: [{names}]\nssh: {ssh}\n")
+    findings = api.check_target(None, "bad", base=folder)
+    said = {finding.where: finding.what for finding in findings if finding.code == "host-unusable"}
+    assert set(said) == {"beta", *others, "no-such-host"}
+    assert "it cannot listen on 192.0.2.1" in said["beta"]
+    assert "does not accept this user's keys" in said["denied"]
+    assert "host key is unknown" in said["unknown"]
+    assert "nothing listens on its ssh port" in said["closed"]
+    assert "its name is unknown" in said["no-such-host"]
+
+
+def test_hosts_that_can_run_a_job_pass_the_check(host_runs: Runs) -> None:
+    assert api.check_target(None, "lab", base=host_runs.base) == ()
