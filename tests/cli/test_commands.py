@@ -8,16 +8,18 @@ import platform
 import stat
 import subprocess
 import sys
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.waiting import until
 
 from holdfast import __version__, api
 from holdfast.cli.app import COMMANDS
 from holdfast.cli.error_report import wants_json
-from holdfast.cli.output import working
+from holdfast.cli.output import working, working_after
 from holdfast.errors import ExitCode
 from holdfast.events import RunCreated
 from holdfast.events.log import encode_line
@@ -337,3 +339,17 @@ def test_slow_command_shows_what_it_does_on_a_terminal_alone(
         pass
     answer = capsys.readouterr()
     assert (answer.out, "reading the event log" in answer.err) == ("", True)
+
+
+def test_command_that_turns_out_to_be_slow_shows_what_it_does_and_a_quick_one_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with working_after(0.0, "packing"):  # no terminal
+        pass
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with working_after(60.0, "packing"):
+        pass
+    assert capsys.readouterr() == ("", "")
+    with working_after(0.0, "packing"):
+        until(lambda: "packing" in capsys.readouterr().err)
+    assert [each for each in threading.enumerate() if isinstance(each, threading.Timer)] == []

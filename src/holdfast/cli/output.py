@@ -6,7 +6,8 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO, cast
@@ -108,6 +109,31 @@ def console(*, stderr: bool = False) -> Console:
 def working(what: str) -> AbstractContextManager[object]:
     """Show on standard error what a slow command is doing; nothing unless that is a terminal."""
     return console(stderr=True).status(what) if sys.stderr.isatty() else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def working_after(seconds: float, what: str) -> Generator[None]:
+    """Show it like `working`, but only from so many seconds on: what is quick neither flickers nor imports rich."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    changing, shown, over = threading.Lock(), contextlib.ExitStack(), threading.Event()
+
+    def show() -> None:
+        with changing:
+            if not over.is_set():
+                shown.enter_context(working(what))
+
+    timer = threading.Timer(seconds, show)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        over.set()
+        with changing, shown:
+            pass
 
 
 def print_stderr(renderable: RenderableType) -> None:

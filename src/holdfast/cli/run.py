@@ -25,11 +25,15 @@ from holdfast.cli.common_options import (
     TargetOption,
     job_from_args,
 )
-from holdfast.cli.output import Output, print_result
+from holdfast.cli.output import Output, print_result, working_after
 from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
     from holdfast.findings import Finding
+
+
+SILENT_S = 1.0
+"""Most starts take less, and show nothing."""
 
 
 def run(
@@ -70,7 +74,10 @@ def run(
 
         parse_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
     with InterruptCounter() as presses:
-        started = api.start(loaded, on, base=base, on_findings=lambda findings: _print_findings(findings, output))
+        with working_after(
+            SILENT_S, f"starting {loaded.job.name} on {on}: packing its code, checking and submitting it"
+        ):
+            started = api.start(loaded, on, base=base, on_findings=lambda findings: _print_findings(findings, output))
         if presses.count or not detach:
             from holdfast.cli.follow import cancel_on_interrupt, follow_run  # imported while the run starts
 
