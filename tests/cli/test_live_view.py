@@ -30,10 +30,12 @@ from holdfast.events import (
     RankHung,
     RanksStarted,
     RankState,
+    RankStepTime,
     RecoveryDecided,
     RunCreated,
     ShutdownDecided,
     StepCommitted,
+    StepTimesCompared,
 )
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.report.run_summary import format_summary, summarise
@@ -108,6 +110,34 @@ STEPS = [
 
 def test_headline_has_progress_speed_and_remaining_time(golden: Golden) -> None:
     golden(shown(render_status(status_from_events([*log(1, 1), *STEPS]), now=60, ettr="ETTR 50.0 %")))
+
+
+def test_slowest_rank_is_named_with_its_phase_while_ranks_take_steps() -> None:
+    compared = StepTimesCompared(
+        at=40,
+        replica=0,
+        attempt=0,
+        first_step=20,
+        last_step=24,
+        ranks=2,
+        step_p50_s=1.0,
+        step_p99_s=1.0,
+        own_p50_s=0.5,
+        own_p99_s=0.75,
+        slowest=(RankStepTime(1, 0.75, "data", 0.2), RankStepTime(0, 0.25, "host", 0.0)),
+    )
+    known = status_from_events([*log(1, 2), *STEPS, compared])
+    line = "2 ranks take 0.5 s by themselves, p99 0.75 s; the slowest is rank 1 50% over the median, most in data"
+    assert line in " ".join(shown(render_status(known, now=60)).split())
+    assert "slowest" not in shown(render_status(known, now=500))
+
+
+def test_upload_of_the_code_is_shown_while_it_lasts() -> None:
+    view = LiveView(lambda _: 60.0)
+    view.show_activity("the code is uploaded: 12 of 480 MiB")
+    assert "12 of 480 MiB" in shown(view)
+    view.show_activity("")
+    assert "MiB" not in shown(view)
 
 
 def test_view_shows_last_events_and_findings(golden: Golden) -> None:

@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.cli.event_text import EventLineFilter
+from holdfast.cli.event_text import EventLineFilter, describe
 from holdfast.cli.finding_text import render_recent
 from holdfast.events import AnyEvent
 from holdfast.metrics.metric_text import BREAKDOWN, DETAILS, format_metrics, format_number
@@ -152,6 +152,8 @@ def _progress(status: RunStatus, now: float, ettr: str) -> Iterator[Text]:
         yield Text("   ".join(details), style="dim")
     for phrase in format_metrics(lead.metrics, BREAKDOWN) if moves else ():
         yield Text(phrase, style="dim")
+    if moves and lead.step_times is not None and lead.step_times.ranks > 1:
+        yield Text(describe(lead.step_times), style="dim")
     if status.checkpoint is not None:
         ago = "" if status.finished_at else f", {duration(now - status.checkpoint.at)} ago"
         yield Text(f"last checkpoint at step {status.checkpoint.step}{ago}", style="dim")

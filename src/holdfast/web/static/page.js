@@ -264,10 +264,12 @@ function shade(cell) {
   return found.exact ? level.slice(1) : ["others, at most " + share(found.lag), LAGS[LAGS.length - 1][2]];
 }
 
+// Counts the cells by shade, and keeps their colours: the pointer redraws the grid often.
 function showKey() {
   const counts = new Map();
   for (const cell of cells) {
     const [name, colour] = shade(cell);
+    cell.colour = colour;
     const before = counts.get(name);
     counts.set(name, { colour, number: (before ? before.number : 0) + 1 });
   }
@@ -289,7 +291,7 @@ function draw() {
   pen.scale(ratio, ratio);
   const gap = size > 6 ? 1.5 : 0.5;
   cells.forEach((cell, index) => {
-    pen.fillStyle = shade(cell)[1];
+    pen.fillStyle = cell.colour;
     pen.fillRect((index % columns) * size, Math.floor(index / columns) * size, size - gap, size - gap);
   });
   if (document.activeElement === canvas && cells.length) {
