@@ -30,7 +30,7 @@ def test_trace_is_compressed_private_and_bounded(tmp_path: Path) -> None:
     assert gzip.decompress(path.read_bytes()) == b'{"traceEvents": []}'
     assert path.stat().st_mode & 0o777 == 0o600
     other = tmp_path / "other.json.gz"
-    assert write_trace(save, other, max_bytes=10).startswith("the trace has ")
+    assert write_trace(save, other, max_bytes=10).startswith("the file has ")
     assert [*tmp_path.iterdir()] == [path]
     assert "No such file" in write_trace(save, tmp_path / "absent" / "x.json.gz")
     assert MAX_TRACE_BYTES == RUN_DIR_MAX_TRACE_BYTES
