@@ -1,8 +1,9 @@
-"""Soak of two nodes on this machine, with faults of every process and, with `netns`, of their network."""
+"""Soak of two nodes on this machine or on hosts over ssh: faults of every process and, with `netns`, of networks."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import statistics
 import sys
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import leak_slopes
-from bench.fault_outcomes import fault_outcomes, recorded_steps
+from bench.fault_outcomes import RecordedSteps, fault_outcomes, recorded_steps
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
 from holdfast import api
@@ -28,11 +29,13 @@ from holdfast.report.formatting import percentage
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.report.status_reducer import update_status
 from holdfast.run_dir import RunDir
+from lab.ssh_hosts import ssh_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
 TORCH_FREE_TRAINER = ROOT / "tests" / "programs" / "torch_free_trainer.py"
 QUICKSTART = ROOT / "examples" / "quickstart"
 NODES = 2
+CHECKPOINTS = "checkpoints"
 EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 SETTLED_S = 2.0
 """A step that begins this long after a fault was carried out has survived it: steps need all ranks."""
@@ -109,8 +112,19 @@ class LocalWatch(Watch):
 
 def soak(options: argparse.Namespace, state: Path) -> int:
     """Soak, print the outcome, and return nonzero unless all went well."""
+    with contextlib.ExitStack() as stack:
+        if options.target == "hosts":
+            hosts = stack.enter_context(ssh_hosts(state / "hosts", "alpha", "beta", "gamma"))
+            ssh = f"{{python: {sys.executable}, config: {hosts.config}}}"
+            target = f"kind: hosts\nhosts: [{', '.join(hosts.names)}]\nssh: {ssh}\n"
+        else:
+            target = f"isolation: {'netns' if options.target == 'netns' else 'process'}\ncode: shipped\n"
+        return _soak(options, state, target)
+
+
+def _soak(options: argparse.Namespace, state: Path, target: str) -> int:
     netns, torch = options.target == "netns", options.torch
-    run = find_or_start(state, lambda: _start(state, netns=netns, torch=torch))
+    run = find_or_start(state, lambda: _start(state, target, torch=torch))
     rows = [
         row
         for row in ROWS
@@ -130,14 +144,16 @@ def soak(options: argparse.Namespace, state: Path) -> int:
         except RunStuck as error:
             trouble.append(str(error))
     trouble += end(run)
-    return _tell(run, leak_slopes.load_samples(kept), trouble, noted=not torch)
+    samples = leak_slopes.load_samples(kept)
+    return _tell(run, samples, trouble, notes={} if torch else recorded_steps(state / CHECKPOINTS, NODES))
 
 
-def _start(state: Path, *, netns: bool, torch: bool) -> RunDir:
+def _start(state: Path, target: str, *, torch: bool) -> RunDir:
     targets = state / ".holdfast" / "targets"
     targets.mkdir(parents=True)
-    (targets / "soak.yaml").write_text(f"isolation: {'netns' if netns else 'process'}\ncode: shipped\n")
-    overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak"]
+    (targets / "soak.yaml").write_text(target)
+    checkpoints = f"checkpoint.path={state / CHECKPOINTS}"
+    overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak", checkpoints]
     if torch:
         shutil.copy(QUICKSTART / "train.py", state)
         command = (sys.executable, "train.py")
@@ -149,10 +165,10 @@ def _start(state: Path, *, netns: bool, torch: bool) -> RunDir:
     return api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=state.absolute())
 
 
-def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, noted: bool) -> int:
+def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, notes: RecordedSteps) -> int:
     events = api.events(run)
     summary = api.summary(run)
-    came = fault_outcomes(events, summary, recorded_steps(run.checkpoints, NODES) if noted else {})
+    came = fault_outcomes(events, summary, notes)
     problems = [*trouble, *came.problems]
     every = [second for seconds in came.recovered_s.values() for second in seconds]
     rows = [(code, str(len(seconds)), *_spread(seconds)) for code, seconds in sorted(came.recovered_s.items())]
