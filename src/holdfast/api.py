@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
@@ -33,9 +34,10 @@ from holdfast.events import (
     FaultAction,
     FaultRequested,
     FaultTarget,
+    Outcome,
     RunFinished,
 )
-from holdfast.events.log import EventReader, UnsupportedFormat, read_events
+from holdfast.events.log import EventReader, UnsupportedFormat, last_event, read_events
 from holdfast.fabric.catalog import CATALOG, NAMES
 from holdfast.failure_rates import DEFAULT_RATE
 from holdfast.findings import Finding
@@ -54,6 +56,7 @@ from holdfast.launch.cluster_contact import lost_contact
 from holdfast.launch.code import upload_progress as code_upload
 from holdfast.launch.code.upload_progress import UploadProgress
 from holdfast.launch.init_target import init_target as init_target_file
+from holdfast.launch.new_run import one_start_at_a_time
 from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
@@ -75,7 +78,6 @@ if TYPE_CHECKING:
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.plan.predict import Plan
-    from holdfast.plan.rank_layout import RankLayout
     from holdfast.plan.reliability_plan import ReliabilityPlan
     from holdfast.plan.review import Review
     from holdfast.preflight.node_reports import NodeReports
@@ -97,6 +99,17 @@ LEAVE_S = 5.0
 
 
 # Describe
+
+
+class IfExists(StrEnum):
+    """What a start does if this user has a run of the job's name on the target that has not failed."""
+
+    START = "start"
+    """Starts another run."""
+    ATTACH = "attach"
+    """Returns the newest one: it runs, or has succeeded."""
+    REFUSE = "refuse"
+    """Fails."""
 
 
 class Overrides(TypedDict, total=False):
@@ -218,13 +231,6 @@ def plan(
     if not made.best:
         raise nothing_fits(request, found)
     return made
-
-
-def rank_layout(plan: Plan, topology: Path) -> RankLayout:
-    """The nodes of a topology file in the order of ranks, for a plan's best layout, with what crosses each level."""
-    from holdfast.plan.topology_file import lay_out_plan
-
-    return lay_out_plan(plan, topology)
 
 
 def plan_failures(
@@ -350,12 +356,50 @@ def write_monitoring_files(folder: Path) -> list[Path]:
 
 
 def start(
-    job: Job | LoadedJob, target: str, *, base: Path, on_findings: Callable[[Sequence[Finding]], object] | None = None
+    job: Job | LoadedJob,
+    target: str,
+    *,
+    base: Path,
+    on_findings: Callable[[Sequence[Finding]], object] | None = None,
+    if_exists: IfExists = IfExists.START,
 ) -> RunDir:
     """Start a run and return as soon as its controller answers; raises if the job cannot run here.
 
-    `on_findings` receives the warnings before anything is started.
+    `on_findings` receives the warnings before anything is started. With another `if_exists` than START, calls for the
+    same name wait for one another.
     """
+    if if_exists is IfExists.START:
+        return _start(job, target, base, on_findings)
+    name = _loaded(job).job.name
+    with one_start_at_a_time(name):
+        found = _find_by_name(name, target)
+        if found is None:
+            return _start(job, target, base, on_findings)
+    if if_exists is IfExists.ATTACH:
+        return found
+    raise failure(
+        "run-exists",
+        f"{found.run_id} has this name on `{target}` and has not failed",
+        exit_code=ExitCode.USAGE,
+        where=found.run_id,
+        remedy=f"`holdfast attach {found.run_id}` follows it; another name starts another run.",
+    )
+
+
+def _find_by_name(name: str, target: str) -> RunDir | None:
+    """The newest run of a job's name on a target that this user started here and that has not failed."""
+    for run in runs():
+        with contextlib.suppress(HoldfastError):
+            if run.run_id.rpartition("-")[0] == name and accepted(run).target == target:
+                last = last_event(run.events)
+                if not isinstance(last, RunFinished) or last.outcome is Outcome.SUCCEEDED:
+                    return run
+    return None
+
+
+def _start(
+    job: Job | LoadedJob, target: str, base: Path, on_findings: Callable[[Sequence[Finding]], object] | None
+) -> RunDir:
     wanted = _submission(job, target, base)
     place = open_target(wanted.spec.kind)
     findings = place.check(wanted)

@@ -46,6 +46,14 @@ def run(
     gpus_per_node: GpusOption = None,
     ranks_per_node: RanksOption = None,
     name: NameOption = None,
+    if_exists: Annotated[
+        str,
+        typer.Option(
+            "--if-exists",
+            metavar="start|attach|refuse",
+            help="With a run of this name that has not failed: start another, attach to it, or refuse.",
+        ),
+    ] = "start",
     show: Annotated[
         str,
         typer.Option(
@@ -73,11 +81,18 @@ def run(
         from holdfast.cli.logs import parse_ranks
 
         parse_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
+    if if_exists not in list(api.IfExists):
+        raise typer.BadParameter(f"`{if_exists}` is none of {', '.join(api.IfExists)}", param_hint="--if-exists")
     with InterruptCounter() as presses:
-        with working_after(
-            SILENT_S, f"starting {loaded.job.name} on {on}: packing its code, checking and submitting it"
-        ):
-            started = api.start(loaded, on, base=base, on_findings=lambda findings: _print_findings(findings, output))
+        packing = f"starting {loaded.job.name} on {on}: packing its code, checking and submitting it"
+        with working_after(SILENT_S, packing):
+            started = api.start(
+                loaded,
+                on,
+                base=base,
+                on_findings=lambda findings: _print_findings(findings, output),
+                if_exists=api.IfExists(if_exists),
+            )
         if presses.count or not detach:
             from holdfast.cli.follow import cancel_on_interrupt, follow_run  # imported while the run starts
 

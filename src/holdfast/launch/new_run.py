@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 from collections.abc import Generator, Mapping
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.host.files import open_lock
 from holdfast.job.run_spec import RunSpec
 from holdfast.run_dir import RunDir, runs_root, write_private
 from holdfast.security.tokens import new_token
@@ -26,6 +28,20 @@ def new_run_dir(name: str) -> Generator[RunDir]:
     except BaseException:
         shutil.rmtree(folder.path, ignore_errors=True)
         raise
+
+
+@contextlib.contextmanager
+def one_start_at_a_time(name: str) -> Generator[None]:
+    """Wait until no other process of this user starts a run of a name for which it looks first."""
+    root = runs_root()
+    try:
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = open_lock(root.parent / f"starting-{name}.lock")
+    except OSError as error:
+        raise unwritable_folder(error) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def unwritable_folder(error: OSError) -> HoldfastError:

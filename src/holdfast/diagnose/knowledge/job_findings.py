@@ -87,18 +87,6 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Add what the evidence names to the job or the target.",
     ),
     (
-        "bad-topology",
-        "The file of node labels has no levels or nodes, or a node lacks a label.",
-        "The finding names it.",
-        "Correct the file; docs/plan.md shows one.",
-    ),
-    (
-        "no-room-in-topology",
-        "The topology has too few nodes for the job, or none with a whole tensor-parallel group in a lowest domain.",
-        "Count the nodes of each lowest domain.",
-        "Add free nodes, take fewer, or set a smaller `parallel.tp`.",
-    ),
-    (
         "unknown-failure-rate",
         "`holdfast plan --failures` knows no fleet of this name.",
         "The finding lists the published fleets.",
@@ -432,6 +420,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Another run, perhaps another user's, has a node on the host.",
         "`grep holdfast-node /proc/net/unix` on the host.",
         "Wait: the run gets the host when it is free.",
+    ),
+    (
+        "run-exists",
+        "A run of this name is on the target and has not failed, and `--if-exists refuse` asked for that.",
+        "`holdfast ps`.",
+        "Attach to it, or use another name.",
+    ),
+    (
+        "run-interrupted",
+        "The run has no controller, and did not end: its supervisor was killed, or the machine was restarted.",
+        "`holdfast ps`; controller.log in the run's folder.",
+        "`holdfast attach RUN` starts a controller, which resumes the run.",
     ),
     (
         "no-netns",
