@@ -690,11 +690,12 @@ def _replace(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery)
 
 def _device_failed(failure: Failure, earlier: tuple[Failure, ...], recovery: Recovery) -> Verdict | None:
     """A node is replaced at the first fault of its hardware, and at the second fault that may be of its hardware."""
+    if not _has_device_fault(failure):
+        return None
     kind = _KINDS[failure.kind]
     since = failure.at - recovery.suspect_window_s
-    before = [one for one in earlier if one.at > since and _has_device_fault(one) and _on_one_machine(one, failure)]
-    is_sure = kind.blame is NodeBlame.CERTAIN or failure.confirmed or bool(before)
-    if not _has_device_fault(failure) or not is_sure:
+    before = [one for one in earlier if one.at > since and _on_one_machine(one, failure) and _has_device_fault(one)]
+    if not (kind.blame is NodeBlame.CERTAIN or failure.confirmed or before):
         return None
     window = f"of this node within recovery.suspect_window_s, {recovery.suspect_window_s:g} s"
     because = f"fault {len(before) + 1} {window}" if before else ""
