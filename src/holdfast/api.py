@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
     from holdfast.plan.predict import Plan
+    from holdfast.plan.rank_layout import RankLayout
     from holdfast.plan.reliability_plan import ReliabilityPlan
     from holdfast.plan.review import Review
     from holdfast.preflight.node_reports import NodeReports
@@ -231,6 +232,13 @@ def plan(
     if not made.best:
         raise nothing_fits(request, found)
     return made
+
+
+def rank_layout(plan: Plan, topology: Path) -> RankLayout:
+    """The nodes of a topology file in the order of ranks, for a plan's best layout, with what crosses each level."""
+    from holdfast.plan.topology_file import lay_out_plan
+
+    return lay_out_plan(plan, topology)
 
 
 def plan_failures(

@@ -56,6 +56,26 @@ def test_failures_are_shown_by_cause_with_the_best_interval_and_standbys(cli: Cl
     assert data["inputs"][0]["source"] == "predicted"
 
 
+def test_ranks_are_placed_on_a_topology(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB)
+    nodes = {f"n{node}": {"block": f"b{node % 2}", "rack": f"r{node % 6}"} for node in range(24)}
+    Path("nodes.json").write_text(json.dumps({"levels": ["block", "rack"], "nodes": nodes}))
+    words = ("plan", *ON_H100, "--topology", "nodes.json")
+    placed = cli(*words, "-o", "json").data["rank_layout"]
+    assert len({*placed["nodes"]}) == 8
+    assert len({nodes[name]["rack"] for name in placed["nodes"]}) == 2
+    assert placed["crossing"]["block"] == 0 < placed["given"]["block"]
+    assert "order of ranks" in cli(*words).out
+    for content, code in (
+        ('{"levels": ["rack"], "nodes": {"n1": {}}}', "bad-topology"),
+        ('{"levels": [], "nodes": {}}', "bad-topology"),
+        ('{"nodes": 1}', "bad-topology"),
+        ('{"levels": ["rack"], "nodes": {"n1": {"rack": "r"}}}', "no-room-in-topology"),
+    ):
+        Path("nodes.json").write_text(content)
+        assert f"[{code}]" in cli(*words).err
+
+
 def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
     job = Path("job.yaml")
     job.write_text(JOB)

@@ -32,6 +32,10 @@ def plan(
     calibration: Annotated[
         Path | None, typer.Option("--calibration", metavar="FILE", help="Measured rates of the machines, as JSON.")
     ] = None,
+    topology: Annotated[
+        Path | None,
+        typer.Option("--topology", metavar="FILE", help="Labels of free nodes, as JSON; shows where ranks go."),
+    ] = None,
     failures: Annotated[
         str | None,
         typer.Option(
@@ -67,9 +71,12 @@ def plan(
         print_reliability(lost)
         return
     found = api.plan(loaded, on, base=base, machine=machine, calibration=calibration)
+    placed = api.rank_layout(found, topology) if topology else None
     if output is Output.JSON:
-        print_json(found)
+        print_json({**vars(found), "rank_layout": placed} if placed else found)
         return
-    from holdfast.cli.plan_text import print_plan
+    from holdfast.cli.plan_text import print_plan, print_rank_layout
 
     print_plan(found)
+    if placed:
+        print_rank_layout(placed)

@@ -10,6 +10,7 @@ from holdfast.cli.output import print_rich, print_text
 
 if TYPE_CHECKING:
     from holdfast.plan.predict import Plan, Predicted
+    from holdfast.plan.rank_layout import RankLayout
 
 SHOWN_LOSSES = 2
 
@@ -27,6 +28,17 @@ def print_plan(plan: Plan) -> None:
         print_rich(_scaling(plan))
     if plan.assumed:
         print_text(f"\nassumed, not measured: {', '.join(plan.assumed)} (`--calibration FILE` replaces them)")
+
+
+def print_rank_layout(placed: RankLayout) -> None:
+    """Print the bytes that cross each level of the topology per step, and the nodes in the order of ranks."""
+    table = _table("GB that cross", "this order", "given order", "random order")
+    for level, sent in placed.crossing.items():
+        others = (placed.given[level], placed.at_random[level])
+        table.add_row(level, *(f"{each / 1e9:,.1f}" for each in (sent, *others)))
+    print_text("")
+    print_rich(table)
+    print_text(f"\nnodes in the order of ranks: {' '.join(placed.nodes)}")
 
 
 def _table(*headings: str) -> Table:

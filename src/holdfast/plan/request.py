@@ -84,7 +84,7 @@ def find_model(spec: ModelSpec, base: Path) -> Transformer:
         remedy = f"{_near(spec.config, MODELS)}Or name a transformers config, which ends with `.json`."
         raise failure("unknown-model", what, exit_code=ExitCode.INVALID_JOB, where="model.config", remedy=remedy)
     path = base / spec.config
-    config = _object(path, "bad-model-config", "a transformers config")
+    config = json_object(path, "bad-model-config", "a transformers config")
     try:
         model = from_config(config, path.stem if path.stem != "config" else path.absolute().parent.name)
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -111,7 +111,7 @@ def find_machine(name: str | None, calibration: Path | None) -> Machine:
 
 
 def _calibration(path: Path) -> Calibration:
-    found = _object(path, "bad-calibration", "a calibration")
+    found = json_object(path, "bad-calibration", "a calibration")
     if "probe" in found:
         return _of_probe(found["probe"], path)
     known = {field.name for field in fields(Calibration)}
@@ -151,7 +151,8 @@ def _is_rate(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
 
 
-def _object(path: Path, code: str, kind: str) -> dict[str, Any]:
+def json_object(path: Path, code: str, kind: str) -> dict[str, Any]:
+    """The JSON object of a file; raises HoldfastError with this code if it is none."""
     try:
         found = json.loads(read_text(path))
     except (ValueError, RecursionError):

@@ -87,6 +87,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Add what the evidence names to the job or the target.",
     ),
     (
+        "bad-topology",
+        "The file of node labels has no levels or nodes, or a node lacks a label.",
+        "The finding names it.",
+        "Correct the file; docs/plan.md shows one.",
+    ),
+    (
+        "no-room-in-topology",
+        "The topology has too few nodes for the job, or none with a whole tensor-parallel group in a lowest domain.",
+        "Count the nodes of each lowest domain.",
+        "Add free nodes, take fewer, or set a smaller `parallel.tp`.",
+    ),
+    (
         "unknown-failure-rate",
         "`holdfast plan --failures` knows no fleet of this name.",
         "The finding lists the published fleets.",
