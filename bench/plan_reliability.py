@@ -32,6 +32,10 @@ REPLICAS = 8
 LONG_INTERVAL = 8.0
 """Checkpoint interval of the last rows, over Young's: replicas hold the state, so few failures need a checkpoint."""
 RATES = {each.fleet: each.per_1000_node_days for each in FAILURE_RATES if each.fleet in ("Llama 3", "RSC-1")}
+SCALES, SCALE_SEEDS = (1_024, 4_096, 16_384, 65_536), 10
+"""Numbers of GPUs at which runs are compared."""
+COMPARED = (0, 1, 3, 4, -2)
+"""Rows of that comparison."""
 LARGE_GPUS, LARGE_DAYS, LARGE_TRIALS = 100_000, 90.0, 5
 
 
@@ -44,16 +48,17 @@ class Row:
     detectors: frozenset[str] = DETECTORS
 
 
-def rows() -> Iterator[Row]:
+def rows(nodes: int = NODES) -> Iterator[Row]:
     """The features, each in addition to those before."""
-    fleet = replace(fleet_of(), restarting=Restarting.PERSON, standbys=0, quarantine=False, pool=standby_count(NODES))
+    whole = fleet_of(nodes=nodes, scale=nodes / NODES)
+    fleet = replace(whole, restarting=Restarting.PERSON, standbys=0, quarantine=False, pool=standby_count(nodes))
     yield Row("a person restarts", fleet, frozenset())
     fleet = replace(fleet, restarting=Restarting.REQUEUE)
     yield Row("torchrun, and the scheduler requeues", fleet, frozenset())
     yield Row("+ detection by Watch", fleet)
     fleet = replace(fleet, restarting=Restarting.POLICY)
     yield Row("+ restart in place by the policy", fleet)
-    fleet = replace(fleet, standbys=standby_count(NODES))
+    fleet = replace(fleet, standbys=standby_count(nodes))
     yield Row(f"+ {fleet.standbys} standbys", fleet)
     fleet = replace(fleet, recovery=Recovery(replicas=REPLICAS))
     yield Row(f"+ {REPLICAS} replicas", fleet)
@@ -66,7 +71,7 @@ def rows() -> Iterator[Row]:
 
 def runs(row: Row, seeds: int) -> list[Trial]:
     """The month once for each seed."""
-    every = causes()
+    every = causes(scale=row.fleet.nodes / NODES)
     return [simulate(row.fleet, every, row.detectors, total_s=DAYS * DAY_S, seed=seed) for seed in range(seeds)]
 
 
@@ -101,6 +106,12 @@ def main() -> None:
         lines.append((row.name, str(_figure(share)), f"{100 * gained:+.2f}" if shares else "", f"{lost:,.0f}"))
         shares[row.name] = share
     say(table(("run", "ETTR", "points", "GPU-hours lost"), lines))
+    scales = by_scale()
+    compared = [[row.name for row in rows()][place] for place in COMPARED]
+    say("")
+    say(table(("GPUs", *compared), [
+        (f"{gpus:,}", *(f"{share:.1%}" for share in found)) for gpus, found in scales.items()
+    ]))  # fmt: skip
     speed = {rate: large_trials(rate) for rate in RATES.values()}
     say(f"\n{LARGE_GPUS:,} GPUs, {LARGE_DAYS:g} days: " + "; ".join(
         f"{fmean(each):.2f} s of CPU a trial at {rate:g} failures per 1,000 node-days" for rate, each in speed.items()
@@ -117,11 +128,25 @@ def main() -> None:
             goal="≥ 99 %",
             met="yes" if shares[names[-2]].mean >= 0.99 else "no",
             conditions=conditions,
-            details={name: str(_figure(share)) for name, share in shares.items()},
+            details={name: str(_figure(share)) for name, share in shares.items()}
+            | {
+                f"{name}, {gpus:,} GPUs": f"{share:.1%}"
+                for gpus, found in scales.items()
+                for name, share in zip(compared, found, strict=True)
+            },
             headline=True,
         ),
         *(_speed(fleet, fmean(speed[rate])) for fleet, rate in RATES.items()),
     ])  # fmt: skip
+
+
+def by_scale() -> dict[int, tuple[float, ...]]:
+    """ETTR of the compared rows, by number of GPUs."""
+    found: dict[int, tuple[float, ...]] = {}
+    for gpus in SCALES:
+        every = [*rows(gpus // GPUS_PER_NODE)]
+        found[gpus] = tuple(fmean(trial.ettr for trial in runs(every[row], SCALE_SEEDS)) for row in COMPARED)
+    return found
 
 
 def _speed(fleet: str, seconds: float) -> result_file.Result:
