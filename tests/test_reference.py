@@ -39,6 +39,7 @@ OTHER_WORDS = {
     "site-packages",
     "aws-ofi-nccl",
     "detect-secrets",
+    "cpus-per-task",
     "nvidia-ml-py",
     "py-spy",
     "httpx-ws",

@@ -6,6 +6,7 @@ RUNS/<run id>/
     run-row.json            a finished run's row in the list of runs
     controller.json         where the controller listens, its supervisor's process and machine
     remote.json             of a remote run: its location; log and rank output here are then synced copies
+    allocation, allocation.port   on Slurm: the number of the Slurm job, and where its nodes connect
     synced                  on the remote side: the machine that started the run has synced all of them
     readers                 on the remote side: locked by each client that copies them
     restore-scratch/        while there is no log: replicas of it and of the code, as nodes upload them

@@ -14,15 +14,17 @@ from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Severity
 from holdfast.job.loader import LoadedJob
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.targets import TargetSpec
+from holdfast.job.targets import SlurmSettings, TargetSpec
 from holdfast.launch.target import TARGET_KINDS, open_target, prestart_module, target_of
 from holdfast.run_dir import RunDir
 
 JOB = ("image=registry.example/train:1", "nodes=2", "env={GREETING: hello}")
+SLURM = SlurmSettings(address="10.0.0.1")
 SECRETS = "secrets={KEY: {env: NOT_SET_ANYWHERE}, OTHER: {file: not-there}}"
 INVALID: Mapping[str, str] = {
     "local": "workdir=nowhere",
     "hosts": "nodes=3",
+    "slurm": "recovery.replicas=2",
     "kubernetes": "checkpoint.path=/tmp/here",
 }
 """A field that makes the job impossible on a kind of target."""
@@ -88,7 +90,7 @@ def test_rendering_shows_or_refuses_what_is_wrong_with_the_job_on_every_target(k
 
 def test_target_of_a_run_is_the_one_it_was_accepted_for(kind: str, tmp_path: Path) -> None:
     run = RunDir.create("accepted")
-    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", target_kind=kind)
+    accepted = RunSpec(job=load().job, base="/", created_at=1.0, fabric="tcp", target_kind=kind, slurm=SLURM)
     run.job.write_text(accepted.model_dump_json(exclude_defaults=True))
     assert target_of(run) is open_target(kind)
     assert target_of(run).pending_reason(run) is None  # it is not known to be anywhere else

@@ -21,7 +21,7 @@ from tests.waiting import until
 from holdfast import api
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, FaultAction, FaultTarget, RunFinished, StepCommitted
-from holdfast.host.processes import all_pids, by_env, kill_all
+from holdfast.host.processes import all_pids, by_env, by_env_prefix, command_line, kill_all
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
 from holdfast.run_dir import RunDir
@@ -47,6 +47,7 @@ STARTED_BY_EXEC = (
     *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py", "test_unmodified_programs.py"),
     *(
         "test_host_runs.py",
+        "test_slurm_runs.py",
         "test_network_faults.py",
         "test_prewarm.py",
         "test_secret_exposure.py",
@@ -188,6 +189,11 @@ class Runs:
                 _cancel(watched.folder)
                 watched.wait_for_end()
             assert leftovers_of(watched.folder) == []
+
+    def left_on_hosts(self) -> list[str]:
+        """Command lines of processes of these runs' nodes, whichever machine's they are."""
+        runs = [watched.folder.run_id for watched in self._watched]
+        return [command_line(pid) for run in runs for pid in by_env_prefix(all_pids(), HOLDFAST_NODE=f"{run}/")]
 
     def kill(self) -> None:
         """Kill everything that a failed test has left, so that it does not disturb the next."""

@@ -29,7 +29,7 @@ from holdfast.host.processes import all_pids, by_env_prefix, command_line, send_
 from holdfast.launch.local import netns
 from lab.ssh_hosts import SshHosts, ssh_hosts
 
-BARE_PYTHON = sys._base_executable  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+BARE_PYTHON: str = getattr(sys, "_base_executable")  # noqa: B009 - it is not in the stubs
 """A Python without any of holdfast's packages."""
 
 
@@ -48,8 +48,7 @@ def host_runs(runs: Runs, hosts: SshHosts) -> Iterator[Runs]:
     write_target(runs, "two", hosts, "alpha, beta")
     yield runs
     runs.close()
-    left = [command_line(pid) for pid in by_env_prefix(all_pids(), HOLDFAST_NODE="test-")]
-    assert left == []
+    assert runs.left_on_hosts() == []
 
 
 def write_target(runs: Runs, name: str, hosts: SshHosts, names: str, python: str = sys.executable) -> None:
@@ -86,9 +85,10 @@ def test_ranks_on_two_hosts_meet_and_their_output_comes_back(host_runs: Runs) ->
     watched = host_runs.start("python", "meet.py", target="two")
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     addresses = {event.hostname: event.address for event in watched.all(AgentConnected)}
-    assert [event.machine for event in watched.all(NodeCreated)] == ["alpha", "beta"]
-    for rank, name in enumerate(("alpha", "beta")):
-        assert watched.log(rank).split()[-3:] == [name, "3", addresses["alpha"]]
+    machines = {event.node: event.machine for event in watched.all(NodeCreated)}
+    assert {*machines.values()} == {"alpha", "beta"}
+    for rank, name in machines.items():
+        assert watched.log(rank).split()[-3:] == [name, "3", addresses[machines[0]]]
 
 
 def test_host_with_nothing_but_python_gets_what_an_agent_needs(runs: Runs, hosts: SshHosts) -> None:
@@ -129,10 +129,10 @@ def test_agents_survive_their_ssh_connections_and_a_killed_controller(host_runs:
 def test_lost_host_is_replaced_by_a_spare_and_is_used_again_once_it_is_back(host_runs: Runs, hosts: SshHosts) -> None:
     watched = steps(host_runs, 200)
     watched.wait_for(StepCommitted)
-    first = [event.machine for event in watched.all(NodeCreated)]
+    first = {event.node: event.machine for event in watched.all(NodeCreated)}
     hosts.kill(first[1])
     spare = watched.wait_for(NodeCreated, lambda event: event.node == 1 and event.generation == 1)
-    assert spare.machine == ({"alpha", "beta", "gamma"} - set(first)).pop()
+    assert spare.machine == ({"alpha", "beta", "gamma"} - set(first.values())).pop()
     watched.wait_for(StepCommitted)
     hosts.start(first[1])
     until(lambda: len(ssh_processes(hosts)) == 3)
@@ -147,7 +147,7 @@ def test_lost_host_is_replaced_by_a_spare_and_is_used_again_once_it_is_back(host
 def test_node_on_a_host_that_was_out_of_reach_is_removed_when_it_is_back(host_runs: Runs, hosts: SshHosts) -> None:
     watched = steps(host_runs, 200)
     watched.wait_for(StepCommitted)
-    lost = watched.all(NodeCreated)[1].machine
+    (lost,) = (event.machine for event in watched.all(NodeCreated) if event.node == 1)
     hosts.network.partition(lost)
     watched.wait_for(NodeCreated, lambda event: event.generation == 1)
     watched.wait_for(StepCommitted)

@@ -16,7 +16,7 @@ from holdfast.job.isolation import Isolation
 from holdfast.job.notify import Notification
 from holdfast.job.spec import Job, Model
 from holdfast.job.target_files import LOCAL
-from holdfast.job.targets import SshSettings, Workload
+from holdfast.job.targets import SlurmSettings, SshSettings, Workload
 
 
 def corrupt_file_error(path: Path, error: Exception) -> HoldfastError:
@@ -110,6 +110,8 @@ class RunSpec(Model):
     """Hosts of the target, one node each."""
     ssh: SshSettings = SshSettings()
     """How to reach them."""
+    slurm: SlurmSettings = SlurmSettings()
+    """What to ask Slurm for."""
 
     @classmethod
     def read(cls, path: Path) -> RunSpec:

@@ -148,6 +148,39 @@ class SshSettings(Model):
     """Addresses by which hosts reach one another; by default each host's own end of the ssh connection."""
 
 
+SlurmWord = Annotated[str, Field(pattern=r"^[^\s\"'`$\\]{1,256}$")]
+"""A value of an option of sbatch."""
+
+
+class SlurmSettings(Model):
+    """What a run asks Slurm for, and where Python is on its nodes."""
+
+    partition: SlurmWord | None = None
+    """Partition, or several with commas; none means the cluster's default."""
+    account: SlurmWord | None = None
+    """Account that is charged; none means the user's default."""
+    qos: SlurmWord | None = None
+    """Quality of service; none means the account's default."""
+    time: SlurmWord | None = None
+    """Time limit of an allocation, such as `24:00:00`; a run that reaches it continues in the next one."""
+    constraint: SlurmWord | None = None
+    """Features that nodes must have."""
+    gres: SlurmWord | None = None
+    """Generic resources of each node; none means `gpu:N` for a job with N GPUs on a node."""
+    reservation: SlurmWord | None = None
+    """Reservation to use."""
+    spares: Annotated[Count, Field(ge=0, le=1024)] = 0
+    """Nodes to allocate in addition to the job's, which replace lost ones immediately."""
+    options: tuple[Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\s\"'`$\\]{1,256})?$")], ...] = ()
+    """Further options of sbatch, such as `--exclusive`."""
+    python: NonEmpty | None = None
+    """Python with holdfast on the nodes; none means the path of the Python that starts the run."""
+    folder: NonEmpty | None = None
+    """Absolute folder on each node for the files of runs; none means `/var/tmp/holdfast-USER`."""
+    address: NonEmpty | None = None
+    """Address by which nodes reach the machine that starts the run; none means that of its host name."""
+
+
 class Evictions(StrEnum):
     """How many of a run's nodes the cluster may evict at a time, as a drain does."""
 
@@ -163,7 +196,7 @@ class TargetSpec(Model):
     extends: NonEmpty | None = None
     """Template whose fields this file overrides: `configmap://NAMESPACE/NAME:VERSION`, or the path of a file."""
     kind: NonEmpty = LOCAL
-    """Kind of target: `local`, `hosts` or `kubernetes`."""
+    """Kind of target: `local`, `hosts`, `slurm` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
     """Local target: `process`, or `netns` for a network namespace per node."""
     code: CodeDelivery = CodeDelivery.IN_PLACE
@@ -177,6 +210,8 @@ class TargetSpec(Model):
     """Hosts reached over ssh, one node each; those that a job does not need are spares."""
     ssh: SshSettings = SshSettings()
     """Hosts: how to reach them, and where Python is."""
+    slurm: SlurmSettings = SlurmSettings()
+    """Slurm: what a run asks for, and where Python is on its nodes."""
     context: NonEmpty | None = None
     """Cluster targets: the kubeconfig context; none means the current one."""
     namespace: ObjectName = "default"

@@ -12,6 +12,7 @@ from holdfast.findings import Finding
 from holdfast.host.files import read_line
 from holdfast.job.quarantine import Quarantine, release
 from holdfast.job.run_spec import RunSpec
+from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.machine_pool import MACHINE_NAME
 from holdfast.launch.quarantine_file import QuarantineFile
@@ -28,7 +29,8 @@ def read_machines(target: str, spec: TargetSpec) -> TargetMachines:
     """All machines of the target."""
     known, findings = QuarantineFile(target).read()
     simulated = simulated_names(spec.capacity) if spec.capacity else ()
-    names = spec.hosts or simulated or (socket.gethostname(),)
+    own = (socket.gethostname(),) if spec.kind == LOCAL else ()
+    names = spec.hosts or simulated or own
     return list_machines(names, _uses(target), known, now=time.time(), findings=findings)
 
 
@@ -57,6 +59,6 @@ def _uses(target: str) -> Iterator[tuple[str, str]]:
 def _machines(run: RunDir) -> Iterator[str]:
     """Simulated machines and hosts have names in the nodes' folders; else all nodes are on this machine."""
     accepted = RunSpec.read(run.job)
-    named = accepted.capacity is not None or bool(accepted.hosts)
+    named = accepted.capacity is not None or accepted.target_kind != LOCAL
     for token in run.nodes.glob("node*.*/token"):  # deleted when the node is gone
         yield read_line(token.with_name(MACHINE_NAME)) if named else socket.gethostname()

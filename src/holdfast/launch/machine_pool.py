@@ -23,6 +23,7 @@ class MachinePool:
         self._folder, self._have_names = folder, have_names
         self._quarantine = quarantine
         self.names = names
+        """In the order in which they are chosen."""
         self._cordoned: dict[NodeId, str] = {}
         """By the lost node whose loss took the machine out of use."""
         self._avoided: set[str] = set()

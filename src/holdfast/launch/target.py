@@ -48,6 +48,7 @@ class TargetKind:
 TARGET_KINDS: Mapping[str, TargetKind] = {
     LOCAL: TargetKind(module="holdfast.launch.local.local_target"),
     "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target"),
+    "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target"),
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
         prestart="holdfast.launch.kubernetes.submit.submit_process",

@@ -86,6 +86,10 @@ class TokenIssuer:
         """A key that the processes of one attempt share; the controller does not accept it."""
         return hmac.new(self._token, f"attempt{replica}.{attempt}".encode(), hashlib.sha256).hexdigest()
 
+    def host_key(self) -> str:
+        """A key by which hosts that connect by themselves prove that the run asked for them."""
+        return hmac.new(self._token, b"host", hashlib.sha256).hexdigest()
+
     def log_signature(self, digest: bytes) -> str:
         """A signature which proves that a controller of this run wrote the log with this digest."""
         return hmac.new(self._token, b"log" + digest, hashlib.sha256).hexdigest()

@@ -446,6 +446,24 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "`holdfast attach RUN` starts a controller, which resumes the run.",
     ),
     (
+        "no-slurm",
+        "A command of Slurm is missing on the machine that starts the run.",
+        "`which sbatch scontrol scancel`.",
+        "Start the run on a login node.",
+    ),
+    (
+        "slurm-refused",
+        "Slurm did not accept the run's batch script, or did not answer.",
+        "`holdfast render --on TARGET`; `sinfo`; `sacctmgr show assoc user=$USER`.",
+        "Correct `slurm` in the target, or ask the cluster's administrators.",
+    ),
+    (
+        "no-address",
+        "The nodes of an allocation connect to the machine that starts the run, and its name means only itself.",
+        "`getent hosts $(hostname)`.",
+        "Set `slurm.address` in the target to its address on the cluster's network.",
+    ),
+    (
         "no-netns",
         "This machine cannot create nodes with their own network namespace.",
         "`unshare -rn true`.",

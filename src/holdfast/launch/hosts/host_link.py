@@ -76,7 +76,7 @@ class HostLink:
         host: str,
         settings: HostSettings,
         *,
-        setup: Callable[[int], Setup],
+        setup: Callable[[str, int], Setup],
         on_message: Callable[[str, FromHost, bytes], None],
         on_change: Callable[[str], None],
     ) -> None:
@@ -131,7 +131,7 @@ class HostLink:
         async with connected(self.host, self._settings, self._port) as (output, input_):
             self._input = input_
             try:
-                input_.write(encode(self._setup(self._port)))
+                input_.write(encode(self._setup(self.host, self._port)))
                 while line := await output.readline():
                     message = decode_from_host(line)
                     data = await output.readexactly(message.bytes) if isinstance(message, FileChunk) else b""

@@ -26,8 +26,13 @@ class Setup(_Message, frozen=True, kw_only=True, tag="setup"):
     node_slots: int
     ca: str
     """The certificate that the controller presents, as PEM."""
+    controller_host: Name
     controller_port: int
-    """The port on the host's loopback that ssh forwards to the controller."""
+    """Where agents on the host reach the controller."""
+    nodes: tuple[tuple[int, int], ...]
+    """Number and generation of each node that the controller placed there before."""
+    exclusive: bool
+    """Whether the host takes one node at a time, of any run."""
     sizes: dict[str, int]
     """Bytes that the controller has of each synced file."""
 
@@ -61,7 +66,7 @@ class HostReady(_Message, frozen=True, kw_only=True, tag="ready"):
 
     hostname: Name
     address: Name
-    """The host's own end of the ssh connection."""
+    """The host's own end of its connection."""
     cpus: int
     gpus: int
     nodes: tuple[tuple[int, int], ...]

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import socket
 import stat
 import sys
@@ -44,6 +45,8 @@ from holdfast.run_dir import RunDir, runs_root
 SYNC_POLL_S = 0.5
 LOOPBACK = "127.0.0.1"
 LINE_LIMIT = 1 << 20
+ADDRESS = "HOLDFAST_HOST_ADDRESS"
+"""The variable with this host's address, if no ssh connection shows it."""
 
 
 class HostProcess:
@@ -52,9 +55,9 @@ class HostProcess:
     def __init__(self, setup: Setup, output: asyncio.StreamWriter) -> None:
         self._folder = RunDir(runs_root() / setup.run)
         self._folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._port = setup.controller_port
+        self._setup = setup
         atomic_write(self._folder.ca, setup.ca.encode())
-        record = {"host": LOOPBACK, "port": setup.controller_port}
+        record = {"host": setup.controller_host, "port": setup.controller_port}
         atomic_write(self._folder.controller_record, json.dumps(record).encode())
         self._output = output
         self._sent = dict(setup.sizes)
@@ -75,7 +78,8 @@ class HostProcess:
             )
         )
         for node_id in found:
-            self._watch(node_id)
+            if (node_id.node, node_id.generation) in self._setup.nodes:  # another host may share the folder
+                self._watch(node_id)
 
     async def handle(self, message: StartNode | RemoveNode | EndRun) -> None:
         """Carry out a message."""
@@ -125,7 +129,7 @@ class HostProcess:
         if self._processes.has_agent(node_id):
             self._watch(node_id)
             return
-        held = lock_host(self._folder.run_id)
+        held = lock_host(self._folder.run_id) if self._setup.exclusive else ()
         if isinstance(held, str):
             self._send(NodeNotStarted(node=wanted.node, generation=wanted.generation, reason=held))
             return
@@ -133,7 +137,7 @@ class HostProcess:
             self._processes.start(
                 node_id,
                 AgentStart(
-                    url=f"wss://{LOOPBACK}:{self._port}{routes.AGENT_SOCKET}",
+                    url=f"wss://{self._setup.controller_host}:{self._setup.controller_port}{routes.AGENT_SOCKET}",
                     token=wanted.token,
                     address=wanted.address or own_address(),
                     controller_grace_s=wanted.controller_grace_s,
@@ -178,8 +182,8 @@ def _id(message: StartNode | RemoveNode) -> NodeId:
 
 
 def own_address() -> str:
-    """This host's end of the ssh connection."""
-    return (os.environ.get("SSH_CONNECTION", "").split() + [LOOPBACK] * 3)[2]
+    """This host's end of its connection to the controller."""
+    return os.environ.get(ADDRESS) or (os.environ.get("SSH_CONNECTION", "").split() + [LOOPBACK] * 3)[2]
 
 
 async def _run() -> None:
@@ -192,6 +196,7 @@ async def _run() -> None:
     assert isinstance(setup, Setup), setup
     host = HostProcess(setup, output)
     host.begin()
+    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # Slurm announces an end to all processes; agents act on it
     syncing = asyncio.ensure_future(host.sync())
     while line := await reader.readline():
         message = decode_to_host(line)

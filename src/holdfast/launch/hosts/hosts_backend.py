@@ -1,55 +1,23 @@
-"""Runs nodes on hosts over ssh, one node each; host_process.py starts and removes them there.
-
-The run's folder on this machine records which host has which node, and receives what the node writes.
-"""
+"""Runs nodes on hosts over ssh: keeps a connection to each host of the target."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from holdfast.events import Outcome
-from holdfast.findings import Finding, Owner, Severity
-from holdfast.host.files import read_line, read_small
-from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
-from holdfast.job.quarantine import Certainty, MachineEvidence
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.changed_files import write_at
 from holdfast.launch.hosts.host_link import HostLink, HostSettings
-from holdfast.launch.hosts.host_messages import (
-    EndRun,
-    FileChunk,
-    FromHost,
-    HostReady,
-    NodeEnded,
-    NodeNotStarted,
-    NodeRemoved,
-    NodeRunning,
-    RemoveNode,
-    RunEnded,
-    Setup,
-    StartNode,
-)
+from holdfast.launch.hosts.host_messages import Setup
+from holdfast.launch.hosts.host_process import LOOPBACK
+from holdfast.launch.hosts.linked_hosts import END_TIMEOUT_S, LinkedHosts
 from holdfast.launch.hosts.ssh_command import host_folder
-from holdfast.launch.local.node_processes import existing_nodes, write_token
 from holdfast.launch.local.run_network import RunNetwork
-from holdfast.launch.machine_pool import MachinePool
-from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
-from holdfast.security.tokens import TokenIssuer
 
-REMOVE_TIMEOUT_S = 15.0
-"""Longest wait until a connected host has killed a node's processes."""
-END_TIMEOUT_S = 15.0
-"""Longest wait for hosts that are not connected when the run ends; their agents end without a controller."""
 SETTLE_S = 3.0
 """Time for hosts to connect before the first nodes are placed: until then the target's order counts."""
-CREATED_NAME = "created"
-BUSY_RETRY_S = 5.0
-"""Time until a host that was in use is tried again."""
 
 
 def host_resources(accepted: RunSpec) -> tuple[NodeResources, ...]:
@@ -63,273 +31,50 @@ def folder_on_hosts(folder: RunDir, accepted: RunSpec) -> RunDir:
     return RunDir(Path(host_folder(accepted.ssh)) / "runs" / folder.run_id)
 
 
-class HostsBackend:
-    """Keeps all hosts of the target connected, and places nodes on them."""
+class HostsBackend(LinkedHosts):
+    """Keeps all hosts of the target connected, spares too, and places nodes on them."""
 
     def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
-        self._folder, self._accepted, self._job = folder, accepted, accepted.job
-        self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
-        self._machines = MachinePool(
-            folder, accepted.hosts, have_names=True, quarantine=QuarantineFile(accepted.target)
-        )
+        super().__init__(folder, accepted, accepted.hosts)
         settings = HostSettings(ssh=accepted.ssh, base=Path(accepted.base), port=urlsplit(url).port or 0)
-        self._links = {
-            host: HostLink(
-                host, settings, setup=self._setup, on_message=self._on_message, on_change=lambda _host: self._place()
+        self._connections = tuple(
+            HostLink(
+                host,
+                settings,
+                setup=self._setup_over_ssh,
+                on_message=self._on_message,
+                on_change=lambda _host: self._place(),
             )
             for host in accepted.hosts
-        }
-        self._running: list[asyncio.Task[None]] = []
-        self._pending: dict[int, NodeId] = {}
-        """Nodes to start once a host is free, by node number."""
-        self._refused: dict[str, str] = {}
-        """Why hosts that are connected did not start a node, for some time."""
-        self._ended: set[NodeId] = set()
-        """Nodes whose agent has ended, or that are not on their host."""
-        self._reported: dict[NodeId, str] = {}
-        """What was last reported of a waiting node."""
-        self._removed: dict[NodeId, asyncio.Event] = {}
-        """Nodes that are to be removed."""
-        self._settled = False
-        """Whether nodes are placed: every host was tried, or there was time for it."""
-        self._cancelled = False
-
-    def generation(self, node: int, address: str) -> int | None:
-        """None: every agent gets its generation on its command line."""
-        return None
-
-    async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
-        """Place each node that has no host yet."""
-        known = self._existing()
-        for node_id in node_ids:
-            if node_id not in known:
-                self._pending[node_id.node] = node_id
-        self._connect()
-        self._place()
-
-    async def observe(self) -> AsyncIterator[NodeObservation]:
-        """Nodes as hosts start them, or say that they have ended; a host that is silent says nothing of its node."""
-        self._connect()
-        while True:
-            yield await self._observed.get()
-
-    async def replace_node(self, node_id: NodeId, reason: str) -> None:
-        """Remove the slot's earlier generations where that is possible now, and place this one."""
-        former = [old for old in self._existing() if old.node == node_id.node and old.generation < node_id.generation]
-        await asyncio.gather(*map(self._remove, former))
-        await self.submit((node_id,))
-
-    async def quarantined(self) -> tuple[Finding, ...]:
-        """Nothing to do: nodes are never placed there, and the start of the run said so."""
-        return ()
-
-    async def avoid_machine(
-        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
-    ) -> tuple[Finding, ...]:
-        """Use another host if one is free."""
-        avoided = self._machines.avoid(machine, [other for other in self._occupied() if other.node != node_id.node])
-        findings = await asyncio.to_thread(self._machines.remember, machine, evidence)
-        if evidence is None or avoided or evidence.certainty is Certainty.CHECK:
-            return findings
-        same = Finding(
-            code="machine-not-avoided",
-            severity=Severity.WARNING,
-            what=f"the replacement of node{node_id.node} may use the same host: the target has no other that is free",
-            where=f"node{node_id.node}",
-            remedy="Add a host to the target's `hosts`, or repair this one.",
-            owner=Owner.CLUSTER,
         )
-        return (same, *findings)
-
-    async def cordon(self, node_id: NodeId) -> None:
-        """Place nothing more on this node's host."""
-        self._machines.cordon(node_id)
-
-    async def uncordon(self, node_id: NodeId) -> None:
-        """Use its host again."""
-        self._machines.uncordon(node_id)
-        self._place()
-
-    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """Nothing to do: the run's folder has the outcome."""
-
-    async def cancel(self) -> None:
-        """Remove every node and the run's files on every host that answers."""
-        self._cancelled = True
-        self._pending.clear()
-        self._connect()
-        tried = [asyncio.ensure_future(link.tried.wait()) for link in self._links.values()]
-        await asyncio.wait(tried, timeout=END_TIMEOUT_S)
-        await asyncio.gather(*(self._remove(node_id, within_s=END_TIMEOUT_S) for node_id in self._existing()))
-        for link in self._links.values():
-            if link.ready:
-                link.send(EndRun())
-            else:
-                link.close()
-        await asyncio.wait(self._running, timeout=END_TIMEOUT_S)
-        for task in self._running:
-            task.cancel()
+        self._links.update({link.host: link for link in self._connections})
+        self._settled = False
+        """Whether hosts had time to connect."""
 
     def _connect(self) -> None:
-        """Connect all hosts, spares too: a lost node is replaced at once."""
         if not self._running:
-            self._running = [asyncio.ensure_future(link.run()) for link in self._links.values()]
+            self._running = [asyncio.ensure_future(link.run()) for link in self._connections]
             asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
-
-    def _setup(self, remote_port: int) -> Setup:
-        files = (*self._folder.path.glob("logs/*/*"), *self._folder.path.glob("nodes/**/*"))
-        return Setup(
-            run=self._folder.run_id,
-            node_slots=self._job.node_slots,
-            ca=read_small(self._folder.ca).decode(),
-            controller_port=remote_port,
-            sizes={str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.is_file()},
-        )
-
-    def _existing(self) -> list[NodeId]:
-        """Nodes that may have processes on a host."""
-        return existing_nodes(self._folder, self._job.node_slots)
-
-    def _occupied(self) -> list[NodeId]:
-        """Nodes that keep their host from being used."""
-        return [node_id for node_id in self._existing() if node_id not in self._ended]
 
     def _settle(self) -> None:
         self._settled = True
         self._place()
 
-    def _place(self) -> None:
-        """Start waiting nodes while hosts are free, lowest numbers first; report those that wait, once per reason."""
-        tried = all(link.tried.is_set() for link in self._links.values())
-        if self._cancelled or not (tried or self._settled):
-            return
-        for number, node_id in sorted(self._pending.items()):
-            host = self._machines.choose(node_id, self._occupied(), self._unusable())
-            if host is not None:
-                del self._pending[number]
-                self._start(node_id, host)
-            elif tried:
-                self._report_waiting(node_id)
+    def _may_place(self) -> bool:
+        return self._settled or self._may_report()
 
-    def _unusable(self) -> dict[str, str]:
-        """Why hosts cannot take a node now."""
-        found = dict(self._refused)
-        for host, link in self._links.items():
-            if link.ready is None:
-                found[host] = link.problem or "it is being connected"
-            elif link.ready.gpus < self._job.gpus_per_node:
-                found[host] = f"it has {link.ready.gpus} GPUs, and a node needs {self._job.gpus_per_node}"
-        return found
+    def _may_report(self) -> bool:
+        return all(link.tried.is_set() for link in self._connections)
 
-    def _report_waiting(self, node_id: NodeId) -> None:
-        why = "; ".join(f"{host}: {reason}" for host, reason in sorted(self._unusable().items()))
-        reason = f"no host is free. {why}" if why else self._machines.unavailable_reason()
-        if self._reported.get(node_id) != reason:
-            self._reported[node_id] = reason
-            self._report(node_id, BackendNodeState.UNAVAILABLE, reason)
+    def _address(self, host: str) -> str:
+        return self._accepted.ssh.addresses.get(host, "")
 
-    def _start(self, node_id: NodeId, host: str) -> None:
-        self._machines.place(node_id, host)
-        token = TokenIssuer(read_line(self._folder.token)).node_token(node_id.node, node_id.generation)
-        write_token(self._folder, node_id, token)
-        self._ended.discard(node_id)
-        self._send_start(node_id, host)
+    async def _before_cancel(self) -> None:
+        tried = [asyncio.ensure_future(link.tried.wait()) for link in self._connections]
+        await asyncio.wait(tried, timeout=END_TIMEOUT_S)
 
-    def _send_start(self, node_id: NodeId, host: str) -> None:
-        recovery = self._job.recovery
-        token = read_line(self._folder.node_dir(node_id.node, node_id.generation) / "token")
-        self._links[host].send(
-            StartNode(
-                node=node_id.node,
-                generation=node_id.generation,
-                token=token,
-                address=self._accepted.ssh.addresses.get(host, ""),
-                controller_grace_s=recovery.controller_grace_s,
-                node_grace_s=recovery.node_grace_s,
-                stop_grace_s=recovery.stop_grace_s,
-                memory_bytes=self._job.resources.memory,
-            )
-        )
+    async def _after_cancel(self) -> None:
+        await asyncio.wait(self._running, timeout=END_TIMEOUT_S)
 
-    async def _remove(self, node_id: NodeId, within_s: float = 0.0) -> None:
-        """Remove a node; if its host is not connected within some time, as soon as it is again."""
-        gone = self._removed.setdefault(node_id, asyncio.Event())
-        link = self._links.get(self._machines.machine(node_id))
-        if link is None:
-            self._forget(node_id)
-            return
-        link.send(RemoveNode(node=node_id.node, generation=node_id.generation))
-        try:
-            async with asyncio.timeout(REMOVE_TIMEOUT_S if link.ready else within_s):
-                await gone.wait()
-        except TimeoutError:
-            pass
-
-    def _forget(self, node_id: NodeId) -> None:
-        """The node has no processes any more."""
-        (self._folder.node_dir(node_id.node, node_id.generation) / "token").unlink(missing_ok=True)
-        self._ended.discard(node_id)
-        if waiting := self._removed.pop(node_id, None):
-            waiting.set()
-
-    def _on_message(self, host: str, message: FromHost, data: bytes) -> None:
-        match message:
-            case HostReady():
-                self._on_ready(host, message)
-            case NodeRunning(node=node, generation=generation):
-                node_id = NodeId(node=node, generation=generation)
-                self._created_mark(node_id).touch()
-                self._report(node_id, BackendNodeState.CREATED, machine=host)
-            case NodeEnded(node=node, generation=generation, reason=reason):
-                self._end(NodeId(node=node, generation=generation), reason)
-            case NodeRemoved(node=node, generation=generation):
-                self._forget(NodeId(node=node, generation=generation))
-                self._place()
-            case NodeNotStarted(node=node, generation=generation, reason=reason):
-                self._on_refusal(host, NodeId(node=node, generation=generation), reason)
-            case FileChunk(name=name, at=at):
-                write_at(self._folder.path / name, at, data)
-            case RunEnded():
-                pass
-
-    def _on_ready(self, host: str, found: HostReady) -> None:
-        """Bring the host to what it should have: it may have been restarted, or was out of reach."""
-        link, there = self._links[host], {NodeId(node=node, generation=number) for node, number in found.nodes}
-        here = {node_id for node_id in self._existing() if self._machines.machine(node_id) == host}
-        unwanted = {node_id for node_id in there if node_id in self._removed or node_id not in here}
-        for node_id in unwanted:
-            link.send(RemoveNode(node=node_id.node, generation=node_id.generation))
-        for node_id in here - there:
-            if node_id in self._removed:
-                self._forget(node_id)
-            elif self._created_mark(node_id).exists():
-                self._end(node_id, f"{host} has no process of it: it was restarted")
-            else:  # the message that starts it was lost, with the connection or with an earlier controller
-                self._send_start(node_id, host)
-        if self._cancelled:
-            link.send(EndRun())
-        self._place()
-
-    def _created_mark(self, node_id: NodeId) -> Path:
-        """The file that says, to a later controller too, that a node's agent has run."""
-        return self._folder.node_dir(node_id.node, node_id.generation) / CREATED_NAME
-
-    def _end(self, node_id: NodeId, reason: str) -> None:
-        self._ended.add(node_id)
-        self._report(node_id, BackendNodeState.TERMINATED, reason)
-
-    def _on_refusal(self, host: str, node_id: NodeId, reason: str) -> None:
-        """Use another host for some time."""
-        self._forget(node_id)
-        self._refused[host] = reason
-        if node_id.generation >= self._pending.get(node_id.node, node_id).generation:
-            self._pending[node_id.node] = node_id
-        asyncio.get_running_loop().call_later(BUSY_RETRY_S, self._try_again, host)
-        self._place()
-
-    def _try_again(self, host: str) -> None:
-        self._refused.pop(host, None)
-        self._place()
-
-    def _report(self, node_id: NodeId, state: BackendNodeState, reason: str = "", *, machine: str = "") -> None:
-        self._observed.put_nowait(NodeObservation(node_id=node_id, state=state, reason=reason, machine=machine))
+    def _setup_over_ssh(self, host: str, remote_port: int) -> Setup:
+        return self._setup(host, LOOPBACK, remote_port, exclusive=True)

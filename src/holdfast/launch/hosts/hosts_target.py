@@ -55,7 +55,7 @@ class HostsTarget:
     def render(self, wanted: Submission) -> Rendered:
         """Every rank's environment and command."""
         if wanted.tree is not None:
-            raise _no_cluster(wanted.target, "a tree is applied to a cluster", "render --on TARGET --tree RUN")
+            raise not_a_cluster(wanted.target, "a tree is applied to a cluster", "render --on TARGET --tree RUN")
         from holdfast.launch.local.rank_script import render
 
         with tempfile.TemporaryDirectory() as scratch:
@@ -109,11 +109,11 @@ class HostsTarget:
 
     def policies(self, name: str, spec: TargetSpec, request: PolicyRequest) -> Rendered:
         """Raises HoldfastError: nothing on hosts decides what may run."""
-        raise _no_cluster(name, "nothing there decides what may run", "policy --on TARGET")
+        raise not_a_cluster(name, "nothing there decides what may run", "policy --on TARGET")
 
     def manifests(self, name: str, spec: TargetSpec, objects: Sequence[Mapping[str, Any]]) -> Rendered:
         """Raises HoldfastError: objects are for clusters."""
-        raise _no_cluster(name, "no objects can be applied there", "observe render --on TARGET")
+        raise not_a_cluster(name, "no objects can be applied there", "observe render --on TARGET")
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the machine that started the run; hosts reach it through ssh."""
@@ -149,13 +149,15 @@ def accept(wanted: Submission, archives: Path) -> RunSpec:
         notify=spec.notify,
         hosts=spec.hosts,
         ssh=spec.ssh,
+        slurm=spec.slurm,
     )
 
 
-def _no_cluster(target: str, why: str, command: str) -> HoldfastError:
+def not_a_cluster(target: str, why: str, command: str) -> HoldfastError:
+    """The error for what only a Kubernetes target can do."""
     return failure(
         "not-supported",
-        f"target `{target}` is a list of hosts: {why}",
+        f"target `{target}` is no Kubernetes cluster: {why}",
         exit_code=ExitCode.CANNOT_RUN_HERE,
         remedy=f"Name a Kubernetes target: `holdfast {command}`.",
     )

@@ -77,7 +77,12 @@ def _remote_command(python: str) -> str:
 
 def host_folder(ssh: SshSettings) -> str:
     """The folder for holdfast's files on every host."""
-    return ssh.folder or f"/var/tmp/holdfast-{re.sub(r'[^A-Za-z0-9_.-]', '_', getpass.getuser())}"
+    return ssh.folder or default_folder()
+
+
+def default_folder() -> str:
+    """The folder for holdfast's files on another machine: the same for all machines of a run."""
+    return f"/var/tmp/holdfast-{re.sub(r'[^A-Za-z0-9_.-]', '_', getpass.getuser())}"
 
 
 def explain_ssh(host: str, output: str) -> tuple[str, str]:

@@ -30,6 +30,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="holdfast.launch.local.local_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
+    parser.add_argument("--listen", default="", help="address on which the controller listens instead of loopback")
     options = parser.parse_args()
     adopt_orphans()
     receive_signals()
@@ -40,7 +41,7 @@ def main() -> int:
         sys.exit("the run has a controller already")
     networks = run_network_for(options.isolation, folder.run_id)
     address = networks.enter(_live_agents(folder))
-    with listen(folder, address) as (agents, clients):
+    with listen(folder, options.listen or address) as (agents, clients):
         code = supervise(folder, agents, clients, lock)
     if code == ExitCode.SUPERSEDED:
         return code  # another supervisor owns the run now

@@ -1,0 +1,359 @@
+"""Places nodes on hosts that are connected to the controller, one node each; host_process.py starts and removes them.
+
+How hosts are connected is up to the target: over ssh (hosts_backend.py), or by themselves (slurm/slurm_backend.py). The
+run's folder on this machine records which host has which node, and receives what the node writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Protocol
+
+from holdfast.events import Outcome
+from holdfast.findings import Finding, Owner, Severity
+from holdfast.host.files import read_line, read_small
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.quarantine import Certainty, MachineEvidence
+from holdfast.job.run_spec import RunSpec
+from holdfast.launch.changed_files import write_at
+from holdfast.launch.hosts.host_messages import (
+    EndRun,
+    FileChunk,
+    FromHost,
+    HostReady,
+    NodeEnded,
+    NodeNotStarted,
+    NodeRemoved,
+    NodeRunning,
+    RemoveNode,
+    RunEnded,
+    Setup,
+    StartNode,
+    ToHost,
+)
+from holdfast.launch.local.node_processes import existing_nodes, write_token
+from holdfast.launch.machine_pool import MachinePool
+from holdfast.launch.quarantine_file import QuarantineFile
+from holdfast.run_dir import RunDir
+from holdfast.security.tokens import TokenIssuer
+
+log = logging.getLogger("holdfast.controller")
+
+REMOVE_TIMEOUT_S = 15.0
+"""Longest wait until a connected host has killed a node's processes."""
+END_TIMEOUT_S = 15.0
+"""Longest wait for hosts that are not connected when the run ends; their agents end without a controller."""
+CREATED_NAME = "created"
+BUSY_RETRY_S = 5.0
+"""Time until a host that was in use is tried again."""
+
+
+class Link(Protocol):
+    """The connection to one host."""
+
+    ready: HostReady | None
+    """What the host said of itself; None while it is not connected."""
+    problem: str
+    """Why it is not connected, and what to do; empty if it is, or before the first try has ended."""
+
+    def send(self, message: ToHost) -> None:
+        """Send a message, if the host is connected: what it misses is repeated after the next connection."""
+        ...
+
+    def close(self) -> None:
+        """Let the connection end, and make no other."""
+        ...
+
+
+class LinkedHosts(ABC):
+    """Places nodes on hosts by their links."""
+
+    def __init__(self, folder: RunDir, accepted: RunSpec, hosts: tuple[str, ...]) -> None:
+        self._folder, self._accepted, self._job = folder, accepted, accepted.job
+        self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._machines = MachinePool(folder, hosts, have_names=True, quarantine=QuarantineFile(accepted.target))
+        self._links: dict[str, Link] = {}
+        """By host."""
+        self._running: list[asyncio.Task[None]] = []
+        """What keeps hosts connected."""
+        self._pending: dict[int, NodeId] = {}
+        """Nodes to start once a host is free, by node number."""
+        self._refused: dict[str, str] = {}
+        """Why hosts that are connected did not start a node, for some time."""
+        self._ended: set[NodeId] = set()
+        """Nodes whose agent has ended, or that are not on their host."""
+        self._reported: dict[NodeId, str] = {}
+        """What was last reported of a waiting node."""
+        self._removed: dict[NodeId, asyncio.Event] = {}
+        """Nodes that are to be removed."""
+        self._cancelled = False
+
+    @abstractmethod
+    def _connect(self) -> None:
+        """Begin to connect hosts, unless that has begun."""
+
+    @abstractmethod
+    def _may_place(self) -> bool:
+        """Whether enough is known of the hosts to choose among them."""
+
+    @abstractmethod
+    def _may_report(self) -> bool:
+        """Whether enough is known of the hosts to say that none is free."""
+
+    @abstractmethod
+    def _address(self, host: str) -> str:
+        """The address by which other hosts reach this one; empty for its own end of the connection."""
+
+    @abstractmethod
+    async def _before_cancel(self) -> None:
+        """Wait until it is known which hosts can be reached."""
+
+    @abstractmethod
+    async def _after_cancel(self) -> None:
+        """Wait until hosts have deleted the run's files, and give them back."""
+
+    def _why_waiting(self) -> str:
+        """Why no host is free."""
+        why = "; ".join(f"{host}: {reason}" for host, reason in sorted(self._unusable().items()))
+        return f"no host is free. {why}" if why else self._machines.unavailable_reason()
+
+    def generation(self, node: int, address: str) -> int | None:
+        """None: every agent gets its generation on its command line."""
+        return None
+
+    async def submit(self, node_ids: tuple[NodeId, ...]) -> None:
+        """Place each node that has no host yet."""
+        known = self._existing()
+        for node_id in node_ids:
+            if node_id not in known:
+                self._pending[node_id.node] = node_id
+        self._connect()
+        self._place()
+
+    async def observe(self) -> AsyncIterator[NodeObservation]:
+        """Nodes as hosts start them, or say that they have ended; a host that is silent says nothing of its node."""
+        self._connect()
+        while True:
+            yield await self._observed.get()
+
+    async def replace_node(self, node_id: NodeId, reason: str) -> None:
+        """Remove the slot's earlier generations where that is possible now, and place this one."""
+        former = [old for old in self._existing() if old.node == node_id.node and old.generation < node_id.generation]
+        await asyncio.gather(*map(self._remove, former))
+        await self.submit((node_id,))
+
+    async def quarantined(self) -> tuple[Finding, ...]:
+        """Nothing to do: nodes are never placed there, and the start of the run said so."""
+        return ()
+
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        """Use another host if one is free."""
+        avoided = self._machines.avoid(machine, [other for other in self._occupied() if other.node != node_id.node])
+        findings = await asyncio.to_thread(self._machines.remember, machine, evidence)
+        if evidence is None or avoided or evidence.certainty is Certainty.CHECK:
+            return findings
+        same = Finding(
+            code="machine-not-avoided",
+            severity=Severity.WARNING,
+            what=f"the replacement of node{node_id.node} may use the same host: the target has no other that is free",
+            where=f"node{node_id.node}",
+            remedy="Add a host to the target's `hosts`, or repair this one.",
+            owner=Owner.CLUSTER,
+        )
+        return (same, *findings)
+
+    async def cordon(self, node_id: NodeId) -> None:
+        """Place nothing more on this node's host."""
+        self._machines.cordon(node_id)
+
+    async def uncordon(self, node_id: NodeId) -> None:
+        """Use its host again."""
+        self._machines.uncordon(node_id)
+        self._place()
+
+    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
+        """Say in the log which exit code hosts are given back with; the run's folder has the outcome."""
+        log.info("the run ends with exit code %s: %s", exit_code, reason)
+
+    async def cancel(self) -> None:
+        """Remove every node and the run's files on every host that answers."""
+        self._cancelled = True
+        self._pending.clear()
+        self._connect()
+        await self._before_cancel()
+        await asyncio.gather(*(self._remove(node_id, within_s=END_TIMEOUT_S) for node_id in self._existing()))
+        for link in self._links.values():
+            if link.ready:
+                link.send(EndRun())
+            else:
+                link.close()
+        await self._after_cancel()
+        for task in self._running:
+            task.cancel()
+
+    def _setup(self, host: str, address: str, port: int, *, exclusive: bool) -> Setup:
+        """The first message to a host, which reaches the controller at this address and port."""
+        files = (*self._folder.path.glob("logs/*/*"), *self._folder.path.glob("nodes/**/*"))
+        return Setup(
+            run=self._folder.run_id,
+            node_slots=self._job.node_slots,
+            ca=read_small(self._folder.ca).decode(),
+            controller_host=address,
+            controller_port=port,
+            nodes=tuple((node_id.node, node_id.generation) for node_id in self._nodes_on(host)),
+            exclusive=exclusive,
+            sizes={str(path.relative_to(self._folder.path)): path.stat().st_size for path in files if path.is_file()},
+        )
+
+    def _nodes_on(self, host: str) -> list[NodeId]:
+        """Nodes that were placed on a host and not removed."""
+        return [node_id for node_id in self._existing() if self._machines.machine(node_id) == host]
+
+    def _existing(self) -> list[NodeId]:
+        """Nodes that may have processes on a host."""
+        return existing_nodes(self._folder, self._job.node_slots)
+
+    def _occupied(self) -> list[NodeId]:
+        """Nodes that keep their host from being used."""
+        return [node_id for node_id in self._existing() if node_id not in self._ended]
+
+    def _place(self) -> None:
+        """Start waiting nodes while hosts are free, lowest numbers first; report those that wait, once per reason."""
+        if self._cancelled or not self._may_place():
+            return
+        for number, node_id in sorted(self._pending.items()):
+            host = self._machines.choose(node_id, self._occupied(), self._unusable())
+            if host is not None:
+                del self._pending[number]
+                self._start(node_id, host)
+            elif self._may_report():
+                self._report_waiting(node_id)
+
+    def _unusable(self) -> dict[str, str]:
+        """Why hosts cannot take a node now."""
+        found = dict(self._refused)
+        for host, link in self._links.items():
+            if link.ready is None:
+                found[host] = link.problem or "it is being connected"
+            elif link.ready.gpus < self._job.gpus_per_node:
+                found[host] = f"it has {link.ready.gpus} GPUs, and a node needs {self._job.gpus_per_node}"
+        return found
+
+    def _report_waiting(self, node_id: NodeId) -> None:
+        reason = self._why_waiting()
+        if reason and self._reported.get(node_id) != reason:
+            self._reported[node_id] = reason
+            self._report(node_id, BackendNodeState.UNAVAILABLE, reason)
+
+    def _start(self, node_id: NodeId, host: str) -> None:
+        self._machines.place(node_id, host)
+        token = TokenIssuer(read_line(self._folder.token)).node_token(node_id.node, node_id.generation)
+        write_token(self._folder, node_id, token)
+        self._ended.discard(node_id)
+        self._send_start(node_id, host)
+
+    def _send_start(self, node_id: NodeId, host: str) -> None:
+        recovery = self._job.recovery
+        token = read_line(self._folder.node_dir(node_id.node, node_id.generation) / "token")
+        self._links[host].send(
+            StartNode(
+                node=node_id.node,
+                generation=node_id.generation,
+                token=token,
+                address=self._address(host),
+                controller_grace_s=recovery.controller_grace_s,
+                node_grace_s=recovery.node_grace_s,
+                stop_grace_s=recovery.stop_grace_s,
+                memory_bytes=self._job.resources.memory,
+            )
+        )
+
+    async def _remove(self, node_id: NodeId, within_s: float = 0.0) -> None:
+        """Remove a node; if its host is not connected within some time, as soon as it is again."""
+        gone = self._removed.setdefault(node_id, asyncio.Event())
+        link = self._links.get(self._machines.machine(node_id))
+        if link is None:
+            self._forget(node_id)
+            return
+        link.send(RemoveNode(node=node_id.node, generation=node_id.generation))
+        try:
+            async with asyncio.timeout(REMOVE_TIMEOUT_S if link.ready else within_s):
+                await gone.wait()
+        except TimeoutError:
+            pass
+
+    def _forget(self, node_id: NodeId) -> None:
+        """The node has no processes any more."""
+        (self._folder.node_dir(node_id.node, node_id.generation) / "token").unlink(missing_ok=True)
+        self._ended.discard(node_id)
+        if waiting := self._removed.pop(node_id, None):
+            waiting.set()
+
+    def _on_message(self, host: str, message: FromHost, data: bytes) -> None:
+        match message:
+            case HostReady():
+                self._on_ready(host, message)
+            case NodeRunning(node=node, generation=generation):
+                node_id = NodeId(node=node, generation=generation)
+                self._created_mark(node_id).touch()
+                self._report(node_id, BackendNodeState.CREATED, machine=host)
+            case NodeEnded(node=node, generation=generation, reason=reason):
+                self._end(NodeId(node=node, generation=generation), reason)
+            case NodeRemoved(node=node, generation=generation):
+                self._forget(NodeId(node=node, generation=generation))
+                self._place()
+            case NodeNotStarted(node=node, generation=generation, reason=reason):
+                self._on_refusal(host, NodeId(node=node, generation=generation), reason)
+            case FileChunk(name=name, at=at):
+                write_at(self._folder.path / name, at, data)
+            case RunEnded():
+                pass
+
+    def _on_ready(self, host: str, found: HostReady) -> None:
+        """Bring the host to what it should have: it may have been restarted, or was out of reach."""
+        link, there = self._links[host], {NodeId(node=node, generation=number) for node, number in found.nodes}
+        here, known = set(self._nodes_on(host)), set(self._existing())
+        ending = there if self._cancelled else set[NodeId]()  # before their files are deleted
+        unwanted = ending | {node_id for node_id in there if node_id in self._removed or node_id not in known}
+        for node_id in unwanted:
+            link.send(RemoveNode(node=node_id.node, generation=node_id.generation))
+        for node_id in here - there:
+            if node_id in self._removed:
+                self._forget(node_id)
+            elif self._created_mark(node_id).exists():
+                self._end(node_id, f"{host} has no process of it: it was restarted")
+            else:  # the message that starts it was lost, with the connection or with an earlier controller
+                self._send_start(node_id, host)
+        if self._cancelled:
+            link.send(EndRun())
+        self._place()
+
+    def _created_mark(self, node_id: NodeId) -> Path:
+        """The file that says, to a later controller too, that a node's agent has run."""
+        return self._folder.node_dir(node_id.node, node_id.generation) / CREATED_NAME
+
+    def _end(self, node_id: NodeId, reason: str) -> None:
+        self._ended.add(node_id)
+        self._report(node_id, BackendNodeState.TERMINATED, reason)
+
+    def _on_refusal(self, host: str, node_id: NodeId, reason: str) -> None:
+        """Use another host for some time."""
+        self._forget(node_id)
+        self._refused[host] = reason
+        if node_id.generation >= self._pending.get(node_id.node, node_id).generation:
+            self._pending[node_id.node] = node_id
+        asyncio.get_running_loop().call_later(BUSY_RETRY_S, self._try_again, host)
+        self._place()
+
+    def _try_again(self, host: str) -> None:
+        self._refused.pop(host, None)
+        self._place()
+
+    def _report(self, node_id: NodeId, state: BackendNodeState, reason: str = "", *, machine: str = "") -> None:
+        self._observed.put_nowait(NodeObservation(node_id=node_id, state=state, reason=reason, machine=machine))

@@ -1,0 +1,1 @@
+"""The target `slurm`: nodes are those of an allocation that the run asks Slurm for."""

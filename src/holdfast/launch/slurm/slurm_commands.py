@@ -1,0 +1,131 @@
+"""Slurm's commands, and what its states and reasons mean."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Owner
+
+TIMEOUT_S = 30.0
+_LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "REQUEUED", "SIGNALING", "STOPPED"}
+"""States of a job that has, or may get, nodes."""
+_REASONS: Mapping[str, str] = {
+    "None": "Slurm has not looked at it yet",
+    "Priority": "jobs of higher priority come first",
+    "Resources": "it is next, and waits until enough nodes are free",
+    "ReqNodeNotAvail": "nodes that it needs are down, drained or reserved",
+    "Reservation": "it waits for its reservation to begin",
+    "BeginTime": "it may not begin yet",
+    "Licenses": "no licence that it needs is free",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition starts no jobs",
+    "PartitionNodeLimit": "the partition allows fewer nodes for a job",
+    "PartitionTimeLimit": "the partition allows a shorter time limit: set `slurm.time`",
+    "PartitionConfig": "the partition does not allow this job",
+    "AssocGrpNodeLimit": "the account's limit of nodes is reached",
+    "AssocMaxJobsLimit": "the account's limit of running jobs is reached",
+    "AssocGrpGRES": "the account's limit of GPUs is reached",
+    "QOSMaxNodePerJobLimit": "the quality of service allows fewer nodes for a job",
+    "QOSMaxNodePerUserLimit": "your limit of nodes in this quality of service is reached",
+    "QOSMaxJobsPerUserLimit": "your limit of running jobs in this quality of service is reached",
+    "QOSGrpNodeLimit": "the quality of service has all its nodes in use",
+    "QOSMaxGRESPerUser": "your limit of GPUs in this quality of service is reached",
+    "BadConstraints": "no node has these features: see `slurm.constraint`",
+    "InvalidAccount": "the account does not exist",
+    "InvalidQOS": "the quality of service does not exist",
+    "JobHeldUser": "you hold it: `scontrol release` lets it go",
+    "JobHeldAdmin": "an administrator holds it",
+    "Cleaning": "what an earlier attempt left is being removed",
+    "TopologyLimit": "no switch has enough free nodes",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmJob:
+    """What Slurm says of a job."""
+
+    state: str
+    reason: str
+    nodes: int
+    """Nodes that it has, or asks for."""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it has nodes, or may get some."""
+        return self.state in _LIVE
+
+    def explain(self) -> str:
+        """Why it has no nodes."""
+        meaning = _REASONS.get(self.reason.partition(",")[0], "see `squeue --start`")
+        return f"{self.state.lower()}, {self.reason}: {meaning}"
+
+
+def submit(script: str) -> str:
+    """Submit a batch script and return the job's number; raises HoldfastError with what Slurm says."""
+    return _run(("sbatch", "--parsable"), script, what="Slurm does not accept the run").strip().partition(";")[0]
+
+
+def test_submission(script: str) -> str:
+    """When and where Slurm would start it; raises HoldfastError if it never would."""
+    return _run(("sbatch", "--test-only"), script, what="Slurm would not accept the run")
+
+
+def show(number: str) -> SlurmJob | None:
+    """What Slurm says of a job; None if it no longer knows it. Raises HoldfastError if Slurm does not answer."""
+    try:
+        text = _run(("scontrol", "show", "job", "-o", number), "", what="Slurm does not answer")
+    except HoldfastError as error:
+        if "Invalid job id" in "".join(error.findings[0].evidence):
+            return None
+        raise
+    return parse_job(text)
+
+
+def parse_job(text: str) -> SlurmJob:
+    """A line of `scontrol show job -o`."""
+    found = dict(re.findall(r"(?:^|\s)(JobState|Reason|NumNodes)=(\S+)", text))
+    nodes = re.match(r"\d+", found.get("NumNodes", ""))
+    return SlurmJob(
+        state=found.get("JobState", "UNKNOWN"), reason=found.get("Reason", "None"), nodes=int(nodes[0]) if nodes else 0
+    )
+
+
+def cancel(number: str) -> None:
+    """End a job with all its processes; nothing if it has ended. Raises HoldfastError if Slurm does not answer."""
+    _run(("scancel", "--quiet", number), "", what="Slurm does not answer")
+
+
+def _run(argv: Sequence[str], stdin: str, *, what: str) -> str:
+    try:
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+        )
+    except FileNotFoundError as error:
+        raise failure(
+            "no-slurm",
+            f"{argv[0]} is not installed here",
+            exit_code=ExitCode.CANNOT_RUN_HERE,
+            evidence=(str(error),),
+            remedy="Start the run on a login node of the Slurm cluster.",
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise _refused(what, argv, f"no answer within {TIMEOUT_S:g} s", ExitCode.UNAVAILABLE) from error
+    if done.returncode:
+        raise _refused(what, argv, done.stderr.strip() or done.stdout.strip(), ExitCode.CANNOT_RUN_HERE)
+    return done.stdout + done.stderr if "--test-only" in argv else done.stdout
+
+
+def _refused(what: str, argv: Sequence[str], said: str, code: ExitCode) -> HoldfastError:
+    return failure(
+        "slurm-refused",
+        what,
+        exit_code=code,
+        where=argv[0],
+        evidence=tuple(said.splitlines()[-3:]),
+        remedy="Correct `slurm` in the target, or ask the cluster's administrators.",
+        owner=Owner.CLUSTER,
+    )

@@ -1,0 +1,108 @@
+"""On each node of an allocation: connects to the run's controller, and runs host_process.py for each connection.
+
+`python -m holdfast.launch.slurm.slurm_node ADDRESS PORT`, started by srun. Agents outlive a connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+
+from holdfast.host.processes import adopt_orphans, children, command_line, reap, send_signal
+from holdfast.launch.hosts.host_process import ADDRESS
+from holdfast.security.tls import CONTROLLER_NAME
+
+log = logging.getLogger("holdfast.slurm_node")
+
+RETRY_S = 1.0
+ALONE_S = 3600.0
+"""Longest time without a controller, after which agents have ended; the allocation is then given back."""
+READ_BYTES = 1 << 16
+LOSS_MS = 12_000
+
+
+async def _serve(address: str, port: int) -> None:
+    """Connect until no controller has answered for ALONE_S."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_verify_locations(cadata=base64.b64decode(os.environ.pop("HOLDFAST_CA")).decode())
+    key = os.environ.pop("HOLDFAST_HOST_KEY")
+    heard_at = time.monotonic()
+    while time.monotonic() - heard_at < ALONE_S:
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(
+                address, port, ssl=context, server_hostname=CONTROLLER_NAME, limit=READ_BYTES
+            )
+            await _connection(reader, writer, key)
+            heard_at = time.monotonic()
+        reap(children(os.getpid()))
+        await asyncio.sleep(RETRY_S)
+    log.warning("no controller answered for %g s", ALONE_S)
+
+
+def notice_loss(writer: asyncio.StreamWriter) -> None:
+    """Have the connection fail when the other end has not answered for some seconds."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 3), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOSS_MS)
+
+
+async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str) -> None:
+    notice_loss(writer)
+    name = os.environ.get("SLURMD_NODENAME", "")
+    hello = {"key": key, "name": name, "order": int(os.environ.get("SLURM_NODEID", "0"))}
+    writer.write(json.dumps(hello).encode() + b"\n")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "holdfast.launch.hosts.host_process"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, ADDRESS: writer.get_extra_info("sockname")[0]},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    ways = [
+        asyncio.ensure_future(_copy(reader, process.stdin)),
+        asyncio.ensure_future(_copy(process.stdout, writer)),
+    ]
+    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    process.stdin.close()
+    await process.wait()
+    writer.close()
+    await asyncio.gather(*ways, return_exceptions=True)
+
+
+async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await source.read(READ_BYTES):
+            sink.write(data)
+            await sink.drain()
+
+
+def _tell_agents() -> None:
+    """Slurm announces the end of the allocation: agents have their ranks save a checkpoint."""
+    for pid in children(os.getpid()):
+        if "holdfast.agent" in command_line(pid):
+            send_signal(pid, signal.SIGTERM)
+
+
+async def _main() -> None:
+    for number in (signal.SIGTERM, signal.SIGCONT):
+        asyncio.get_running_loop().add_signal_handler(number, _tell_agents if number == signal.SIGTERM else int)
+    await _serve(sys.argv[1], int(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    adopt_orphans()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    asyncio.run(_main())

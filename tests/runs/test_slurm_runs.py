@@ -1,0 +1,153 @@
+"""Runs in allocations of a real Slurm cluster, whose nodes are on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.runs.conftest import Runs, WatchedRun
+from tests.waiting import until
+
+from holdfast import api
+from holdfast.events import (
+    AgentConnected,
+    ControllerStarted,
+    FaultAction,
+    FaultTarget,
+    NodeCreated,
+    NodePreemptionNotice,
+    NodeTerminated,
+    NodeUnavailable,
+    Outcome,
+    RanksStarted,
+    RecoveryDecided,
+    StepCommitted,
+)
+from lab.slurm_cluster import SlurmCluster, slurm_cluster
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    if missing := [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name) is None]:
+        pytest.skip(f"needs {missing[0]}: apt-get install slurm-wlm munge")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def slurm_runs(runs: Runs, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    """Runs on the target `cluster`, and on `spare`, which has a node more than the job."""
+    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    folder = runs.base / ".holdfast" / "targets"
+    folder.mkdir(parents=True)
+    for name, spares in (("cluster", 0), ("spare", 1)):
+        text = f"kind: slurm\nslurm: {{address: 127.0.0.1, spares: {spares}, folder: {runs.base / 'nodes'}}}\n"
+        (folder / f"{name}.yaml").write_text(text)
+    yield runs
+    runs.close()
+    until(lambda: slurm.command("squeue", "-h") == "")
+    assert runs.left_on_hosts() == []
+
+
+def steps(runs: Runs, count: int, target: str = "cluster", *overrides: str) -> WatchedRun:
+    shared = f"checkpoint.path={runs.base / 'checkpoints'}"
+    return runs.steps(count, 0.02, target=target, overrides=(shared, "recovery.node_grace_s=3", *overrides))
+
+
+def steps_once(watched: WatchedRun) -> list[int]:
+    return sorted(set(watched.steps()))
+
+
+def machines(watched: WatchedRun) -> dict[int, str]:
+    return {event.node: event.machine for event in watched.all(NodeCreated)}
+
+
+def test_killed_rank_agent_and_controller_are_recovered_in_one_allocation(
+    slurm_runs: Runs, slurm: SlurmCluster
+) -> None:
+    watched = steps(slurm_runs, 250, "cluster", "recovery.node_grace_s=30")
+    watched.wait_for(StepCommitted)
+    assert {*machines(watched).values()} == {"n1", "n2"}
+    watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
+    watched.wait_for(RecoveryDecided)
+    watched.wait_for(StepCommitted)
+    watched.drill(FaultTarget.AGENT, 1, FaultAction.KILL)
+    watched.wait_for(RecoveryDecided)
+    watched.wait_for(StepCommitted)
+    started = len(watched.all(RanksStarted))
+    watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)
+    watched.wait_for(ControllerStarted)
+    watched.wait_for(AgentConnected)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert len(watched.all(RanksStarted)) == started
+    assert steps_once(watched) == list(range(1, 251))
+    assert len([*watched.folder.logs.glob("*/rank-1.log")]) == 3
+
+
+def test_lost_node_is_replaced_by_a_spare_of_the_allocation(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+    watched = steps(slurm_runs, 150, "spare")
+    watched.wait_for(StepCommitted)
+    before = machines(watched)
+    slurm.kill_processes(before[1])
+    spare = watched.wait_for(NodeCreated, lambda event: event.generation == 1)
+    assert {spare.machine, *before.values()} == {"n1", "n2", "n3"}
+    lost = (slurm_runs.base / "nodes" / "runs" / watched.folder.run_id / "nodes" / "node1.0" / "sockets").readlink()
+    shutil.rmtree(lost)  # nothing on a lost node can
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert steps_once(watched) == list(range(1, 151))
+
+
+def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+    watched = steps(slurm_runs, 150)
+    watched.wait_for(StepCommitted)
+    first = (watched.folder.path / "allocation").read_text()
+    slurm.command("scancel", first)
+    gone = watched.wait_for(NodeTerminated, lambda event: "Slurm job" in event.reason)
+    assert f"its Slurm job {first} has ended (CANCELLED)" in gone.reason
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert steps_once(watched) == list(range(1, 151))
+
+
+def test_announced_end_of_an_allocation_reaches_the_agents(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+    watched = steps(slurm_runs, 2000)
+    watched.wait_for(StepCommitted)
+    slurm.command("scancel", "--signal=TERM", (watched.folder.path / "allocation").read_text())
+    watched.wait_for(NodePreemptionNotice)
+    api.cancel(watched.folder, force=True)
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
+
+
+def test_waiting_run_says_what_slurm_says_and_a_cancelled_one_leaves_nothing(
+    slurm_runs: Runs, slurm: SlurmCluster
+) -> None:
+    blocker = slurm.command(
+        "sbatch", "--parsable", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 600"
+    ).strip()
+    watched = steps(slurm_runs, 2000)
+    waiting = watched.wait_for(NodeUnavailable, lambda event: "Resources" in event.reason)
+    assert waiting.reason.endswith("pending, Resources: it is next, and waits until enough nodes are free")
+    slurm.command("scancel", blocker)
+    watched.wait_for(StepCommitted)
+    api.cancel(watched.folder)
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
+    until(lambda: slurm.command("squeue", "-h") == "")
+    assert list((slurm_runs.base / "nodes" / "runs").glob("*")) == []
+
+
+def test_refused_run_shows_what_slurm_says(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+    target = slurm_runs.base / ".holdfast" / "targets" / "wrong.yaml"
+    target.write_text("kind: slurm\nslurm: {address: 127.0.0.1, partition: nowhere}\n")
+    found = api.check_target(None, "wrong", base=slurm_runs.base)
+    assert [finding.code for finding in found] == ["slurm-refused"]
+    assert "invalid partition" in "".join(found[0].evidence)
+    assert api.check_target(None, "cluster", base=slurm_runs.base) == ()
+
+
+def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+    job = api.load_job(None, command=("python", "train.py"), nodes=2)
+    text = api.render(job, "spare", base=slurm_runs.base).text
+    assert "#SBATCH --nodes=3" in text
+    tested = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True, check=True)
+    assert "to start at" in tested.stderr
