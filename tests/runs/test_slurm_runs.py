@@ -100,14 +100,14 @@ def test_lost_node_is_replaced_by_a_spare_of_the_allocation(slurm_runs: Runs, sl
 
 
 def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, slurm: SlurmCluster) -> None:
-    watched = steps(slurm_runs, 150)
+    watched = steps(slurm_runs, 500)  # longer than Slurm takes to kill what has ignored SIGTERM
     watched.wait_for(StepCommitted)
     first = (watched.folder.path / "allocation").read_text()
     slurm.command("scancel", first)
     gone = watched.wait_for(NodeTerminated, lambda event: "Slurm job" in event.reason)
     assert f"its Slurm job {first} has ended (CANCELLED)" in gone.reason
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
-    assert steps_once(watched) == list(range(1, 151))
+    assert steps_once(watched) == list(range(1, 501))
 
 
 def test_announced_end_of_an_allocation_reaches_the_agents(slurm_runs: Runs, slurm: SlurmCluster) -> None:
