@@ -1,4 +1,4 @@
-"""How long the choice of nodes takes among 10,000, and what crosses the spine beside other orders.
+"""How long the choice of nodes takes among 10,000, and what crosses the spine compared with other orders.
 
 .venv/bin/python -m bench.rank_layout [--json FILE]
 

@@ -101,7 +101,7 @@ class SshHosts:
             time.sleep(0.02)
 
     def kill(self, name: str) -> None:
-        """End all processes of a host at once, as a power failure does."""
+        """End all processes of a host together, as a power failure does."""
         self.network.kill(name)
         self._daemons[name].wait()
 

@@ -135,12 +135,15 @@ HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,254}$
 """A host as `ssh HOST` takes it."""
 
 
+AbsolutePath = Annotated[str, Field(pattern=r"^/[^\s]{0,200}$")]
+
+
 class SshSettings(Model):
     """How holdfast reaches the hosts of a target, besides what OpenSSH's own configuration says."""
 
     python: NonEmpty = "python3"
     """Python of the job's environment on every host, such as `/opt/venv/bin/python`; it need not have holdfast."""
-    folder: NonEmpty | None = None
+    folder: AbsolutePath | None = None
     """Absolute folder on every host for the files of runs; none means `/var/tmp/holdfast-USER`."""
     config: NonEmpty | None = None
     """Configuration file of OpenSSH; none means the user's own."""
@@ -175,7 +178,7 @@ class SlurmSettings(Model):
     """Further options of sbatch, such as `--exclusive`."""
     python: NonEmpty | None = None
     """Python with holdfast on the nodes; none means the path of the Python that starts the run."""
-    folder: NonEmpty | None = None
+    folder: AbsolutePath | None = None
     """Absolute folder on each node for the files of runs; none means `/var/tmp/holdfast-USER`."""
     address: NonEmpty | None = None
     """Address by which nodes reach the machine that starts the run; none means that of its host name."""

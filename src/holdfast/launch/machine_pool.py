@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Container, Iterable
 
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import atomic_write, read_line
 from holdfast.job.backend import NodeId
-from holdfast.job.quarantine import Candidate, MachineEvidence
+from holdfast.job.quarantine import Candidate, Certainty, MachineEvidence
 from holdfast.launch.quarantine_file import QuarantineFile, remember
 from holdfast.run_dir import RunDir
 
@@ -57,10 +58,30 @@ class MachinePool:
         self._avoided.add(machine)
         return True
 
-    def remember(self, machine: str, evidence: MachineEvidence | None) -> tuple[Finding, ...]:
-        """Store evidence against a machine for later runs; returns what the user must know. It waits for a lock."""
-        if not machine or evidence is None:
+    async def avoid_failed(
+        self, node: int, machine: str, others: Iterable[NodeId], evidence: MachineEvidence | None, *, remedy: str
+    ) -> tuple[Finding, ...]:
+        """Avoid the machine of a node that failed, and store the evidence for later runs.
+
+        Returns what the user must know; `remedy` is what to do if no other machine is free.
+        """
+        avoided = self.avoid(machine, others)
+        if evidence is None:
             return ()
+        findings = await asyncio.to_thread(self._remember, machine, evidence) if machine else ()
+        if avoided or evidence.certainty is Certainty.CHECK:
+            return findings
+        same = Finding(
+            code="machine-not-avoided",
+            severity=Severity.WARNING,
+            what=f"the replacement of node{node} may run on the same machine: no other is free",
+            where=f"node{node}",
+            remedy=remedy,
+            owner=Owner.CLUSTER,
+        )
+        return (same, *findings)
+
+    def _remember(self, machine: str, evidence: MachineEvidence) -> tuple[Finding, ...]:
         candidate = Candidate(machine=machine, run=self._folder.run_id, evidence=evidence)
         return remember(self._quarantine, candidate, machines=len(self.names), target=self._quarantine.target)
 

@@ -49,7 +49,7 @@ class Topology:
 
 
 def topology(labels: Mapping[str, Mapping[str, str]], levels: Sequence[str]) -> Topology:
-    """The tree of nodes by their labels; a domain is told apart by its name and those of all domains around it.
+    """The tree of nodes by their labels; a domain is identified by its name and those of all domains around it.
 
     Raises KeyError if a node lacks a label.
     """
@@ -181,7 +181,7 @@ class RankGrid:
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """Nodes in the order of ranks, and bytes that cross each level per step, beside other orders."""
+    """Nodes in the order of ranks, and bytes that cross each level per step, compared with other orders."""
 
     nodes: tuple[str, ...]
     crossing: Mapping[str, float]

@@ -220,7 +220,7 @@ def _network(job: Job, spec: TargetSpec, predictions: Predictions) -> Iterator[R
         yield _assumed("fabric", fabric.name, verify)
     yield _assumed("bandwidth", fabric.expected_bandwidth, "`holdfast check --full`")
     fallback = "stop" if spec.template is ManifestTemplate.PRODUCTION else job.fabric.on_fallback.value
-    yield _assumed("on another network", f"the run is told to {fallback}", "`holdfast drill`")
+    yield _assumed("on another network", f"`fabric.on_fallback` is {fallback}", "`holdfast drill`")
     place = job.placement
     where = f"all nodes in one {place.level}, {place.mode}" if place else "any nodes, without a condition"
     yield _assumed("placement", where, "`holdfast check --full`: bandwidth between all pairs of nodes")

@@ -40,7 +40,6 @@ def codes(wanted: Job, spec: TargetSpec, home: Path) -> dict[str, Severity]:
         (("nodes=3",), {}, "too-few-nodes"),
         (("nodes=2", "recovery.replicas=2"), {}, "not-supported"),
         ((), {"hosts": ("alpha", "alpha")}, "host-named-twice"),
-        ((), {"ssh": {"folder": "relative"}}, "bad-path"),
     ],
 )
 def test_job_that_the_hosts_cannot_run_is_refused(
@@ -70,7 +69,7 @@ def test_checkpoints_without_a_shared_place_are_warned_of_only_with_several_node
     ],
 )
 def test_host_that_lacks_something_is_named(host: HostFacts, overrides: tuple[str, ...], code: str) -> None:
-    found = check_survey(job(*overrides), target(), HostSurvey(facts=(host,), unusable=(), unreachable=()))
+    found = check_survey(job(*overrides), HostSurvey(facts=(host,), unusable=(), unreachable=()))
     assert [finding.code for finding in found] == ([code] if code else [])
 
 
@@ -80,7 +79,7 @@ def test_hosts_without_a_connection_and_two_names_of_one_host_are_errors() -> No
         unusable=(),
         unreachable=(("alpha", "beta", "timed out"),),
     )
-    assert [finding.code for finding in check_survey(job(), target(), found)] == [
+    assert [finding.code for finding in check_survey(job(), found)] == [
         "hosts-not-connected",
         "host-named-twice",
     ]
@@ -90,6 +89,12 @@ def test_hosts_without_a_connection_and_two_names_of_one_host_are_errors() -> No
 def test_name_of_a_host_cannot_be_an_option_or_a_command(host: str) -> None:
     with pytest.raises(ValueError, match="hosts"):
         target(hosts=(host,))
+
+
+@pytest.mark.parametrize("kind", ["ssh", "slurm"])
+def test_folder_on_other_machines_is_an_absolute_path(kind: str) -> None:
+    with pytest.raises(ValueError, match="folder"):
+        target(**{kind: {"folder": "relative"}})
 
 
 def test_ssh_asks_nobody_and_checks_host_keys_as_the_user_configured(tmp_path: Path) -> None:

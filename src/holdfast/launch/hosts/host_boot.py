@@ -21,7 +21,7 @@ OLDEST_PYTHON = (3, 11)
 
 
 def main() -> None:
-    """Answer with what is missing here, receive it, and run the program that was asked for."""
+    """Answer with what is missing here, receive it, and run the requested program."""
     wanted = json.loads(_read_line())
     if sys.version_info < OLDEST_PYTHON:
         _reply(error="version", detail=platform.python_version())

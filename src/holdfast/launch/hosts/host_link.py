@@ -90,7 +90,7 @@ class HostLink:
         """Set once it was connected, or could not be."""
         self._input: asyncio.StreamWriter | None = None
         self._port = random.choice(PORTS)
-        """The forwarded port there; it stays the same while it can, so agents find the controller again at once."""
+        """The forwarded port there; it stays the same while it can, so agents find the controller again immediately."""
         self._closed = False
 
     def send(self, message: ToHost) -> None:

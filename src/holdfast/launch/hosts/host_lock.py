@@ -1,4 +1,4 @@
-"""Lets one node at a time use a host, whoever's it is.
+"""Lets one node at a time use a host, among the runs of all users.
 
 The lock is an abstract Unix socket, which all users of the host see and which is free when no process holds it. The
 node's agent inherits it, so it lasts as long as the agent. A second socket has the holder in its name.

@@ -18,7 +18,7 @@ from holdfast.launch.hosts.host_link import HostSettings, HostUnusable, connecte
 
 PROBE_TIMEOUT_S = 30.0
 MAX_PAIRS = 1024
-"""Pairs of hosts that are tried; of more hosts each tries the ones that follow it."""
+"""Pairs of hosts that are tried; of more hosts, each tries only some that follow it in the list."""
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class HostSurvey:
 
 
 def survey(spec: TargetSpec, base: Path, programs: Sequence[str]) -> HostSurvey:
-    """Connect to all hosts at once, and have them connect to one another."""
+    """Connect to all hosts side by side, and have them connect to one another."""
     return asyncio.run(_survey(spec, base, tuple(programs)))
 
 

@@ -11,24 +11,11 @@ from holdfast.launch.hosts.host_link import HostLink, HostSettings
 from holdfast.launch.hosts.host_messages import Setup
 from holdfast.launch.hosts.host_process import LOOPBACK
 from holdfast.launch.hosts.linked_hosts import END_TIMEOUT_S, LinkedHosts
-from holdfast.launch.hosts.ssh_command import host_folder
 from holdfast.launch.local.run_network import RunNetwork
-from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
 
 SETTLE_S = 3.0
 """Time for hosts to connect before the first nodes are placed: until then the target's order counts."""
-
-
-def host_resources(accepted: RunSpec) -> tuple[NodeResources, ...]:
-    """Resources of a node: its host."""
-    job = accepted.job
-    return (NodeResources(cpus=job.resources.cpu or job.local_world_size, python=accepted.ssh.python),) * job.node_slots
-
-
-def folder_on_hosts(folder: RunDir, accepted: RunSpec) -> RunDir:
-    """The run's folder as nodes see it."""
-    return RunDir(Path(host_folder(accepted.ssh)) / "runs" / folder.run_id)
 
 
 class HostsBackend(LinkedHosts):
@@ -61,10 +48,13 @@ class HostsBackend(LinkedHosts):
         self._place()
 
     def _may_place(self) -> bool:
-        return self._settled or self._may_report()
+        return self._settled or self._all_tried()
 
-    def _may_report(self) -> bool:
+    def _all_tried(self) -> bool:
         return all(link.tried.is_set() for link in self._connections)
+
+    def _why_waiting(self) -> str:
+        return super()._why_waiting() if self._all_tried() else ""
 
     def _address(self, host: str) -> str:
         return self._accepted.ssh.addresses.get(host, "")

@@ -31,24 +31,25 @@ def check_job(
         out = f", {len(bad)} of them quarantined" if bad else ""
         what = f"the job asks for {job.nodes.min} nodes, and the target has {len(spec.hosts)} hosts{out}"
         yield _error("too-few-nodes", "nodes", what, "Ask for fewer nodes, or add hosts to the target.")
+    yield from check_without_cluster(job, spec, base=base, environ=environ)
+
+
+def check_without_cluster(job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What holds for a job on any machines that are connected to a controller elsewhere, without a cluster."""
     if job.recovery.replicas > 1:
         yield _error(
             "not-supported",
             "recovery.replicas",
-            "replicas form a quorum with a service that hosts cannot reach yet",
+            "replicas form a quorum with a service that the nodes of this target cannot reach yet",
             "Use one replica here: a lost node restarts all ranks. On Kubernetes replicas continue without it.",
         )
-    if spec.ssh.folder is not None and not spec.ssh.folder.startswith("/"):
-        yield _error("bad-path", "target: ssh.folder", f"`{spec.ssh.folder}` is no absolute path", "Begin it with `/`.")
     if job.nodes.max > 1 and not (job.checkpoint.is_remote or job.checkpoint.path or spec.checkpoint_root):
-        what = "each host keeps its own part of every checkpoint, and a host that is lost takes it along"
-        remedy = "Name a folder that all hosts share, or a URL such as s3://bucket/run, as `checkpoint.path`."
         yield Finding(
             code="checkpoint-not-shared",
             severity=Severity.WARNING,
-            what=what,
+            what="each node keeps its own part of every checkpoint, and a node that is lost takes it along",
             where="checkpoint.path",
-            remedy=remedy,
+            remedy="Name a folder that all nodes share, or a URL such as s3://bucket/run, as `checkpoint.path`.",
         )
     yield from missing_secrets(job, base, environ, spec.notify)
     for field, value in (("image", job.image), ("queue", job.queue), ("resources.shm", job.resources.shm)):
@@ -56,13 +57,13 @@ def check_job(
             yield Finding(
                 code="not-used-on-hosts",
                 severity=Severity.INFO,
-                what=f"`{field}` is not used by a target of hosts",
+                what=f"`{field}` is not used by a target with `kind: {spec.kind}`",
                 where=field,
-                remedy="Nothing: a cluster uses it.",
+                remedy="Nothing: a Kubernetes cluster uses it.",
             )
 
 
-def check_survey(job: Job, spec: TargetSpec, found: HostSurvey) -> Iterator[Finding]:
+def check_survey(job: Job, found: HostSurvey) -> Iterator[Finding]:
     """What the hosts say."""
     for host, what, remedy in found.unusable:
         yield Finding(

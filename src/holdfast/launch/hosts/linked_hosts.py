@@ -7,18 +7,18 @@ run's folder on this machine records which host has which node, and receives wha
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol
 
 from holdfast.events import Outcome
-from holdfast.findings import Finding, Owner, Severity
+from holdfast.findings import Finding
 from holdfast.host.files import read_line, read_small
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
-from holdfast.job.quarantine import Certainty, MachineEvidence
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import RunSpec
+from holdfast.job.spec import Job
 from holdfast.launch.changed_files import write_at
 from holdfast.launch.hosts.host_messages import (
     EndRun,
@@ -38,10 +38,9 @@ from holdfast.launch.hosts.host_messages import (
 from holdfast.launch.local.node_processes import existing_nodes, write_token
 from holdfast.launch.machine_pool import MachinePool
 from holdfast.launch.quarantine_file import QuarantineFile
+from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import TokenIssuer
-
-log = logging.getLogger("holdfast.controller")
 
 REMOVE_TIMEOUT_S = 15.0
 """Longest wait until a connected host has killed a node's processes."""
@@ -50,6 +49,16 @@ END_TIMEOUT_S = 15.0
 CREATED_NAME = "created"
 BUSY_RETRY_S = 5.0
 """Time until a host that was in use is tried again."""
+
+
+def remote_resources(job: Job, python: str) -> tuple[NodeResources, ...]:
+    """Resources of nodes that each have a machine, on which `python` has holdfast."""
+    return (NodeResources(cpus=job.resources.cpu or job.local_world_size, python=python),) * job.node_slots
+
+
+def run_dir_on_nodes(folder: str, run: str) -> RunDir:
+    """A run's folder as nodes see it, which have holdfast's files in `folder`."""
+    return RunDir(Path(folder) / "runs" / run)
 
 
 class Link(Protocol):
@@ -101,10 +110,6 @@ class LinkedHosts(ABC):
         """Whether enough is known of the hosts to choose among them."""
 
     @abstractmethod
-    def _may_report(self) -> bool:
-        """Whether enough is known of the hosts to say that none is free."""
-
-    @abstractmethod
     def _address(self, host: str) -> str:
         """The address by which other hosts reach this one; empty for its own end of the connection."""
 
@@ -117,7 +122,7 @@ class LinkedHosts(ABC):
         """Wait until hosts have deleted the run's files, and give them back."""
 
     def _why_waiting(self) -> str:
-        """Why no host is free."""
+        """Why no host is free; empty if that is not known yet."""
         why = "; ".join(f"{host}: {reason}" for host, reason in sorted(self._unusable().items()))
         return f"no host is free. {why}" if why else self._machines.unavailable_reason()
 
@@ -154,19 +159,9 @@ class LinkedHosts(ABC):
         self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
     ) -> tuple[Finding, ...]:
         """Use another host if one is free."""
-        avoided = self._machines.avoid(machine, [other for other in self._occupied() if other.node != node_id.node])
-        findings = await asyncio.to_thread(self._machines.remember, machine, evidence)
-        if evidence is None or avoided or evidence.certainty is Certainty.CHECK:
-            return findings
-        same = Finding(
-            code="machine-not-avoided",
-            severity=Severity.WARNING,
-            what=f"the replacement of node{node_id.node} may use the same host: the target has no other that is free",
-            where=f"node{node_id.node}",
-            remedy="Add a host to the target's `hosts`, or repair this one.",
-            owner=Owner.CLUSTER,
-        )
-        return (same, *findings)
+        others = [other for other in self._occupied() if other.node != node_id.node]
+        remedy = "Add machines to the target, or repair this one."
+        return await self._machines.avoid_failed(node_id.node, machine, others, evidence, remedy=remedy)
 
     async def cordon(self, node_id: NodeId) -> None:
         """Place nothing more on this node's host."""
@@ -177,9 +172,8 @@ class LinkedHosts(ABC):
         self._machines.uncordon(node_id)
         self._place()
 
-    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:
-        """Say in the log which exit code hosts are given back with; the run's folder has the outcome."""
-        log.info("the run ends with exit code %s: %s", exit_code, reason)
+    async def report_outcome(self, outcome: Outcome, exit_code: int, reason: str) -> None:  # noqa: B027 - no subclass has more to do
+        """Nothing to do: the run's folder has the outcome."""
 
     async def cancel(self) -> None:
         """Remove every node and the run's files on every host that answers."""
@@ -225,15 +219,15 @@ class LinkedHosts(ABC):
 
     def _place(self) -> None:
         """Start waiting nodes while hosts are free, lowest numbers first; report those that wait, once per reason."""
-        if self._cancelled or not self._may_place():
+        if self._cancelled:
             return
         for number, node_id in sorted(self._pending.items()):
-            host = self._machines.choose(node_id, self._occupied(), self._unusable())
-            if host is not None:
+            host = self._machines.choose(node_id, self._occupied(), self._unusable()) if self._may_place() else None
+            if host is None:
+                self._report_waiting(node_id)
+            else:
                 del self._pending[number]
                 self._start(node_id, host)
-            elif self._may_report():
-                self._report_waiting(node_id)
 
     def _unusable(self) -> dict[str, str]:
         """Why hosts cannot take a node now."""

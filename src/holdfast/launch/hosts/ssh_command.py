@@ -14,7 +14,7 @@ CONNECT_TIMEOUT_S = 10
 ALIVE_INTERVAL_S, ALIVE_COUNT = 3, 3
 """A connection whose other end does not answer ends after their product."""
 _OPTIONS = {
-    "BatchMode": "yes",  # nobody can answer a question
+    "BatchMode": "yes",  # there is no terminal for a question
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(ALIVE_INTERVAL_S),
     "ServerAliveCountMax": str(ALIVE_COUNT),

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from holdfast.events import Outcome
-from holdfast.findings import Finding, Owner, Severity
+from holdfast.findings import Finding
 from holdfast.host.files import read_line
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
-from holdfast.job.quarantine import Certainty, MachineEvidence
+from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.file_machine_list import simulated_names
 from holdfast.launch.local.node_processes import AgentStart, NodeProcesses
@@ -122,19 +122,8 @@ class LocalBackend:
     ) -> tuple[Finding, ...]:
         """Use another simulated machine if one is free; else it is impossible: all nodes are on this machine."""
         others = [other for other in self._live() if other.node != node_id.node]
-        avoided = self._machines.avoid(machine, others)
-        findings = await asyncio.to_thread(self._machines.remember, machine, evidence)
-        if evidence is None or avoided or evidence.certainty is Certainty.CHECK:
-            return findings
-        same = Finding(
-            code="machine-not-avoided",
-            severity=Severity.WARNING,
-            what=f"the replacement of node{node_id.node} runs on the same machine: a local run has no other",
-            where=f"node{node_id.node}",
-            remedy="If the device fails again, repair it, or run the job on a target with other machines.",
-            owner=Owner.CLUSTER,
-        )
-        return (same, *findings)
+        remedy = "If the device fails again, repair it, or run the job on a target with other machines."
+        return await self._machines.avoid_failed(node_id.node, machine, others, evidence, remedy=remedy)
 
     async def cordon(self, node_id: NodeId) -> None:
         """Take a simulated machine out of use."""

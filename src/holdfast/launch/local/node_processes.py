@@ -70,7 +70,7 @@ class AgentStart:
 
 
 class NodeProcesses:
-    """The agents of one run on this machine; `on_exit` is told how a watched one ended."""
+    """The agents of one run on this machine; `on_exit` receives how a watched one ended."""
 
     def __init__(self, folder: RunDir, node_slots: int, on_exit: Callable[[NodeId, str], None]) -> None:
         self._folder = folder

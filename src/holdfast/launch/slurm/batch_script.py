@@ -31,6 +31,11 @@ def node_folder(accepted: RunSpec) -> str:
     return accepted.slurm.folder or default_folder()
 
 
+def node_python(accepted: RunSpec) -> str:
+    """The Python with holdfast on every node."""
+    return accepted.slurm.python or sys.executable
+
+
 def batch_script(accepted: RunSpec, run: str, meeting: Meeting) -> str:
     """The script for `sbatch`: one task on each node, which stays while others fail."""
     options = [f"--{name}={value}" for name, value in _options(accepted, run).items() if value]
@@ -40,7 +45,7 @@ def batch_script(accepted: RunSpec, run: str, meeting: Meeting) -> str:
         "HOLDFAST_HOST_KEY": meeting.key,
         "HOLDFAST_CA": base64.b64encode(meeting.ca.encode()).decode(),
     }
-    python = accepted.slurm.python or sys.executable
+    program = f"{shlex.quote(node_python(accepted))} -m holdfast.launch.slurm.slurm_node"
     # `--wait=0 --kill-on-bad-exit=0`: a node that is lost ends no other.
     return "\n".join(
         [
@@ -48,7 +53,7 @@ def batch_script(accepted: RunSpec, run: str, meeting: Meeting) -> str:
             *(f"#SBATCH {option}" for option in options),
             *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
             "exec srun --no-kill --kill-on-bad-exit=0 --wait=0 --unbuffered \\",
-            f"  {shlex.quote(python)} -m holdfast.launch.slurm.slurm_node {meeting.address} {meeting.port}",
+            f"  {program} {meeting.address} {meeting.port}",
             "",
         ]
     )

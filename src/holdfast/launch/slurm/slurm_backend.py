@@ -85,8 +85,10 @@ class SlurmBackend(LinkedHosts):
         """One for each connection of a node."""
         self._trouble = ""
         """What Slurm said when a command failed."""
-        self._settled_at = self._waiting_since = float("inf")
-        """When nodes are placed, though not all are connected; since when a node waits for one."""
+        self._settled_at = float("inf")
+        """When nodes are placed, though not all of the allocation are connected."""
+        self._waiting_since = float("inf")
+        """Since when a node of the run waits for one of the allocation."""
 
     def _connect(self) -> None:
         if not self._running:
@@ -95,9 +97,6 @@ class SlurmBackend(LinkedHosts):
     def _may_place(self) -> bool:
         there = sum(link.ready is not None for link in self._nodes.values())
         return there > 0 and (there >= self._wanted() or time.monotonic() >= self._settled_at)
-
-    def _may_report(self) -> bool:
-        return False  # the loop below does, with what Slurm says
 
     def _address(self, host: str) -> str:
         return ""
@@ -135,9 +134,7 @@ class SlurmBackend(LinkedHosts):
                     said = error.findings[0]
                     self._trouble = ": ".join((said.what, *said.evidence))
                     log.warning("%s", self._trouble)
-                if not self._cancelled:
-                    for _, node_id in sorted(self._pending.items()):
-                        self._report_waiting(node_id)
+                self._place()
                 await asyncio.sleep(POLL_S)
 
     async def _look(self, port: int) -> None:
@@ -151,13 +148,12 @@ class SlurmBackend(LinkedHosts):
             return
         if not number and self._pending:
             await self._submit_job(port)
-        elif self._pending and self._may_place():
-            self._place()
-            self._waiting_since = min(self._waiting_since, time.monotonic()) if self._pending else float("inf")
-            if time.monotonic() - self._waiting_since > NEW_ALLOCATION_S and not self._job.nodes.is_elastic:
-                log.warning("Slurm job %s has too few nodes left; it is given back for another", number)
-                self._waiting_since = float("inf")
-                await asyncio.to_thread(slurm_commands.cancel, number)
+        waits = bool(self._pending) and self._may_place()
+        self._waiting_since = min(self._waiting_since, time.monotonic()) if waits else float("inf")
+        if time.monotonic() - self._waiting_since > NEW_ALLOCATION_S and not self._job.nodes.is_elastic:
+            log.warning("Slurm job %s has too few nodes left; it is given back for another", number)
+            self._waiting_since = float("inf")
+            await asyncio.to_thread(slurm_commands.cancel, number)
 
     async def _submit_job(self, port: int) -> None:
         meeting = Meeting(

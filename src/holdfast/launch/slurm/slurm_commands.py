@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.findings import Owner
+from holdfast.findings import Finding, Owner
 
 TIMEOUT_S = 30.0
 _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "REQUEUED", "SIGNALING", "STOPPED"}
@@ -69,9 +69,13 @@ def submit(script: str) -> str:
     return _run(("sbatch", "--parsable"), script, what="Slurm does not accept the run").strip().partition(";")[0]
 
 
-def test_submission(script: str) -> str:
-    """When and where Slurm would start it; raises HoldfastError if it never would."""
-    return _run(("sbatch", "--test-only"), script, what="Slurm would not accept the run")
+def refusal(script: str) -> tuple[Finding, ...]:
+    """Why Slurm would not accept a batch script; nothing if it would. Submits nothing."""
+    try:
+        _run(("sbatch", "--test-only"), script, what="Slurm would not accept the run")
+    except HoldfastError as error:
+        return error.findings
+    return ()
 
 
 def show(number: str) -> SlurmJob | None:
@@ -116,7 +120,7 @@ def _run(argv: Sequence[str], stdin: str, *, what: str) -> str:
         raise _refused(what, argv, f"no answer within {TIMEOUT_S:g} s", ExitCode.UNAVAILABLE) from error
     if done.returncode:
         raise _refused(what, argv, done.stderr.strip() or done.stdout.strip(), ExitCode.CANNOT_RUN_HERE)
-    return done.stdout + done.stderr if "--test-only" in argv else done.stdout
+    return done.stdout
 
 
 def _refused(what: str, argv: Sequence[str], said: str, code: ExitCode) -> HoldfastError:

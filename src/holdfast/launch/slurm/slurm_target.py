@@ -10,54 +10,49 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, failure
-from holdfast.job.run_spec import RunSpec
 from holdfast.launch.code.package_code import list_code
-from holdfast.launch.hosts.hosts_target import HostsTarget, accept, not_a_cluster
-from holdfast.launch.slurm.batch_script import Meeting, batch_script, node_folder
-from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target
-from holdfast.run_dir import RunDir
+from holdfast.launch.slurm.batch_script import Meeting, batch_script, node_folder, node_python
+from holdfast.launch.supervised_target import SupervisedTarget, accepted_spec, had_no_controller
+from holdfast.launch.target import ControllerHooks, Submission, Target
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
-    from holdfast.job.targets import TargetSpec
-    from holdfast.launch.rank_env import NodeResources
-    from holdfast.launch.target_machines import TargetMachines
+    from holdfast.job.run_spec import RunSpec
+    from holdfast.run_dir import RunDir
 
 
-class SlurmTarget(HostsTarget):
+class SlurmTarget(SupervisedTarget):
     """Runs jobs in allocations of Slurm; nodes connect to the controller, and are then like hosts."""
+
+    unused_code = "not-used-on-hosts"
+
+    def accept(self, wanted: Submission, archives: Path) -> RunSpec:
+        """The run with what it asks Slurm for; its code is always sent."""
+        return accepted_spec(wanted, archives, ship_code=True, slurm=wanted.spec.slurm)
 
     def check(self, wanted: Submission) -> tuple[Finding, ...]:
         """What can be told without asking Slurm."""
-        from holdfast.launch.slurm.slurm_checks import check_job
+        from holdfast.launch.hosts.hosts_checks import check_without_cluster
 
-        here = check_job(wanted.job, wanted.spec, base=wanted.base, environ=os.environ)
+        here = check_without_cluster(wanted.job, wanted.spec, base=wanted.base, environ=os.environ)
         code = list_code(wanted.job, wanted.base).findings
         return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
 
-    def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
-        """The same, and whether Slurm would accept the run."""
-        from holdfast.launch.slurm.slurm_checks import check_slurm
+    def check_there(self, wanted: Submission) -> tuple[Finding, ...]:
+        """Whether Slurm would accept the run."""
+        from holdfast.launch.slurm.slurm_commands import refusal
 
         with tempfile.TemporaryDirectory() as scratch:
-            there = tuple(check_slurm(accept(wanted, Path(scratch))))
-        kept = (each for each in self.check(wanted) if not (for_any_job and each.code == "not-used-on-hosts"))
-        return (*kept, *there)
+            accepted = self.accept(wanted, Path(scratch))
+        return refusal(batch_script(accepted, "check", Meeting(address="127.0.0.1", port="1", key="", ca="")))
 
-    def render(self, wanted: Submission) -> Rendered:
+    def rendered(self, accepted: RunSpec) -> str:
         """The batch script, and every rank's environment and command."""
-        if wanted.tree is not None:
-            raise not_a_cluster(wanted.target, "a tree is applied to a cluster", "render --on TARGET --tree RUN")
-        from holdfast.launch.local.rank_script import render
-
-        with tempfile.TemporaryDirectory() as scratch:
-            accepted = accept(wanted, Path(scratch))
-            ranks = render(accepted)
         meeting = Meeting(address="CONTROLLER_ADDRESS", port="CONTROLLER_PORT", key="HOST_KEY", ca="CA")
-        text = f"{batch_script(accepted, 'RUN_ID', meeting)}\n# then, on the nodes:\n\n{ranks}"
-        return Rendered(text=text, findings=wanted.job_findings())
+        script = batch_script(accepted, "RUN_ID", meeting)
+        return f"{script}\n# then, on the nodes:\n\n{super().rendered(accepted)}"
 
     def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
         """The process that restarts the controller here, which nodes reach over the network."""
@@ -70,35 +65,19 @@ class SlurmTarget(HostsTarget):
 
         return force_cancel
 
-    def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
-        """The nodes that this user's runs have; Slurm knows all others."""
-        from holdfast.launch.file_machine_list import read_machines
-
-        return read_machines(name, spec)
-
     def controller_hooks(self) -> ControllerHooks:
         """The controller is where the run was started; nodes connect to it."""
+        from holdfast.launch.hosts.linked_hosts import remote_resources, run_dir_on_nodes
         from holdfast.launch.slurm.slurm_backend import SlurmBackend
-
-        async def never(_run: str) -> bool:
-            return False
 
         return ControllerHooks(
             backend=SlurmBackend,
-            node_resources=lambda accepted, _environ: _resources(accepted),
+            node_resources=lambda accepted, _environ: remote_resources(accepted.job, node_python(accepted)),
             controller_host=lambda _folder, host: host,
-            had_controller=never,
+            had_controller=had_no_controller,
+            node_folder=lambda folder, accepted: run_dir_on_nodes(node_folder(accepted), folder.run_id),
             others_may_listen=True,
-            node_folder=lambda folder, accepted: RunDir(Path(node_folder(accepted)) / "runs" / folder.run_id),
         )
-
-
-def _resources(accepted: RunSpec) -> tuple[NodeResources, ...]:
-    from holdfast.launch.rank_env import NodeResources
-
-    job = accepted.job
-    node = NodeResources(cpus=job.resources.cpu or job.local_world_size, python=accepted.slurm.python or "python3")
-    return (node,) * job.node_slots
 
 
 def _own_address(accepted: RunSpec) -> str:
