@@ -20,7 +20,7 @@ from tests.waiting import until
 
 from holdfast import api
 from holdfast.errors import HoldfastError
-from holdfast.events import AnyEvent, FaultAction, FaultTarget, RunFinished, StepCommitted
+from holdfast.events import AnyEvent, FaultAction, FaultTarget, FindingRaised, RunFinished, StepCommitted
 from holdfast.host.processes import all_pids, by_env, by_env_prefix, command_line, kill_all
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
@@ -120,6 +120,10 @@ class WatchedRun:
     def all(self, kind: type[E]) -> list[E]:
         """Every event of a kind so far."""
         return [event for event in self.seen if isinstance(event, kind)]
+
+    def codes(self) -> list[str]:
+        """The codes of findings so far, without that steps take longer: other processes of this machine cause that."""
+        return [code for event in self.all(FindingRaised) if (code := event.finding.code) != "run-slow"]
 
     def drill(
         self,

@@ -16,7 +16,6 @@ from holdfast.events import (
     AttemptStarted,
     FaultAction,
     FaultTarget,
-    FindingRaised,
     Outcome,
     RanksStarted,
     RecoveryDecided,
@@ -85,10 +84,6 @@ def project(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proj
     return Project(runs, tmp_path)
 
 
-def findings(watched: WatchedRun) -> list[str]:
-    return [event.finding.code for event in watched.all(FindingRaised)]
-
-
 def cut(watched: WatchedRun) -> None:
     """End a run of which enough was seen."""
     api.cancel(watched.folder, force=True)
@@ -110,7 +105,7 @@ def test_updated_ranks_continue_from_the_step_they_are_at_to_the_bit(
     ended = watched.wait_for(UpdateEnded)
     cut(watched)
     assert (ended.outcome, ended.digest) == (UpdateOutcome.APPLIED, updated.digest)
-    assert "state-transfer-done" in findings(watched)
+    assert "state-transfer-done" in watched.codes()
     assert updated.step is not None
     steps = min(len(project.steps(rank)) for rank in (0, 1))
     assert project.run(steps, 0.0, *words, name="plain").wait_for_end().outcome is Outcome.SUCCEEDED

@@ -13,7 +13,6 @@ from holdfast.events import (
     ExitReason,
     FaultAction,
     FaultTarget,
-    FindingRaised,
     NodeRequested,
     RankExited,
     RanksStarted,
@@ -49,7 +48,7 @@ def test_node_is_replaced_at_once_for_a_lost_gpu_and_the_second_time_for_a_lost_
     ]
     asked = [(event.node, event.generation) for event in watched.all(NodeRequested) if event.generation]
     assert asked == [(1, 1), (1, 2), (1, 3)]
-    codes = [event.finding.code for event in watched.all(FindingRaised)]
+    codes = watched.codes()
     assert codes.count("machine-not-avoided") == 2
     steps = set(watched.steps())
     assert steps == set(range(1, len(steps) + 1))

@@ -14,7 +14,6 @@ from holdfast.events import (
     CheckpointCommitted,
     FaultInjected,
     Outcome,
-    RankExited,
     RecoveryDecided,
     StepCommitted,
     UpdateEnded,
@@ -55,7 +54,6 @@ def test_checkpoint_drill_update_and_cancel_of_a_live_run(runs: Runs, project: P
     assert done(act(watched, "drill", "kill rank:1")) == "kill rank:1 is injected"
     watched.wait_for(FaultInjected)
     assert watched.wait_for(RecoveryDecided).finding.where.startswith("rank 1 ")
-    assert {event.rank for event in watched.all(RankExited) if event.failed} == {1}
     watched.wait_for(StepCommitted, lambda event: event.attempt == 1)
 
     project.change()

@@ -51,10 +51,6 @@ def end(runs: Runs, watched: WatchedRun, replicas: int) -> None:
     assert_counted_once(runs, replicas)
 
 
-def findings(watched: WatchedRun) -> list[str]:
-    return [event.finding.code for event in watched.all(FindingRaised)]
-
-
 def test_two_replicas_that_die_at_once_catch_up_from_the_third(runs: Runs) -> None:
     watched = start_and_step(runs, 3)
     kill(watched, 1, 2)
@@ -72,7 +68,7 @@ def test_replica_that_dies_while_another_connects_to_it_is_not_waited_for(runs: 
     wait_for_step(watched, 1, 2)
     end(runs, watched, 2)
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1), (1, 2)]
-    assert "replica-connect-failed" in findings(watched)
+    assert "replica-connect-failed" in watched.codes()
 
 
 def test_replica_that_hangs_before_it_opens_its_session_is_started_again(runs: Runs) -> None:
@@ -192,7 +188,7 @@ def test_replicas_that_are_too_few_are_cancelled_within_their_grace_and_save_wha
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
     (exited,) = (each for each in watched.all(RankExited) if each.replica == 0)
     assert exited.code == ExitCode.CHECKPOINTED_AND_EXITED
-    assert "ignored-sigterm" not in findings(watched)
+    assert "ignored-sigterm" not in watched.codes()
     last = max(step.step for step in watched.all(StepCommitted))
     assert [saved.step for saved in watched.all(CheckpointCommitted)] == [last]
 

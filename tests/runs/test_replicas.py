@@ -15,7 +15,6 @@ from holdfast.events import (
     AttemptStarted,
     FaultAction,
     FaultTarget,
-    FindingRaised,
     NodeRequested,
     Outcome,
     RankExited,
@@ -88,7 +87,7 @@ def test_two_replicas_that_die_at_once_both_come_back(runs: Runs) -> None:
         if not committed(watched, replica, 1):
             watched.wait_for(StepCommitted, lambda step, replica=replica: (step.replica, step.attempt) == (replica, 1))
     assert sorted(attempts(watched)) == [(0, 0), (1, 0), (1, 1), (2, 0), (2, 1)]
-    told = [event.finding.code for event in watched.all(FindingRaised)]
+    told = watched.codes()
     assert told in (
         ["replica-quorum-lost", "replica-quorum-regained"],
         ["replica-quorum-lost", "replica-quorum-regained"] * 2,
@@ -123,7 +122,7 @@ def test_torchft_program_that_leaves_the_store_to_its_launcher_trains_and_surviv
     last = [watched.log(0, attempt, replica, 2).splitlines()[-1] for replica, attempt in ((0, 0), (1, 1))]
     assert [line.partition(" ")[0] for line in last] == ["weights", "weights"]
     # It sets variables before it imports torch, so that its imports cannot be kept for the next attempt.
-    assert {event.finding.code for event in watched.all(FindingRaised)} <= {"started-cold"}
+    assert set(watched.codes()) <= {"started-cold"}
 
 
 def has(watched: WatchedRun, replica: int, text: str) -> bool:

@@ -19,13 +19,13 @@ from holdfast.events import (
     ControllerStarted,
     FaultAction,
     FaultTarget,
-    FindingRaised,
     Outcome,
     RanksStarted,
     RecoveryDecided,
 )
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.local import local_target, netns
+from holdfast.launch import supervised_target
+from holdfast.launch.local import netns
 from holdfast.run_dir import RunDir, runs_root
 
 PROGRAM = """
@@ -130,7 +130,7 @@ def test_code_that_is_too_large_starts_nothing_and_leaves_no_folder(runs: Runs, 
 def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
     runs: Runs, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = local_target.start_supervisor
+    real = supervised_target.start_supervisor
 
     def damage(run: RunDir, accepted: RunSpec) -> None:
         (archive,) = run.code.glob("*.tar")
@@ -139,11 +139,11 @@ def test_archive_that_is_damaged_on_its_disk_ends_the_run_with_the_reason(
             file.write(b"rot")
         real(run, accepted)
 
-    monkeypatch.setattr(local_target, "start_supervisor", damage)
+    monkeypatch.setattr(supervised_target, "start_supervisor", damage)
     watched = start(runs)
     ended = watched.wait_for_end()
     assert (ended.outcome, ended.exit_code) == (Outcome.FAILED, ExitCode.UNAVAILABLE)
-    assert {event.finding.code for event in watched.all(FindingRaised)} == {"code-not-delivered"}
+    assert set(watched.codes()) == {"code-not-delivered"}
     decided = watched.all(RecoveryDecided)
     assert {event.finding.code for event in decided} == {"code-not-delivered"}
     assert "arrived damaged" in decided[-1].finding.evidence[0]

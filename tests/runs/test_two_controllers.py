@@ -103,7 +103,7 @@ def test_run_continues_at_another_port_when_its_own_was_taken(runs: Runs) -> Non
         watched.wait_for(StepCommitted)
         api.cancel(watched.folder, force=True)
         watched.wait_for_end()
-    codes = [event.finding.code for event in watched.all(FindingRaised)]
+    codes = watched.codes()
     assert codes.count("controller-port-in-use") == 1, "its successor need not tell it again"
     assert (taken.code, taken.where) == ("controller-port-in-use", f"{record['host']}:{record['port']}")
     assert f"process {os.getpid()} " in taken.evidence[0]

@@ -183,6 +183,8 @@ async def takes_one_request(folder: RunDir) -> str:
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(line for line in head.lower().splitlines() if line.startswith("content-length:"))
+        await reader.readexactly(int(length.split()[1]))  # closed with it unread, the connection would be reset
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
         writer.close()
         heard.set_result(head)

@@ -13,8 +13,8 @@ from holdfast.events.probe_results import ProbeStage
 from holdfast.launch.local import netns
 from holdfast.launch.local.netns import NetnsNetwork, NetnsNode, ip_command, namespace
 
-SLOW = "qdisc replace dev eth0 root tbf rate 20mbit burst 128kb latency 50ms"
-"""2.5 MB/s of what the node sends; a link without limit makes more than 100 MB/s on two busy cores."""
+SLOW = "qdisc replace dev eth0 root tbf rate 5mbit burst 32kb latency 200ms"
+"""0.6 MB/s of what the node sends; a link without limit makes more than 100 MB/s on two busy cores."""
 
 pytestmark = pytest.mark.slow
 
