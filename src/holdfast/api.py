@@ -15,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
-from holdfast import code_update, controller_client, prune_runs, run_diagnosis, run_profile
+from holdfast import code_update, controller_client, prune_runs, resume_run, run_diagnosis, run_profile
 from holdfast.controller_client import (
     CHECKPOINT,
     POLL_S,
@@ -59,7 +59,7 @@ from holdfast.launch.init_target import init_target as init_target_file
 from holdfast.launch.new_run import one_start_at_a_time
 from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.start_supervisor import start_supervisor
-from holdfast.launch.target import TARGET_KINDS, Rendered, Submission, open_target, refuse_errors, target_of
+from holdfast.launch.target import TARGET_KINDS, Rendered, Resumption, Submission, open_target, refuse_errors, target_of
 from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
 from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.report.log_problems import unreadable_log
@@ -126,12 +126,15 @@ class Overrides(TypedDict, total=False):
 
 def load(path: Path | None, **given: Unpack[Overrides]) -> LoadedJob:
     """Read a job file, or make a job from a command line, with its findings; raises if it is invalid."""
-    fields = {key: given.get(key) for key in ("nodes", "gpus_per_node", "ranks_per_node", "name")}
-    field_overrides = [f"{key}={value}" for key, value in fields.items() if value is not None]
-    overrides = [*field_overrides, *given.get("overrides", ())]
+    overrides = _overrides(given)
     if path is not None:
         return validate_text(read_text(path), os.fspath(path), overrides, NAMES).loaded_or_raise()
     return validate_data({"command": list(given.get("command", ()))}, overrides, NAMES).loaded_or_raise()
+
+
+def _overrides(given: Overrides) -> list[str]:
+    fields = {key: given.get(key) for key in ("nodes", "gpus_per_node", "ranks_per_node", "name")}
+    return [*(f"{key}={value}" for key, value in fields.items() if value is not None), *given.get("overrides", ())]
 
 
 def load_job(path: Path | None, **given: Unpack[Overrides]) -> Job:
@@ -376,18 +379,55 @@ def start(
     `on_findings` receives the warnings before anything is started. With another `if_exists` than START, calls for the
     same name wait for one another.
     """
+    wanted = _submission(job, target, base)
+    return _start_once(wanted, open_target(wanted.spec.kind).check, on_findings, if_exists)
+
+
+def resume(
+    run: RunDir,
+    target: str | None = None,
+    *,
+    on_findings: Callable[[Sequence[Finding]], object] | None = None,
+    if_exists: IfExists = IfExists.START,
+    **given: Unpack[Overrides],
+) -> RunDir:
+    """Start a run that continues another one from its newest checkpoint, with its job and code.
+
+    `given` overrides fields of the job; by default the target stays. The target must see the checkpoint. Raises
+    HoldfastError if the run is not over, and with all that cannot move.
+    """
+    former = resume_run.read_former_run(run)
+    loaded = validate_data(former.job_data, _overrides(given), NAMES).loaded_or_raise()
+    loaded, resumed = resume_run.resumed_job(former, loaded)
+    where = target or former.accepted.target
+    known = resume_run.resume_findings(former, loaded, resumed, where)
+    refuse_errors(known)
+    wanted = _submission(loaded, where, former.base, resumption=resume_run.resumption(former, resumed))
+
+    def check_all(wanted: Submission) -> tuple[Finding, ...]:
+        return (*known, *open_target(wanted.spec.kind).check_site(wanted, for_any_job=False))
+
+    return _start_once(wanted, check_all, on_findings, if_exists)
+
+
+def _start_once(
+    wanted: Submission,
+    check: Callable[[Submission], tuple[Finding, ...]],
+    on_findings: Callable[[Sequence[Finding]], object] | None,
+    if_exists: IfExists,
+) -> RunDir:
     if if_exists is IfExists.START:
-        return _start(job, target, base, on_findings)
-    name = _loaded(job).job.name
+        return _start(wanted, check, on_findings)
+    name = wanted.job.name
     with one_start_at_a_time(name):
-        found = _find_by_name(name, target)
+        found = _find_by_name(name, wanted.target)
         if found is None:
-            return _start(job, target, base, on_findings)
+            return _start(wanted, check, on_findings)
     if if_exists is IfExists.ATTACH:
         return found
     raise failure(
         "run-exists",
-        f"{found.run_id} has this name on `{target}` and has not failed",
+        f"{found.run_id} has this name on `{wanted.target}` and has not failed",
         exit_code=ExitCode.USAGE,
         where=found.run_id,
         remedy=f"`holdfast attach {found.run_id}` follows it; another name starts another run.",
@@ -406,15 +446,15 @@ def _find_by_name(name: str, target: str) -> RunDir | None:
 
 
 def _start(
-    job: Job | LoadedJob, target: str, base: Path, on_findings: Callable[[Sequence[Finding]], object] | None
+    wanted: Submission,
+    check: Callable[[Submission], tuple[Finding, ...]],
+    on_findings: Callable[[Sequence[Finding]], object] | None,
 ) -> RunDir:
-    wanted = _submission(job, target, base)
-    place = open_target(wanted.spec.kind)
-    findings = place.check(wanted)
+    findings = check(wanted)
     refuse_errors(findings)
     if on_findings and findings:
         on_findings(findings)
-    return place.start(wanted)
+    return open_target(wanted.spec.kind).start(wanted)
 
 
 def restart_controller(run: RunDir) -> bool:
@@ -803,8 +843,16 @@ def _loaded(job: Job | LoadedJob) -> LoadedJob:
     return LoadedJob(job=as_virtual_nodes(job), findings=check_job(job, NAMES), source=YamlSource(name=""))
 
 
-def _submission(job: Job | LoadedJob, target: str, base: Path, *, tree: str | None = None) -> Submission:
-    return Submission(loaded=_loaded(job), target=target, spec=_target_spec(target, base), base=base, tree=tree)
+def _submission(
+    job: Job | LoadedJob,
+    target: str,
+    base: Path,
+    *,
+    tree: str | None = None,
+    resumption: Resumption | None = None,
+) -> Submission:
+    spec = _target_spec(target, base)
+    return Submission(loaded=_loaded(job), target=target, spec=spec, base=base, tree=tree, resumption=resumption)
 
 
 def _target_spec(target: str, base: Path) -> TargetSpec:

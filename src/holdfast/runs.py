@@ -65,6 +65,22 @@ class Run:
         oldest_first = sorted(paths, key=lambda path: int(path.parent.name.rpartition("-")[2]))
         return "".join(path.read_text(errors="replace") for path in oldest_first)
 
+    def resume(
+        self,
+        *,
+        on: str | None = None,
+        nodes: int | str | None = None,
+        overrides: Sequence[str] = (),
+        if_exists: str = api.IfExists.START,
+    ) -> Run:
+        """Continue this run, which is over, from its newest checkpoint as a new one, by default on its own target.
+
+        Job and code are this run's; `nodes` and `overrides` change fields of the job. Raises HoldfastError with all
+        that cannot move.
+        """
+        folder = api.resume(self.folder, on, nodes=nodes, overrides=overrides, if_exists=api.IfExists(if_exists))
+        return Run(folder)
+
     def cancel(self, *, force: bool = False) -> None:
         """End it: SIGTERM and the grace period of the job, or SIGKILL with `force`."""
         api.cancel(self.folder, force=force, requested_by="Python")

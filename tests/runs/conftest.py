@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 from tests.runs.forked_starts import ForkedStarts
+from tests.runs.target_fixtures import hosts, slurm
 from tests.waiting import until
 
 from holdfast import api
@@ -58,6 +59,8 @@ STARTED_BY_EXEC = (
 
 NCCL_LIKE = "env.NCCL_LIKE=1"
 """Makes a program's ranks, or its replicas, communicate by a group that fails like NCCL (programs/nccl_like.py)."""
+
+__all__ = ["hosts", "slurm"]
 
 E = TypeVar("E", bound=AnyEvent)
 
@@ -168,7 +171,11 @@ class Runs:
     ) -> WatchedRun:
         overrides = ("recovery.prewarm=false", "watch.step_clock=false", *overrides)
         job: Job = api.load_job(None, command=command, nodes=nodes, name="test", overrides=overrides)
-        watched = WatchedRun(api.start(job, target, base=self.base))
+        return self.watch(api.start(job, target, base=self.base))
+
+    def watch(self, folder: RunDir) -> WatchedRun:
+        """Watch a run, and clean up after it."""
+        watched = WatchedRun(folder)
         self._watched.append(watched)
         return watched
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from holdfast.errors import HoldfastError
 from holdfast.train.checkpoint.manager import CheckpointManager
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
 from holdfast.train.checkpoint.storage import SharedStorage
@@ -14,13 +16,19 @@ from holdfast.train.checkpoint.writer_fence import WriterId
 from holdfast.train.session.control_group import ControlGroup
 
 
-def manager_of(folder: Path, *, back: int = 0, memory: Path | None = None) -> CheckpointManager:
+def manager_of(folder: Path, *, back: int = 0, memory: Path | None = None, resumed: int = 0) -> CheckpointManager:
     model = torch.nn.Linear(2, 2)
     state = TrainState(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     ranks = ControlGroup(world_size=1)
     storage = SharedStorage(folder / "saved", retention=RetentionPolicy(keep=3), ranks=ranks, writer=WriterId())
     return CheckpointManager(
-        storage, train_state=state, ranks=ranks, transfer_memory=memory, checkpoints_back=back, writer=WriterId()
+        storage,
+        train_state=state,
+        ranks=ranks,
+        transfer_memory=memory,
+        checkpoints_back=back,
+        resumed_step=resumed,
+        writer=WriterId(),
     )
 
 
@@ -57,3 +65,11 @@ def test_state_in_memory_is_left_out_by_a_start_that_goes_back(tmp_path: Path) -
     manager.close()
     assert manager_of(tmp_path, memory=memory).restore().step == 25
     assert manager_of(tmp_path, memory=memory, back=1).restore().step == 10
+
+
+def test_run_that_resumes_another_one_does_not_start_without_its_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(HoldfastError) as error:
+        manager_of(tmp_path, resumed=8).restore()
+    assert error.value.findings[0].code == "resumed-checkpoint-missing"
+    save(manager_of(tmp_path), 5)
+    assert manager_of(tmp_path, resumed=8).restore().step == 5

@@ -308,7 +308,10 @@ def _code_fetched(event: events.CodeFetched) -> str:
 
 
 _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
-    events.RunCreated: lambda event: f"run {event.run} created",
+    events.RunCreated: lambda event: (
+        f"run {event.run} created"
+        + (f"; it resumes {event.resumed_run} after step {event.resumed_step}" if event.resumed_run else "")
+    ),
     events.CodeShipped: lambda event: (
         f"code {short_digest(event.digest)} shipped: {count(event.files, 'file')}, {event.bytes:,} bytes"
     ),

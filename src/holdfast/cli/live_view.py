@@ -108,7 +108,8 @@ def _headline(status: RunStatus, now: float) -> Text:
     age = duration(end - status.created_at) if status.created_at is not None else ""
     restarts = count(status.restarts, "restart") if status.restarts else ""
     code = f"code {short_digest(status.code)}" if status.code else ""
-    facts = [fact for fact in (age, restarts, code, _prewarm_text(status)) if fact]
+    resumed = f"resumes {status.resumed_run} after step {status.resumed_step:,}" if status.resumed_run else ""
+    facts = [fact for fact in (age, restarts, resumed, code, _prewarm_text(status)) if fact]
     phase = (status.phase.value, _PHASE_STYLES[status.phase])
     return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
 

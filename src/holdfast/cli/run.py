@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -23,13 +25,15 @@ from holdfast.cli.common_options import (
     RunTargetOption,
     SetOption,
     TargetOption,
+    complete_run,
     job_from_args,
 )
 from holdfast.cli.output import Output, print_result, working_after
-from holdfast.errors import ExitCode
+from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
     from holdfast.findings import Finding
+    from holdfast.run_dir import RunDir
 
 
 SILENT_S = 1.0
@@ -46,6 +50,15 @@ def run(
     gpus_per_node: GpusOption = None,
     ranks_per_node: RanksOption = None,
     name: NameOption = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="RUN",
+            help="Continue a run that is over, with its job, code and checkpoints, by default on its target.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     if_exists: Annotated[
         str,
         typer.Option(
@@ -74,24 +87,38 @@ def run(
     prestart(on, start=(file or DEFAULT_FILE).parent, environ=os.environ)  # while the other slow imports run
     from holdfast import api
 
-    loaded, base = job_from_args(
-        file, ctx.obj, overrides, nodes=nodes, gpus_per_node=gpus_per_node, ranks_per_node=ranks_per_node, name=name
-    )
+    if if_exists not in list(api.IfExists):
+        raise typer.BadParameter(f"`{if_exists}` is none of {', '.join(api.IfExists)}", param_hint="--if-exists")
+    start: Callable[..., RunDir]
+    if resume is None:
+        loaded, base = job_from_args(
+            file, ctx.obj, overrides, nodes=nodes, gpus_per_node=gpus_per_node, ranks_per_node=ranks_per_node, name=name
+        )
+        job, start = loaded.job, partial(api.start, loaded, on, base=base)
+    else:
+        _refuse_job(file, ctx.obj)
+        former = api.find_run(resume)
+        accepted = api.accepted(former)
+        job, on = accepted.job, on if _is_given(ctx, "on") else accepted.target
+        start = partial(
+            api.resume,
+            former,
+            on,
+            overrides=overrides or (),
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            ranks_per_node=ranks_per_node,
+            name=name,
+        )
     if show not in ("all", "none"):
         from holdfast.cli.logs import parse_ranks
 
-        parse_ranks(show, loaded.job, f"job `{loaded.job.name}`", "--show")
-    if if_exists not in list(api.IfExists):
-        raise typer.BadParameter(f"`{if_exists}` is none of {', '.join(api.IfExists)}", param_hint="--if-exists")
+        parse_ranks(show, job, f"job `{job.name}`", "--show")
     with InterruptCounter() as presses:
-        packing = f"starting {loaded.job.name} on {on}: packing its code, checking and submitting it"
+        packing = f"starting {job.name} on {on}: packing its code, checking and submitting it"
         with working_after(SILENT_S, packing):
-            started = api.start(
-                loaded,
-                on,
-                base=base,
-                on_findings=lambda findings: _print_findings(findings, output),
-                if_exists=api.IfExists(if_exists),
+            started = start(
+                on_findings=lambda findings: _print_findings(findings, output), if_exists=api.IfExists(if_exists)
             )
         if presses.count or not detach:
             from holdfast.cli.follow import cancel_on_interrupt, follow_run  # imported while the run starts
@@ -103,6 +130,23 @@ def run(
         {"run": started.run_id, "folder": str(started.path)},
         f"{started.run_id} started; `holdfast attach` follows it, `holdfast cancel` stops it",
     )
+
+
+def _is_given(ctx: typer.Context, option: str) -> bool:
+    """Whether the user chose an option's value."""
+    source = ctx.get_parameter_source(option)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _refuse_job(file: Path | None, command: Sequence[str]) -> None:
+    """Raise HoldfastError if a job was given next to a run whose job is continued."""
+    if file is not None or command:
+        raise failure(
+            "resume-and-job",
+            "`--resume` continues the job of a run, and another job was given",
+            exit_code=ExitCode.USAGE,
+            remedy="Leave it out; `--set` changes single fields of the run's job.",
+        )
 
 
 def _print_findings(findings: Sequence[Finding], output: Output) -> None:

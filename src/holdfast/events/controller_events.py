@@ -29,6 +29,10 @@ class RunCreated(Event, frozen=True, kw_only=True, omit_defaults=False):
     format: int = FORMAT
     version: str = ""
     """The holdfast version."""
+    resumed_run: str = ""
+    """The run whose job, code and checkpoints it continues; empty if none."""
+    resumed_step: int = 0
+    """The step of that run's newest checkpoint."""
 
 
 class CodeShipped(Event, frozen=True, kw_only=True):

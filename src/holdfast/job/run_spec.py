@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 import holdfast
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import RunCreated
@@ -70,6 +72,17 @@ class CodeArchive(Model):
     """The ranks' working directory, relative to the folder the archive is unpacked in."""
 
 
+class ResumedRun(Model):
+    """The run that another one resumes, and its newest checkpoint."""
+
+    run: str
+    step: int
+    checkpoint: str
+    """Path or URL of the checkpoint, as its ranks see it."""
+    world_size: int
+    """Ranks that saved it, of one replica."""
+
+
 class RunSpec(Model):
     """Written once to the run's folder; all that a controller needs to start or resume the run, except secrets."""
 
@@ -112,6 +125,8 @@ class RunSpec(Model):
     """How to reach them."""
     slurm: SlurmSettings = SlurmSettings()
     """What to ask Slurm for."""
+    resumed: ResumedRun | None = None
+    """The run that it resumes; its ranks refuse to start without a checkpoint."""
 
     @classmethod
     def read(cls, path: Path) -> RunSpec:
@@ -124,4 +139,7 @@ class RunSpec(Model):
     def created_event(self, run: str) -> RunCreated:
         """The first event of the run's log."""
         job = self.job.model_dump(mode="json", exclude_defaults=True)
-        return RunCreated(at=self.created_at, run=run, job=job, version=holdfast.__version__)
+        created = RunCreated(at=self.created_at, run=run, job=job, version=holdfast.__version__)
+        if self.resumed is None:
+            return created
+        return msgspec.structs.replace(created, resumed_run=self.resumed.run, resumed_step=self.resumed.step)

@@ -139,6 +139,8 @@ def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str
     }
     if several:
         env = _TORCHFT_DEFAULTS | _nccl_env(job) | _agent_store_env(job) | env | _replica_env(job, attempt)
+    if accepted.resumed:
+        env["HOLDFAST_RESUMED_STEP"] = str(accepted.resumed.step)
     if attempt.checkpoints_back:
         env["HOLDFAST_CHECKPOINTS_BACK"] = str(attempt.checkpoints_back)
     watch, usual = job.watch, Watch()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from holdfast.errors import ExitCode, failure
 from holdfast.fabric.catalog import resolve
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.code.package_code import package_code
+from holdfast.launch.code.package_code import submitted_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import read_notify_secrets, read_secrets
 from holdfast.launch.start_supervisor import start_supervisor
@@ -123,13 +123,14 @@ def accepted_spec(wanted: Submission, archives: Path, *, ship_code: bool, **own:
         job=job,
         base=str(wanted.base.absolute()),
         created_at=time.time(),
-        code=package_code(job, wanted.base, archives) if ship_code else None,
+        code=submitted_code(wanted, archives) if ship_code else None,
         fabric=fabric.name,
         fabric_env=dict(fabric.env),
         target_kind=spec.kind,
         target=wanted.target,
         checkpoint_root=spec.checkpoint_root,
         notify=spec.notify,
+        resumed=wanted.resumed,
         **own,
     )
 

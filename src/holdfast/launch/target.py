@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from holdfast.findings import Finding
     from holdfast.job.backend import Backend
     from holdfast.job.loader import LoadedJob
-    from holdfast.job.run_spec import RunSpec
+    from holdfast.job.run_spec import CodeArchive, ResumedRun, RunSpec
     from holdfast.job.spec import Job
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.local.run_network import RunNetwork
@@ -61,6 +61,17 @@ _KIND = re.compile(rb"""(?:^|[{,])\s*["']?kind["']?\s*:\s*["']?([\w-]+)""", re.M
 
 
 @dataclass(frozen=True, kw_only=True)
+class Resumption:
+    """What a run continues of another one."""
+
+    resumed: ResumedRun
+    code: CodeArchive | None
+    """The code that its ranks ran last; None if that was the files in place."""
+    archives: Path
+    """Folder of its archive."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Submission:
     """A job and the target that it is for."""
 
@@ -72,10 +83,22 @@ class Submission:
     """Folder that the job's relative paths start from."""
     tree: str | None = None
     """Id of the run whose objects others apply; None if the target starts the run."""
+    resumption: Resumption | None = None
+    """What it continues of another run, if it resumes one."""
 
     @property
     def job(self) -> Job:
         return self.loaded.job
+
+    @property
+    def resumed(self) -> ResumedRun | None:
+        """The run that it resumes."""
+        return self.resumption.resumed if self.resumption else None
+
+    @property
+    def has_archive(self) -> bool:
+        """Whether its code is the archive of the run that it resumes, so that the files in `base` do not matter."""
+        return self.resumption is not None and self.resumption.code is not None
 
     def job_findings(self) -> tuple[Finding, ...]:
         """The findings that the job has on every target."""

@@ -203,6 +203,10 @@ class RunStatus(Struct, frozen=True, kw_only=True):
     run: str = ""
     job: str = ""
     created_at: float | None = None
+    resumed_run: str = ""
+    """The run that it resumes; empty if none."""
+    resumed_step: int = 0
+    """The step of that run's newest checkpoint."""
     code: str = ""
     """Digest of the shipped code; empty if ranks run in the working directory."""
     finished_at: float | None = None

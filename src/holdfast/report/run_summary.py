@@ -59,6 +59,9 @@ class RunSummary:
     """Metrics of the last committed step; for metrics reported only with some steps, the latest value."""
     corrupt_lines: int = 0
     """Number of corrupt log lines; their events are missing here."""
+    resumed_run: str = ""
+    """The run that it resumed, from `resumed_step`; empty if none."""
+    resumed_step: int = 0
     code: str = ""
     """Digest of the code that ran last; empty if ranks ran in the working directory."""
     code_versions: tuple[CodeVersion, ...] = ()
@@ -91,6 +94,8 @@ def summarise(status: RunStatus, *, logs: str, now: float, evidence: tuple[str, 
         other_findings=tuple(history.raised.values()),
         metrics=history.metrics,
         corrupt_lines=status.corrupt_lines,
+        resumed_run=status.resumed_run,
+        resumed_step=status.resumed_step,
         code=status.code,
         code_versions=history.code_versions,
         updates=history.updates,
@@ -134,6 +139,7 @@ def _result(summary: RunSummary) -> str:
     ettr = format_ettr(account) or "no steps reported, so no ETTR"
     facts = [count(account.steps, "step")] if account.steps else []
     facts += [duration(account.total_s), count(summary.restarts, "restart"), ettr]
+    facts += [f"resumed {summary.resumed_run} after step {summary.resumed_step:,}"] if summary.resumed_run else []
     because = f": {sanitize(summary.reason)}" if summary.reason else ""
     code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
     last = f"\n  last step: {', '.join(words)}" if (words := format_metrics(summary.metrics)) else ""

@@ -89,7 +89,14 @@ def _created(status: RunStatus, event: events.RunCreated) -> RunStatus:
     job = str(event.job.get("name") or event.run.rpartition("-")[0])
     nodes = event.job.get("nodes", {})
     least = nodes["min"] if nodes and nodes["min"] < nodes["max"] else 0
-    return RunStatus(run=event.run, job=job, created_at=event.at, min_nodes=least)
+    return RunStatus(
+        run=event.run,
+        job=job,
+        created_at=event.at,
+        min_nodes=least,
+        resumed_run=event.resumed_run,
+        resumed_step=event.resumed_step,
+    )
 
 
 def _code_shipped(status: RunStatus, event: events.CodeShipped) -> RunStatus:

@@ -30,12 +30,12 @@ def main() -> None:
             except OSError as error:
                 answer = {"error": f"it cannot listen on {address}: {error}"}
             else:
-                answer = _facts(address, server.getsockname()[1], request["programs"])
+                answer = _facts(address, server.getsockname()[1], request["programs"], request["paths"])
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 
 
-def _facts(address: str, port: int, programs: list[str]) -> dict[str, object]:
+def _facts(address: str, port: int, programs: list[str], paths: list[str]) -> dict[str, object]:
     held = lock_host("check")
     return {
         "hostname": socket.gethostname(),
@@ -46,6 +46,7 @@ def _facts(address: str, port: int, programs: list[str]) -> dict[str, object]:
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "holder": held if isinstance(held, str) else "",
         "programs": [program for program in programs if shutil.which(program)],
+        "paths": [path for path in paths if os.access(path, os.R_OK)],
     }
 
 

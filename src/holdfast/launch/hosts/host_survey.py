@@ -36,6 +36,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which run uses it; empty if none does."""
     programs: tuple[str, ...]
     """Programs that were looked for and are there."""
+    paths: tuple[str, ...] = ()
+    """Files and folders that were looked for and are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +51,15 @@ class HostSurvey:
     """From which host, to which, and the error, for each pair without a connection."""
 
 
-def survey(spec: TargetSpec, base: Path, programs: Sequence[str]) -> HostSurvey:
-    """Connect to all hosts side by side, and have them connect to one another."""
-    return asyncio.run(_survey(spec, base, tuple(programs)))
+def survey(spec: TargetSpec, base: Path, programs: Sequence[str], paths: Sequence[str] = ()) -> HostSurvey:
+    """Connect to all hosts side by side, look for programs and paths, and have them connect to one another."""
+    return asyncio.run(_survey(spec, base, tuple(programs), tuple(paths)))
 
 
-async def _survey(spec: TargetSpec, base: Path, programs: tuple[str, ...]) -> HostSurvey:
+async def _survey(spec: TargetSpec, base: Path, programs: tuple[str, ...], paths: tuple[str, ...]) -> HostSurvey:
     async with contextlib.AsyncExitStack() as links:
         probes = [_Probe(host, spec, base, links) for host in spec.hosts]
-        failures = await asyncio.gather(*(probe.open(programs) for probe in probes))
+        failures = await asyncio.gather(*(probe.open(programs, paths) for probe in probes))
         there = [probe for probe, failed in zip(probes, failures, strict=True) if failed is None]
         unusable = tuple(
             (probe.host, *failed) for probe, failed in zip(probes, failures, strict=True) if failed is not None
@@ -80,7 +82,7 @@ class _Probe:
         self.host, self._spec, self._base, self._links = host, spec, base, links
         self.facts: HostFacts
 
-    async def open(self, programs: tuple[str, ...]) -> tuple[str, str] | None:
+    async def open(self, programs: tuple[str, ...], paths: tuple[str, ...]) -> tuple[str, str] | None:
         """Connect; returns why that is impossible and what to do."""
         settings = HostSettings(ssh=self._spec.ssh, base=self._base, port=0)
         try:
@@ -88,7 +90,8 @@ class _Probe:
                 self._output, self._input = await self._links.enter_async_context(
                     connected(self.host, settings, 0, "holdfast.launch.hosts.host_probe")
                 )
-                found = await self._ask(address=self._spec.ssh.addresses.get(self.host, ""), programs=programs)
+                address = self._spec.ssh.addresses.get(self.host, "")
+                found = await self._ask(address=address, programs=programs, paths=paths)
         except HostUnusable as error:
             return error.what, error.remedy
         except (TimeoutError, OSError, ValueError, asyncio.IncompleteReadError) as error:

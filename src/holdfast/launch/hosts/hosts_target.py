@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.launch.code.package_code import list_code
+from holdfast.launch.code.package_code import code_findings
+from holdfast.launch.resumed_checkpoint import checkpoint_missing, checkpoint_paths
 from holdfast.launch.supervised_target import SupervisedTarget, accepted_spec, had_no_controller
 from holdfast.launch.target import ControllerHooks, Submission, Target
 
@@ -34,15 +35,17 @@ class HostsTarget(SupervisedTarget):
 
         job, spec = wanted.job, wanted.spec
         here = check_job(job, spec, target=wanted.target, base=wanted.base, environ=os.environ, now=time.time())
-        return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *list_code(job, wanted.base).findings)))
+        return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code_findings(wanted))))
 
     def check_there(self, wanted: Submission) -> tuple[Finding, ...]:
         """What every host says of itself and of its way to the others."""
         from holdfast.launch.hosts.host_survey import survey
         from holdfast.launch.hosts.hosts_checks import check_survey
 
-        found = survey(wanted.spec, wanted.base.absolute(), wanted.job.command[:1])
-        return tuple(map(wanted.loaded.located, check_survey(wanted.job, found)))
+        paths = checkpoint_paths(wanted.resumed)
+        found = survey(wanted.spec, wanted.base.absolute(), wanted.job.command[:1], paths)
+        missing = (checkpoint_missing(wanted.resumed, each.host) for each in found.facts if set(paths) - {*each.paths})
+        return tuple(map(wanted.loaded.located, (*check_survey(wanted.job, found), *missing)))
 
     def force_cancel(self) -> Callable[[RunDir, CancelRequested], None]:
         """Ends the controller here, then the nodes on the hosts that answer."""

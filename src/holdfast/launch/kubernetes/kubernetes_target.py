@@ -20,7 +20,7 @@ from holdfast.job.spec import CheckLevel, Checks, Job, OnFallback
 from holdfast.job.target_files import target_file
 from holdfast.job.target_templates import template_use
 from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
-from holdfast.launch.code.package_code import list_code, package_code
+from holdfast.launch.code.package_code import code_findings, submitted_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import missing_secrets, read_notify_secrets, read_secrets
 from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target, refuse_errors
@@ -46,7 +46,7 @@ class KubernetesTarget:
     def check(self, wanted: Submission) -> tuple[Finding, ...]:
         """Problems of the job on any cluster, each with its line in the job's or the target's file."""
         secrets = missing_secrets(wanted.job, wanted.base.absolute(), os.environ, wanted.spec.notify)
-        code = list_code(wanted.job, wanted.base).findings if wanted.spec.agent else ()
+        code = code_findings(wanted) if wanted.spec.agent else ()
         return (*_manifest_findings(wanted), *map(wanted.loaded.located, (*secrets, *code)))
 
     def check_site(self, wanted: Submission, *, for_any_job: bool) -> tuple[Finding, ...]:
@@ -254,7 +254,7 @@ def _located_in_target(finding: Finding, wanted: Submission) -> Finding:
 
 def _code(wanted: Submission, archives: Path) -> CodeArchive | None:
     """The job's code, archived in the folder `archives`; None without agents, whose images have it."""
-    return package_code(wanted.job, wanted.base, archives) if wanted.spec.agent else None
+    return submitted_code(wanted, archives) if wanted.spec.agent else None
 
 
 def _context(
@@ -288,6 +288,7 @@ def _context(
         durable_controller_disk=spec.volume is not None,
         target=wanted.target,
         from_tree=wanted.tree is not None,
+        resumed=wanted.resumed,
         notify=spec.notify if spec.agent and wanted.tree is None else (),
     )
     return RenderContext(

@@ -66,6 +66,8 @@ class LocalMachine:
     capacity: int | None = None
     """Number of nodes that the target has machines for."""
     target: str = LOCAL
+    archived: bool = False
+    """Whether the job's code is an archive, so that the files in `base` do not matter."""
     quarantined: tuple[QuarantineRow, ...] = ()
     """Simulated machines that runs avoid."""
     quarantine_findings: tuple[Finding, ...] = ()
@@ -76,9 +78,18 @@ class LocalMachine:
 
 
 def check_locally(
-    job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str], target: str = LOCAL
+    job: Job,
+    spec: TargetSpec,
+    *,
+    base: Path,
+    environ: Mapping[str, str],
+    target: str = LOCAL,
+    archived: bool = False,
 ) -> tuple[Finding, ...]:
-    """Errors that prevent this job on this machine, and notices of what will differ from the job file."""
+    """Errors that prevent this job on this machine, and notices of what will differ from the job file.
+
+    `archived`: its code is an archive, so the files in `base` do not matter.
+    """
     quarantined, unreadable = _quarantined(target, spec)
     here = LocalMachine(
         base=base.absolute(),
@@ -92,6 +103,7 @@ def check_locally(
         checkpoint_root=spec.checkpoint_root,
         capacity=spec.capacity,
         target=target,
+        archived=archived,
         notify=spec.notify,
         quarantined=quarantined,
         quarantine_findings=unreadable,
@@ -116,14 +128,8 @@ def run_checks(job: Job, here: LocalMachine) -> tuple[Finding, ...]:
 
 def folders(job: Job, here: LocalMachine) -> Iterator[Finding]:
     """Checks that the working directory exists, and that run and checkpoint folders can be written."""
-    workdir = here.base / job.workdir
-    if not workdir.is_dir():
-        reason = "is not a folder" if workdir.exists() else "does not exist"
-        yield _error(
-            "missing-workdir", "workdir", f"the working directory {workdir} {reason}", "Make it, or change it."
-        )
-    elif not os.access(workdir, os.R_OK | os.X_OK):
-        yield _error("missing-workdir", "workdir", f"the working directory {workdir} may not be entered", "Permit it.")
+    if not here.archived:
+        yield from _workdir(here.base / job.workdir)
     yield from _writable("HOLDFAST_HOME", runs_root(), "the folder of all runs", "Set HOLDFAST_HOME to another folder.")
     if job.checkpoint.write_path is not None:
         folder = here.base / job.checkpoint.write_path
@@ -136,11 +142,23 @@ def folders(job: Job, here: LocalMachine) -> Iterator[Finding]:
         )
 
 
+def _workdir(workdir: Path) -> Iterator[Finding]:
+    if not workdir.is_dir():
+        reason = "is not a folder" if workdir.exists() else "does not exist"
+        yield _error(
+            "missing-workdir", "workdir", f"the working directory {workdir} {reason}", "Make it, or change it."
+        )
+    elif not os.access(workdir, os.R_OK | os.X_OK):
+        yield _error("missing-workdir", "workdir", f"the working directory {workdir} may not be entered", "Permit it.")
+
+
 def program(job: Job, here: LocalMachine) -> Iterator[Finding]:
     """Checks that a rank would find the command's program, and the Python script that it runs."""
     workdir = here.base / job.workdir
     name = job.command[0]
     search = job.env.get("PATH", here.environ.get("PATH", os.defpath))
+    if here.archived and "/" in name:
+        return
     if not _find_program(name, workdir, search):
         if "/" in name and (workdir / name).is_file():
             remedy = f"Run `chmod +x {shlex.quote(name)}`, or name its interpreter: `python {name}`, `bash {name}`."
@@ -150,7 +168,7 @@ def program(job: Job, here: LocalMachine) -> Iterator[Finding]:
         remedy = f"Write `{near[0]}`." if near else "Install it, or write its whole path."
         evidence = (f"relative to {workdir}",) if "/" in name else (f"PATH={search}",)
         yield _error("missing-program", "command", f"there is no program `{name}`", remedy, evidence)
-    elif PurePath(name).name.startswith("python") and len(job.command) > 1:
+    elif PurePath(name).name.startswith("python") and len(job.command) > 1 and not here.archived:
         script = job.command[1]
         if not script.startswith("-") and workdir.is_dir() and not (workdir / script).exists():
             remedy = "Correct the path, or set `workdir`."

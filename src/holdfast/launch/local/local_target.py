@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.job.targets import CodeDelivery
-from holdfast.launch.code.package_code import list_code
+from holdfast.launch.code.package_code import code_findings
+from holdfast.launch.resumed_checkpoint import checkpoint_here
 from holdfast.launch.supervised_target import SupervisedTarget, accepted_spec, had_no_controller
 from holdfast.launch.target import ControllerHooks, Submission, Target
 
@@ -27,7 +28,7 @@ class LocalTarget(SupervisedTarget):
     def accept(self, wanted: Submission, archives: Path) -> RunSpec:
         """The run with the isolation and the simulated machines of the target."""
         spec = wanted.spec
-        ship = spec.code is CodeDelivery.SHIPPED
+        ship = spec.code is CodeDelivery.SHIPPED or wanted.has_archive
         return accepted_spec(wanted, archives, ship_code=ship, isolation=spec.isolation, capacity=spec.capacity)
 
     def check(self, wanted: Submission) -> tuple[Finding, ...]:
@@ -35,13 +36,15 @@ class LocalTarget(SupervisedTarget):
         from holdfast.launch.local.local_preflight import check_locally
 
         job, spec = wanted.job, wanted.spec
-        here = check_locally(job, spec, base=wanted.base, environ=os.environ, target=wanted.target)
-        code = list_code(job, wanted.base).findings if spec.code is CodeDelivery.SHIPPED else ()
+        here = check_locally(
+            job, spec, base=wanted.base, environ=os.environ, target=wanted.target, archived=wanted.has_archive
+        )
+        code = code_findings(wanted) if spec.code is CodeDelivery.SHIPPED else ()
         return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
 
     def check_there(self, wanted: Submission) -> tuple[Finding, ...]:
-        """Nothing: `check` has examined this machine."""
-        return ()
+        """Whether a resumed checkpoint is here: `check` has examined this machine otherwise."""
+        return checkpoint_here(wanted)
 
     def force_cancel(self) -> Callable[[RunDir, CancelRequested], None]:
         """All processes of the run are on this machine."""

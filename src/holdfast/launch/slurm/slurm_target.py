@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, failure
-from holdfast.launch.code.package_code import list_code
+from holdfast.launch.code.package_code import code_findings
+from holdfast.launch.resumed_checkpoint import checkpoint_here
 from holdfast.launch.slurm.batch_script import Meeting, batch_script, node_folder, node_python
 from holdfast.launch.supervised_target import SupervisedTarget, accepted_spec, had_no_controller
 from holdfast.launch.target import ControllerHooks, Submission, Target
@@ -37,16 +38,16 @@ class SlurmTarget(SupervisedTarget):
         from holdfast.launch.hosts.hosts_checks import check_without_cluster
 
         here = check_without_cluster(wanted.job, wanted.spec, base=wanted.base, environ=os.environ)
-        code = list_code(wanted.job, wanted.base).findings
-        return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code)))
+        return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code_findings(wanted))))
 
     def check_there(self, wanted: Submission) -> tuple[Finding, ...]:
-        """Whether Slurm would accept the run."""
+        """Whether Slurm would accept the run, and a resumed checkpoint is on this machine, as it should be on nodes."""
         from holdfast.launch.slurm.slurm_commands import refusal
 
         with tempfile.TemporaryDirectory() as scratch:
             accepted = self.accept(wanted, Path(scratch))
-        return refusal(batch_script(accepted, "check", Meeting(address="127.0.0.1", port="1", key="", ca="")))
+        script = batch_script(accepted, "check", Meeting(address="127.0.0.1", port="1", key="", ca=""))
+        return (*refusal(script), *checkpoint_here(wanted))
 
     def rendered(self, accepted: RunSpec) -> str:
         """The batch script, and every rank's environment and command."""

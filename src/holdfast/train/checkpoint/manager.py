@@ -32,6 +32,7 @@ from holdfast.train.checkpoint.storage import (
     CheckpointStorage,
     Incomplete,
     WrittenFiles,
+    require_checkpoint,
     save_failed,
     store_unreachable,
 )
@@ -99,12 +100,15 @@ class CheckpointManager:
         peer_checkpointer: PeerCheckpointer | None = None,
         durable: bool = True,
         checkpoints_back: int = 0,
+        resumed_step: int = 0,
     ) -> None:
         """`transfer_memory` receives this rank's state for the process that replaces it. `peer_checkpointer` holds peer
         checkpoints, which are restored in preference to stored ones. `durable`: whether the storage outlives the nodes.
         `checkpoints_back`: how many of the newest are set aside, as far as there are older ones.
+        `resumed_step`: if not 0, a restore that finds no checkpoint raises.
         """
         self._checkpoints_back = checkpoints_back
+        self._resumed_step = resumed_step
         self._storage = storage
         self._durable = durable
         self._transfer_memory = transfer_memory
@@ -262,6 +266,7 @@ class CheckpointManager:
             raise _no_good_checkpoint(self._storage.where, bad, durable=self._durable)
         if not self._durable and self._writer.attempt > 0:
             findings.append(_lost_with_pod(self._storage.where))
+        require_checkpoint(0, self._resumed_step, self._storage.where)
         if self._peer_checkpointer is not None:
             self._peer_checkpointer.on_resumed(0, None)
         return Restored(0, findings)

@@ -306,6 +306,21 @@ def not_saved(problem: Finding, *, last: bool) -> Finding:
     return msgspec.structs.replace(problem, remedy=f"{problem.remedy} {UNTOUCHED}, {follows}.")
 
 
+def require_checkpoint(step: int, resumed_step: int, where: str) -> None:
+    """Raise HoldfastError if a run that resumes another one would start at step 0."""
+    if step or not resumed_step:
+        return
+    raise failure(
+        "resumed-checkpoint-missing",
+        f"this run resumes another one after step {resumed_step}, and the ranks see no checkpoint",
+        exit_code=ExitCode.STORAGE_FAILED,
+        where=where,
+        remedy="Mount that folder on every node, or copy it to one that they share and name that: `holdfast run "
+        "--resume RUN --set checkpoint.path=FOLDER`.",
+        owner=Owner.CLUSTER,
+    )
+
+
 def ask_store(where: str, ask: Callable[[], T]) -> T:
     """The answer of a store; raises HoldfastError if there is none."""
     try:

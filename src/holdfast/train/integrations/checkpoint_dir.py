@@ -41,6 +41,11 @@ class LatestCheckpoint(NamedTuple):
     """Findings about it, and about skipped ones."""
 
     @property
+    def step(self) -> int:
+        """0 if there is none."""
+        return self.manifest.step if self.manifest else 0
+
+    @property
     def node_s(self) -> float:
         """Seconds of training so far, summed over nodes."""
         return self.manifest.node_s if self.manifest else 0.0

@@ -20,6 +20,7 @@ from holdfast.protocol.rank_messages import Activity
 from holdfast.train.checkpoint import manifest_file, rng, safe_state
 from holdfast.train.checkpoint.hyperparam_overrides import HyperparamOverrides
 from holdfast.train.checkpoint.hyperparams import hyperparameters_changed, optimizer_changed, optimizer_mismatch
+from holdfast.train.checkpoint.storage import require_checkpoint
 from holdfast.train.checkpoint.train_state import Stateful, TrainState
 from holdfast.train.integrations.checkpoint_dir import CheckpointDir, LatestCheckpoint
 from holdfast.train.integrations.checkpoint_finalizer import CheckpointFinalizer
@@ -64,6 +65,7 @@ class HoldfastCallback(Callback):
         if (folder := self._config.shared_folder()) is not None:
             self._checkpoint_dir = CheckpointDir(folder, writer=self._config.writer, keep=self._config.checkpoint_keep)
             self._latest = self._checkpoint_dir.latest(world_size=self._config.world_size)
+            require_checkpoint(self._latest.step, self._config.resumed_step, str(folder))
             self.resume_path = None if self._latest.path is None else str(self._latest.path / MODEL)
         self._step = 0
         self._loading: dict[str, Any] = {}

@@ -17,6 +17,7 @@ from holdfast.errors import ExitCode, failure
 from holdfast.findings import Finding, Severity
 from holdfast.protocol.rank_messages import Activity
 from holdfast.train.checkpoint.hyperparams import diff, hyperparameters_changed, optimizer_changed, optimizer_mismatch
+from holdfast.train.checkpoint.storage import require_checkpoint
 from holdfast.train.integrations.checkpoint_dir import CheckpointDir
 from holdfast.train.integrations.checkpoint_finalizer import CheckpointFinalizer
 from holdfast.train.integrations.trainer_arguments import apply_changes, hyperparams_from
@@ -75,6 +76,7 @@ class HoldfastCallback(TrainerCallback):
         found = ranks.run_on_first(lambda: checkpoint_dir.latest(world_size=ranks.world_size))
         for finding in (*found.findings, *_not_bit_exact(args)):
             self._coordinator.report_finding(finding)
+        require_checkpoint(found.step, config.resumed_step, str(checkpoint_dir.folder))
         self._coordinator.restore_node_s(found.node_s)
         self.resume_path = None if found.path is None else str(found.path)
         self._resume_manifest = found.manifest

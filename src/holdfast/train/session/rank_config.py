@@ -112,6 +112,8 @@ class RankConfig:
     """`HOLDFAST_ATTEMPT`: earlier starts of these ranks; the latest attempt takes over the checkpoint folder."""
     checkpoints_back: int = 0
     """`HOLDFAST_CHECKPOINTS_BACK`: newest checkpoints to set aside before resuming, if there are older ones."""
+    resumed_step: int = 0
+    """`HOLDFAST_RESUMED_STEP`: another run's newest checkpoint, which this run resumes; 0: it may start at step 0."""
     checkpoint_keep: int = 3
     """`HOLDFAST_CHECKPOINT_KEEP`: how many of the newest checkpoints to keep."""
     checkpoint_keep_every_steps: int | None = None
@@ -244,6 +246,7 @@ class RankConfig:
             checkpoint_auto=_is_auto(variables.get("HOLDFAST_CHECKPOINT_EVERY", "")),
             nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
             checkpoints_back=_number(variables, "HOLDFAST_CHECKPOINTS_BACK", int, at_least=0) or 0,
+            resumed_step=_number(variables, "HOLDFAST_RESUMED_STEP", int, at_least=0) or 0,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
             replay_until=_number(variables, replay_env.UNTIL, int, at_least=1),
             replay_folder=_path(variables, replay_env.FOLDER),

@@ -146,6 +146,7 @@ class Session:
                 peer_checkpointer=peer_checkpointer,
                 durable=settings.checkpoint_durable,
                 checkpoints_back=settings.checkpoints_back,
+                resumed_step=settings.resumed_step,
             )
             self._coordinator.transfers_state = True
         if self._peer_checkpointer is not None:

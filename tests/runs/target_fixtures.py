@@ -1,0 +1,49 @@
+"""Places to run that a test starts for real: hosts with sshd, and a Slurm cluster; one of each per worker."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast.launch.local import netns
+from lab.slurm_cluster import SlurmCluster, slurm_cluster
+from lab.ssh_hosts import SshHosts, ssh_hosts
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+    """Three hosts, each with its own network, name, host key and /var/tmp."""
+    if reason := netns.unavailable():
+        pytest.skip(f"needs network namespaces: {reason}")
+    with ssh_hosts(tmp_path_factory.mktemp("hosts"), "alpha", "beta", "gamma") as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A cluster of three nodes."""
+    if missing := [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name) is None]:
+        pytest.skip(f"needs {missing[0]}: apt-get install slurm-wlm munge")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3") as cluster:
+        yield cluster
+
+
+def write_target(base: Path, name: str, text: str) -> None:
+    """Write a target file of the project in `base`."""
+    folder = base / ".holdfast" / "targets"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.yaml").write_text(text)
+
+
+def hosts_target(hosts: SshHosts, *names: str, python: str = sys.executable) -> str:
+    """A target file that names some of the hosts."""
+    return f"kind: hosts\nhosts: [{', '.join(names)}]\nssh: {{python: {python}, config: {hosts.config}}}\n"
+
+
+def slurm_target(base: Path, *, spares: int = 0) -> str:
+    """A target file for the cluster that SLURM_CONF names."""
+    return f"kind: slurm\nslurm: {{address: 127.0.0.1, spares: {spares}, folder: {base / 'nodes'}}}\n"
