@@ -1,9 +1,10 @@
-"""Soak of two nodes on this machine or on hosts over ssh: faults of every process and, with `netns`, of networks."""
+"""Soak of two nodes, of this machine, over ssh or of Slurm: faults of every process; with `netns` of networks too."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import shutil
 import statistics
 import sys
@@ -29,6 +30,7 @@ from holdfast.report.formatting import percentage
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.report.status_reducer import update_status
 from holdfast.run_dir import RunDir
+from lab.slurm_cluster import slurm_cluster
 from lab.ssh_hosts import ssh_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +119,10 @@ def soak(options: argparse.Namespace, state: Path) -> int:
             hosts = stack.enter_context(ssh_hosts(state / "hosts", "alpha", "beta", "gamma"))
             ssh = f"{{python: {sys.executable}, config: {hosts.config}}}"
             target = f"kind: hosts\nhosts: [{', '.join(hosts.names)}]\nssh: {ssh}\n"
+        elif options.target == "slurm":
+            cluster = stack.enter_context(slurm_cluster(state / "slurm", "n1", "n2", "n3"))
+            os.environ["SLURM_CONF"] = str(cluster.conf)
+            target = f"kind: slurm\nslurm: {{address: 127.0.0.1, spares: 1, folder: {state / 'nodes'}}}\n"
         else:
             target = f"isolation: {'netns' if options.target == 'netns' else 'process'}\ncode: shipped\n"
         return _soak(options, state, target)
