@@ -42,6 +42,7 @@ KillWait=5
 MinJobAge=60
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 NodeName={nodes} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=2 RealMemory=1000 State=UNKNOWN
+TopologyPlugin=topology/tree
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -115,7 +116,10 @@ class SlurmCluster:
 
 @contextlib.contextmanager
 def slurm_cluster(folder: Path, *names: str) -> Generator[SlurmCluster]:
-    """A cluster of nodes with these names, whose files are in a folder; needs root, Slurm and munge."""
+    """A cluster of nodes with these names, whose files are in a folder; needs root, Slurm and munge.
+
+    Every other node is below another switch.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     base = random.randrange(20000, 32000, 64)  # below the ports that the kernel gives to programs
     ports = range(base, base + len(names) + 1)
@@ -129,6 +133,11 @@ def slurm_cluster(folder: Path, *names: str) -> Generator[SlurmCluster]:
         ports=",".join(map(str, ports[1:])),
     )
     cluster.conf.write_text(text)
+    near, far = names[::2], names[1::2]
+    cluster.conf.with_name("topology.conf").write_text(
+        f"SwitchName=leaf0 Nodes={','.join(near)}\nSwitchName=leaf1 Nodes={','.join(far)}\n"
+        "SwitchName=spine Switches=leaf[0-1]\n"
+    )
     try:
         cluster.start()
         yield cluster

@@ -48,6 +48,8 @@ class _Join(msgspec.Struct, frozen=True):
     key: str
     name: str
     order: int
+    switches: str = ""
+    """Names of the switches above the node, from the top, separated by dots; empty without a topology plugin."""
 
 
 class NodeLink:
@@ -77,7 +79,8 @@ class SlurmBackend(LinkedHosts):
         where = urlsplit(url)
         self._controller = where.hostname or "", where.port or 0
         self._nodes: dict[str, NodeLink] = {}
-        self._order: dict[str, int] = {}
+        self._order: dict[str, tuple[str, int]] = {}
+        """By node: its switches, and its number in the allocation. Neighbouring ranks share as many as possible."""
         self._slurm_job: SlurmJob | None = None
         self._joined = asyncio.Event()
         """Set whenever a node has connected."""
@@ -217,7 +220,7 @@ class SlurmBackend(LinkedHosts):
             return
         link = self._nodes.setdefault(join.name, NodeLink())
         link.close()  # of a connection that the node has given up
-        self._links[join.name], self._order[join.name] = link, join.order
+        self._links[join.name], self._order[join.name] = link, (join.switches, join.order)
         self._machines.names = tuple(sorted(self._order, key=lambda name: self._order[name]))
         link.output = writer
         writer.write(encode(self._setup(join.name, *self._controller, exclusive=False)))

@@ -60,8 +60,12 @@ def notice_loss(writer: asyncio.StreamWriter) -> None:
 
 async def _connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str) -> None:
     notice_loss(writer)
-    name = os.environ.get("SLURMD_NODENAME", "")
-    hello = {"key": key, "name": name, "order": int(os.environ.get("SLURM_NODEID", "0"))}
+    hello = {
+        "key": key,
+        "name": os.environ.get("SLURMD_NODENAME", ""),
+        "order": int(os.environ.get("SLURM_NODEID", "0")),
+        "switches": os.environ.get("SLURM_TOPOLOGY_ADDR", "").rpartition(".")[0],
+    }
     writer.write(json.dumps(hello).encode() + b"\n")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "holdfast.launch.hosts.host_process"),
