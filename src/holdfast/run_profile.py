@@ -6,9 +6,10 @@ import gzip
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import IO
 
 from holdfast.controller_client import STEP_PROFILE, follow_request
@@ -21,7 +22,9 @@ from holdfast.job.run_spec import LOCAL, RunSpec
 from holdfast.launch import nsys
 from holdfast.launch.nsys import NsysCommand
 from holdfast.metrics.metric_catalog import has_requested
+from holdfast.metrics.profiler_events import step_trace
 from holdfast.metrics.rank_trace import RankTrace, UnreadableTrace, read_rank_trace
+from holdfast.metrics.step_breakdown import step_breakdown
 from holdfast.metrics.trace_merge import ClockOffset, clock_offsets, merged_trace
 from holdfast.metrics.trace_summary import summary_lines
 from holdfast.run_dir import TRACE_NAME, RunDir
@@ -35,8 +38,10 @@ MAX_SNAPSHOT_BYTES = 1 << 30
 class StepProfile:
     """The profile of a run's steps."""
 
-    step: StepCommitted
-    """Its metrics hold the mean step-time breakdown of all ranks."""
+    step: int
+    """The last one of the profile."""
+    breakdown: Mapping[str, float]
+    """Mean seconds of each part of a step: of all ranks, or without a Session of those that kept a trace."""
     trace: Path | None = None
     """The merged trace; None if no rank kept one."""
     offsets: dict[int, ClockOffset]
@@ -80,9 +85,8 @@ def profile_steps(run: RunDir, *, ranks: Sequence[int] = (), memory: bool = Fals
             step = step or event
         elif isinstance(event, TraceKept):
             kept.append(event)
-        if step is not None and _is_complete(kept):
+        if _is_complete(kept) and (step is not None or kept[0].step_clock):
             break
-    assert step is not None, "follow_request ends with the result or raises"
     snapshots, failures = _unpack_snapshots(run, kept)
     return replace(_merge(run, step, kept), memory=snapshots, memory_failures=failures)
 
@@ -152,21 +156,32 @@ def _check_ranks(run: RunDir, ranks: Sequence[int]) -> None:
     raise failure("bad-ranks", what, exit_code=ExitCode.USAGE, where="--ranks", remedy="Choose other ranks.")
 
 
-def _merge(run: RunDir, step: StepCommitted, kept: Sequence[TraceKept]) -> StepProfile:
+def _merge(run: RunDir, step: StepCommitted | None, kept: Sequence[TraceKept]) -> StepProfile:
     job = RunSpec.read(run.job).job
     traces: list[RankTrace] = []
     failures = [f"rank {event.rank}: {event.failure}" for event in kept if event.failure]
-    for event in sorted(kept, key=lambda event: (event.replica, event.rank)):
-        if event.failure:
-            continue
+    written = sorted((event for event in kept if not event.failure), key=lambda event: (event.replica, event.rank))
+    for event in written:
         rank = event.replica * job.replica_world_size + event.rank
+        if event.step != written[0].step:  # without a Session the nodes agree on the steps only as a rule
+            failures.append(f"rank {rank}: it profiled the steps to {event.step}, not to {written[0].step}; try again")
+            continue
         try:
             traces.append(read_rank_trace(run.path / event.file, rank=rank, node=f"node{event.node}"))
         except (UnreadableTrace, OSError) as error:
             failures.append(f"rank {rank}: {error}")
     if not traces:
-        return StepProfile(step=step, offsets={}, failures=tuple(failures))
-    path = (run.path / next(event.file for event in kept if event.file)).with_name(MERGED_NAME)
+        if step is None:
+            raise failure(
+                "step-profile-unavailable",
+                "no rank could profile its steps",
+                exit_code=ExitCode.UNAVAILABLE,
+                where=run.run_id,
+                evidence=tuple(failures),
+                remedy="Ask again while no other profiler is running in the ranks.",
+            )
+        return StepProfile(step=step.step, breakdown=step.metrics, offsets={}, failures=tuple(failures))
+    path = (run.path / written[0].file).with_name(MERGED_NAME)
     offsets = clock_offsets(traces)
     part = path.with_suffix(".part")
     with open(part, "wb", opener=private_opener) as file:
@@ -177,7 +192,23 @@ def _merge(run: RunDir, step: StepCommitted, kept: Sequence[TraceKept]) -> StepP
         summary = summary_lines(traces)
     except ValueError as error:
         failures.append(str(error))
-    return StepProfile(step=step, trace=path, offsets=offsets, summary=tuple(summary), failures=tuple(failures))
+    return StepProfile(
+        step=step.step if step else written[0].step,
+        breakdown=step.metrics if step else _mean_breakdown(traces),
+        trace=path,
+        offsets=offsets,
+        summary=tuple(summary),
+        failures=tuple(failures),
+    )
+
+
+def _mean_breakdown(traces: Sequence[RankTrace]) -> dict[str, float]:
+    """The mean of the traces' breakdowns; empty if one has no step."""
+    try:
+        found = [step_breakdown(step_trace(trace.events())) for trace in traces]
+    except ValueError:  # the summary fails for the same reason
+        return {}
+    return {name: fmean(each[name] for each in found) for name in found[0]}
 
 
 def _write(file: IO[bytes], traces: Sequence[RankTrace], offsets: dict[int, ClockOffset]) -> None:

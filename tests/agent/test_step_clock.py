@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import runpy
 import struct
 import subprocess
 import sys
@@ -16,13 +17,18 @@ from tests.agent.test_rank_ipc import RecordingHandler
 from holdfast.agent.rank_ipc import RankServer
 from holdfast.agent.step_clock import (
     ENTRIES,
+    FILE_BYTES,
     MAX_STEPS_PER_POLL,
+    REQUEST,
     STEP_CLOCK_DIR,
     StepClockReader,
+    first_profiled_step,
     step_clock_file,
     with_step_clock,
 )
-from holdfast.protocol.rank_messages import Hello, RankStep, StepClockFailed, encode
+from holdfast.metrics.profiler_events import BACKWARD, STEP
+from holdfast.protocol.rank_messages import Hello, ProfileStepsNow, RankStep, StepClockFailed, TraceWritten, encode
+from holdfast.run_dir import MAX_TRACE_BYTES
 
 TORCH = """
 import torch.compiler
@@ -171,7 +177,9 @@ def times(socket: Path, steps: int, step_s: float = 1.0) -> None:
     ring = [0.0] * ENTRIES
     for step in range(1, steps + 1):
         ring[step % ENTRIES] = 100.0 + step * step_s
-    Path(step_clock_file(socket, 0)).write_bytes(struct.pack(f"{1 + ENTRIES}d", float(steps), *ring))
+    Path(step_clock_file(socket, 0)).write_bytes(
+        struct.pack(f"{1 + ENTRIES}d", float(steps), *ring).ljust(FILE_BYTES, b"\0")
+    )
 
 
 async def steps_read(socket: Path) -> list[RankStep]:
@@ -227,3 +235,59 @@ def test_hello_of_a_clock_is_ignored_where_a_session_is(tmp_path: Path) -> None:
     (only,) = asyncio.run(play())
     assert isinstance(only, Hello)
     assert not only.step_clock
+
+
+def test_failed_profile_is_reported_and_steps_are_counted_on(programs: Path) -> None:
+    """The small torch has no profiler; a real one profiles in tests/runs/test_step_clock.py."""
+    text = (
+        "import os, sys, torch\n"
+        "a = torch.optim.SGD()\n"
+        "while not os.path.exists('reported'): a.step()\n"
+        "a.step()\n"
+        "print('off:', sys.modules['holdfast_step_clock'].clock.off)"
+    )
+    handler = RecordingHandler()
+
+    async def play() -> str:
+        path = programs / "s"
+        server = RankServer(handler, rank=3, world_size=4)
+        await server.open(path)
+        reader = StepClockReader(lambda _rank, _step, _ended: None)
+        program = asyncio.ensure_future(asyncio.to_thread(run, programs, text, HOLDFAST_RANK_SOCKET=str(path)))
+        async with asyncio.timeout(60.0):
+            await messages(handler, 1)
+            assert reader.add_rank(3, path)
+            reader.profile(ProfileStepsNow(traces=f"{programs}/trace-"), world_size=4)
+            await messages(handler, 2)
+            (programs / "reported").touch()
+            printed = await program
+        reader.stop()
+        server.close()
+        return printed
+
+    assert asyncio.run(play()) == "off: False"
+    written = handler.received[1]
+    assert isinstance(written, TraceWritten)
+    assert (written.kept, written.step_clock) == (2, True)
+    assert written.failure.startswith("AttributeError: ")
+
+
+async def messages(handler: RecordingHandler, count: int) -> None:
+    while len(handler.received) < count:
+        handler.changed.clear()
+        await handler.changed.wait()
+
+
+def test_profile_begins_at_a_step_that_all_agents_choose() -> None:
+    assert {first_profiled_step(last, 30.0) for last in (7, 8)} == {10, 11}
+    assert {first_profiled_step(last, 0.1) for last in range(15, 31)} == {33}
+    assert {first_profiled_step(last, 0.0) for last in (0, 1)} == {3, 4}
+
+
+def test_profiler_of_the_clock_has_the_limits_of_the_others() -> None:
+    clock, profiler = (
+        runpy.run_path(str(STEP_CLOCK_DIR / f"holdfast_step_{name}.py")) for name in ("clock", "profiler")
+    )
+    assert (clock["REQUEST"], clock["FILE_BYTES"]) == (REQUEST, FILE_BYTES)
+    assert (profiler["STEP"], profiler["BACKWARD"]) == (STEP, BACKWARD)
+    assert profiler["MAX_TRACE_BYTES"] == MAX_TRACE_BYTES

@@ -30,6 +30,7 @@ from holdfast.protocol.rank_messages import (
     GpuMemory,
     Hello,
     NumericFaultReported,
+    ProfileStepsNow,
     ProgramEnded,
     RankCheckpointCommitted,
     RankPhases,
@@ -81,6 +82,7 @@ class RankReports:
         """`socket_of` returns the path of the socket on which a rank reaches this agent."""
         self._replica = order.replica
         self._attempt = order.attempt
+        self._world_size = order.world_size
         self._node = node
         self._clock = clock
         self._hang_detector = hang_detector
@@ -111,6 +113,10 @@ class RankReports:
     def stop(self) -> None:
         """The attempt is over."""
         self._step_clocks.stop()
+
+    def profile_clocked(self, request: ProfileStepsNow) -> None:
+        """Have the chosen ranks profile their steps if they are here and have a step clock."""
+        self._step_clocks.profile(request, world_size=self._world_size)
 
     def on_close(self, rank: int) -> None:
         """A rank has closed its connection."""

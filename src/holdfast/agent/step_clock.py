@@ -1,20 +1,24 @@
 """Reads the steps of ranks without a Session, whose step clock (train/step_clock) writes them to a file.
 
 The agent adds the clock's folder to PYTHONPATH, so that Python imports its sitecustomize before the program. The file
-is shared memory: it needs no message, and the rank never waits for its agent.
+is shared memory: it needs no message, and the rank never waits for its agent. A request for a profile is written there
+too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
+
 import holdfast
-from holdfast.protocol.rank_messages import RankStep
+from holdfast.protocol.rank_messages import ProfileStepsNow, RankStep
 
 log = logging.getLogger("holdfast.agent")
 
@@ -23,6 +27,15 @@ STEP_CLOCK_DIR = Path(holdfast.__file__).parent / "train" / "step_clock"
 
 ENTRIES = 4096
 """Steps whose times the file keeps, as in holdfast_step_clock.py."""
+
+REQUEST = 1 + ENTRIES
+MAX_REQUEST_BYTES = 4096
+FILE_BYTES = 8 * (REQUEST + 1) + MAX_REQUEST_BYTES
+"""Where the file has a request, and the file's size, as in holdfast_step_clock.py."""
+
+START_WITHIN_S = 1.0
+"""A profile begins after a step whose number is a multiple of a power of two: of as many steps as take at least this.
+So the agents of several nodes, which receive the order at different times, nearly always choose the same step."""
 
 POLL_S = 0.1
 """Seconds between two readings, each of which takes some microseconds per rank."""
@@ -45,11 +58,24 @@ def step_clock_file(socket: Path, rank: int) -> str:
     return f"{socket}-steps-{rank}"
 
 
+class ProfileRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step clock is requested to profile (holdfast_step_profiler.py)."""
+
+    first: int
+    """The first step of the profile."""
+    traces: str
+    """Start of the paths of its files, as in `ProfileStepsNow`."""
+    kept: int
+    """Ranks of the replica that keep a trace of these steps."""
+    memory: bool
+
+
 class _RankClock:
     """The file of one rank."""
 
-    def __init__(self, times: memoryview[float]) -> None:
-        self._times = times
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._times = memoryview(memory)[: 8 * (REQUEST + 1)].cast("d")
         self._step = 0
         self._ended = 0.0
         """Monotonic seconds at which that step ended."""
@@ -70,6 +96,24 @@ class _RankClock:
             self._step, self._ended = number, ended
         return steps
 
+    @property
+    def last_step(self) -> int:
+        return int(self._times[0])
+
+    def step_s(self) -> float:
+        """Mean seconds of the latest steps; 0 before the second."""
+        last = self.last_step
+        count = min(last - 1, 16)
+        return (self._times[1 + last % ENTRIES] - self._times[1 + (last - count) % ENTRIES]) / count if count else 0.0
+
+    def request(self, request: ProfileRequest) -> None:
+        """Have the rank profile its steps; a profile that it has not ended takes precedence."""
+        text = msgspec.json.encode(request)
+        if self._times[REQUEST] or len(text) > MAX_REQUEST_BYTES:
+            return
+        self._memory[8 * (REQUEST + 1) : 8 * (REQUEST + 1) + len(text)] = text
+        self._times[REQUEST] = len(text)
+
 
 class StepClockReader:
     """Polls the clocks of the ranks of one attempt on this node."""
@@ -84,13 +128,13 @@ class StepClockReader:
         """A rank's clock has said hello over this socket: map its file and remove it; whether there is one."""
         path = step_clock_file(socket, rank)
         try:
-            with open(path, "rb") as file:
+            with open(path, "r+b") as file:
                 os.unlink(path)
-                memory = mmap.mmap(file.fileno(), 8 * (1 + ENTRIES), prot=mmap.PROT_READ)
+                memory = mmap.mmap(file.fileno(), FILE_BYTES)
         except (OSError, ValueError) as error:
             log.warning("the step clock of rank %s cannot be read: %s", rank, error)
             return False
-        self._clocks[rank] = _RankClock(memoryview(memory).cast("d"))
+        self._clocks[rank] = _RankClock(memory)
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._poll())
         return True
@@ -99,6 +143,21 @@ class StepClockReader:
         """A rank's clock has stopped: read what it has written, once more."""
         self._read(rank)
         self._clocks.pop(rank, None)
+
+    def profile(self, wanted: ProfileStepsNow, *, world_size: int) -> None:
+        """Have the chosen ranks that are here profile the same steps, and keep a trace.
+
+        Without chosen ranks these are the first and the last: which one is the slowest is not known.
+        """
+        chosen = set(wanted.ranks or (0, world_size - 1))
+        clocks = [self._clocks[rank] for rank in sorted(chosen) if rank in self._clocks]
+        if not clocks or not wanted.traces:
+            return
+        last = max(clock.last_step for clock in clocks)
+        first = first_profiled_step(last, max(clock.step_s() for clock in clocks))
+        request = ProfileRequest(first=first, traces=wanted.traces, kept=len(chosen), memory=wanted.memory)
+        for clock in clocks:
+            clock.request(request)
 
     def stop(self) -> None:
         """The attempt is over."""
@@ -116,3 +175,10 @@ class StepClockReader:
         if (clock := self._clocks.get(rank)) is not None:
             for number, started, ended in clock.new_steps():
                 self._on_step(rank, RankStep(step=number, started=started, ended=ended), ended)
+
+
+def first_profiled_step(last: int, step_s: float) -> int:
+    """The first step of a profile that is requested after the `last` one; no rank has begun it yet."""
+    steps = START_WITHIN_S / step_s if step_s > 0 else 1.0
+    grid = 2 ** max(0, math.ceil(math.log2(steps)))
+    return (last + 1 + grid) // grid * grid + 1

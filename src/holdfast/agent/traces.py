@@ -45,8 +45,8 @@ class RankTraces:
 
     def request(self, order: ProfileSteps) -> ProfileStepsNow:
         """The request for the ranks; without chosen ranks, only replica 0 keeps traces."""
-        first = self._order.replica * self._world_size
-        ranks = tuple(rank - first for rank in order.ranks if 0 <= rank - first < self._world_size)
+        first = self._order.replica * self._order.world_size
+        ranks = tuple(rank - first for rank in order.ranks if 0 <= rank - first < self._order.world_size)
         if not (ranks if order.ranks else self._order.replica == 0):
             return ProfileStepsNow()
         self._requested, self._written = True, set()
@@ -60,11 +60,6 @@ class RankTraces:
         task = asyncio.ensure_future(self._keep(rank, message))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    @property
-    def _world_size(self) -> int:
-        launches = self._order.launches
-        return int(launches[0].env.get("WORLD_SIZE", "1")) if launches else 1
 
     async def _keep(self, rank: int, message: TraceWritten) -> None:
         replicas = int(self._order.env.get("HOLDFAST_REPLICA_COUNT", "1"))
@@ -84,6 +79,7 @@ class RankTraces:
                 rank=rank,
                 step=message.step,
                 kept=message.kept,
+                step_clock=message.step_clock,
                 file="" if failure else f"traces/{name}",
                 failure=failure,
                 memory_file=f"traces/{memory}" if message.memory and not memory_failure else "",

@@ -371,8 +371,12 @@ class WorkerGroup:
         self._send_to_sessions([self._rank_servers[rank]], drill, f"can inject `{drill.fault}`")
 
     def profile_steps(self, order: ProfileSteps) -> None:
-        """Have the Sessions profile their next steps; report if no rank has one."""
-        self.send_to_sessions(self._traces.request(order), "can profile its steps")
+        """Have the ranks profile their next steps; report if none has a Session or a step clock."""
+        request = self._traces.request(order)
+        if any(channel.step_clocks for channel in self._rank_servers.values()):
+            self._reports.profile_clocked(request)
+        else:
+            self.send_to_sessions(request, "can profile its steps")
 
     def send_to_sessions(self, request: AgentToRank, what: str) -> None:
         """Send a request to the Sessions; report if no rank has one."""

@@ -40,7 +40,7 @@ def profile(
     """Profile a few steps of a run: where does the time go?
 
     Prints by how much a step could be faster, and keeps a trace for Perfetto.
-    Its ranks need a `holdfast.train` Session. The run continues.
+    The run continues.
     """
     from holdfast import api
     from holdfast.cli.finding_text import render_finding
@@ -54,14 +54,14 @@ def profile(
         return
     with console(stderr=True).status(f"profiling the next steps of {found.run_id}, for at most {timeout_s:g} s"):
         found_profile = api.profile_steps(found, ranks=chosen, memory=memory, timeout_s=timeout_s)
-    step = found_profile.step
-    parts = {name: spent_s for name, spent_s in step.metrics.items() if name in ON_REQUEST}
-    shares = ", ".join(format_metrics(step.metrics, BREAKDOWN))
+    breakdown = found_profile.breakdown
+    parts = {name: spent_s for name, spent_s in breakdown.items() if name in ON_REQUEST}
+    shares = ", ".join(format_metrics(breakdown, BREAKDOWN))
     print_result(
         output,
         {
             "run": found.run_id,
-            "step": step.step,
+            "step": found_profile.step,
             "metrics": parts,
             "trace": str(found_profile.trace) if found_profile.trace else None,
             "summary": found_profile.summary,
@@ -71,7 +71,7 @@ def profile(
         },
         "\n".join(
             [
-                f"step {step.step} of {found.run_id}: {shares}",
+                f"step {found_profile.step} of {found.run_id}: {shares}",
                 *found_profile.summary,
                 *(f"no trace of {each}" for each in found_profile.failures),
                 *([f"trace: {found_profile.trace}{_clocks(found_profile)}"] if found_profile.trace else []),

@@ -406,6 +406,8 @@ class TraceKept(Event, frozen=True, kw_only=True):
     """The last step of the profile."""
     kept: int
     """Ranks of the replica that keep a trace of these steps."""
+    step_clock: bool = False
+    """Whether the rank has no Session: the breakdown of its steps is in its trace alone."""
     file: str = ""
     """In the run's folder; empty if there is none."""
     failure: str = ""

@@ -91,6 +91,11 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
         """Each rank's launch with the shared environment merged in."""
         return tuple(msgspec.structs.replace(rank, env=self.env | rank.env) for rank in self.ranks)
 
+    @property
+    def world_size(self) -> int:
+        """Number of the replica's ranks, on all nodes."""
+        return int((self.env | self.ranks[0].env if self.ranks else self.env).get("WORLD_SIZE", "1"))
+
 
 class PrepareStandby(Order, frozen=True, kw_only=True, tag="prepare-standby"):
     """Do everything that precedes a start, for ranks that this standby node may have to start."""

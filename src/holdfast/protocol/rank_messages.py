@@ -38,7 +38,7 @@ class Hello(RankMessage, frozen=True, kw_only=True, tag="hello"):
     clock: ClockSample | None = None
     """The clock of the rank's timestamps; None means the agent's clock."""
     step_clock: bool = False
-    """Whether the sender is no Session, but the step clock, which sends nothing else (agent/step_clock.py)."""
+    """Whether the sender is no Session, but the step clock, which sends little else (agent/step_clock.py)."""
 
 
 class RankStep(RankMessage, frozen=True, kw_only=True, tag="step"):
@@ -156,6 +156,8 @@ class TraceWritten(RankMessage, frozen=True, kw_only=True, tag="trace-written"):
     """The last step of the profile."""
     kept: int
     """Ranks that keep a trace of these steps."""
+    step_clock: bool = False
+    """Whether the rank has no Session: it reports no breakdown, which its trace holds."""
     failure: str = ""
     memory: bool = False
     """Whether the rank has also written a snapshot of its GPU memory."""

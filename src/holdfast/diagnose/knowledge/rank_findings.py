@@ -102,7 +102,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "step-profile-unavailable",
         "A requested step profile was not taken in time.",
         "The evidence names what it waited for; `holdfast status`.",
-        "Request it again once ranks pass steps; a program without a Session cannot be profiled.",
+        "Request it again once ranks pass steps; a program whose steps are not counted cannot be profiled.",
     ),
     (
         "memory-snapshot-unavailable",

@@ -23,8 +23,13 @@ ENTRIES = 4096
 """Steps whose times the file keeps; the agent reads them ten times a second. agent/step_clock.py has the same number.
 
 The file is an array of doubles: the number of the last step, then the monotonic seconds at which step N ended at place
-1 + N % ENTRIES.
+1 + N % ENTRIES, then the length of the agent's request, which follows as JSON.
 """
+
+REQUEST = 1 + ENTRIES
+"""Place of that length: 0 unless the agent requests a profile, so a step without one costs a comparison more."""
+MAX_REQUEST_BYTES = 4096
+FILE_BYTES = 8 * (REQUEST + 1) + MAX_REQUEST_BYTES
 
 TAKEOVER_STEPS = 10
 """Steps of another optimizer without one of the counted optimizer after which that other one is counted.
@@ -46,6 +51,9 @@ class StepClock:
         self._other_steps = 0
         """Steps of another optimizer since the last that counted."""
         self._step = 0
+        self._rank = 0
+        self._profiler: Any = None
+        """Profiles steps on request (holdfast_step_profiler.py)."""
 
     def after_step(self, optimizer: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Torch calls this after each step of each optimizer."""
@@ -61,13 +69,20 @@ class StepClock:
         """Count no further step: a Session does, this is a child of the rank, or there was an error."""
         self.off = True
         link, self._link = self._link, None
+        profiler, self._profiler = self._profiler, None
         try:
+            if profiler is not None:
+                profiler.stop()
             if error is not None:
                 report(error)
             if link is not None:
                 link.close()
         except OSError:
             pass
+
+    def forget_profile(self) -> None:
+        """Leave a profile as it is: in a fork, the profiler has no threads, and ending it would wait for them."""
+        self._profiler = None
 
     @property
     def connected(self) -> bool:
@@ -86,6 +101,25 @@ class StepClock:
         self._step = step = self._step + 1
         times[1 + step % ENTRIES] = now
         times[0] = step
+        if times[REQUEST]:
+            self._profile(step)
+
+    def _profile(self, step: int) -> None:
+        """A profile is requested, or runs, and this step has ended."""
+        if self._profiler is None:
+            text = self._times.tobytes()[8 * (REQUEST + 1) :][: int(self._times[REQUEST])]
+            self._profiler = _profiler_module().StepProfiler(torch, json.loads(text), self._rank, self._send)
+        if self._profiler.after_step(step):
+            self._profiler = None
+            self._times[REQUEST] = 0
+
+    def _send(self, **message: object) -> None:
+        """Send a message to the agent, which may be gone."""
+        try:
+            if self._link is not None:
+                self._link.send(_line(**message))
+        except OSError:
+            pass
 
     def _takes_over(self, optimizer: int) -> bool:
         """Count a step of another optimizer; whether it is the counted one from now on."""
@@ -106,7 +140,7 @@ class StepClock:
             self.off = True
             return
         os.environ["HOLDFAST_STEP_CLOCK"] = "0"  # for the processes that this one starts
-        rank = int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
+        self._rank = rank = int(os.environ.get("RANK") or os.environ.get("OMPI_COMM_WORLD_RANK") or 0)
         times = _map_file(f"{path}-steps-{rank}")
         self._link = link = socket.socket(socket.AF_UNIX)
         link.setblocking(False)  # a connection to a Unix socket is made or refused immediately
@@ -119,8 +153,8 @@ def _map_file(path: str) -> Any:
     """A new file for the times, mapped; the agent removes it when it has mapped it too."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.ftruncate(descriptor, 8 * (1 + ENTRIES))
-        return memoryview(mmap.mmap(descriptor, 8 * (1 + ENTRIES))).cast("d")
+        os.ftruncate(descriptor, FILE_BYTES)
+        return memoryview(mmap.mmap(descriptor, FILE_BYTES)).cast("d")
     finally:
         os.close(descriptor)
 
@@ -131,6 +165,17 @@ def report(error: Exception) -> None:
         link.setblocking(False)
         link.connect(os.environ.get("HOLDFAST_RANK_SOCKET", ""))
         link.send(_line(type="step-clock-failed", rank=int(os.environ.get("RANK") or 0), error=repr(error)[:500]))
+
+
+def _profiler_module() -> Any:
+    """The module next to this one, whose folder is on no path."""
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    name = "holdfast_step_profiler"
+    spec: Any = spec_from_file_location(name, os.path.join(os.path.dirname(os.path.abspath(__file__)), name + ".py"))
+    module: Any = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _line(**message: object) -> bytes:
@@ -153,4 +198,5 @@ def start() -> None:
 def _after_fork() -> None:
     """A fork of a rank, such as a worker of a DataLoader, is not the rank; a fork of a zygote becomes one."""
     if clock.connected:
+        clock.forget_profile()
         clock.stop()
