@@ -29,6 +29,7 @@ OTHER_WORDS = {
     "pod-group",
     "user-queue",
     "step-clock-failed",
+    "trace-written",
     "all-reduce",
     "exit-reason",
     "not-looked-at",

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
+import httpx
 import pytest
 import torch
 import yaml
@@ -345,6 +349,48 @@ def test_user_who_may_edit_runs_with_a_ready_made_account(
     until(lambda: not site.pods("controller"), "its controller's pod is removed")
 
 
+class Page(httpx.Client):
+    """A browser at the live page's address."""
+
+    def __init__(self, address: str) -> None:
+        at, _, fragment = address.partition("#")
+        given = dict(parse_qsl(fragment))
+        super().__init__(base_url=at, headers=_bearer(given["token"]), timeout=WITHIN_S)
+        self.actions = _bearer(given["actions"])
+        """The header that permits actions."""
+
+
+def _bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+@contextlib.contextmanager
+def live_page(run: str, target: str, *, cwd: Path) -> Generator[Page]:
+    """What `holdfast web` serves of a run of a cluster."""
+    command = (sys.executable, "-m", "holdfast", "web", run, "--on", target, "--port", "0", "--allow-actions")
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            with Page(server.stdout.readline().strip()) as page:
+                yield page
+        finally:
+            server.send_signal(signal.SIGINT)
+            assert server.wait(WITHIN_S) == 128 + signal.SIGINT
+
+
+def streamed(page: Page, run: str, reached: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The page's view of a run, as soon as it is as wanted."""
+    view: dict[str, Any] = {}
+    deadline = time.monotonic() + WITHIN_S
+    with page.stream("GET", f"/api/runs/{run}/stream") as answer:
+        for line in answer.iter_lines():
+            view |= json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
+            if "head" in view and reached(view):
+                return view
+            assert time.monotonic() < deadline, view
+    raise AssertionError(view)
+
+
 def test_users_without_exec_start_follow_control_and_read_a_run(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,10 +418,18 @@ def test_users_without_exec_start_follow_control_and_read_a_run(
     with monkeypatch.context() as patch:
         patch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
         patch.setenv("KUBECONFIG", str(tmp_path / "max"))
-        other = api.find_run(run.run_id, "lab", base=site.folder)
-        reach(other, lambda known: known.restarts == 1)
-        assert api.checkpoint(other, timeout_s=WITHIN_S).step > 0
-        assert api.cancel(other)
+        with live_page(run.run_id, "lab", cwd=site.folder) as page:
+            first = streamed(page, run.run_id, lambda view: view["head"]["phase"] == "running")
+            assert (first["head"]["run"], first["problems"]) == (run.run_id, [])
+            last = first["head"]["step"]
+            streamed(page, run.run_id, lambda view: view["head"]["step"] > last)
+            other = api.find_run(run.run_id, "lab", base=site.folder)
+            assert api.status(other).restarts == 1
+            saved = page.post(f"/api/runs/{run.run_id}/actions/checkpoint", headers=page.actions)
+            assert saved.status_code == 200, saved.text
+            assert api.cancel(other)
+            ended = streamed(page, run.run_id, lambda view: view["head"]["phase"] == "cancelled")
+        assert ended["head"]["step"] > last
         assert to_its_end(other)[0].outcome is Outcome.CANCELLED
     assert to_its_end(run)[0].outcome is Outcome.CANCELLED
     assert other.events.read_bytes() == run.events.read_bytes()
