@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.requests import Request
 from tests.observe.test_alerts import SCENARIOS
 
-from holdfast.events import AnyEvent, StepCommitted
+from holdfast.events import AnyEvent, AttemptStarted, NodeRequested, RunCreated, StepCommitted
 from holdfast.events.log import EventReader, encode_line
 from holdfast.observe.exposition import format_metrics
 from holdfast.observe.live_readings import LiveReadings, LogLag
@@ -58,6 +58,22 @@ def test_steps_that_share_a_line_count_each() -> None:
     )
     known = observe_event(RunObservation(), event)
     assert (sum(known.step_times[0].counts), known.step_times[0].total, known.tokens[0]) == (10, 4.0, 1000.0)
+
+
+def test_wait_for_the_first_nodes_grows_until_they_have_joined_and_stays() -> None:
+    def started(at: float, attempt: int) -> AttemptStarted:
+        return AttemptStarted(
+            at=at, replica=0, attempt=attempt, world_size=1, master_addr="a", master_port=1, nodes=(0,)
+        )
+
+    events: list[AnyEvent] = [
+        RunCreated(at=100.0, run="r-1", job={}),
+        NodeRequested(at=130.0, node=0, generation=0),
+        started(400.0, 0),
+        started(900.0, 1),
+    ]
+    waited = [samples["holdfast_run_wait_seconds", RUN] for samples in scrapes(events)]
+    assert waited == [0.0, 30.0, 300.0, 300.0]
 
 
 def test_bounds_of_a_class_are_inclusive() -> None:

@@ -28,7 +28,18 @@ WATCHED_LOOP = Path(__file__).parents[2] / "bench" / "programs" / "watched_loop.
 ALERT = "HoldfastNotFinite"
 NOT_ON_A_CPU = ("step_mfu_", "step_memory_peak_bytes")
 """Metrics that only ranks with a GPU have."""
-DCGM = 'DCGM_FI_DEV_GPU_UTIL{{gpu="0",Hostname="{host}"}} 97\nDCGM_FI_DEV_GPU_TEMP{{gpu="0",Hostname="{host}"}} 61\n'
+OF_EXPORTERS = """
+DCGM_FI_DEV_GPU_UTIL{{gpu="0",Hostname="{host}"}} 97
+DCGM_FI_DEV_GPU_TEMP{{gpu="0",Hostname="{host}"}} 61
+kube_pod_info{{namespace="ml",pod="{host}-x2b4z",node="machine-7"}} 1
+kube_pod_info{{namespace="ml",pod="other-x2b4z",node="machine-8"}} 1
+kube_pod_status_phase{{namespace="ml",pod="{host}-x2b4z",phase="Running"}} 1
+kube_pod_status_phase{{namespace="ml",pod="{host}-x2b4z",phase="Pending"}} 0
+kube_node_status_condition{{node="machine-7",condition="Ready",status="true"}} 1
+kube_node_status_condition{{node="machine-7",condition="DiskPressure",status="true"}} 1
+kube_node_status_condition{{node="machine-8",condition="DiskPressure",status="true"}} 1
+"""
+"""Series of the DCGM exporter and of kube-state-metrics, as their pages list them."""
 
 
 def free_port() -> int:
@@ -46,14 +57,14 @@ def program(*words: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def dcgm_exporter(host: str) -> Iterator[int]:
-    """Answers like DCGM's exporter on a machine of that name."""
+def exporters(host: str) -> Iterator[int]:
+    """Answers like DCGM's exporter on a machine of that name, and like kube-state-metrics with a pod of a Job there."""
 
     class Exporter(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(DCGM.format(host=host).encode())
+            self.wfile.write(OF_EXPORTERS.format(host=host).lstrip().encode())
 
         def log_message(self, format: str, *args: Any) -> None: ...
 
@@ -81,13 +92,17 @@ def test_alerts_of_a_run_reach_alertmanager_and_every_panel_has_data(runs: Runs,
     api.write_monitoring_files(tmp_path)
     prometheus, alertmanager, metrics = free_port(), free_port(), free_port()
     with ExitStack() as stack:
-        dcgm = stack.enter_context(dcgm_exporter(socket.gethostname()))
+        exporter = stack.enter_context(exporters(socket.gethostname()))
         scrape = {
             "job_name": "holdfast",
             "authorization": {"credentials_file": str(token)},
             "static_configs": [{"targets": [f"127.0.0.1:{metrics}"]}],
         }
-        others = {"job_name": "dcgm", "static_configs": [{"targets": [f"127.0.0.1:{dcgm}"]}]}
+        others = {
+            "job_name": "exporters",
+            "honor_labels": True,
+            "static_configs": [{"targets": [f"127.0.0.1:{exporter}"]}],
+        }
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(tmp_path / RULES_FILE)],
@@ -147,6 +162,10 @@ def test_alerts_of_a_run_reach_alertmanager_and_every_panel_has_data(runs: Runs,
         ]
         for query in queries:
             until(partial(data, query), query, every_s=0.5)
+        for query in queries:
+            if "kube_node_status_condition" in query:
+                (only,) = data(query)
+                assert (only["metric"]["node"], only["metric"]["condition"]) == ("machine-7", "DiskPressure")
         refused = httpx.get(f"http://127.0.0.1:{metrics}/metrics", trust_env=False)
         assert refused.status_code == 401
     api.cancel(watched.folder, force=True)

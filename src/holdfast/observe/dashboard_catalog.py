@@ -66,6 +66,17 @@ def _on_node(metric: str, host: str) -> str:
     return f"{metric} and on ({host}) {info}"
 
 
+_POD_HOSTNAME = "(.+?)(?:-[a-z0-9]{5})?"
+"""A pod's hostname is its name, without the suffix that a Job adds."""
+
+
+def _of_pods(metric: str) -> str:
+    """Series of kube-state-metrics that are not 0, of the run's pods."""
+    return (
+        f'label_replace({metric}, "hostname", "$1", "pod", "{_POD_HOSTNAME}") and on (hostname) {_of_run("node_info")}'
+    )
+
+
 _FLEET = DashboardKind(
     "holdfast-fleet",
     "holdfast: all runs",
@@ -234,6 +245,27 @@ _NODES = DashboardKind(
             "celsius",
             (Query(_on_node("DCGM_FI_DEV_GPU_TEMP", "Hostname"), "{{Hostname}}, GPU {{gpu}}"),),
             "From the DCGM exporter of these machines.",
+        ),
+        Panel(
+            "Pods",
+            PanelKind.STATES,
+            "short",
+            (Query(_of_pods("(kube_pod_status_phase == 1)"), "{{pod}}: {{phase}}"),),
+            "On Kubernetes, from kube-state-metrics.",
+        ),
+        Panel(
+            "Machines of the pods that are not as they should be",
+            PanelKind.STATES,
+            "short",
+            (
+                Query(
+                    '(kube_node_status_condition{condition!="Ready", status="true"} == 1 or '
+                    'kube_node_status_condition{condition="Ready", status!="true"} == 1) '
+                    f"and on (node) ({_of_pods('kube_pod_info')})",
+                    "{{node}}: {{condition}} {{status}}",
+                ),
+            ),
+            "Conditions of nodes on Kubernetes, from kube-state-metrics.",
         ),
     ),
 )

@@ -159,6 +159,14 @@ def _user_metrics(known: RunObservation, _now: float) -> Iterable[Sample]:
         yield from (Sample((str(index), name), replica.metrics[name]) for name in sorted(own)[:MAX_USER_METRICS])
 
 
+def _waited_s(known: RunObservation, now: float) -> float | None:
+    """So far, if it still waits."""
+    status = known.status
+    if known.waited_s is not None or status.created_at is None:
+        return known.waited_s
+    return max(0.0, (now if status.finished_at is None else status.finished_at) - status.created_at)
+
+
 _RUN_ROWS = (
     ExportedMetric("run", Kind.INFO, "The run's job and its code's digest.", _run_info, ("name", "code")),
     ExportedMetric("run_phase", Kind.GAUGE, "1 for the run's phase.", _by_state(RunPhase, _phase), ("phase",)),
@@ -167,6 +175,13 @@ _RUN_ROWS = (
         Kind.GAUGE,
         "When the run was created, in Unix seconds.",
         _one(lambda known, _: known.status.created_at),
+        unit="seconds",
+    ),
+    ExportedMetric(
+        "run_wait_seconds",
+        Kind.GAUGE,
+        "Seconds that the run waited for its first nodes: in a queue, for machines and for their images.",
+        _one(_waited_s),
         unit="seconds",
     ),
     ExportedMetric(

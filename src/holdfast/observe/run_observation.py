@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.events import (
     AnyEvent,
+    AttemptStarted,
     CorruptionObserved,
     DeviceFaultObserved,
     FindingRaised,
@@ -84,6 +85,8 @@ class RunObservation(Struct, frozen=True, kw_only=True):
     """By replica, the tokens of its steps, repeated ones included."""
     findings: Mapping[tuple[str, str], Raised] = field(default_factory=dict[tuple[str, str], Raised])
     """By code and severity; a failure's own finding is among the failures."""
+    waited_s: float | None = None
+    """Seconds from the run's creation until all nodes of its first attempt had joined; None before that."""
     last_event_at: float = 0.0
     """Unix seconds."""
     live: LiveReadings | None = None
@@ -126,6 +129,13 @@ def _step_committed(known: RunObservation, event: StepCommitted) -> RunObservati
     )
 
 
+def _attempt_started(known: RunObservation, event: AttemptStarted) -> RunObservation:
+    created_at = known.status.created_at
+    if known.waited_s is not None or created_at is None:
+        return known
+    return replace(known, waited_s=max(0.0, event.at - created_at))
+
+
 _Raised = (
     FindingRaised | StragglerObserved | DeviceFaultObserved | TrafficStopped | NumericFaultObserved | CorruptionObserved
 )
@@ -137,6 +147,7 @@ def _raised(known: RunObservation, event: _Raised) -> RunObservation:
 
 
 _TABLE: Mapping[type[AnyEvent], Callable[[RunObservation, Any], RunObservation]] = {
+    AttemptStarted: _attempt_started,
     StepCommitted: _step_committed,
     **dict.fromkeys(_Raised.__args__, _raised),
 }
