@@ -112,6 +112,21 @@ def test_headline_has_progress_speed_and_remaining_time(golden: Golden) -> None:
     golden(shown(render_status(status_from_events([*log(1, 1), *STEPS]), now=60, ettr="ETTR 50.0 %")))
 
 
+def test_narrow_terminal_shows_progress_and_what_each_node_does() -> None:
+    events = [
+        structs.replace(event, hostname=f"demo-abc234-node-{event.node}.demo-abc234.team")
+        if isinstance(event, AgentConnected)
+        else event
+        for event in [*log(64, 8), *STEPS]
+    ]
+    lines = shown(render_status(status_from_events(events), now=60, ettr="ETTR 50.0 %"), width=60).splitlines()
+    assert max(map(len, lines)) <= 60
+    words = " ".join(" ".join(lines).split())
+    for part in ("step 40/100", "2,048 tokens/s", "1 min 00 s left", "ETTR 50.0 %", "and 49 more, all well"):
+        assert part in words
+    assert sum("joined" in line and "running" in line for line in lines) == MOST_ROWS - 1
+
+
 def test_slowest_rank_is_named_with_its_phase_while_ranks_take_steps() -> None:
     compared = StepTimesCompared(
         at=40,

@@ -190,9 +190,11 @@ class _Row:
 
 def nodes_table(status: RunStatus) -> Table:
     """Nodes with their ranks; if there are too many, unhealthy ones come first and the rest are counted."""
-    table = Table(box=None, pad_edge=False, header_style="dim")
+    table = Table(box=None, pad_edge=False, header_style="dim", caption_justify="left", caption_style="")
     for heading in ("node", "host", "state", "rank", "process", "doing"):
-        table.add_column(heading, no_wrap=heading != "doing", overflow="fold")
+        # On a narrow terminal these two shrink, the wider one first; a long host name then ends in an ellipsis.
+        shrinks = heading in ("host", "doing")
+        table.add_column(heading, no_wrap=not shrinks, overflow="ellipsis" if heading == "host" else "fold")
     rows = list(_rows(status))
     hidden: list[_Row] = []
     if len(rows) > MOST_ROWS:
@@ -207,7 +209,7 @@ def nodes_table(status: RunStatus) -> Table:
         table.add_row(*who, row.ranks, row.pids, row.doing)
     if hidden:
         well = ", all well" if all(row.healthy for row in hidden) else ""
-        table.add_row(f"and {len(hidden)} more{well}")
+        table.caption = f"and {len(hidden)} more{well}"
     return table
 
 
