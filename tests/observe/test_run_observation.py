@@ -13,8 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.requests import Request
 from tests.observe.test_alerts import SCENARIOS
 
-from holdfast.events import AnyEvent, AttemptStarted, NodeRequested, RunCreated, StepCommitted
+from holdfast.events import AnyEvent, AttemptStarted, NodeChecked, NodeRequested, RunCreated, StepCommitted
 from holdfast.events.log import EventReader, encode_line
+from holdfast.findings import CheckResult, Finding
 from holdfast.observe.exposition import format_metrics
 from holdfast.observe.live_readings import LiveReadings, LogLag
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
@@ -74,6 +75,19 @@ def test_wait_for_the_first_nodes_grows_until_they_have_joined_and_stays() -> No
     ]
     waited = [samples["holdfast_run_wait_seconds", RUN] for samples in scrapes(events)]
     assert waited == [0.0, 30.0, 300.0, 300.0]
+
+
+def test_last_verdict_on_each_node_counts() -> None:
+    failed = CheckResult(check="disk", findings=(Finding(code="disk-full", what="no room"),))
+    events: list[AnyEvent] = [
+        RunCreated(at=1.0, run="r-1", job={}),
+        NodeChecked(at=2.0, node=0, generation=0),
+        NodeChecked(at=2.0, node=1, generation=0, results=(failed,)),
+        NodeChecked(at=9.0, node=1, generation=1),
+    ]
+    key = [("holdfast_run_checked_nodes", (*RUN, ("verdict", verdict))) for verdict in ("passed", "failed")]
+    found = [tuple(samples[each] for each in key) for samples in scrapes(events)]
+    assert found == [(0, 0), (1, 0), (1, 1), (2, 0)]
 
 
 def test_bounds_of_a_class_are_inclusive() -> None:

@@ -103,6 +103,11 @@ def _standbys(known: RunObservation) -> Mapping[str, float]:
     return Counter("ready" if node.ready else "preparing" for node in known.status.nodes.values() if node.standby)
 
 
+def _checks(known: RunObservation) -> Mapping[str, float]:
+    failed = known.failed_nodes.bit_count()
+    return {"passed": known.checked_nodes.bit_count() - failed, "failed": failed}
+
+
 def _spent(known: RunObservation, now: float) -> Iterable[Sample]:
     parts = known.status.account(now).parts
     return (Sample((part.value,), parts.get(part, 0.0)) for part in TimeCategory)
@@ -271,6 +276,13 @@ _RUN_ROWS = (
         _one(lambda known, _: known.status.is_degraded),
     ),
     ExportedMetric("run_nodes", Kind.GAUGE, "Nodes by phase.", _by_state(NodePhase, _nodes), ("phase",)),
+    ExportedMetric(
+        "run_checked_nodes",
+        Kind.GAUGE,
+        "Nodes by the verdict of their last checks before a start.",
+        _by_state(("passed", "failed"), _checks),
+        ("verdict",),
+    ),
     ExportedMetric(
         "run_standby_nodes",
         Kind.GAUGE,

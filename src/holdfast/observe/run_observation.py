@@ -18,6 +18,7 @@ from holdfast.events import (
     CorruptionObserved,
     DeviceFaultObserved,
     FindingRaised,
+    NodeChecked,
     NumericFaultObserved,
     RunCreated,
     StepCommitted,
@@ -85,6 +86,10 @@ class RunObservation(Struct, frozen=True, kw_only=True):
     """By replica, the tokens of its steps, repeated ones included."""
     findings: Mapping[tuple[str, str], Raised] = field(default_factory=dict[tuple[str, str], Raised])
     """By code and severity; a failure's own finding is among the failures."""
+    checked_nodes: int = 0
+    """Bit N: node N has ended its checks before a start. A mapping would be copied at each of thousands of events."""
+    failed_nodes: int = 0
+    """Bit N: the last ones of node N failed."""
     waited_s: float | None = None
     """Seconds from the run's creation until all nodes of its first attempt had joined; None before that."""
     last_event_at: float = 0.0
@@ -136,6 +141,12 @@ def _attempt_started(known: RunObservation, event: AttemptStarted) -> RunObserva
     return replace(known, waited_s=max(0.0, event.at - created_at))
 
 
+def _node_checked(known: RunObservation, event: NodeChecked) -> RunObservation:
+    node = 1 << event.node
+    failed = known.failed_nodes & ~node if event.problem is None else known.failed_nodes | node
+    return replace(known, checked_nodes=known.checked_nodes | node, failed_nodes=failed)
+
+
 _Raised = (
     FindingRaised | StragglerObserved | DeviceFaultObserved | TrafficStopped | NumericFaultObserved | CorruptionObserved
 )
@@ -148,6 +159,7 @@ def _raised(known: RunObservation, event: _Raised) -> RunObservation:
 
 _TABLE: Mapping[type[AnyEvent], Callable[[RunObservation, Any], RunObservation]] = {
     AttemptStarted: _attempt_started,
+    NodeChecked: _node_checked,
     StepCommitted: _step_committed,
     **dict.fromkeys(_Raised.__args__, _raised),
 }
