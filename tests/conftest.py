@@ -62,6 +62,7 @@ MODULE_FIXTURES = (
     "tests/preflight/test_simulated_fabric.py",
     "tests/runs/test_host_runs.py",
     "tests/runs/test_resume.py",
+    "tests/runs/test_targets.py",
     "tests/runs/test_slurm_runs.py",
     "tests/runs/test_unmodified_programs.py",
     "tests/train/test_hang_culprit.py",

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.golden import WRITE
 
 import holdfast
 import holdfast.train
@@ -17,6 +18,7 @@ from holdfast.control.policy import FailureKind
 from holdfast.control.state import ReplicaPhase
 from holdfast.diagnose.knowledge.index import find
 from holdfast.fabric.catalog import CATALOG
+from holdfast.launch.target_features import REASONS, TARGETS, UNTESTED, Feature
 from holdfast.observe.dashboard_catalog import DASHBOARDS, PanelKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -169,3 +171,49 @@ def test_troubleshooting_names_codes_that_can_be_explained() -> None:
     codes = [code for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
     assert len(codes) > 30
     assert [code for code in codes if not find(code)] == []
+
+
+def test_targets_page_is_generated_from_the_table(reference: ModuleType) -> None:
+    page, text = ROOT / "docs" / "targets.md", reference.targets_page()
+    if WRITE:
+        page.write_text(text)
+    assert page.read_text() == text, "HOLDFAST_WRITE_GOLDEN=1 writes it"
+
+
+SHOWN_BY = {
+    Feature.RANK_KILLED: "test_killed_rank_is_recovered_from_the_last_checkpoint",
+    Feature.RANK_RAISES: "test_rank_that_raises_is_recovered_and_its_error_is_shown",
+    Feature.HANG: "test_stopped_rank_is_taken_for_hung_and_named",
+    Feature.AGENT_KILLED: "test_killed_agent_is_replaced_on_the_same_machine_or_another",
+    Feature.NODE_LOST: "test_lost_machine_is_replaced_by_a_spare",
+    Feature.CONTROLLER_KILLED: "test_killed_controller_comes_back_without_a_rank_restarting",
+    Feature.CODE_SHIPPED: "test_every_attempt_ran_the_code_of_the_start",
+    Feature.CANCEL: "test_cancelled_run_ends_at_once_with_every_step_done",
+    Feature.SHAPE_CHANGE: "test_elastic_run_continues_on_fewer_machines",
+    Feature.SHAPE_GROWTH: "test_elastic_run_continues_on_fewer_machines",
+}
+"""The test of each feature in tests/runs/test_targets.py, which runs on all targets but Kubernetes."""
+SHOWN_ELSEWHERE = {
+    (Feature.RANK_KILLED, "kubernetes"): "test_what_dies_comes_back_in_place_and_is_counted_once",
+    (Feature.AGENT_KILLED, "kubernetes"): "test_what_dies_comes_back_in_place_and_is_counted_once",
+    (Feature.NODE_LOST, "kubernetes"): "test_lost_machines_nodes_move_and_the_others_stay",
+    (Feature.CONTROLLER_KILLED, "kubernetes"): "test_what_dies_comes_back_in_place_and_is_counted_once",
+    (Feature.CANCEL, "kubernetes"): "test_what_dies_comes_back_in_place_and_is_counted_once",
+    (Feature.REPLICAS, "kubernetes"): "test_replicas_meet_in_a_cluster_and_continue_without_one_that_is_evicted",
+    (Feature.SUBMITTER_LEAVES, "kubernetes"): "test_client_that_was_away_and_another_machine_follow_the_run_and_end_it_"
+    "without_a_trace",
+    (Feature.RESUME, "local"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
+    (Feature.RESUME, "hosts"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
+    (Feature.RESUME, "slurm"): "test_training_that_moves_to_slurm_is_bit_exact",
+    (Feature.REPLICAS, "local"): "test_failure_of_one_replica_is_nothing_to_the_other",
+}
+"""The test of a feature on a target that another file has."""
+
+
+def test_what_a_target_is_said_to_do_has_a_test() -> None:
+    files = [path for folder in ("runs", "launch/kubernetes") for path in (ROOT / "tests" / folder).glob("test_*.py")]
+    tests = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
+    claimed = {(feature, target) for feature in Feature for target in TARGETS} - REASONS.keys() - UNTESTED
+    shared = {(feature, target) for feature in SHOWN_BY for target in TARGETS if target != "kubernetes"}
+    assert claimed == (shared - REASONS.keys()) | SHOWN_ELSEWHERE.keys()
+    assert {*SHOWN_BY.values(), *SHOWN_ELSEWHERE.values()} <= tests

@@ -37,6 +37,7 @@ from holdfast.diagnose.device_fault_lines import FAULT_OF_RULE
 from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
+from holdfast.launch.target_features import REASONS, TARGETS, UNTESTED, Feature, reason_against
 from holdfast.metrics import devices, flops, metric_catalog
 from holdfast.observe.alert_catalog import ALERTS
 from holdfast.observe.exported_metrics import EXPORTED, PREFIX, Kind
@@ -631,6 +632,33 @@ def _amount(name: str, value: float) -> str:
 
 def _doc(thing: type) -> str:
     return inspect.cleandoc(thing.__doc__ or "")
+
+
+# -- targets ------------------------------------------------------------------------------------------------------
+
+
+def targets_page() -> str:
+    """What a run survives on each target, with the reason where it does not."""
+    reasons = list(dict.fromkeys(REASONS.values()))
+
+    def cell(feature: Feature, target: str) -> str:
+        if reason := reason_against(feature, target):
+            return f"no ({reasons.index(reason) + 1})"
+        return "untested" if (feature, target) in UNTESTED else "yes"
+
+    rows = ((feature.value, *(cell(feature, target) for target in TARGETS)) for feature in Feature)
+    return _page(
+        (
+            "# What a run survives on which target",
+            "The same tests run on each target (`tests/runs/test_targets.py`), with the programs of the place itself: "
+            "sshd, slurmctld and slurmd, or a Kubernetes control plane, all on one machine. On Kubernetes other tests "
+            "show the same (`tests/launch/kubernetes/test_cluster_runs.py`). This page is generated from "
+            "`launch/target_features.py`. *untested*: the code is that of other targets, and no test has shown it.",
+            _table(("what happens", *TARGETS.values()), rows),
+            "\n".join(f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)),
+            "How each target is set up: [hosts](hosts.md), [Slurm](slurm.md), [Kubernetes](kubernetes.md).",
+        )
+    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

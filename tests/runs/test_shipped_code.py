@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,6 @@ from holdfast.events import (
 )
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch import supervised_target
-from holdfast.launch.local import netns
 from holdfast.run_dir import RunDir, runs_root
 
 PROGRAM = """
@@ -44,7 +42,6 @@ def project(runs: Runs, tmp_path: Path) -> Path:
     targets = path / ".holdfast" / "targets"
     targets.mkdir(parents=True)
     (targets / "shipped.yaml").write_text("code: shipped\n")
-    (targets / "apart.yaml").write_text("code: shipped\nisolation: netns\n")
     (path / "train.py").write_text(PROGRAM)
     (path / "flavour.py").write_text("NAME = 'original'\n")
     shutil.copy(TORCH_FREE_TRAINER, path / "torch_free_trainer.py")
@@ -63,21 +60,11 @@ def digest(watched: WatchedRun) -> str:
     return shipped.digest
 
 
-def change(project: Path) -> None:
-    (project / "flavour.py").write_text("NAME = 'changed'\n")
-
-
-@pytest.mark.parametrize("target", ["shipped", "apart"])
-@pytest.mark.parametrize("lose", [change, shutil.rmtree], ids=["changed", "deleted"])
-def test_recovered_attempt_runs_the_code_of_the_start(
-    runs: Runs, project: Path, lose: Callable[[Path], object], target: str
-) -> None:
-    if target == "apart" and (reason := netns.unavailable()):
-        pytest.skip(f"needs network namespaces: {reason}")
-    watched = start(runs, target=target)
+def test_recovered_attempt_runs_the_code_of_a_folder_that_was_deleted(runs: Runs, project: Path) -> None:
+    watched = start(runs)
     for _ in range(2):
         watched.wait_for(RanksStarted)
-    lose(project)
+    shutil.rmtree(project)
     watched.drill(FaultTarget.NODE, 1, FaultAction.KILL, at_step=12)
     watched.wait_for(RecoveryDecided)
     watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)

@@ -2,49 +2,32 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Iterator
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
+from tests.runs.target_fixtures import slurm_target, write_target
 from tests.waiting import until
 
 from holdfast import api
 from holdfast.events import (
-    AgentConnected,
-    ControllerStarted,
-    FaultAction,
-    FaultTarget,
     NodeCreated,
     NodePreemptionNotice,
     NodeTerminated,
     NodeUnavailable,
     Outcome,
-    RanksStarted,
-    RecoveryDecided,
     StepCommitted,
 )
-from lab.slurm_cluster import SlurmCluster, slurm_cluster
-
-
-@pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    if missing := [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name) is None]:
-        pytest.skip(f"needs {missing[0]}: apt-get install slurm-wlm munge")
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3") as cluster:
-        yield cluster
+from lab.slurm_cluster import SlurmCluster
 
 
 @pytest.fixture
 def slurm_runs(runs: Runs, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     """Runs on the target `cluster`, and on `spare`, which has a node more than the job."""
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    folder = runs.base / ".holdfast" / "targets"
-    folder.mkdir(parents=True)
     for name, spares in (("cluster", 0), ("spare", 1)):
-        text = f"kind: slurm\nslurm: {{address: 127.0.0.1, spares: {spares}, folder: {runs.base / 'nodes'}}}\n"
-        (folder / f"{name}.yaml").write_text(text)
+        write_target(runs.base, name, slurm_target(runs.base, spares=spares))
     yield runs
     runs.close()
     until(lambda: slurm.command("squeue", "-h") == "")
@@ -64,45 +47,10 @@ def machines(watched: WatchedRun) -> dict[int, str]:
     return {event.node: event.machine for event in watched.all(NodeCreated)}
 
 
-def test_killed_rank_agent_and_controller_are_recovered_in_one_allocation(
-    slurm_runs: Runs, slurm: SlurmCluster
-) -> None:
-    watched = steps(slurm_runs, 250, "cluster", "recovery.node_grace_s=30")
-    watched.wait_for(StepCommitted)
-    assert {*machines(watched).values()} == {"n1", "n3"}, "Slurm chooses nodes below one switch"
-    watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
-    watched.wait_for(RecoveryDecided)
-    watched.wait_for(StepCommitted)
-    watched.drill(FaultTarget.AGENT, 1, FaultAction.KILL)
-    watched.wait_for(RecoveryDecided)
-    watched.wait_for(StepCommitted)
-    started = len(watched.all(RanksStarted))
-    watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)
-    watched.wait_for(ControllerStarted)
-    watched.wait_for(AgentConnected)
-    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
-    assert len(watched.all(RanksStarted)) == started
-    assert steps_once(watched) == list(range(1, 251))
-    assert len([*watched.folder.logs.glob("*/rank-1.log")]) == 3
-
-
-def test_lost_node_is_replaced_by_a_spare_of_the_allocation(slurm_runs: Runs, slurm: SlurmCluster) -> None:
-    watched = steps(slurm_runs, 150, "spare")
-    watched.wait_for(StepCommitted)
-    before = machines(watched)
-    assert before == {0: "n1", 1: "n3"}, "ranks share a switch, and the spare is below the other"
-    slurm.kill_processes(before[1])
-    spare = watched.wait_for(NodeCreated, lambda event: event.generation == 1)
-    assert spare.machine == "n2"
-    lost = (slurm_runs.base / "nodes" / "runs" / watched.folder.run_id / "nodes" / "node1.0" / "sockets").readlink()
-    shutil.rmtree(lost)  # nothing on a lost node can
-    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
-    assert steps_once(watched) == list(range(1, 151))
-
-
 def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, slurm: SlurmCluster) -> None:
     watched = steps(slurm_runs, 500)  # longer than Slurm takes to kill what has ignored SIGTERM
     watched.wait_for(StepCommitted)
+    assert {*machines(watched).values()} == {"n1", "n3"}, "Slurm chooses nodes below one switch"
     first = (watched.folder.path / "allocation").read_text()
     slurm.command("scancel", first)
     gone = watched.wait_for(NodeTerminated, lambda event: "Slurm job" in event.reason)
@@ -112,8 +60,9 @@ def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, slu
 
 
 def test_announced_end_of_an_allocation_reaches_the_agents(slurm_runs: Runs, slurm: SlurmCluster) -> None:
-    watched = steps(slurm_runs, 2000)
+    watched = steps(slurm_runs, 2000, "spare")
     watched.wait_for(StepCommitted)
+    assert machines(watched) == {0: "n1", 1: "n3"}, "ranks share a switch, and the spare is below the other"
     slurm.command("scancel", "--signal=TERM", (watched.folder.path / "allocation").read_text())
     watched.wait_for(NodePreemptionNotice)
     api.cancel(watched.folder, force=True)

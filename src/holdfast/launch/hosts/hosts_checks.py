@@ -12,6 +12,7 @@ from holdfast.job.targets import TargetSpec
 from holdfast.launch.hosts.host_survey import HostFacts, HostSurvey
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.secret_values import missing_secrets
+from holdfast.launch.target_features import NO_QUORUM
 
 
 def check_job(
@@ -40,7 +41,7 @@ def check_without_cluster(job: Job, spec: TargetSpec, *, base: Path, environ: Ma
         yield _error(
             "not-supported",
             "recovery.replicas",
-            "replicas form a quorum with a service that the nodes of this target cannot reach yet",
+            NO_QUORUM,
             "Use one replica here: a lost node restarts all ranks. On Kubernetes replicas continue without it.",
         )
     if job.nodes.max > 1 and not (job.checkpoint.is_remote or job.checkpoint.path or spec.checkpoint_root):
