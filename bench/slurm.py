@@ -44,15 +44,23 @@ def main() -> None:
         runs = TargetRuns(Path(base), {"two": _target(base, spares=0), "three": _target(base, spares=1)})
 
         def torchrun() -> float:
+            cluster.wait_until_idle()  # else a job waits for the end of the last one
             return runs.all_reduce_s(lambda out: [_srun_torchrun(out)])
 
         def submitit() -> float:
+            cluster.wait_until_idle()
             return runs.all_reduce_s(lambda out: [[sys.executable, str(SUBMITIT), str(ALL_REDUCE), str(out)]])
 
         def launch() -> float:
+            cluster.wait_until_idle()
             return runs.launch("two")
 
+        def kill(target: str) -> float:
+            cluster.wait_until_idle()
+            return runs.kill(target)
+
         def lose_node() -> float:
+            cluster.wait_until_idle()
             return runs.lose("three", lambda _, node: cluster.kill_processes(node))[1]
 
         claim = "Slurm: command → first all-reduce, 2 nodes"
@@ -64,9 +72,7 @@ def main() -> None:
         else:
             say("submitit is not installed, so it is left out: pip install submitit==1.5.3")
         claim = "Slurm: SIGKILL of a rank → next whole step"
-        found.append(
-            compared(claim, count, "holdfast, local", lambda: runs.kill("local"), lambda: runs.kill("two"), KILL_GOAL)
-        )
+        found.append(compared(claim, count, "holdfast, local", lambda: kill("local"), lambda: kill("two"), KILL_GOAL))
         claim = "Slurm: node lost → next whole step on a spare, beyond `node_grace_s`, median"
         found.append(beyond_grace(claim, [lose_node() for _ in range(count)], goal_s=NODE_GOAL_S))
     result_file.save(options.json, TITLE, found)

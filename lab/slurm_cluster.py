@@ -93,6 +93,10 @@ class SlurmCluster:
         for name in self.names:
             (self.folder / "spool" / name).mkdir(parents=True)
             self._spawn("slurmd", "-D", "-f", str(self.conf), "-N", name)
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until no node has a job, nor what is left of one."""
         self._await(self._is_idle, "slurmd")
 
     def _is_idle(self) -> bool:

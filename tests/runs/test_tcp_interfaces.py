@@ -79,6 +79,6 @@ def test_promised_interface_is_confirmed_and_its_later_fall_is_found(isolated_ru
     slowed = watched.wait_for(LinkSlowed, lambda event: event.node == 1)
     assert slowed.now_bytes_s == pytest.approx(SLOW_BYTES_S, rel=0.3)
     assert slowed.now_bytes_s < 0.1 * slowed.before_bytes_s
-    sought = f"the link from rank 1 on node1 to rank 0 on node0 over {FAST} has become slow: 2."
+    sought = f"the link from rank 1 on node1 to rank 0 on node0 over {FAST} has become slow: "
     found = watched.first(FindingRaised, lambda event: event.finding.what.startswith(sought)).finding
     assert found.code == "link-slowed"

@@ -155,4 +155,4 @@ def test_stream_continues_in_its_middle_exactly_and_a_server_that_is_gone_is_nam
     assert 8 + 9 <= before // 8 < whole
     training.run(data(load(server, kind, tmp_path), 1), world_size=2, steps=whole - before // 8)
     assert b"".join(training.taken) == text()[: LENGTH * 8 * whole]
-    assert training.codes() == set()
+    assert training.findings == []
