@@ -96,7 +96,7 @@ class SlurmCluster:
         self.wait_until_idle()
 
     def wait_until_idle(self) -> None:
-        """Wait until no node has a job, nor what is left of one."""
+        """Wait until no node has a job, nor remains of one."""
         self._await(self._is_idle, "slurmd")
 
     def _is_idle(self) -> bool:

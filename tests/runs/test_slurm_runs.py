@@ -12,6 +12,8 @@ from tests.waiting import until
 
 from holdfast import api
 from holdfast.events import (
+    FaultAction,
+    FaultTarget,
     NodeCreated,
     NodePreemptionNotice,
     NodeTerminated,
@@ -19,6 +21,7 @@ from holdfast.events import (
     Outcome,
     StepCommitted,
 )
+from holdfast.launch.target_machines import MachineState
 from lab.slurm_cluster import SlurmCluster
 
 
@@ -101,3 +104,28 @@ def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, slurm: SlurmClu
     assert "#SBATCH --nodes=3" in text
     tested = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True, check=True)
     assert "to start at" in tested.stderr
+
+
+def test_machine_of_a_failed_gpu_is_drained_and_left_out_until_it_is_released(
+    slurm_runs: Runs, slurm: SlurmCluster
+) -> None:
+    first = steps(slurm_runs, 4000, "spare")
+    first.wait_for(StepCommitted)
+    bad = machines(first)[1]
+    first.drill(FaultTarget.GPU, 1, FaultAction.FAIL)
+    first.wait_for(StepCommitted, lambda event: event.attempt == 1)
+    assert first.codes().count("machine-cordoned") == 1
+    assert f"holdfast: {first.folder.run_id}" in slurm.command("sinfo", "-h", "-R", "-n", bad, "-o", "%E")
+    api.cancel(first.folder)
+    first.wait_for_end()
+    listed = api.machines("spare", base=slurm_runs.base).machines
+    assert {each.name: each.state for each in listed} == {
+        name: MachineState.QUARANTINED if name == bad else MachineState.FREE for name in ("n1", "n2", "n3")
+    }
+    second = slurm_runs.start("true", nodes=1, target="spare")
+    second.wait_for(NodeCreated)
+    script = slurm.command("scontrol", "write", "batch_script", (second.folder.path / "allocation").read_text(), "-")
+    assert f"#SBATCH --exclude={bad}\n" in script
+    second.wait_for_end()
+    assert api.release_machine(bad, "spare", base=slurm_runs.base) == ()
+    assert "drain" not in slurm.command("sinfo", "-h", "-n", bad, "-o", "%T")

@@ -41,6 +41,31 @@ def describe(row: QuarantineRow) -> str:
     return f"{row.machine}: {row.code}, found by {row.run}; until {utc(row.until)}{again}"
 
 
+def cordoned(machine: str, target: str) -> Finding:
+    """The cluster places nothing more on a machine, for this run's sake."""
+    return Finding(
+        code="machine-cordoned",
+        severity=Severity.WARNING,
+        what=f"the machine {machine} is cordoned, because a device failed there",
+        where=machine,
+        remedy=f"Have it repaired, then `{release_command(machine, target)}`, which uncordons it too.",
+        owner=Owner.CLUSTER,
+    )
+
+
+def not_cordoned(machine: str, refusal: tuple[str, ...], remedy: str) -> Finding:
+    """The cluster does not let this run cordon a machine; the remedy tells who may."""
+    return Finding(
+        code="machine-not-cordoned",
+        severity=Severity.WARNING,
+        what=f"this run avoids the machine {machine}, and other jobs do not",
+        where=machine,
+        evidence=refusal,
+        remedy=remedy,
+        owner=Owner.CLUSTER,
+    )
+
+
 def decision_finding(decision: Decision, candidate: Candidate, target: str) -> Finding | None:
     """What the user must know of a decision; None if it changes nothing for later runs."""
     machine, row = candidate.machine, decision.accepted

@@ -25,13 +25,14 @@ def simulated_names(capacity: int) -> tuple[str, ...]:
     return tuple(f"machine{number}" for number in range(capacity))
 
 
-def read_machines(target: str, spec: TargetSpec) -> TargetMachines:
-    """All machines of the target."""
+def read_machines(target: str, spec: TargetSpec, names: tuple[str, ...] = ()) -> TargetMachines:
+    """All machines of the target; `names` if its file does not name them."""
     known, findings = QuarantineFile(target).read()
     simulated = simulated_names(spec.capacity) if spec.capacity else ()
     own = (socket.gethostname(),) if spec.kind == LOCAL else ()
-    names = spec.hosts or simulated or own
-    return list_machines(names, _uses(target), known, now=time.time(), findings=findings)
+    return list_machines(
+        names or spec.hosts or simulated or own, _uses(target), known, now=time.time(), findings=findings
+    )
 
 
 def release_machine(target: str, machine: str) -> tuple[Finding, ...]:

@@ -41,6 +41,11 @@ class MachinePool:
         before = self.machine(NodeId(node=node_id.node, generation=node_id.generation - 1))
         return min(free, key=lambda name: (name == before, self.names.index(name)), default=None)
 
+    @property
+    def out_of_use(self) -> frozenset[str]:
+        """Machines that this run has avoided, and those that other runs have quarantined."""
+        return self._quarantined | self._avoided
+
     def place(self, node_id: NodeId, machine: str) -> None:
         """Record where a node is."""
         node_folder = self._folder.node_dir(node_id.node, node_id.generation)
@@ -94,12 +99,12 @@ class MachinePool:
     def unavailable_reason(self) -> str:
         """Why no machine is free."""
         out = f", {len(self._cordoned)} of them out of use until `holdfast drill restore`" if self._cordoned else ""
-        bad = self._avoided | self._quarantined
+        bad = self.out_of_use
         held = f", {len(bad)} of them quarantined (`holdfast nodes`)" if bad else ""
         return f"there are {len(self.names)} machines for nodes here{out}{held}"
 
     def _free(self, live: Iterable[NodeId]) -> list[str]:
-        taken = {*self._cordoned.values(), *self._avoided, *self._quarantined, *map(self.machine, live)}
+        taken = {*self._cordoned.values(), *self.out_of_use, *map(self.machine, live)}
         return [name for name in self.names if name not in taken]
 
     def machine(self, node_id: NodeId) -> str:

@@ -145,7 +145,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "machine-cordoned",
         "A device failed on this machine of the cluster, and the controller's account may cordon machines.",
-        "`kubectl get node MACHINE`: SchedulingDisabled, with the reason in the annotation `holdfast/quarantine`.",
+        "`kubectl get node MACHINE`: SchedulingDisabled, with the reason in the annotation `holdfast/quarantine`. On "
+        "Slurm `sinfo --list-reasons`: drained, with the reason.",
         "Have the machine repaired, then `holdfast nodes --release MACHINE --on TARGET`, which uncordons it too.",
     ),
     (
@@ -203,7 +204,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "machine-not-cordoned",
         "A device failed on this machine of the cluster. The run uses it no more, but may not cordon it for others.",
         "The finding that replaced the node; `dmesg` on that machine.",
-        "`kubectl cordon MACHINE`, and have it repaired.",
+        "`kubectl cordon MACHINE`, on Slurm `scontrol update nodename=MACHINE state=drain`, and have it repaired.",
     ),
     (
         "standby-not-ready",

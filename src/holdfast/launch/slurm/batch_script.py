@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import shlex
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from holdfast.job.run_spec import RunSpec
@@ -36,9 +37,10 @@ def node_python(accepted: RunSpec) -> str:
     return accepted.slurm.python or sys.executable
 
 
-def batch_script(accepted: RunSpec, run: str, meeting: Meeting) -> str:
-    """The script for `sbatch`: one task on each node, which stays while others fail."""
-    options = [f"--{name}={value}" for name, value in _options(accepted, run).items() if value]
+def batch_script(accepted: RunSpec, run: str, meeting: Meeting, exclude: Collection[str] = ()) -> str:
+    """The script for `sbatch`: one task on each node, which stays while others fail; none on the excluded nodes."""
+    wanted = _options(accepted, run) | {"exclude": ",".join(sorted(exclude))}
+    options = [f"--{name}={value}" for name, value in wanted.items() if value]
     options += ["--ntasks-per-node=1", "--no-kill", "--no-requeue", *accepted.slurm.options]
     env = {
         "HOLDFAST_HOME": node_folder(accepted),

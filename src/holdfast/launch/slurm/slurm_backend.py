@@ -12,8 +12,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.findings import Finding
 from holdfast.host.files import atomic_write, read_line
 from holdfast.job.backend import NodeId
+from holdfast.job.quarantine import Certainty, MachineEvidence
+from holdfast.job.quarantine_text import cordoned, not_cordoned
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.hosts.host_messages import FileChunk, HostReady, RunEnded, ToHost, decode_from_host, encode
 from holdfast.launch.hosts.linked_hosts import END_TIMEOUT_S, LinkedHosts
@@ -93,6 +96,24 @@ class SlurmBackend(LinkedHosts):
         self._waiting_since = float("inf")
         """Since when a node of the run waits for one of the allocation."""
 
+    async def avoid_machine(
+        self, node_id: NodeId, machine: str, evidence: MachineEvidence | None
+    ) -> tuple[Finding, ...]:
+        """Use another node of the allocation, and drain this one for all jobs if a device surely failed."""
+        findings = await super().avoid_machine(node_id, machine, evidence)
+        quarantined = any(each.code == "machine-quarantined" for each in findings)
+        if quarantined and evidence is not None and evidence.certainty is Certainty.CERTAIN:
+            return (*findings, await asyncio.to_thread(self._drain, machine, evidence.finding.what))
+        return findings
+
+    def _drain(self, machine: str, why: str) -> Finding:
+        try:
+            slurm_commands.drain(machine, f"{self._folder.run_id}: {why}")
+        except HoldfastError as refused:
+            remedy = f"Have it drained (`scontrol update nodename={machine} state=drain`) and repaired."
+            return not_cordoned(machine, refused.findings[0].evidence, remedy)
+        return cordoned(machine, self._accepted.target)
+
     def _connect(self) -> None:
         if not self._running:
             self._running = [asyncio.ensure_future(self._keep_allocation())]
@@ -165,7 +186,7 @@ class SlurmBackend(LinkedHosts):
             key=TokenIssuer(read_line(self._folder.token)).host_key(),
             ca=self._folder.ca.read_text(),
         )
-        script = batch_script(self._accepted, self._folder.run_id, meeting)
+        script = batch_script(self._accepted, self._folder.run_id, meeting, self._machines.out_of_use)
         number = await asyncio.to_thread(slurm_commands.submit, script)
         atomic_write(self._folder.path / JOB_NAME, number.encode())
         log.info("submitted Slurm job %s", number)

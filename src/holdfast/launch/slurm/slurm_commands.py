@@ -11,6 +11,8 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Owner
 
 TIMEOUT_S = 30.0
+DRAINED_BY = "holdfast:"
+"""How the reason of a drained node begins, which tells it apart from one that somebody else has drained."""
 _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "RESIZING", "REQUEUED", "SIGNALING", "STOPPED"}
 """States of a job that has, or may get, nodes."""
 _REASONS: Mapping[str, str] = {
@@ -101,6 +103,28 @@ def parse_job(text: str) -> SlurmJob:
 def cancel(number: str) -> None:
     """End a job with all its processes; nothing if it has ended. Raises HoldfastError if Slurm does not answer."""
     _run(("scancel", "--quiet", number), "", what="Slurm does not answer")
+
+
+def node_names() -> tuple[str, ...]:
+    """The cluster's nodes; raises HoldfastError if Slurm does not answer."""
+    text = _run(("sinfo", "--noheader", "--Node", "--format=%N"), "", what="Slurm does not answer")
+    return tuple(dict.fromkeys(text.split()))  # a node of several partitions is listed once for each
+
+
+def drain(node: str, why: str) -> None:
+    """Have Slurm start no further job on a node; raises HoldfastError if this user may not."""
+    _run(_change(node, "drain", f"reason={DRAINED_BY} {why}"), "", what=f"{node} cannot be drained")
+
+
+def undrain(node: str) -> None:
+    """Undo what `drain` did; a node that somebody else has drained stays so. Raises HoldfastError if refused."""
+    what = f"{node} cannot be resumed"
+    if f"Reason={DRAINED_BY} " in _run(("scontrol", "show", "node", "-o", node), "", what=what):
+        _run(_change(node, "resume"), "", what=what)
+
+
+def _change(node: str, state: str, *more: str) -> tuple[str, ...]:
+    return ("scontrol", "update", f"nodename={node}", f"state={state}", *more)
 
 
 def _run(argv: Sequence[str], stdin: str, *, what: str) -> str:

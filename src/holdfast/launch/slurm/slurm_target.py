@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
     from holdfast.job.run_spec import RunSpec
+    from holdfast.job.targets import TargetSpec
+    from holdfast.launch.target_machines import TargetMachines
     from holdfast.run_dir import RunDir
 
 
@@ -48,6 +50,21 @@ class SlurmTarget(SupervisedTarget):
             accepted = self.accept(wanted, Path(scratch))
         script = batch_script(accepted, "check", Meeting(address="127.0.0.1", port="1", key="", ca=""))
         return (*refusal(script), *checkpoint_here(wanted))
+
+    def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
+        """The cluster's nodes, those that this user's runs use, and those that they avoid."""
+        from holdfast.launch.file_machine_list import read_machines
+        from holdfast.launch.slurm.slurm_commands import node_names
+
+        return read_machines(name, spec, node_names())
+
+    def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
+        """Change the target's quarantine file, and undo the drain of a run."""
+        from holdfast.launch.slurm.slurm_commands import undrain
+
+        findings = super().release_machine(name, spec, machine)
+        undrain(machine)
+        return findings
 
     def rendered(self, accepted: RunSpec) -> str:
         """The batch script, and every rank's environment and command."""

@@ -21,7 +21,7 @@ from holdfast.events.log import read_events
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.quarantine import Candidate, Certainty, Decision, MachineEvidence, Quarantine, judge
-from holdfast.job.quarantine_text import avoided_finding, decision_finding, describe, release_command
+from holdfast.job.quarantine_text import avoided_finding, cordoned, decision_finding, describe, not_cordoned
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable, ClusterError
@@ -200,23 +200,9 @@ class KubernetesBackend:
         try:
             await self._cluster.patch(f"{NODES_PATH}/{machine}", marked)
         except ApiError as refused:
-            return Finding(
-                code="machine-not-cordoned",
-                severity=Severity.WARNING,
-                what=f"this run avoids the machine {machine}, and other jobs do not",
-                where=machine,
-                evidence=(str(refused),),
-                remedy=f"Cordon it (`kubectl cordon {machine}`) and have it repaired.",
-                owner=Owner.CLUSTER,
-            )
-        return Finding(
-            code="machine-cordoned",
-            severity=Severity.WARNING,
-            what=f"the machine {machine} is cordoned, because a device failed there",
-            where=machine,
-            remedy=f"Have it repaired, then `{release_command(machine, self._target)}`, which uncordons it too.",
-            owner=Owner.CLUSTER,
-        )
+            remedy = f"Cordon it (`kubectl cordon {machine}`) and have it repaired."
+            return not_cordoned(machine, (str(refused),), remedy)
+        return cordoned(machine, self._target)
 
     async def cordon(self, node_id: NodeId) -> None:
         """Nothing to do: the cluster chooses the machines."""
