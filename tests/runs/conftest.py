@@ -152,9 +152,12 @@ class WatchedRun:
         return self.folder.rank_log(attempt, rank, replica, replicas).read_text()
 
 
-def steps_done(watched: WatchedRun) -> list[int]:
-    """Step numbers finished by a full set of ranks, from the ranks' own records."""
-    folder = watched.folder.checkpoints
+def steps_done(watched: WatchedRun, checkpoints: Path | None = None) -> list[int]:
+    """Step numbers finished by a full set of ranks, from the ranks' own records.
+
+    The log lacks those that a machine had not reported when it was lost.
+    """
+    folder = checkpoints or watched.folder.checkpoints
     notes = [{tuple(line.split()[:2]) for line in (folder / f"steps-{rank}.txt").open()} for rank in (0, 1)]
     return sorted({int(step) for _, step in notes[0] & notes[1]})
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.runs.conftest import Runs, WatchedRun
+from tests.runs.conftest import Runs, WatchedRun, steps_done
 from tests.runs.target_fixtures import hosts_target, write_target
 from tests.waiting import until
 
@@ -113,7 +113,7 @@ def test_lost_host_is_replaced_by_a_spare_and_is_used_again_once_it_is_back(host
     assert back.machine == first[1]
     hosts.start(first[0])
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
-    assert count_of_steps(watched) == list(range(1, 201))
+    assert steps_done(watched, host_runs.base / "checkpoints") == list(range(1, 201))
 
 
 def test_node_on_a_host_that_was_out_of_reach_is_removed_when_it_is_back(host_runs: Runs, hosts: SshHosts) -> None:
