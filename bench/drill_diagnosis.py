@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -244,11 +244,16 @@ def is_correct(case: Case, answer: Diagnosis, replicas: int = 1, number: int = 1
 
 
 def diagnose_drill(
-    action: FaultAction, target: FaultTarget, base: Path, replicas: int = 1, number: int = 1
+    action: FaultAction,
+    target: FaultTarget,
+    base: Path,
+    replicas: int = 1,
+    number: int = 1,
+    overrides: Sequence[str] = (),
 ) -> Diagnosis:
     """Start a run, inject the fault into the rank or node of that number, and diagnose it blind."""
     case = CASES[action, target]
-    with _run(case, base, max(replicas, case.replicas)) as run:
+    with _run(case, base, max(replicas, case.replicas), overrides) as run:
         wait_until(run, lambda event: isinstance(event, StepCommitted))  # a busy machine has no controller earlier
         if action is FaultAction.RESTORE:
             api.inject_fault(run, target=target, index=number, action=FaultAction.REMOVE, at_step=AT_STEP)
@@ -294,7 +299,7 @@ def wait_until(run: RunDir, holds: Callable[[AnyEvent], bool]) -> None:
 
 
 @contextlib.contextmanager
-def _run(case: Case, base: Path, replicas: int) -> Generator[RunDir]:
+def _run(case: Case, base: Path, replicas: int, more: Sequence[str]) -> Generator[RunDir]:
     """A run of two nodes with a rank each, cleaned up at the end."""
     overrides = [
         "nodes=2",
@@ -302,6 +307,7 @@ def _run(case: Case, base: Path, replicas: int) -> Generator[RunDir]:
         "name=drilled",
         "nodes.min_nodes_wait_s=1",
         *case.overrides,
+        *more,
     ]
     with contextlib.ExitStack() as stack:
         home = base / "home"

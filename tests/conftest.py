@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from tests.golden import Golden, file_of
+from tests.runs.forked_starts import ForkedStarts
 
 from holdfast.errors import HoldfastError
 from holdfast.host.processes import all_pids, by_env, kill_all
@@ -118,6 +119,14 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def golden(request: pytest.FixtureRequest) -> Golden:
     """Compares the texts of a test with its file."""
     return Golden(file_of(request.path, request.node.originalname))
+
+
+@pytest.fixture(scope="session")
+def forked_starts() -> Iterator[ForkedStarts]:
+    """The process from which runs are forked, one per worker."""
+    starts = ForkedStarts()
+    yield starts
+    starts.close()
 
 
 @pytest.fixture(scope="session")

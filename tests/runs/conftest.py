@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.runs.forked_starts import ForkedStarts
 from tests.runs.target_fixtures import hosts, slurm
 from tests.waiting import until
 
@@ -247,14 +246,6 @@ def _argv(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
-
-
-@pytest.fixture(scope="session")
-def forked_starts() -> Iterator[ForkedStarts]:
-    """The process from which runs are forked, one per worker."""
-    starts = ForkedStarts()
-    yield starts
-    starts.close()
 
 
 @pytest.fixture(autouse=True)
