@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun, steps_done
@@ -24,8 +26,10 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.host.processes import all_pids, by_env_prefix, command_line, send_signal
+from holdfast.run_dir import RunDir, runs_root
 from lab.ssh_hosts import SshHosts
 
+PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
 BARE_PYTHON: str = getattr(sys, "_base_executable")  # noqa: B009 - it is not in the stubs
 """A Python without any of holdfast's packages."""
 
@@ -55,9 +59,17 @@ def ssh_processes(hosts: SshHosts) -> list[int]:
     return [pid for pid in all_pids() if command_line(pid).startswith(f"ssh -F {hosts.config}")]
 
 
-def test_ranks_on_two_hosts_meet_their_output_comes_back_and_no_file_stays(host_runs: Runs, hosts: SshHosts) -> None:
-    program = host_runs.base / "meet.py"
-    program.write_text(
+def test_by_the_page_alone_ranks_on_two_hosts_meet_their_output_comes_back_and_no_file_stays(
+    host_runs: Runs, hosts: SshHosts
+) -> None:
+    target, commands = re.findall(r"```(?:yaml|bash)\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
+    assert len(commands.splitlines()) <= 3
+    assert len((target + commands).splitlines()) <= 10
+    target = target.replace("gpu-a, gpu-b, gpu-c", "alpha, beta, gamma")
+    write_target(
+        host_runs.base, "lab", target.replace("/opt/venv/bin/python", f"{sys.executable}, config: {hosts.config}")
+    )
+    (host_runs.base / "train.py").write_text(
         "import os, socket, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1) * (dist.get_rank() + 1)\n"
@@ -65,7 +77,11 @@ def test_ranks_on_two_hosts_meet_their_output_comes_back_and_no_file_stays(host_
         "print(socket.gethostname(), int(total.item()), os.environ['MASTER_ADDR'])\n"
         "dist.destroy_process_group()\n"
     )
-    watched = host_runs.start("python", "meet.py", target="two")
+    typed = ["bash", "-ec", commands]
+    done = subprocess.run(typed, cwd=host_runs.base, input="", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (folder,) = runs_root().iterdir()
+    watched = WatchedRun(RunDir(folder))
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     addresses = {event.hostname: event.address for event in watched.all(AgentConnected)}
     machines = {event.node: event.machine for event in watched.all(NodeCreated)}
