@@ -644,13 +644,14 @@ def test_steps_of_a_rank_that_exits_are_reported_before_its_exit_and_its_checkpo
     tmp_path: Path, sockets: Path
 ) -> None:
     async def scene(bench: WorkerGroupBench) -> None:
-        saved = '{"type":"checkpoint-committed","step":2,"path":"p","took_s":0.1}'
+        saved = '{"type":"checkpoint-committed","step":2,"path":"p","took_s":0.1,"size_bytes":7}'
         await bench.group(speaker("end", step(1), step(2), saved)).start()
         exited = await bench.until(RankExited)
         assert exited.last_step == 2
         told = [message for message in bench.sent if isinstance(message, Progress | CheckpointCommitted | RankExited)]
         assert isinstance(told[-1], RankExited)
         assert isinstance(told[-2], CheckpointCommitted)
+        assert told[-2].size_bytes == 7
         assert [one.step for message in told[:-2] if isinstance(message, Progress) for one in message.steps] == [1, 2]
 
     play(tmp_path, sockets, scene)

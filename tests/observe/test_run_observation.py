@@ -13,7 +13,15 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.requests import Request
 from tests.observe.test_alerts import SCENARIOS
 
-from holdfast.events import AnyEvent, AttemptStarted, NodeChecked, NodeRequested, RunCreated, StepCommitted
+from holdfast.events import (
+    AnyEvent,
+    AttemptStarted,
+    CheckpointCommitted,
+    NodeChecked,
+    NodeRequested,
+    RunCreated,
+    StepCommitted,
+)
 from holdfast.events.log import EventReader, encode_line
 from holdfast.findings import CheckResult, Finding
 from holdfast.observe.exposition import format_metrics
@@ -88,6 +96,15 @@ def test_last_verdict_on_each_node_counts() -> None:
     key = [("holdfast_run_checked_nodes", (*RUN, ("verdict", verdict))) for verdict in ("passed", "failed")]
     found = [tuple(samples[each] for each in key) for samples in scrapes(events)]
     assert found == [(0, 0), (1, 0), (1, 1), (2, 0)]
+
+
+def test_size_of_the_last_checkpoint_is_exported_if_its_event_has_it() -> None:
+    events: list[AnyEvent] = [
+        CheckpointCommitted(at=at, node=0, replica=0, attempt=0, step=1, path="c", size_bytes=size_bytes)
+        for at, size_bytes in ((2.0, 0), (3.0, 7_000_000_000_000))
+    ]
+    found = [samples.get(("holdfast_run_checkpoint_size_bytes", RUN)) for samples in scrapes(events)]
+    assert found == [None, 7e12]
 
 
 def test_bounds_of_a_class_are_inclusive() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.report.formatting import count, duration, format_numbers, percentage, sanitize
+from holdfast.report.formatting import count, duration, format_numbers, percentage, sanitize, size
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,7 @@ def test_duration_reads_as_a_person_would_say_it(seconds: float, words: str) -> 
 def test_counts_shares_and_lists() -> None:
     assert (count(1, "step"), count(0, "step"), count(10_000, "step")) == ("1 step", "0 steps", "10,000 steps")
     assert percentage(0.7123) == "71.2 %"
+    assert [size(each) for each in (0, 714, 1_000, 1_360_000_000)] == ["", "714 B", "1 kB", "1.36 GB"]
     assert (format_numbers([]), format_numbers([3]), format_numbers([5, 0, 2, 1, 1])) == ("", "3", "0-2, 5")
 
 

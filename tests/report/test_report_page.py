@@ -79,7 +79,7 @@ def run(
         if step == steps // 2:
             failure = Finding(code="rank-killed", what=words, where="rank 1 on node1", evidence=(words,), remedy=words)
             found += [
-                CheckpointCommitted(at=now, node=0, replica=0, attempt=0, step=step, path="c"),
+                CheckpointCommitted(at=now, node=0, replica=0, attempt=0, step=step, path="c", size_bytes=123 * 10**7),
                 RecoveryDecided(at=now + 1, replica=0, attempt=0, action="restart", failed_at=now, finding=failure),
                 AttemptStarted(
                     at=now + 2, replica=0, attempt=1, world_size=2, master_addr="a", master_port=1, nodes=(0,)
@@ -102,6 +102,7 @@ def test_page_is_whole_and_fetches_nothing() -> None:
     for heading in ("Curves", "Where the time went", "What happened", "Failures", "Configuration"):
         assert f"<h2>{heading}</h2>" in text
     assert "next step 6.0 s later" in text
+    assert "1.23 GB" in text
 
 
 def test_page_shows_the_last_profile_and_nothing_without_one() -> None:

@@ -342,11 +342,11 @@ def test_finding_raised_twice_in_a_row_is_recorded_once() -> None:
 
 
 def test_cancel_and_checkpoint_are_seen() -> None:
-    checkpoint = CheckpointCommitted(at=20, node=0, replica=0, attempt=0, step=2, path="/c/2")
+    checkpoint = CheckpointCommitted(at=20, node=0, replica=0, attempt=0, step=2, path="/c/2", size_bytes=7)
     status = status_from_events([*STARTED, checkpoint, CancelRequested(at=21)])
     assert status.phase is RunPhase.STOPPING
     assert status.checkpoint is not None
-    assert (status.checkpoint.step, status.checkpoint.path) == (2, "/c/2")
+    assert (status.checkpoint.step, status.checkpoint.path, status.checkpoint.size_bytes) == (2, "/c/2", 7)
 
 
 def test_job_without_a_name_is_named_after_its_run() -> None:

@@ -80,6 +80,7 @@ def save(manager: CheckpointManager, step: int, samples: int | None = None) -> s
     assert saved is not None
     if saved.problem is not None:
         raise to_error(saved.problem)
+    assert saved.size_bytes > 0
     return saved.path
 
 

@@ -25,6 +25,7 @@ from holdfast.protocol.rank_messages import (
     RankStep,
     TakeCheckpointNow,
 )
+from holdfast.train.checkpoint import manifest_file
 
 pytestmark = pytest.mark.slow  # their imports are
 
@@ -164,6 +165,8 @@ def test_checkpoint_is_taken_with_the_step_in_hand_and_told(train: Train, told: 
     first, last = asking.line.await_(RankCheckpointCommitted), asking.line.await_(RankCheckpointCommitted)
     assert (first.step, first.path) == (2, str(tmp_path / "saved" / "checkpoint-2"))
     assert last.step == STEPS
+    files = [file for file in Path(last.path).rglob("*") if file.is_file() and file.name != manifest_file.NAME]
+    assert last.size_bytes == sum(file.stat().st_size for file in files)
     assert finalized_steps(tmp_path / "saved") == [2, STEPS]
     asking.line.close()
 
@@ -243,8 +246,6 @@ def test_superseded_run_writes_no_manifest_and_ends(train: Train, tmp_path: Path
 def test_loop_continues_while_a_checkpoint_is_finalized(
     train: Train, told: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from holdfast.train.checkpoint import manifest_file
-
     summed, past = manifest_file.checksums, threading.Event()
 
     def slow(files: Any) -> Any:

@@ -34,7 +34,7 @@ from holdfast.protocol.rank_messages import (
 )
 from holdfast.protocol.validation import MAX_METRICS
 from holdfast.train import RankConfig, Session
-from holdfast.train.checkpoint import staging
+from holdfast.train.checkpoint import manifest_file, staging
 from holdfast.train.ft.replica_strategy import ReplicaStrategy, StoppedWhileWaiting, TrainingProgress
 from holdfast.train.metrics.step_meter import StepMeter
 from holdfast.train.session.rank_coordinator import STATE_TRANSFER_S, STOP_WAIT_S, RankCoordinator
@@ -223,6 +223,9 @@ def test_checkpoints_come_every_steps_and_after_the_last_and_are_reported(agent,
     told = [line.await_(RankCheckpointCommitted) for _ in range(3)]
     assert [(each.step, each.path) for each in told] == [(step, str(folder / f"step-{step:08d}")) for step in (2, 4, 5)]
     assert all(each.took_s > 0 for each in told)
+    for each in told:
+        files = [file for file in Path(each.path).iterdir() if file.name != manifest_file.NAME]
+        assert each.size_bytes == sum(file.stat().st_size for file in files)
 
 
 def test_time_that_the_loop_stood_still_for_a_checkpoint_is_reported_with_the_next_step(agent, tmp_path: Path):

@@ -146,6 +146,7 @@ def test_stream_of_a_finished_run_ends(tmp_path: Path) -> None:
     view = json.loads(first.removeprefix("data: "))
     assert (end, rest) == ("event: over\ndata: {}", "")
     assert (view["head"]["phase"], view["head"]["step"], view["head"]["restarts"]) == ("succeeded", 99, 1)
+    assert view["head"]["checkpoint_size"] == "1.23 GB"
     assert [each["code"] for each in view["failures"]] == ["rank-killed"]
     assert len(view["curves"]["0"]["loss"]) == 100
 

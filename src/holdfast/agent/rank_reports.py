@@ -229,6 +229,7 @@ class RankReports:
                 step=message.step,
                 path=message.path,
                 took_s=message.took_s,
+                size_bytes=message.size_bytes,
             )
         )
 

@@ -426,6 +426,8 @@ class CheckpointCommitted(Event, frozen=True, kw_only=True):
     step: int
     path: str
     took_s: float = 0.0
+    size_bytes: int = 0
+    """Of the files of all ranks; 0 if unknown."""
 
 
 class FaultInjected(Event, frozen=True, kw_only=True):

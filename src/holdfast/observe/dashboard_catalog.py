@@ -191,6 +191,7 @@ _RUN = DashboardKind(
             "s",
             (Query(f"time() - {_of_run('run_checkpoint_timestamp_seconds')}", "age"),),
         ),
+        Panel("Size of the last checkpoint", PanelKind.LINES, "bytes", (Query(_of_run("run_checkpoint_size_bytes")),)),
         Panel("Failures", PanelKind.TABLE, "short", (Query(f"sum by (code) ({_of_run('run_failures_total')})"),)),
         Panel(
             "Findings",

@@ -304,6 +304,13 @@ _RUN_ROWS = (
         unit="seconds",
     ),
     ExportedMetric(
+        "run_checkpoint_size_bytes",
+        Kind.GAUGE,
+        "Size of the last complete checkpoint, with the files of all ranks.",
+        _one(lambda known, _: (known.status.checkpoint and known.status.checkpoint.size_bytes) or None),
+        unit="bytes",
+    ),
+    ExportedMetric(
         "run_last_event_timestamp_seconds",
         Kind.GAUGE,
         "When the last event of the run's log happened, in Unix seconds.",

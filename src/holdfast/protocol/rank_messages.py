@@ -86,6 +86,8 @@ class RankCheckpointCommitted(RankMessage, frozen=True, kw_only=True, tag="check
     step: int
     path: str
     took_s: float = 0.0
+    size_bytes: int = 0
+    """Of the files of all ranks; 0 if unknown."""
 
 
 class FindingReported(RankMessage, frozen=True, kw_only=True, tag="finding"):

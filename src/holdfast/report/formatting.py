@@ -38,6 +38,14 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def size(size_bytes: int) -> str:
+    """`714 B`, `1.36 GB`; empty for 0, an unknown size."""
+    if size_bytes <= 0:
+        return ""
+    power = next((power for power in (4, 3, 2, 1) if size_bytes >= 1000**power), 0)
+    return f"{size_bytes / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
 def percentage(part: float) -> str:
     """A fraction as a percentage: `71.2 %`."""
     return f"{100 * part:.1f} %"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from holdfast.report.formatting import duration, percentage, sanitize
+from holdfast.report.formatting import duration, percentage, sanitize, size
 from holdfast.report.rank_times import SLOW_RANK_HEAD, rank_time_figures, slow_rank_rows
 from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_record import Quantity, RunRecord
@@ -31,6 +31,7 @@ def figures_of(record: RunRecord) -> dict[str, str]:
         "steps": f"{account.steps:,}" if account.steps else "",
         "duration": duration(account.total_s),
         "restarts": f"{status.restarts:,}",
+        "size of a checkpoint": size(status.checkpoint.size_bytes) if status.checkpoint else "",
         "last loss": f"{metrics['loss']:.4g}" if "loss" in metrics else "",
         "median time of a step": _median(record, Quantity.STEP_S, lambda value: f"{value:.3g} s"),
         **rank_time_figures(record.rank_times),

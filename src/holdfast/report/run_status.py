@@ -195,6 +195,8 @@ class CheckpointStatus(Struct, frozen=True, kw_only=True):
     at: float
     step: int
     path: str
+    size_bytes: int = 0
+    """Of the files of all ranks; 0 if unknown."""
 
 
 class RunStatus(Struct, frozen=True, kw_only=True):

@@ -537,7 +537,8 @@ def _step_times_compared(status: RunStatus, event: events.StepTimesCompared) -> 
 
 
 def _checkpoint_committed(status: RunStatus, event: events.CheckpointCommitted) -> RunStatus:
-    return replace(status, checkpoint=CheckpointStatus(at=event.at, step=event.step, path=event.path))
+    found = CheckpointStatus(at=event.at, step=event.step, path=event.path, size_bytes=event.size_bytes)
+    return replace(status, checkpoint=found)
 
 
 def _replica(status: RunStatus, index: int) -> ReplicaStatus:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from holdfast.diagnose.knowledge.index import find
 from holdfast.events import StepTimesCompared
 from holdfast.findings import Finding
+from holdfast.report.formatting import size
 from holdfast.report.goodput import TimeCategory
 from holdfast.report.rank_table import RankPhase
 from holdfast.report.run_record import MarkKind, Point, Quantity, RunRecord
@@ -62,6 +63,7 @@ def _head(record: RunRecord, now: float) -> dict[str, Any]:
         "mfu": leader.metrics.get(Quantity.MFU),
         "restarts": status.restarts,
         "checkpoint_step": status.checkpoint.step if status.checkpoint else None,
+        "checkpoint_size": size(status.checkpoint.size_bytes) if status.checkpoint else "",
         "checkpoint_age_s": max(0.0, now - status.checkpoint.at) if status.checkpoint else None,
         "time": {part.value: account.parts[part] for part in TimeCategory if account.parts.get(part)},
         "created_at": status.created_at,

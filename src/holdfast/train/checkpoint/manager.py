@@ -81,6 +81,8 @@ class Saved(NamedTuple):
     """Why it failed."""
     warning: Finding | None = None
     """Background failure since the previous save."""
+    size_bytes: int = 0
+    """Of the files of all ranks; 0 if it failed."""
 
 
 class CheckpointManager:
@@ -370,7 +372,7 @@ class CheckpointManager:
         self, manifest: Manifest, staged: dict[str, Any] | Finding, own: Callable[[], bytes], began: float
     ) -> Saved:
         """The background part of a save; runs in every rank's worker thread."""
-        partial, warning = self._storage.partial(manifest.step), None
+        partial, warning, size_bytes = self._storage.partial(manifest.step), None, 0
         try:
             settled = self._copy_problem(staged, partial)
             warning = self._buffer_finding()
@@ -378,14 +380,15 @@ class CheckpointManager:
                 wait([self._pruning])
             problem = self._background_group.first_not_none(settled)
             if problem is None and not isinstance(staged, Finding):
-                problem = self._storage.commit(manifest, self._write(staged, own, partial), self._background_group)
+                done = self._storage.commit(manifest, self._write(staged, own, partial), self._background_group)
+                problem, size_bytes = (done, 0) if isinstance(done, Finding) else (None, done)
         except RuntimeError as error:  # from Gloo, when another rank is gone
             problem = save_failed(partial, self._ranks.rank, error)
         took_s = time.monotonic() - began
         if problem is None:
             self._prune()
         warning = self._storage.take_finding() or warning
-        return Saved(manifest.step, self._storage.name(manifest.step), took_s, problem, warning)
+        return Saved(manifest.step, self._storage.name(manifest.step), took_s, problem, warning, size_bytes)
 
     def _buffer_finding(self) -> Finding | None:
         """A finding of any rank about its buffer, at the first save: all ranks have allocated it by then."""

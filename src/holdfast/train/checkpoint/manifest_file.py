@@ -52,6 +52,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The program's settings; None if not recorded."""
     files: dict[str, FileChecksum]
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its files, of all ranks."""
+        return sum(each.size for each in self.files.values())
+
 
 class _Version(msgspec.Struct, frozen=True):
     """Fields that every version of the manifest has, now and later."""

@@ -79,8 +79,11 @@ class CheckpointStorage(ABC):
         """Fence other attempts; returns the checkpoints, newest first and, for one step, the nearest first."""
 
     @abstractmethod
-    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
-        """Make a checkpoint complete; `written` is this rank's part. Called by each rank's background thread."""
+    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> int | Finding:
+        """Make a checkpoint complete; returns its bytes, or why that failed.
+
+        `written` is this rank's part. Called by each rank's background thread.
+        """
 
     @abstractmethod
     def prune(self) -> None:
@@ -132,11 +135,11 @@ class SharedStorage(CheckpointStorage):
         check_readable(self.folder)
         return list_steps(self.folder)[::-1]
 
-    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
+    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> int | Finding:
         parts = group.gather(written)
-        return group.broadcast(self._commit(manifest, parts) if parts else None)
+        return group.broadcast(self._commit(manifest, parts) if parts else 0)
 
-    def _commit(self, manifest: Manifest, parts: Iterable[WrittenFiles]) -> Finding | None:
+    def _commit(self, manifest: Manifest, parts: Iterable[WrittenFiles]) -> int | Finding:
         """Commit by one rename; after a failure, remove the partial files: a full disk needs the space."""
         partial = self.partial(manifest.step)
         whole = merge_files(manifest, parts)
@@ -146,7 +149,7 @@ class SharedStorage(CheckpointStorage):
                 manifest_file.write(partial, whole)
                 self._fence.commit(self.path(manifest.step))
                 manifest_file.sync_folder(self.folder)
-                return None
+                return whole.size_bytes
         except (HoldfastError, OSError) as error:
             whole = error.findings[0] if isinstance(error, HoldfastError) else save_failed(partial, 0, error)
         shutil.rmtree(partial, ignore_errors=True)

@@ -89,21 +89,20 @@ class TieredStorage(CheckpointStorage):
         self._local.clear()
         self._ranks.all(True)
 
-    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> Finding | None:
+    def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> int | Finding:
         parts = group.gather(written)
-        whole = group.broadcast(merge_files(manifest, parts) if parts else None)
-        problem = whole if isinstance(whole, Finding) else None
+        whole = group.broadcast(merge_files(manifest, parts))
         if isinstance(whole, Manifest):
-            problem = group.first_not_none(self._commit_local(whole))
-        if problem is not None or not isinstance(whole, Manifest):
+            whole = group.first_not_none(self._commit_local(whole)) or whole
+        if isinstance(whole, Finding):
             shutil.rmtree(self.partial(manifest.step), ignore_errors=True)
-            return problem
+            return whole
         self._newest = whole
         busy = self._uploading is not None and not self._uploading.done()
         if not group.first_not_none(True if busy else None):
             self._finding = self._wait_uploaded()
             self._start_upload(whole)
-        return None
+        return whole.size_bytes
 
     def _commit_local(self, whole: Manifest) -> Finding | None:
         try:

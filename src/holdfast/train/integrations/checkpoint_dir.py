@@ -60,6 +60,8 @@ class FinalizeResult(NamedTuple):
     """Since the framework began to write it."""
     problem: Finding | None
     """Why it failed."""
+    size_bytes: int
+    """Of all its files; 0 if it failed."""
 
 
 class CheckpointDir:
@@ -135,15 +137,16 @@ class CheckpointDir:
             ranks.gather(None)  # rank 0 lists the files after all ranks have written
             files = ranks.broadcast(_contents(path) if ranks.rank == 0 else [])
             summed = ranks.gather(_checksums(path, files[ranks.rank :: ranks.world_size]))
-            problem = ranks.broadcast(self._commit(path, manifest, summed) if ranks.rank == 0 else None)
+            done = ranks.broadcast(self._commit(path, manifest, summed) if ranks.rank == 0 else 0)
         except RuntimeError as error:  # from Gloo, when another rank is gone
-            problem = _finalize_failed(path, error)
-        return FinalizeResult(manifest.step, path, time.monotonic() - began, problem)
+            done = _finalize_failed(path, error)
+        problem, size_bytes = (done, 0) if isinstance(done, Finding) else (None, done)
+        return FinalizeResult(manifest.step, path, time.monotonic() - began, problem, size_bytes)
 
     def _commit(
         self, path: Path, manifest: Manifest, summed: Iterable[dict[str, FileChecksum] | OSError]
-    ) -> Finding | None:
-        """Write the manifest, and remove expired checkpoints; returns the failure."""
+    ) -> int | Finding:
+        """Write the manifest, and remove expired checkpoints; returns the checkpoint's bytes, or the failure."""
         files: dict[str, FileChecksum] = {}
         try:
             for part in summed:
@@ -151,7 +154,8 @@ class CheckpointDir:
                     raise part
                 files |= part
             self._fence.check()
-            manifest_file.write(path, msgspec.structs.replace(manifest, files=files))
+            whole = msgspec.structs.replace(manifest, files=files)
+            manifest_file.write(path, whole)
         except HoldfastError as error:
             return error.findings[0]
         except OSError as error:
@@ -159,7 +163,7 @@ class CheckpointDir:
         if self._keep is not None:  # a partly removed checkpoint no longer matches its manifest
             for old in self._checkpoints()[self._keep :]:
                 shutil.rmtree(old, ignore_errors=True)
-        return None
+        return whole.size_bytes
 
     def _checkpoints(self) -> list[Path]:
         """Newest first."""

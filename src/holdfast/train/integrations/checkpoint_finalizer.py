@@ -48,7 +48,9 @@ class CheckpointFinalizer:
         if result is None:
             return
         if result.problem is None:
-            self._coordinator.checkpoint_committed(result.step, result.path, took_s=result.took_s)
+            self._coordinator.checkpoint_committed(
+                result.step, result.path, took_s=result.took_s, size_bytes=result.size_bytes
+            )
             return
         ends = required or result.problem.code in REFUSALS
         self._coordinator.report_finding(result.problem, fatal=ends)

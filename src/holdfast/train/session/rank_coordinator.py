@@ -354,10 +354,12 @@ class RankCoordinator:
         if self._auto_interval is not None:
             self._auto_interval.add_stall(seconds)
 
-    def checkpoint_committed(self, step: int, path: Path | str, *, took_s: float) -> None:
+    def checkpoint_committed(self, step: int, path: Path | str, *, took_s: float, size_bytes: int) -> None:
         """Report that a checkpoint is complete, `took_s` after its start."""
         if self.ranks.rank == 0:
-            self._agent_client.send(rank_messages.RankCheckpointCommitted(step=step, path=str(path), took_s=took_s))
+            self._agent_client.send(
+                rank_messages.RankCheckpointCommitted(step=step, path=str(path), took_s=took_s, size_bytes=size_bytes)
+            )
         if self._auto_interval is not None and (chosen := self._auto_interval.on_saved(took_s=took_s)):
             self.report_finding(chosen)
         if self._auto_interval is not None:

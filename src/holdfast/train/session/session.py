@@ -379,7 +379,9 @@ class Session:
             return
         self._report_problem(saved.warning, required=False)
         if saved.problem is None:
-            self._coordinator.checkpoint_committed(saved.step, saved.path, took_s=saved.took_s)
+            self._coordinator.checkpoint_committed(
+                saved.step, saved.path, took_s=saved.took_s, size_bytes=saved.size_bytes
+            )
             return
         refused = saved.problem.code in REFUSALS
         self._report_problem(saved.problem if refused else not_saved(saved.problem, last=required), required=required)

@@ -195,7 +195,8 @@ function showHead(head) {
     "tokens per second": whole(head.tokens_per_s), MFU: share(head.mfu), ETTR: share(head.ettr),
     age: seconds(head.total_s), restarts: head.restarts,
     checkpoint: head.checkpoint_step === null ? ""
-      : "step " + whole(head.checkpoint_step) + (head.over ? "" : ", " + seconds(head.checkpoint_age_s) + " ago"),
+      : "step " + whole(head.checkpoint_step) + (head.over ? "" : ", " + seconds(head.checkpoint_age_s) + " ago")
+        + (head.checkpoint_size && ", " + head.checkpoint_size),
     fabric: head.fabric,
   };
   byId("figures").replaceChildren(...Object.entries(figures).filter(([, value]) => value !== "")
