@@ -105,6 +105,15 @@ def test_page_is_whole_and_fetches_nothing() -> None:
     assert "1.23 GB" in text
 
 
+def test_page_and_markdown_name_the_run_that_was_resumed() -> None:
+    created, *events = run()
+    assert isinstance(created, RunCreated)
+    record = record_run([replace(created, resumed_run="demo-before", resumed_step=40), *events], "demo-k3m9tz")
+    assert "<b>demo-before, step 40</b>" in report_page([record])
+    assert "| resumed | demo-before, step 40 |" in report_markdown([record])
+    assert ">resumed<" not in report_page([recorded()])
+
+
 def test_page_shows_the_last_profile_and_nothing_without_one() -> None:
     events = run()
     assert "A profiled step" not in report_page([record_run(events, "demo-k3m9tz")])

@@ -31,6 +31,7 @@ def figures_of(record: RunRecord) -> dict[str, str]:
         "steps": f"{account.steps:,}" if account.steps else "",
         "duration": duration(account.total_s),
         "restarts": f"{status.restarts:,}",
+        "resumed": f"{status.resumed_run}, step {status.resumed_step:,}" if status.resumed_run else "",
         "size of a checkpoint": size(status.checkpoint.size_bytes) if status.checkpoint else "",
         "last loss": f"{metrics['loss']:.4g}" if "loss" in metrics else "",
         "median time of a step": _median(record, Quantity.STEP_S, lambda value: f"{value:.3g} s"),
