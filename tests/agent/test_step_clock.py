@@ -18,6 +18,7 @@ from holdfast.agent.rank_ipc import RankServer
 from holdfast.agent.step_clock import (
     ENTRIES,
     FILE_BYTES,
+    LEAD_S,
     MAX_STEPS_PER_POLL,
     REQUEST,
     STEP_CLOCK_DIR,
@@ -281,6 +282,7 @@ async def messages(handler: RecordingHandler, count: int) -> None:
 def test_profile_begins_at_a_step_that_all_agents_choose() -> None:
     assert {first_profiled_step(last, 30.0) for last in (7, 8)} == {10, 11}
     assert {first_profiled_step(last, 0.1) for last in range(15, 31)} == {33}
+    assert first_profiled_step(1022, 0.001) == 2049  # the clock reads the request only after some of these steps
     assert {first_profiled_step(last, 0.0) for last in (0, 1)} == {3, 4}
 
 
@@ -289,5 +291,6 @@ def test_profiler_of_the_clock_has_the_limits_of_the_others() -> None:
         runpy.run_path(str(STEP_CLOCK_DIR / f"holdfast_step_{name}.py")) for name in ("clock", "profiler")
     )
     assert (clock["REQUEST"], clock["FILE_BYTES"]) == (REQUEST, FILE_BYTES)
+    assert clock["POLL_REQUEST_S"] < LEAD_S
     assert (profiler["STEP"], profiler["BACKWARD"]) == (STEP, BACKWARD)
     assert profiler["MAX_TRACE_BYTES"] == MAX_TRACE_BYTES

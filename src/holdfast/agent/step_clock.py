@@ -37,6 +37,9 @@ START_WITHIN_S = 1.0
 """A profile begins after a step whose number is a multiple of a power of two: of as many steps as take at least this.
 So the agents of several nodes, which receive the order at different times, nearly always choose the same step."""
 
+LEAD_S = 0.1
+"""Least seconds from a request to its first step: a clock of fast steps reads requests every 0.05 s."""
+
 POLL_S = 0.1
 """Seconds between two readings, each of which takes some microseconds per rank."""
 
@@ -181,4 +184,5 @@ def first_profiled_step(last: int, step_s: float) -> int:
     """The first step of a profile that is requested after the `last` one; no rank has begun it yet."""
     steps = START_WITHIN_S / step_s if step_s > 0 else 1.0
     grid = 2 ** max(0, math.ceil(math.log2(steps)))
-    return (last + 1 + grid) // grid * grid + 1
+    lead = max(1, math.ceil(LEAD_S / step_s)) if step_s > 0 else 1
+    return (last + lead + grid) // grid * grid + 1
