@@ -32,7 +32,7 @@ MAX_REQUEST_BYTES = 4096
 FILE_BYTES = 8 * (REQUEST + 1) + MAX_REQUEST_BYTES
 
 POLL_REQUEST_S = 0.05
-"""Least seconds between two reads of that length: a read takes 20 ns, a comparison of times takes a third of that."""
+"""Least seconds between two reads of that length, each of which takes about 20 ns."""
 
 TAKEOVER_STEPS = 10
 """Steps of another optimizer without one of the counted optimizer after which that other one is counted.
