@@ -12,6 +12,7 @@ from tests.waiting import until
 
 from holdfast import api
 from holdfast.events import (
+    AttemptStarted,
     FaultAction,
     FaultTarget,
     NodeCreated,
@@ -23,6 +24,14 @@ from holdfast.events import (
 )
 from holdfast.launch.target_machines import MachineState
 from lab.slurm_cluster import SlurmCluster
+
+HASTY_CONTROLLER = """
+import sys
+if any(word.startswith("holdfast.controller") for word in sys.orig_argv):
+    from holdfast.launch.slurm import slurm_backend
+    slurm_backend.NEW_ALLOCATION_S = 0.0
+"""
+"""Has a run give an allocation with too few nodes back at once."""
 
 
 @pytest.fixture
@@ -62,14 +71,40 @@ def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, slu
     assert steps_once(watched) == list(range(1, 501))
 
 
-def test_announced_end_of_an_allocation_reaches_the_agents(slurm_runs: Runs, slurm: SlurmCluster) -> None:
-    watched = steps(slurm_runs, 2000, "spare")
+def test_announced_end_of_an_allocation_costs_one_restart_in_the_next(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+    watched = steps(slurm_runs, 200, "spare")
     watched.wait_for(StepCommitted)
     assert machines(watched) == {0: "n1", 1: "n3"}, "ranks share a switch, and the spare is below the other"
-    slurm.command("scancel", "--signal=TERM", (watched.folder.path / "allocation").read_text())
+    allocation = watched.folder.path / "allocation"
+    first = allocation.read_text()
+    slurm.command("scancel", "--signal=TERM", first)
     watched.wait_for(NodePreemptionNotice)
-    api.cancel(watched.folder, force=True)
-    assert watched.wait_for_end().outcome is Outcome.CANCELLED
+    watched.wait_for(AttemptStarted)
+    assert int(allocation.read_text()) > int(first)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
+    assert sorted((event.node, event.generation) for event in watched.all(NodeCreated)) == [
+        *((0, 0), (0, 1)),
+        *((1, 0), (1, 1)),
+    ]
+    assert steps_once(watched) == list(range(1, 201))
+
+
+def test_run_that_loses_a_node_without_a_spare_continues_in_another_allocation(
+    slurm_runs: Runs, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = slurm_runs.base / "python"
+    python.mkdir()
+    (python / "sitecustomize.py").write_text(HASTY_CONTROLLER)
+    monkeypatch.setenv("PYTHONPATH", str(python))
+    watched = steps(slurm_runs, 200)
+    watched.wait_for(StepCommitted)
+    first = (watched.folder.path / "allocation").read_text()
+    slurm.kill_processes(machines(watched)[1])
+    gone = watched.wait_for(NodeTerminated, lambda event: event.node == 0)
+    assert f"its Slurm job {first} has ended (CANCELLED)" in gone.reason
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert steps_once(watched) == list(range(1, 201))
 
 
 def test_waiting_run_says_what_slurm_says_and_a_cancelled_one_leaves_nothing(

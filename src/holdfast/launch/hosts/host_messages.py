@@ -103,6 +103,10 @@ class NodeNotStarted(_Message, frozen=True, kw_only=True, tag="refused"):
     reason: Text
 
 
+class EndAnnounced(_Message, frozen=True, kw_only=True, tag="ending"):
+    """The host's processes got SIGTERM: the scheduler takes the host back soon."""
+
+
 class RunEnded(_Message, frozen=True, kw_only=True, tag="over"):
     """The run's files are deleted."""
 
@@ -116,7 +120,7 @@ class FileChunk(_Message, frozen=True, kw_only=True, tag="file"):
 
 
 ToHost = Setup | StartNode | RemoveNode | EndRun
-FromHost = HostReady | NodeRunning | NodeEnded | NodeRemoved | NodeNotStarted | RunEnded | FileChunk
+FromHost = HostReady | NodeRunning | NodeEnded | NodeRemoved | NodeNotStarted | EndAnnounced | RunEnded | FileChunk
 
 decode_to_host = msgspec.json.Decoder(ToHost).decode
 decode_from_host = msgspec.json.Decoder(FromHost).decode

@@ -23,6 +23,7 @@ from holdfast.job.backend import NodeId
 from holdfast.launch.changed_files import SYNCED_FILES, changes, read_range
 from holdfast.launch.hosts.host_lock import lock_host
 from holdfast.launch.hosts.host_messages import (
+    EndAnnounced,
     EndRun,
     FileChunk,
     FromHost,
@@ -95,6 +96,10 @@ class HostProcess:
                 await self.send_changes()
                 await asyncio.to_thread(self._delete_files)
                 self._send(RunEnded())
+
+    def announce_end(self) -> None:
+        """Say that this host is about to be taken back; its agents learn that by themselves."""
+        self._send(EndAnnounced())
 
     async def sync(self) -> None:
         """Send what the node writes, until cancelled."""
@@ -196,7 +201,7 @@ async def _run() -> None:
     assert isinstance(setup, Setup), setup
     host = HostProcess(setup, output)
     host.begin()
-    loop.add_signal_handler(signal.SIGTERM, lambda: None)  # Slurm announces an end to all processes; agents act on it
+    loop.add_signal_handler(signal.SIGTERM, host.announce_end)  # Slurm signals all processes of an allocation
     syncing = asyncio.ensure_future(host.sync())
     while line := await reader.readline():
         message = decode_to_host(line)

@@ -21,6 +21,7 @@ from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
 from holdfast.launch.changed_files import write_at
 from holdfast.launch.hosts.host_messages import (
+    EndAnnounced,
     EndRun,
     FileChunk,
     FromHost,
@@ -306,8 +307,13 @@ class LinkedHosts(ABC):
                 self._on_refusal(host, NodeId(node=node, generation=generation), reason)
             case FileChunk(name=name, at=at):
                 write_at(self._folder.path / name, at, data)
+            case EndAnnounced():
+                self._on_end_announced(host)
             case RunEnded():
                 pass
+
+    def _on_end_announced(self, host: str) -> None:  # noqa: B027 - nothing lends the hosts that ssh reaches
+        """Take note that a host is about to be taken back."""
 
     def _on_ready(self, host: str, found: HostReady) -> None:
         """Bring the host to what it should have: it may have been restarted, or was out of reach."""

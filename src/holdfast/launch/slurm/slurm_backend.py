@@ -42,6 +42,8 @@ JOB_NAME = "allocation"
 """File in the run's folder with the number of its Slurm job."""
 PORT_NAME = "allocation.port"
 """File with the port to which nodes connect, for a later controller."""
+ENDING_NAME = "allocation.ending"
+"""File with the number of the Slurm job whose end was announced last, for a later controller."""
 LINE_LIMIT = 1 << 20
 
 
@@ -119,6 +121,8 @@ class SlurmBackend(LinkedHosts):
             self._running = [asyncio.ensure_future(self._keep_allocation())]
 
     def _may_place(self) -> bool:
+        if self._is_ending():
+            return False
         there = sum(link.ready is not None for link in self._nodes.values())
         return there > 0 and (there >= self._wanted() or time.monotonic() >= self._settled_at)
 
@@ -132,6 +136,8 @@ class SlurmBackend(LinkedHosts):
         job, number = self._slurm_job, self._number()
         if self._trouble or job is None:
             return self._trouble
+        if self._is_ending():
+            return f"Slurm ends job {number} soon; the run then continues in another"
         if job.state != "RUNNING":
             return f"Slurm job {number} is {job.explain()}"
         if not self._may_place():
@@ -139,10 +145,24 @@ class SlurmBackend(LinkedHosts):
         return f"no node of Slurm job {number} is free. {super()._why_waiting()}"
 
     def _number(self) -> str:
+        return self._recorded(JOB_NAME)
+
+    def _recorded(self, name: str) -> str:
         try:
-            return read_line(self._folder.path / JOB_NAME)
+            return read_line(self._folder.path / name)
         except OSError:
             return ""
+
+    def _is_ending(self) -> bool:
+        """Whether Slurm has announced the end of the allocation."""
+        number = self._number()
+        return bool(number) and self._recorded(ENDING_NAME) == number
+
+    def _on_end_announced(self, host: str) -> None:
+        """Start no more nodes in this allocation."""
+        if not self._is_ending():
+            log.info("the end of Slurm job %s was announced to %s", self._number(), host)
+            atomic_write(self._folder.path / ENDING_NAME, self._number().encode())
 
     async def _keep_allocation(self) -> None:
         """Take connections, and have an allocation while nodes wait for one."""
@@ -172,6 +192,11 @@ class SlurmBackend(LinkedHosts):
             return
         if not number and self._pending:
             await self._submit_job(port)
+        job = self._slurm_job
+        if job is not None and job.state == "RUNNING" and self._is_ending() and not self._existing():
+            log.info("Slurm job %s ends soon, and no node uses it; it is given back for another", number)
+            await asyncio.to_thread(slurm_commands.cancel, number)
+            return
         waits = bool(self._pending) and self._may_place()
         self._waiting_since = min(self._waiting_since, time.monotonic()) if waits else float("inf")
         if time.monotonic() - self._waiting_since > NEW_ALLOCATION_S and not self._job.nodes.is_elastic:
