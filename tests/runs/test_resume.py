@@ -14,6 +14,7 @@ import pytest
 import torch
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
 from tests.runs.target_fixtures import hosts_target, slurm_target, write_target
+from tests.waiting import until
 
 from holdfast import api
 from holdfast import runs as python_runs
@@ -100,7 +101,7 @@ def test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code(s
     (sites.base / "loop.py").write_text("raise SystemExit('not the code of the run')")
     assert resumed_from(there) == (here.folder.run_id, first)
     second = there.wait_for(CheckpointCommitted).step
-    assert f"resumed after step {first}" in there.log(0)
+    until(lambda: f"resumed after step {first}" in there.log(0), "what ranks print comes back later than their steps")
     there.drill(FaultTarget.RANK, 1, FaultAction.KILL)
     assert there.wait_for_end().outcome is Outcome.FAILED
     last = there.all(CheckpointCommitted)[-1].step
