@@ -95,9 +95,21 @@ class WatchedRun:
                 return event
             if time.monotonic() > deadline:
                 raise AssertionError(
-                    f"no {kind.__name__} within {within_s:g} s after {self._latest()}\n{self._stacks()}"
+                    f"no {kind.__name__} within {within_s:g} s after {self._latest()}\n{self._said()}\n{self._stacks()}"
                 )
         raise AssertionError(f"the run ended without {kind.__name__}: {self._latest()}")
+
+    def until(self, reached: Callable[[], object], what: str = "") -> None:
+        """Wait for a condition; fail with what the run's processes do when it does not come true."""
+        try:
+            until(reached, what)
+        except AssertionError as error:
+            raise AssertionError(f"{what}\n{self._said()}\n{self._stacks()}") from error
+
+    def _said(self) -> str:
+        """The last lines of every rank, for a failed test."""
+        logs = sorted(self.folder.logs.rglob("*.log"))
+        return "\n".join(f"{log.parent.name}/{log.name}: {log.read_text(errors='replace')[-1000:]}" for log in logs)
 
     def _stacks(self) -> str:
         """What the run's processes do, for a failed test."""

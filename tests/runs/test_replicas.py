@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
-from tests.waiting import until
 
 from holdfast.events import (
     AttemptStarted,
@@ -113,7 +112,7 @@ def test_torchft_program_that_leaves_the_store_to_its_launcher_trains_and_surviv
         sys.executable, str(TORCHFT), "8", str(tmp_path), overrides=("recovery={replicas: 2, min_replicas: 1}",)
     )
     started = watched.wait_for(RanksStarted, lambda event: event.replica == 1)
-    until(lambda: all(has(watched, replica, "step 3 ") for replica in (0, 1)))
+    watched.until(lambda: all(has(watched, replica, "step 3 ") for replica in (0, 1)))
     os.kill(started.ranks[0].pid, signal.SIGKILL)
     watched.wait_for(RanksStarted, lambda event: (event.replica, event.attempt) == (1, 1))
     (tmp_path / "go").touch()
