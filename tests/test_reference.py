@@ -191,6 +191,7 @@ SHOWN_BY = {
     Feature.CANCEL: "test_cancelled_run_ends_at_once_with_every_step_done",
     Feature.SHAPE_CHANGE: "test_elastic_run_continues_on_fewer_machines",
     Feature.SHAPE_GROWTH: "test_elastic_run_continues_on_fewer_machines",
+    Feature.REPLICAS: "test_killed_replica_does_not_stop_the_other",
 }
 """The test of each feature in tests/runs/test_targets.py, which runs on all targets but Kubernetes."""
 SHOWN_ELSEWHERE = {
@@ -205,7 +206,6 @@ SHOWN_ELSEWHERE = {
     (Feature.RESUME, "local"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "hosts"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "slurm"): "test_training_that_moves_to_slurm_is_bit_exact",
-    (Feature.REPLICAS, "local"): "test_failure_of_one_replica_is_nothing_to_the_other",
 }
 """The test of a feature on a target that another file has."""
 

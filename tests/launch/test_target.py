@@ -24,7 +24,7 @@ SECRETS = "secrets={KEY: {env: NOT_SET_ANYWHERE}, OTHER: {file: not-there}}"
 INVALID: Mapping[str, str] = {
     "local": "workdir=nowhere",
     "hosts": "nodes=3",
-    "slurm": "recovery.replicas=2",
+    "slurm": "code.root=nowhere",
     "kubernetes": "checkpoint.path=/tmp/here",
 }
 """A field that makes the job impossible on a kind of target."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import pytest
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun, steps_done
+from tests.runs.replica_runs import assert_counted_once, attempts, finish_identical, start_and_step, wait_for_step
 from tests.runs.target_fixtures import hosts_target, slurm_target, write_target
 from tests.waiting import until
 
@@ -254,3 +255,15 @@ def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
         watched.wait_for(StepCommitted)
     api.cancel(watched.folder)
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
+
+
+def test_killed_replica_does_not_stop_the_other(site: Site) -> None:
+    if reason := reason_against(Feature.REPLICAS, site.name):
+        pytest.skip(reason)
+    own = () if site.name in ON_THIS_MACHINE else (f"checkpoint.path={site.runs.base / 'checkpoints' / 'replicas'}",)
+    watched = start_and_step(site.runs, 2, *own, target="two")
+    watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
+    wait_for_step(watched, 1, 1)
+    assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]
+    finish_identical(site.runs, watched, 2)
+    assert_counted_once(site.runs, 2)

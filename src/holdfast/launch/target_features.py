@@ -39,7 +39,6 @@ HERE = "the controller is on that machine"
 REASONS: Mapping[tuple[Feature, str], str] = {
     (Feature.SHAPE_GROWTH, "slurm"): "a node that an allocation has lost does not return to it",
     (Feature.REPLICAS, "hosts"): NO_QUORUM,
-    (Feature.REPLICAS, "slurm"): NO_QUORUM,
     (Feature.SUBMITTER_LEAVES, "local"): HERE,
     (Feature.SUBMITTER_LEAVES, "netns"): HERE,
     (Feature.SUBMITTER_LEAVES, "hosts"): HERE,
@@ -50,7 +49,6 @@ REASONS: Mapping[tuple[Feature, str], str] = {
 UNTESTED = frozenset(
     {
         (Feature.RESUME, "netns"),
-        (Feature.REPLICAS, "netns"),
         (Feature.RESUME, "kubernetes"),
         (Feature.RANK_RAISES, "kubernetes"),
         (Feature.HANG, "kubernetes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from holdfast.errors import missing_extra
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.quarantine_text import avoided_finding
 from holdfast.job.spec import Job
@@ -32,18 +33,18 @@ def check_job(
         out = f", {len(bad)} of them quarantined" if bad else ""
         what = f"the job asks for {job.nodes.min} nodes, and the target has {len(spec.hosts)} hosts{out}"
         yield _error("too-few-nodes", "nodes", what, "Ask for fewer nodes, or add hosts to the target.")
-    yield from check_without_cluster(job, spec, base=base, environ=environ)
-
-
-def check_without_cluster(job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What holds for a job on any machines that are connected to a controller elsewhere, without a cluster."""
     if job.recovery.replicas > 1:
         yield _error(
             "not-supported",
             "recovery.replicas",
             NO_QUORUM,
-            "Use one replica here: a lost node restarts all ranks. On Kubernetes replicas continue without it.",
+            "Use one replica here: a lost node restarts all ranks. On Slurm or Kubernetes the others continue.",
         )
+    yield from check_without_cluster(job, spec, base=base, environ=environ)
+
+
+def check_without_cluster(job: Job, spec: TargetSpec, *, base: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What holds for a job on any machines that are connected to a controller elsewhere, without a cluster."""
     if job.nodes.max > 1 and not (job.checkpoint.is_remote or job.checkpoint.path or spec.checkpoint_root):
         yield Finding(
             code="checkpoint-not-shared",
@@ -52,6 +53,8 @@ def check_without_cluster(job: Job, spec: TargetSpec, *, base: Path, environ: Ma
             where="checkpoint.path",
             remedy="Name a folder that all nodes share, or a URL such as s3://bucket/run, as `checkpoint.path`.",
         )
+    if job.recovery.replicas > 1 and (lacking := missing_extra("ft", "grpc", "replicas need")):
+        yield lacking
     yield from missing_secrets(job, base, environ, spec.notify)
     for field, value in (("image", job.image), ("queue", job.queue), ("resources.shm", job.resources.shm)):
         if value is not None:
