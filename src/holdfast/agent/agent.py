@@ -73,6 +73,9 @@ ECHO_DRAIN_TIMEOUT_S = 2.0
 EVIDENCE_TIMEOUT_S = 5.0
 """Longest that the agent stays, in seconds, to write the evidence of the failure with which the run ends."""
 
+SAME_SIGTERM_S = 1.0
+"""SIGTERMs within this many seconds are one: a scheduler signals every process, and some pass theirs on."""
+
 DRAIN_MARGIN_S = 5.0
 """Seconds after the grace within which killed ranks must be gone."""
 
@@ -171,6 +174,8 @@ class Agent:
         self._standby_task: asyncio.Task[None] | None = None
         self._group_stopped = asyncio.Event()
         self._drain_task: asyncio.Task[None] | None = None
+        self._sigterm_at = float("-inf")
+        """When the latest SIGTERM that counts came, on the event loop's clock."""
         """Runs before the agent exits; once it is set, the agent starts nothing."""
         self._exiting = asyncio.Event()
         self._shutdown_ordered = False
@@ -250,6 +255,10 @@ class Agent:
 
     def _on_sigterm(self) -> None:
         """The node is being preempted: notify the controller and drain; on a second signal, exit immediately."""
+        now = asyncio.get_running_loop().time()
+        if now - self._sigterm_at < SAME_SIGTERM_S:
+            return
+        self._sigterm_at = now
         if self._drain_task is not None:
             self._exiting.set()
             return
