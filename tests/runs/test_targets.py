@@ -19,6 +19,7 @@ from tests.runs.target_fixtures import hosts_target, slurm_target, write_target
 from tests.waiting import until
 
 from holdfast import api
+from holdfast.errors import HoldfastError
 from holdfast.events import (
     AgentConnected,
     AttemptStarted,
@@ -258,8 +259,11 @@ def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
 
 
 def test_killed_replica_does_not_stop_the_other(site: Site) -> None:
-    if reason := reason_against(Feature.REPLICAS, site.name):
-        pytest.skip(reason)
+    if reason_against(Feature.REPLICAS, site.name):
+        with pytest.raises(HoldfastError) as refused:
+            start_and_step(site.runs, 2, target="two")
+        assert "recovery.replicas" in [each.where for each in refused.value.findings]
+        return
     own = () if site.name in ON_THIS_MACHINE else (f"checkpoint.path={site.runs.base / 'checkpoints' / 'replicas'}",)
     watched = start_and_step(site.runs, 2, *own, target="two")
     watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
