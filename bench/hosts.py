@@ -9,7 +9,6 @@ host: from the power failure of a host to the next whole step, with a spare, bey
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import tempfile
@@ -17,23 +16,17 @@ from pathlib import Path
 
 from bench import result_file
 from bench.paired_stats import headline
-from bench.target_runs import ALL_REDUCE, BIN, TargetRuns, beyond_grace, compared
+from bench.target_runs import ALL_REDUCE, BIN, TargetRuns, beyond_grace, compared, options_of
 from lab.ssh_hosts import SshHosts, ssh_hosts
 
 LAUNCH_GOAL, KILL_GOAL, HOST_GOAL_S = 0.8, 1.1, 5.0
-ROUNDS, QUICK_ROUNDS = 7, 1
 PORTS = itertools.count(29400)
 TITLE = "Hosts over ssh"
 
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="bench.hosts", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} round")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    count = QUICK_ROUNDS if options.quick else options.rounds
+    count, results = options_of("bench.hosts", __doc__)
     headline("hosts over ssh: 2 hosts x 1 rank, network namespaces of this machine")
     with tempfile.TemporaryDirectory() as base, ssh_hosts(Path(base) / "hosts", "alpha", "beta", "gamma") as hosts:
         runs = TargetRuns(
@@ -58,7 +51,7 @@ def main() -> None:
         )
         claim = "hosts over ssh: host lost → next whole step on a spare, beyond `node_grace_s`, median"
         host = beyond_grace(claim, [lose_host() for _ in range(count)], goal_s=HOST_GOAL_S)
-    result_file.save(options.json, TITLE, [launch, kill, host])
+    result_file.save(results, TITLE, [launch, kill, host])
 
 
 def _target(hosts: SshHosts, members: str) -> str:

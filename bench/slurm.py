@@ -9,7 +9,6 @@ node: from the loss of a node to the next whole step on a spare of the allocatio
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import itertools
 import os
@@ -19,11 +18,10 @@ from pathlib import Path
 
 from bench import result_file
 from bench.paired_stats import headline, say
-from bench.target_runs import ALL_REDUCE, BIN, TargetRuns, beyond_grace, compared
+from bench.target_runs import ALL_REDUCE, BIN, TargetRuns, beyond_grace, compared, options_of
 from lab.slurm_cluster import slurm_cluster
 
 LAUNCH_GOAL, KILL_GOAL, NODE_GOAL_S = 1.05, 1.1, 5.0
-ROUNDS, QUICK_ROUNDS = 7, 1
 PORTS = itertools.count(29400)
 SUBMITIT = Path(__file__).parent / "programs" / "submitit_allreduce.py"
 TITLE = "Slurm"
@@ -31,12 +29,7 @@ TITLE = "Slurm"
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(prog="bench.slurm", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} round")
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    options = parser.parse_args()
-    count = QUICK_ROUNDS if options.quick else options.rounds
+    count, results = options_of("bench.slurm", __doc__)
     headline("Slurm: 2 nodes x 1 rank, each node a slurmd of this machine")
     with tempfile.TemporaryDirectory() as base, slurm_cluster(Path(base) / "slurm", "n1", "n2", "n3") as cluster:
         os.environ["SLURM_CONF"] = str(cluster.conf)
@@ -75,7 +68,7 @@ def main() -> None:
         found.append(compared(claim, count, "holdfast, local", lambda: kill("local"), lambda: kill("two"), KILL_GOAL))
         claim = "Slurm: node lost → next whole step on a spare, beyond `node_grace_s`, median"
         found.append(beyond_grace(claim, [lose_node() for _ in range(count)], goal_s=NODE_GOAL_S))
-    result_file.save(options.json, TITLE, found)
+    result_file.save(results, TITLE, found)
 
 
 def _target(base: str, *, spares: int) -> str:

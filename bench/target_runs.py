@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import subprocess
@@ -24,7 +25,18 @@ ALL_REDUCE = Path(__file__).parent / "programs" / "allreduce.py"
 STEPPER = Path(__file__).parents[1] / "tests" / "programs" / "torch_free_trainer.py"
 WITHIN_S = 120.0
 NODE_GRACE_S = 5.0
+ROUNDS, QUICK_ROUNDS = 7, 1
 RANKS = 2
+
+
+def options_of(bench: str, doc: str | None) -> tuple[int, Path | None]:
+    """What a bench's command line asks for: rounds, and the file for its results."""
+    parser = argparse.ArgumentParser(prog=bench, description=doc)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--quick", action="store_true", help=f"only {QUICK_ROUNDS} round")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    options = parser.parse_args()
+    return QUICK_ROUNDS if options.quick else options.rounds, options.json
 
 
 class TargetRuns:
