@@ -174,9 +174,9 @@ class Agent:
         self._standby_task: asyncio.Task[None] | None = None
         self._group_stopped = asyncio.Event()
         self._drain_task: asyncio.Task[None] | None = None
+        """Runs before the agent exits; once it is set, the agent starts nothing."""
         self._sigterm_at = float("-inf")
         """When the latest SIGTERM that counts came, on the event loop's clock."""
-        """Runs before the agent exits; once it is set, the agent starts nothing."""
         self._exiting = asyncio.Event()
         self._shutdown_ordered = False
         """Whether the controller has ordered this agent to shut down."""
