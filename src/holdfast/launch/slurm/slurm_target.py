@@ -59,12 +59,11 @@ class SlurmTarget(SupervisedTarget):
         return read_machines(name, spec, node_names())
 
     def release_machine(self, name: str, spec: TargetSpec, machine: str) -> tuple[Finding, ...]:
-        """Change the target's quarantine file, and undo the drain of a run."""
+        """Undo the drain of a run, and change the target's quarantine file."""
         from holdfast.launch.slurm.slurm_commands import undrain
 
-        findings = super().release_machine(name, spec, machine)
-        undrain(machine)
-        return findings
+        undrain(machine)  # first: whoever may not resume the node keeps its quarantine
+        return super().release_machine(name, spec, machine)
 
     def rendered(self, accepted: RunSpec) -> str:
         """The batch script, and every rank's environment and command."""
