@@ -91,7 +91,7 @@ class TieredStorage(CheckpointStorage):
 
     def commit(self, manifest: Manifest, written: WrittenFiles, group: ControlGroup) -> int | Finding:
         parts = group.gather(written)
-        whole = group.broadcast(merge_files(manifest, parts))
+        whole = group.broadcast(merge_files(manifest, parts) if parts else manifest)
         if isinstance(whole, Manifest):
             whole = group.first_not_none(self._commit_local(whole)) or whole
         if isinstance(whole, Finding):
