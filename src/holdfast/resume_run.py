@@ -16,12 +16,9 @@ from holdfast.events.log import EventReader
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.loader import LoadedJob
 from holdfast.job.run_spec import CodeArchive, ResumedRun, RunSpec
-from holdfast.job.target_files import LOCAL
 from holdfast.launch.code.archive import archive_path
-from holdfast.launch.target import Resumption
+from holdfast.launch.target import Resumption, open_target
 from holdfast.run_dir import RunDir
-
-KUBERNETES = "kubernetes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +45,8 @@ class FormerRun:
 
     @property
     def base(self) -> Path:
-        """Folder that its relative paths start from; this one after a run in a cluster, where that is a volume."""
-        return Path() if self.accepted.target_kind == KUBERNETES else Path(self.accepted.base)
+        """Folder that its relative paths start from here."""
+        return open_target(self.accepted.target_kind).base_here(self.accepted)
 
     @property
     def has_archive(self) -> bool:
@@ -144,7 +141,9 @@ def _announced(former: FormerRun, resumed: ResumedRun) -> Finding:
 
 def _out_of_reach(former: FormerRun, target: str) -> Iterator[Finding]:
     """Checkpoints on the disks of nodes, or in a cluster's volume."""
-    where = _kept_by(former, target)
+    if "://" in former.newest.checkpoint:
+        return
+    where = open_target(former.accepted.target_kind).unreached_checkpoints(former.accepted, target)
     if not where:
         return
     yield Finding(
@@ -154,17 +153,6 @@ def _out_of_reach(former: FormerRun, target: str) -> Iterator[Finding]:
         remedy="Copy the checkpoint to a folder or store that the new nodes reach, if one node has all of it, and add "
         "`--set checkpoint.path=FOLDER`. Next time name such a folder as `checkpoint.path` from the start.",
     )
-
-
-def _kept_by(former: FormerRun, target: str) -> str:
-    """What of the former target alone has the checkpoints; empty if others may."""
-    accepted = former.accepted
-    if "://" in former.newest.checkpoint or accepted.target_kind == LOCAL:
-        return ""
-    if accepted.target_kind == KUBERNETES and accepted.durable_controller_disk:
-        return "" if target == accepted.target else f"on the volume of `{accepted.target}`"
-    shared = accepted.target_kind != KUBERNETES and (accepted.job.checkpoint.path or accepted.checkpoint_root)
-    return "" if shared else "on its nodes' own disks, each node's part on its own"
 
 
 def _not_uploaded(former: FormerRun) -> Iterator[Finding]:

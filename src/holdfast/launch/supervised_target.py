@@ -16,7 +16,7 @@ from holdfast.launch.code.package_code import submitted_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import read_notify_secrets, read_secrets
 from holdfast.launch.start_supervisor import start_supervisor
-from holdfast.launch.target import Rendered, Submission, Target
+from holdfast.launch.target import ON_NODES, Rendered, Submission, Target
 from holdfast.launch.target_runs import run_not_on_target
 
 if TYPE_CHECKING:
@@ -83,6 +83,15 @@ class SupervisedTarget(Target, Protocol):
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """Nothing: the target reports missing machines in the run's log."""
+
+    def base_here(self, accepted: RunSpec) -> Path:
+        """Where the run was started."""
+        return Path(accepted.base)
+
+    def unreached_checkpoints(self, accepted: RunSpec, target: str) -> str:
+        """Without a folder that machines share, each has a part."""
+        shared = accepted.job.checkpoint.path or accepted.checkpoint_root
+        return "" if shared else ON_NODES
 
     def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
         """The machines that the target names, and those that this user's runs use."""

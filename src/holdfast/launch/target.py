@@ -45,6 +45,9 @@ class TargetKind:
     """The module whose `draft_target` writes a target file from what the place shows, if it can be asked."""
 
 
+ON_NODES = "on its nodes' own disks, each node's part on its own"
+"""Where checkpoints are that no folder or store has whole."""
+
 TARGET_KINDS: Mapping[str, TargetKind] = {
     LOCAL: TargetKind(module="holdfast.launch.local.local_target"),
     "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target"),
@@ -181,6 +184,14 @@ class Target(Protocol):
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """What keeps a run's nodes, or this user, away; None if nothing does."""
+        ...
+
+    def base_here(self, accepted: RunSpec) -> Path:
+        """Folder on this machine from which a run's relative paths start."""
+        ...
+
+    def unreached_checkpoints(self, accepted: RunSpec, target: str) -> str:
+        """Where a run's checkpoint files are that a run on `target` does not reach; empty if it may."""
         ...
 
     def machines(self, name: str, spec: TargetSpec) -> TargetMachines:

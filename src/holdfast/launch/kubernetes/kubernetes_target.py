@@ -23,7 +23,7 @@ from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
 from holdfast.launch.code.package_code import code_findings, submitted_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import missing_secrets, read_notify_secrets, read_secrets
-from holdfast.launch.target import ControllerHooks, Rendered, Submission, Target, refuse_errors
+from holdfast.launch.target import ON_NODES, ControllerHooks, Rendered, Submission, Target, refuse_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,6 +116,16 @@ class KubernetesTarget:
 
         seen = read_pending_reason(read_cluster_ref(run))
         return seen and HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
+
+    def base_here(self, accepted: RunSpec) -> Path:
+        """This folder: that of the run is a volume of the cluster."""
+        return Path()
+
+    def unreached_checkpoints(self, accepted: RunSpec, target: str) -> str:
+        """The target's volume keeps them; without one they were on the disks of the nodes."""
+        if accepted.durable_controller_disk:
+            return "" if target == accepted.target else f"on the volume of `{accepted.target}`"
+        return ON_NODES
 
     def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
         """The cluster's nodes, as far as this user may list them."""

@@ -46,6 +46,10 @@ class LocalTarget(SupervisedTarget):
         """Whether a resumed checkpoint is here: `check` has examined this machine otherwise."""
         return checkpoint_here(wanted)
 
+    def unreached_checkpoints(self, accepted: RunSpec, target: str) -> str:
+        """Other targets look for the folder on their own machines."""
+        return ""
+
     def force_cancel(self) -> Callable[[RunDir, CancelRequested], None]:
         """All processes of the run are on this machine."""
         from holdfast.launch.local.force_cancel import force_cancel
