@@ -66,7 +66,8 @@ class SlurmCluster:
 
     def kill_processes(self, name: str) -> None:
         """Kill what runs on a node of an allocation, as when the node fails; its slurmd stays."""
-        kill_all(lambda: by_env(all_pids(), SLURMD_NODENAME=name), within_s=10.0)
+        here = {"SLURMD_NODENAME": name, "SLURM_CONF": str(self.conf)}
+        kill_all(lambda: by_env(all_pids(), **here), within_s=10.0)
 
     def _spawn(self, *argv: str) -> None:
         env = {**os.environ, "SLURM_CONF": str(self.conf)}
