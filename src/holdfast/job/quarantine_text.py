@@ -46,9 +46,9 @@ def cordoned(machine: str, target: str) -> Finding:
     return Finding(
         code="machine-cordoned",
         severity=Severity.WARNING,
-        what=f"the machine {machine} is cordoned, because a device failed there",
+        what=f"the cluster places no further job on {machine}, because a device failed there",
         where=machine,
-        remedy=f"Have it repaired, then `{release_command(machine, target)}`, which uncordons it too.",
+        remedy=f"Have it repaired, then `{release_command(machine, target)}`, which ends this too.",
         owner=Owner.CLUSTER,
     )
 

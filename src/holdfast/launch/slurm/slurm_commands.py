@@ -119,7 +119,8 @@ def drain(node: str, why: str) -> None:
 def undrain(node: str) -> None:
     """Undo what `drain` did; a node that somebody else has drained stays so. Raises HoldfastError if refused."""
     what = f"{node} cannot be resumed"
-    if f"Reason={DRAINED_BY} " in _run(("scontrol", "show", "node", "-o", node), "", what=what):
+    reasons = _run(("sinfo", "--noheader", f"--nodes={node}", "--format=%E"), "", what=what).splitlines()
+    if any(reason.startswith(f"{DRAINED_BY} ") for reason in reasons):
         _run(_change(node, "resume"), "", what=what)
 
 
