@@ -217,7 +217,7 @@ def _reset_signals() -> None:
 
 
 def _reset_modules() -> None:
-    """Forget the parent's modules of holdfast, its exit handlers, event loop and logs."""
+    """Forget the parent's modules of holdfast, its exit handlers, temporary folder, event loop and logs."""
     for name in list(sys.modules):
         if name.partition(".")[0] in FRESH:
             _kept.append(sys.modules.pop(name))
@@ -229,6 +229,8 @@ def _reset_modules() -> None:
     atexit.register(logging.shutdown)
     if (multiprocessing := sys.modules.get("multiprocessing.util")) is not None:
         atexit.register(cast("Any", multiprocessing)._exit_function)
+    if (tempfile := sys.modules.get("tempfile")) is not None:
+        cast("Any", tempfile).tempdir = None  # that of another test, which may have deleted it
     if (asyncio := sys.modules.get("asyncio")) is not None:
         cast("Any", asyncio)._set_running_loop(None)
         cast("Any", asyncio).set_event_loop_policy(None)
