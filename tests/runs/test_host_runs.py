@@ -85,7 +85,7 @@ def test_by_the_page_alone_ranks_on_two_hosts_meet_their_output_comes_back_and_n
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     addresses = {event.hostname: event.address for event in watched.all(AgentConnected)}
     machines = {event.node: event.machine for event in watched.all(NodeCreated)}
-    assert {*machines.values()} == {"alpha", "beta"}
+    assert len({*machines.values()} & {"alpha", "beta", "gamma"}) == 2, "any two of the page's three"
     for rank, name in machines.items():
         assert watched.log(rank).split()[-3:] == [name, "3", addresses[machines[0]]]
     ssh = ["ssh", "-F", str(hosts.config), "alpha", "find /var/tmp/holdfast-*/runs -mindepth 1"]
