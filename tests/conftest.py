@@ -64,6 +64,7 @@ MODULE_FIXTURES = (
     "tests/runs/test_host_runs.py",
     "tests/runs/test_resume.py",
     "tests/runs/test_targets.py",
+    "tests/runs/test_torchtitan.py",
     "tests/runs/test_slurm_runs.py",
     "tests/runs/test_unmodified_programs.py",
     "tests/train/test_hang_culprit.py",
@@ -79,8 +80,11 @@ TRANSFORMERS_TESTS = (
     "tests/train/data/test_text.py",
     "tests/train/test_lightning_private.py",
     "tests/train/test_step_meter.py",
+    "tests/train/test_titan.py",
+    "tests/train/test_titan_private.py",
 )
-"""Files whose tests import transformers (1.5 s of CPU time; Lightning imports it too): one worker runs them all."""
+"""Files whose tests import transformers (1.5 s of CPU time; Lightning and TorchTitan import more): one worker runs
+them all."""
 
 EXAMPLES = "tests/runs/test_examples.py"
 """Has an expensive fixture for each parameter."""

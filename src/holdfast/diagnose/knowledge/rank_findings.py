@@ -581,6 +581,18 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing: the run restarts. Only the steps of a Session can be repeated.",
     ),
     (
+        "torchtitan-unsupported",
+        "A setting of TorchTitan does not work with holdfast's trainer for it.",
+        "The setting in `where`, and `docs/torchtitan.md`.",
+        "Change the setting, or use TorchTitan's own `--module`: holdfast still launches and restarts the job.",
+    ),
+    (
+        "torchtitan-trainer-unsupported",
+        "A configuration belongs to a model whose trainer is a subclass of TorchTitan's.",
+        "The configuration in `where`.",
+        "Use TorchTitan's own `--module`: holdfast still launches and restarts the job.",
+    ),
+    (
         "trainer-not-distributed",
         "The Trainer trains alone on each rank.",
         "WORLD_SIZE, and the world size that the Trainer reports.",

@@ -55,6 +55,12 @@ class ShardPlan:
         """This rank's micro-batches of that step and all later steps."""
         return (part for begin in count(first, self.global_batch) for part in self.step(begin))
 
+    def weight_of(self, ranks: range) -> float:
+        """The samples of some ranks in a step, divided by those of as many ranks with an equal share each."""
+        samples = range(self.global_batch)
+        held = sum(len(_split(samples, rank, self.world_size)) for rank in ranks)
+        return held * self.world_size / (self.global_batch * len(ranks))
+
 
 def shard_step(samples: range, micro_batch_size: int, ranks: ControlGroup) -> tuple[MicroBatch, ...]:
     """A rank's part of a step's samples, in micro-batches of at most `micro_batch_size`.

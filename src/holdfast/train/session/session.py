@@ -171,6 +171,8 @@ class Session:
         self._lr_scaler = LearningRateScaler(optimizer, settings.learning_rate_factor)
         self.global_batch = 0
         """Samples of all ranks in the current step; 0 until the step requests micro-batches."""
+        self.replica_weight = 1.0
+        """This replica's samples in the current step, divided by the mean over all replicas."""
         self._total_steps: int | None = None
         self._step_discarded = False
         """Whether the current step was discarded."""
@@ -245,16 +247,24 @@ class Session:
             self._samples = self.step * self.global_batch
         self._lr_scaler.apply()
         self._prefetcher.begin_step(self.global_batch, self._samples)
-        rank = ranks.world_size * replicas.replica_index + ranks.rank
+        first = ranks.world_size * replicas.replica_index
         plan = ShardPlan(
-            global_batch=self.global_batch, micro_batch_size=micro_batch_size, rank=rank, world_size=world_size
+            global_batch=self.global_batch,
+            micro_batch_size=micro_batch_size,
+            rank=first + ranks.rank,
+            world_size=world_size,
         )
+        self.replica_weight = plan.weight_of(range(first, first + ranks.world_size))
         return self._samples, plan
 
     def _shards(self, first: int, plan: ShardPlan) -> Iterator[MicroBatch]:
         for part in plan.step(first):
             self._replicas.before_backward(last=part.is_last)
             yield part
+
+    def before_backward(self, *, last: bool) -> None:
+        """Announce a backward pass, for a loop that takes all micro-batches of a step before the first of these."""
+        self._replicas.before_backward(last=last)
 
     def timed(self, source: Iterable[Item]) -> Iterator[Item]:
         """Yield the same items, such as a loader's batches; the wait for each is reported as data wait."""
