@@ -37,7 +37,7 @@ class MachinePool:
 
     def choose(self, node_id: NodeId, live: Iterable[NodeId], unusable: Container[str] = ()) -> str | None:
         """A free machine for a node, rather another than its slot's last; None if there is none."""
-        free = [name for name in self._free(live) if name not in unusable]
+        free = [name for name in self.free(live) if name not in unusable]
         before = self.machine(NodeId(node=node_id.node, generation=node_id.generation - 1))
         return min(free, key=lambda name: (name == before, self.names.index(name)), default=None)
 
@@ -58,7 +58,7 @@ class MachinePool:
 
     def avoid(self, machine: str, others: Iterable[NodeId]) -> bool:
         """Place no further node on a machine, if one is free besides those of the other nodes; returns whether."""
-        if not machine or not [name for name in self._free(others) if name != machine]:
+        if not machine or not [name for name in self.free(others) if name != machine]:
             return False
         self._avoided.add(machine)
         return True
@@ -103,7 +103,8 @@ class MachinePool:
         held = f", {len(bad)} of them quarantined (`holdfast nodes`)" if bad else ""
         return f"there are {len(self.names)} machines for nodes here{out}{held}"
 
-    def _free(self, live: Iterable[NodeId]) -> list[str]:
+    def free(self, live: Iterable[NodeId]) -> list[str]:
+        """Machines without a node of these, in the order in which they are chosen."""
         taken = {*self._cordoned.values(), *self.out_of_use, *map(self.machine, live)}
         return [name for name in self.names if name not in taken]
 

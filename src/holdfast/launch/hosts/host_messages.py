@@ -37,6 +37,14 @@ class Setup(_Message, frozen=True, kw_only=True, tag="setup"):
     """Bytes that the controller has of each synced file."""
 
 
+class ReserveHost(_Message, frozen=True, kw_only=True, tag="reserve"):
+    """Keep other runs from the host, until the connection ends or a node of this run starts there."""
+
+
+class ReleaseHost(_Message, frozen=True, kw_only=True, tag="release"):
+    """Other runs may have the host again."""
+
+
 class StartNode(_Message, frozen=True, kw_only=True, tag="start"):
     """Start the agent of a node."""
 
@@ -71,6 +79,16 @@ class HostReady(_Message, frozen=True, kw_only=True, tag="ready"):
     gpus: int
     nodes: tuple[tuple[int, int], ...]
     """Number and generation of each node of the run that may have processes there."""
+
+
+class HostReserved(_Message, frozen=True, kw_only=True, tag="reserved"):
+    """The host is kept for this run."""
+
+
+class HostBusy(_Message, frozen=True, kw_only=True, tag="busy"):
+    """Another run has the host."""
+
+    reason: Text
 
 
 class NodeRunning(_Message, frozen=True, kw_only=True, tag="running"):
@@ -119,8 +137,19 @@ class FileChunk(_Message, frozen=True, kw_only=True, tag="file"):
     bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)]
 
 
-ToHost = Setup | StartNode | RemoveNode | EndRun
-FromHost = HostReady | NodeRunning | NodeEnded | NodeRemoved | NodeNotStarted | EndAnnounced | RunEnded | FileChunk
+ToHost = Setup | ReserveHost | ReleaseHost | StartNode | RemoveNode | EndRun
+FromHost = (
+    HostReady
+    | HostReserved
+    | HostBusy
+    | NodeRunning
+    | NodeEnded
+    | NodeRemoved
+    | NodeNotStarted
+    | EndAnnounced
+    | RunEnded
+    | FileChunk
+)
 
 decode_to_host = msgspec.json.Decoder(ToHost).decode
 decode_from_host = msgspec.json.Decoder(FromHost).decode

@@ -27,12 +27,16 @@ from holdfast.launch.hosts.host_messages import (
     EndRun,
     FileChunk,
     FromHost,
+    HostBusy,
     HostReady,
+    HostReserved,
     NodeEnded,
     NodeNotStarted,
     NodeRemoved,
     NodeRunning,
+    ReleaseHost,
     RemoveNode,
+    ReserveHost,
     RunEnded,
     Setup,
     StartNode,
@@ -62,6 +66,8 @@ class HostProcess:
         atomic_write(self._folder.controller_record, json.dumps(record).encode())
         self._output = output
         self._sent = dict(setup.sizes)
+        self._reserved: tuple[socket.socket, ...] = ()
+        """The lock of the host, until an agent inherits it."""
         self._sending = asyncio.Lock()
         """Held while changed files are sent, so that their order is that of the offsets."""
         self._processes = NodeProcesses(self._folder, setup.node_slots, self._on_exit)
@@ -82,9 +88,13 @@ class HostProcess:
             if (node_id.node, node_id.generation) in self._setup.nodes:  # another host may share the folder
                 self._watch(node_id)
 
-    async def handle(self, message: StartNode | RemoveNode | EndRun) -> None:
+    async def handle(self, message: ReserveHost | ReleaseHost | StartNode | RemoveNode | EndRun) -> None:
         """Carry out a message."""
         match message:
+            case ReserveHost():
+                self._send(HostBusy(reason=why) if (why := self._reserve()) else HostReserved())
+            case ReleaseHost():
+                self._release()
             case StartNode():
                 await asyncio.to_thread(self._processes.kill_unrecorded, _id(message))
                 self._start(message)
@@ -129,14 +139,28 @@ class HostProcess:
                 if found.st_size != known:
                     yield name, known if found.st_size > known else 0, found.st_size
 
+    def _reserve(self) -> str:
+        """Keep the host from other runs; returns which run has it, if another does."""
+        if self._reserved or not self._setup.exclusive:
+            return ""
+        held = lock_host(self._folder.run_id)
+        if isinstance(held, str):
+            return held
+        self._reserved = held
+        return ""
+
+    def _release(self) -> None:
+        for each in self._reserved:
+            each.close()
+        self._reserved = ()
+
     def _start(self, wanted: StartNode) -> None:
         node_id = _id(wanted)
         if self._processes.has_agent(node_id):
             self._watch(node_id)
             return
-        held = lock_host(self._folder.run_id) if self._setup.exclusive else ()
-        if isinstance(held, str):
-            self._send(NodeNotStarted(node=wanted.node, generation=wanted.generation, reason=held))
+        if busy := self._reserve():
+            self._send(NodeNotStarted(node=wanted.node, generation=wanted.generation, reason=busy))
             return
         try:
             self._processes.start(
@@ -149,14 +173,13 @@ class HostProcess:
                     node_grace_s=wanted.node_grace_s,
                     stop_grace_s=wanted.stop_grace_s,
                     memory_bytes=wanted.memory_bytes,
-                    inherited=tuple(each.fileno() for each in held),
+                    inherited=tuple(each.fileno() for each in self._reserved),
                 ),
             )
         except OSError as error:
             self._send(NodeNotStarted(node=wanted.node, generation=wanted.generation, reason=str(error)))
         finally:
-            for each in held:
-                each.close()
+            self._release()
         self._watch(node_id)
 
     def _watch(self, node_id: NodeId) -> None:

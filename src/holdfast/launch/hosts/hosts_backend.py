@@ -38,6 +38,9 @@ class HostsBackend(LinkedHosts):
         self._settled = False
         """Whether hosts had time to connect."""
 
+    def _others_compete(self) -> bool:
+        return True
+
     def _connect(self) -> None:
         if not self._running:
             self._running = [asyncio.ensure_future(link.run()) for link in self._connections]

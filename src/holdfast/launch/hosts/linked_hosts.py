@@ -7,8 +7,9 @@ run's folder on this machine records which host has which node, and receives wha
 from __future__ import annotations
 
 import asyncio
+import random
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 from typing import Protocol
 
@@ -25,12 +26,16 @@ from holdfast.launch.hosts.host_messages import (
     EndRun,
     FileChunk,
     FromHost,
+    HostBusy,
     HostReady,
+    HostReserved,
     NodeEnded,
     NodeNotStarted,
     NodeRemoved,
     NodeRunning,
+    ReleaseHost,
     RemoveNode,
+    ReserveHost,
     RunEnded,
     Setup,
     StartNode,
@@ -50,6 +55,9 @@ END_TIMEOUT_S = 15.0
 CREATED_NAME = "created"
 BUSY_RETRY_S = 5.0
 """Time until a host that was in use is tried again."""
+GATHER_RETRY_S = (0.3, 1.2)
+"""Least and most seconds until a run tries again to reserve all of its hosts; by chance, so that one of two that take
+hosts from each other is first."""
 
 
 def remote_resources(job: Job, python: str) -> tuple[NodeResources, ...]:
@@ -100,7 +108,13 @@ class LinkedHosts(ABC):
         """What was last reported of a waiting node."""
         self._removed: dict[NodeId, asyncio.Event] = {}
         """Nodes that are to be removed."""
+        self._reserving: dict[str, bool | None] = {}
+        """Hosts that this run has asked to keep for it: whether they do; None until they answer."""
         self._cancelled = False
+
+    @abstractmethod
+    def _others_compete(self) -> bool:
+        """Whether other runs may take hosts, so that all are reserved before a node starts."""
 
     @abstractmethod
     def _connect(self) -> None:
@@ -219,16 +233,67 @@ class LinkedHosts(ABC):
         return [node_id for node_id in self._existing() if node_id not in self._ended]
 
     def _place(self) -> None:
-        """Start waiting nodes while hosts are free, lowest numbers first; report those that wait, once per reason."""
-        if self._cancelled:
+        """Start waiting nodes while hosts are free, lowest numbers first; report those that wait, once per reason.
+
+        Until a node of the run has started, none does unless there are hosts for all that the job needs: a run that
+        kept some hosts while it waits for others would keep other runs from them.
+        """
+        if self._cancelled or not self._pending:
+            return
+        reserved: Collection[str] = self._machines.names
+        if self._others_compete() and not self._occupied() and not (reserved := self._gather()):
             return
         for number, node_id in sorted(self._pending.items()):
-            host = self._machines.choose(node_id, self._occupied(), self._unusable()) if self._may_place() else None
+            unusable = {**self._unusable(), **{name: "" for name in self._machines.names if name not in reserved}}
+            host = self._machines.choose(node_id, self._occupied(), unusable) if self._may_place() else None
             if host is None:
                 self._report_waiting(node_id)
             else:
                 del self._pending[number]
                 self._start(node_id, host)
+
+    def _gather(self) -> Collection[str]:
+        """Hosts that are reserved for this run; none until there are as many as its job needs."""
+        answers = self._reserving = {host: each for host, each in self._reserving.items() if self._links[host].ready}
+        needed = min(len(self._pending), self._job.nodes.min)
+        unusable = self._unusable()
+        free = [host for host in self._machines.free(()) if host not in unusable and host not in answers]
+        asked = sum(answer is not False for answer in answers.values())
+        if self._may_place() and asked + len(free) >= needed:
+            for host in free[: len(self._pending) - asked]:
+                answers[host] = None
+                self._links[host].send(ReserveHost())
+            if None in answers.values():
+                return ()
+            return [host for host, answer in answers.items() if answer]
+        self._give_up_gathering()
+        return ()
+
+    def _give_up_gathering(self) -> None:
+        """Let others have the hosts, try again later if one of them was refused, and report why nodes wait."""
+        for host, answer in self._reserving.items():
+            if answer:
+                self._links[host].send(ReleaseHost())
+        if False in self._reserving.values():
+            asyncio.get_running_loop().call_later(random.uniform(*GATHER_RETRY_S), self._gather_again)
+        self._reserving = {}
+        for node_id in self._pending.values():
+            self._report_waiting(node_id)
+
+    def _gather_again(self) -> None:
+        self._refused.clear()
+        self._place()
+
+    def _on_reserved(self, host: str, answer: bool, reason: str = "") -> None:
+        """Take a host's answer; one that comes after the run has given up is undone."""
+        if host not in self._reserving:
+            if answer:
+                self._links[host].send(ReleaseHost())
+            return
+        self._reserving[host] = answer
+        if not answer:
+            self._refused[host] = reason
+        self._place()
 
     def _unusable(self) -> dict[str, str]:
         """Why hosts cannot take a node now."""
@@ -294,6 +359,10 @@ class LinkedHosts(ABC):
         match message:
             case HostReady():
                 self._on_ready(host, message)
+            case HostReserved():
+                self._on_reserved(host, True)
+            case HostBusy(reason=reason):
+                self._on_reserved(host, False, reason)
             case NodeRunning(node=node, generation=generation):
                 node_id = NodeId(node=node, generation=generation)
                 self._created_mark(node_id).touch()

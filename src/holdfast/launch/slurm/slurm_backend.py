@@ -116,6 +116,9 @@ class SlurmBackend(LinkedHosts):
             return not_cordoned(machine, refused.findings[0].evidence, remedy)
         return cordoned(machine, self._accepted.target)
 
+    def _others_compete(self) -> bool:
+        return False
+
     def _connect(self) -> None:
         if not self._running:
             self._running = [asyncio.ensure_future(self._keep_allocation())]
