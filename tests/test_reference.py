@@ -27,6 +27,9 @@ NO_CODES = {"events", "protocol", "control", "agent", "diagnose"}
 """Folders whose words with hyphens are names of events, failures, and rules of diagnosis."""
 OTHER_WORDS = {
     "default-scheduler",
+    "first-run",
+    "link-slowed",
+    "tcp-fallback",
     "ephemeral-storage",
     "pod-group",
     "user-queue",
@@ -86,6 +89,7 @@ OTHER_WORDS = {
 
 
 NO_CODES_IN_PAGES = {
+    "first-run",
     "attempt-started",
     "holdfast-quarantine",
     "holdfast-zygote",

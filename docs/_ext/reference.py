@@ -30,6 +30,7 @@ from pygments.lexers.special import TextLexer
 
 import holdfast
 from holdfast import errors, events, findings
+from holdfast.accept.agreement import Agreement
 from holdfast.control import machine, policy
 from holdfast.control.context import FollowUp
 from holdfast.control.state import NodePhase, ReplicaPhase, Timer
@@ -80,16 +81,24 @@ def job_page() -> str:
         "as `--set recovery.max_restarts=3`. `holdfast schema` prints this page as JSON Schema; the same models are "
         "the Python API.",
     ]
-    for prefix, model in _models(spec.Job):
-        parts.append(f"## {f'`{prefix}`' if prefix else 'Top level'}")
-        parts.append(_doc(model))
-        parts.append(
-            _table(
-                ("field", "type", "default", "meaning"),
-                ((f"`{name}`", _type(field), _default(field), field.description or "") for name, field in _own(model)),
-            )
+    return _page((*parts, *_model_tables(spec.Job)))
+
+
+def acceptance_page() -> str:
+    """Every field of an agreement."""
+    parts = ("# Agreement of an acceptance", "The YAML file that `holdfast accept --agreement FILE` reads.")
+    return _page((*parts, *_model_tables(Agreement)))
+
+
+def _model_tables(model: type[BaseModel]) -> Iterator[str]:
+    """The fields of a model and of those inside it."""
+    for prefix, inner in _models(model):
+        yield f"## {f'`{prefix}`' if prefix else 'Top level'}"
+        yield _doc(inner)
+        yield _table(
+            ("field", "type", "default", "meaning"),
+            ((f"`{name}`", _type(field), _default(field), field.description or "") for name, field in _own(inner)),
         )
-    return _page(parts)
 
 
 def _own(model: type[BaseModel]) -> Iterable[tuple[str, FieldInfo]]:
@@ -674,6 +683,7 @@ def _page(parts: Iterable[str]) -> str:
 
 PAGES: dict[str, Callable[[], str]] = {
     "job": job_page,
+    "acceptance": acceptance_page,
     "commands": cli_page,
     "exit-codes": exit_codes_page,
     "findings": findings_page,

@@ -30,6 +30,11 @@ class ExitCode(IntEnum):
     NODES_LOST = 79
     HUNG = 80
     SUPERSEDED = 81
+    FABRIC_NOT_ACCEPTED = 91
+    SCALING_NOT_ACCEPTED = 92
+    GANG_NOT_ACCEPTED = 93
+    FIRST_RUN_NOT_ACCEPTED = 94
+    RESTART_NOT_ACCEPTED = 95
     NOT_EXECUTABLE = 126
     PROGRAM_NOT_FOUND = 127
     CANCELLED = 130
@@ -50,6 +55,11 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.NODES_LOST: "The run ended because nodes kept failing or being lost, or one never joined, too often.",
     ExitCode.HUNG: "The run ended because it hung again and the restart budget was spent.",
     ExitCode.SUPERSEDED: "Of a controller or its supervisor: another controller has the run, so it changes nothing.",
+    ExitCode.FABRIC_NOT_ACCEPTED: "`holdfast accept`: the check `fabric` failed, and no check before it.",
+    ExitCode.SCALING_NOT_ACCEPTED: "`holdfast accept`: the check `scaling` failed, and no check before it.",
+    ExitCode.GANG_NOT_ACCEPTED: "`holdfast accept`: the check `gang` failed, and no check before it.",
+    ExitCode.FIRST_RUN_NOT_ACCEPTED: "`holdfast accept`: the check `first-run` failed, and no check before it.",
+    ExitCode.RESTART_NOT_ACCEPTED: "`holdfast accept`: the check `restart` failed, and no other check.",
     ExitCode.NOT_EXECUTABLE: "The run ended because the job's program exists but could not be executed.",
     ExitCode.PROGRAM_NOT_FOUND: "The run ended because the job's program, or its working directory, does not exist.",
     ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from holdfast import __version__
 from holdfast.cli import (
+    accept,
     check,
     describe,
     diagnose,
@@ -62,6 +63,7 @@ COMMANDS = {
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy, image.image_check),
     "Predict": (plan.plan, review.review),
+    "Prove": (accept.accept,),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target, write_target.target_init, write_target.target_fetch),
 }

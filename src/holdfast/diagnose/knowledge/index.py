@@ -10,6 +10,7 @@ from itertools import chain
 
 from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass
 from holdfast.diagnose.knowledge import (
+    acceptance_findings,
     cluster_findings,
     combined_causes,
     cuda,
@@ -51,6 +52,7 @@ def _from_findings(rows: Iterable[tuple[str, str, str, str]]) -> list[Explanatio
 
 
 FINDINGS: Mapping[str, list[Explanation]] = {
+    "Findings of an acceptance": _from_findings(acceptance_findings.ROWS),
     "Findings before a run": _from_findings(job_findings.ROWS),
     "Findings of a cluster": _from_findings(cluster_findings.ROWS),
     "Findings of a manifest": _from_findings(manifest_findings.ROWS),

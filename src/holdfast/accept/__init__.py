@@ -1,0 +1,1 @@
+"""Acceptance checks of a target, with real runs: what `holdfast accept` does."""

@@ -1,0 +1,137 @@
+"""What an acceptance measures and requires, agreed in a file before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.job.loader import read_text, validate_model
+from holdfast.job.spec import Count, Model, NonEmpty, Number, Seconds
+from holdfast.job.yaml_source import YamlSource, parse, printable
+
+
+class CheckName(StrEnum):
+    """The acceptance checks, in the order in which they run."""
+
+    FABRIC = "fabric"
+    SCALING = "scaling"
+    GANG = "gang"
+    FIRST_RUN = "first-run"
+    RESTART = "restart"
+
+
+EXIT_CODES: Mapping[CheckName, ExitCode] = {
+    CheckName.FABRIC: ExitCode.FABRIC_NOT_ACCEPTED,
+    CheckName.SCALING: ExitCode.SCALING_NOT_ACCEPTED,
+    CheckName.GANG: ExitCode.GANG_NOT_ACCEPTED,
+    CheckName.FIRST_RUN: ExitCode.FIRST_RUN_NOT_ACCEPTED,
+    CheckName.RESTART: ExitCode.RESTART_NOT_ACCEPTED,
+}
+
+Share = Annotated[Number, Field(gt=0, le=1)]
+Steps = Annotated[Count, Field(ge=20, le=1_000_000)]
+
+
+class FabricTerms(Model):
+    """The fabric is in use, and as fast as agreed."""
+
+    least_gbit_s: Annotated[Number, Field(gt=0)] | None = None
+    """Bus bandwidth of the largest all-reduce over all nodes, in Gbit/s; none means that only the verdict counts."""
+    steps: Steps = 100
+    """Steps of the run whose traffic is observed."""
+    probe_s: Seconds = 120.0
+    """Seconds that the probes of nodes and links may take."""
+
+
+class ScalingTerms(Model):
+    """The same training on more nodes is close to linear."""
+
+    nodes: tuple[Annotated[Count, Field(ge=1)], ...] = (1, 2, 4, 8)
+    """Numbers of nodes; those beyond the target's are left out."""
+    least_efficiency: Share = 0.9
+    """Throughput per node on the most nodes, as a share of that on the fewest."""
+    steps: Steps = 150
+    """Steps of each run."""
+
+
+class GangTerms(Model):
+    """Of two jobs that do not fit together, each gets all of its nodes or none."""
+
+    rounds: Annotated[Count, Field(ge=1, le=1000)] = 20
+    """Pairs of jobs, submitted with random delays."""
+    hold_s: Seconds = 1.0
+    """Seconds for which each job keeps its nodes."""
+    most_partial_s: Seconds = 3.0
+    """Seconds that a job may have some of its nodes and not all; where machines still pull images, more."""
+    deadline_s: Seconds = 240.0
+    """Seconds in which both jobs of a round must have ended."""
+
+
+class FirstRunTerms(Model):
+    """A newcomer gets a run by the documented commands alone."""
+
+    page: NonEmpty | None = None
+    """Markdown file whose code blocks are executed, relative to the agreement; none means holdfast's own page."""
+    deadline_s: Seconds = 300.0
+    """Seconds in which all commands must have ended."""
+
+
+class RestartTerms(Model):
+    """A run that fails resumes by itself and computes what one without failures does."""
+
+    faults: Annotated[Count, Field(ge=1, le=10)] = 10
+    """Faults of as many kinds, at random steps of one run."""
+    steps_per_fault: Annotated[Count, Field(ge=10)] = 20
+    """Steps of the run, for each fault."""
+    checkpoint_steps: Annotated[Count, Field(ge=1)] = 5
+    """Steps between checkpoints."""
+    most_redone_steps: Annotated[Count, Field(ge=1)] = 15
+    """Steps that a failure may make the run do again."""
+    most_recovery_s: Seconds = 90.0
+    """Seconds from a failure to the next committed step."""
+    hang_s: Seconds = 15.0
+    """Seconds without a step after which a rank is hung."""
+    seed: Count = 1
+    """Decides the steps of the faults."""
+
+
+class Agreement(Model):
+    """What is measured, and what it must be."""
+
+    nodes: Annotated[Count, Field(ge=1)] | None = None
+    """Nodes of the target that checks use; none means all, or at most two on this machine."""
+    job: dict[str, Any] = {}
+    """Fields of every job that is started, such as `image`, `gpus_per_node`, or `fabric`."""
+    program: tuple[NonEmpty, ...] = ()
+    """Command of your own training with a Session, to which `--steps N` is added; none means holdfast's program."""
+    fabric: FabricTerms = FabricTerms()
+    scaling: ScalingTerms = ScalingTerms()
+    gang: GangTerms = GangTerms()
+    first_run: FirstRunTerms = FirstRunTerms()
+    restart: RestartTerms = RestartTerms()
+
+
+SMOKE: Mapping[str, Mapping[str, object]] = {
+    "fabric": {"steps": 20, "probe_s": 30.0},
+    "scaling": {"steps": 40, "nodes": (1, 2)},
+    "gang": {"rounds": 1},
+    "restart": {"faults": 3, "steps_per_fault": 12},
+}
+"""What `--smoke` shortens: it shows that everything works, and proves less."""
+
+
+def read_agreement(path: Path | None, *, smoke: bool = False) -> Agreement:
+    """The agreement of a file, or the default one; raises HoldfastError with every problem of the file."""
+    source = parse(read_text(path), printable(str(path))) if path else YamlSource(name="")
+    agreed = validate_model(source, Agreement)
+    if agreed is None:
+        raise HoldfastError(tuple(source.all_findings()), ExitCode.INVALID_JOB)
+    if not smoke:
+        return agreed
+    shortened = {name: getattr(agreed, name).model_copy(update=dict(terms)) for name, terms in SMOKE.items()}
+    return agreed.model_copy(update=shortened)

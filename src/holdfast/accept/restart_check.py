@@ -1,0 +1,285 @@
+"""Checks that a run recovers from failures of many kinds by itself, and computes what a run without failures does."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from holdfast import api
+from holdfast.accept.agreement import CheckName, RestartTerms
+from holdfast.accept.check_report import CheckReport, Figure, Verdict
+from holdfast.accept.site import ObservedRun, Site
+from holdfast.errors import HoldfastError
+from holdfast.events import (
+    FaultAction,
+    FaultInjected,
+    FaultRequested,
+    FaultTarget,
+    StepCommitted,
+)
+from holdfast.findings import Finding
+from holdfast.job.fault_catalog import check_fault
+from holdfast.job.run_spec import RunSpec
+from holdfast.report.run_history import RecoverySummary
+from holdfast.run_dir import RunDir
+
+KINDS: tuple[tuple[FaultTarget, FaultAction], ...] = (
+    (FaultTarget.RANK, FaultAction.KILL),
+    (FaultTarget.AGENT, FaultAction.KILL),
+    (FaultTarget.RANK, FaultAction.RAISE),
+    (FaultTarget.CONTROLLER, FaultAction.KILL),
+    (FaultTarget.NODE, FaultAction.KILL),
+    (FaultTarget.RANK, FaultAction.HANG),
+    (FaultTarget.GRADIENT, FaultAction.NAN),
+    (FaultTarget.RANK, FaultAction.STOP),
+    (FaultTarget.NIC, FaultAction.FAIL),
+    (FaultTarget.COLLECTIVE, FaultAction.HANG),
+)
+"""The kinds of faults, in the order in which they are added; none takes a machine away."""
+NO_RESTART = (FaultTarget.CONTROLLER,)
+"""Targets whose loss makes no rank restart."""
+RUN_S = 120.0
+FAULT_S = 90.0
+"""Seconds that the run may take, and in addition for each fault."""
+PACE_S = 0.05
+"""Least time of a step, so that a fault at a step finds the run there."""
+LOSS = "loss"
+STATE: Mapping[str, str] = {
+    "digest_samples": "the position in the data",
+    "digest_random": "the state of the random number generators",
+    "digest_weights": "the weights",
+    "digest_optimizer": "the state of the optimizer or of its schedule",
+    "digest_result": "the computation itself: all that is compared before the step is equal",
+}
+"""What is compared of a step, in the order in which a difference spreads to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first step of a run that differs from the run without failures."""
+
+    step: int
+    attempt: int
+    metric: str
+
+    @property
+    def lost(self) -> str:
+        """What differs first, in words."""
+        return STATE.get(self.metric, "the loss; the program reports no digests, which would say more")
+
+
+def check_restart(site: Site) -> CheckReport:
+    """Train without failures, then again with faults at random steps, and compare."""
+    terms = site.agreement.restart
+    nodes = min(2, site.nodes)
+    steps = terms.steps_per_fault * (terms.faults + 1)
+    options = ("--steps", str(steps), *(() if site.agreement.program else ("--compare", "--pace", str(PACE_S))))
+    site.say(f"training {steps} steps on {nodes} nodes without failures")
+    reference = site.observe(_start(site, "reference", options, nodes, terms), deadline_s=RUN_S + FAULT_S)
+    if reference.failure:
+        return CheckReport(
+            check=CheckName.RESTART,
+            verdict=Verdict.FAILED,
+            finding=reference.failure,
+            runs=(reference.folder.run_id,),
+        )
+    run = _start(site, "restart", options, nodes, terms)
+    planned, refused = plan_faults(terms, api.accepted(run), run.run_id)
+    site.say(f"the same with {len(planned)} faults: {', '.join(f'{each.action} {each.target}' for each in planned)}")
+    api.inject_faults(run, planned)
+    observed = site.observe(run, deadline_s=RUN_S + FAULT_S * len(planned))
+    return judge_restart(reference, observed, planned, terms, refused)
+
+
+def _start(site: Site, name: str, options: Sequence[str], nodes: int, terms: RestartTerms) -> RunDir:
+    return site.start(
+        name,
+        site.program(*options),
+        nodes=nodes,
+        checkpoint__every_steps=terms.checkpoint_steps,
+        recovery__step_timeout_s=terms.hang_s,
+        recovery__max_restarts=50,
+    )
+
+
+def plan_faults(terms: RestartTerms, accepted: RunSpec, run: str) -> tuple[tuple[FaultRequested, ...], tuple[str, ...]]:
+    """Faults at random steps, one in each part of the run, and why kinds that the run cannot have are left out."""
+    chance = random.Random(terms.seed)
+    planned: list[FaultRequested] = []
+    refused: list[str] = []
+    for target, action in KINDS:
+        if len(planned) == terms.faults:
+            break
+        begins = terms.steps_per_fault * (len(planned) + 1)
+        index = (
+            0
+            if not target.is_numbered
+            else accepted.job.world_size - 1
+            if target.is_rank
+            else accepted.job.node_slots - 1
+        )
+        request = FaultRequested(
+            at=time.time(),
+            target=target,
+            index=index,
+            action=action,
+            at_step=chance.randrange(begins - terms.steps_per_fault // 2, begins + terms.steps_per_fault // 2),
+        )
+        try:
+            check_fault(request, accepted, run)
+        except HoldfastError as error:
+            refused.append(f"not possible here: {action} {target}: {error.findings[0].what}")
+        else:
+            planned.append(request)
+    return tuple(planned), tuple(refused)
+
+
+def judge_restart(
+    reference: ObservedRun,
+    run: ObservedRun,
+    planned: Sequence[FaultRequested],
+    terms: RestartTerms,
+    refused: Sequence[str] = (),
+) -> CheckReport:
+    """All faults were injected, each was recovered from, little was done again, and the result is the same."""
+    injected = [event for event in run.events if isinstance(event, FaultInjected)]
+    recoveries = run.status.history.recoveries
+    different = first_difference(reference.steps, run.steps)
+    restarting = sum(each.target not in NO_RESTART for each in planned)
+    finding = (
+        _unrecovered(run, recoveries)
+        or _not_injected(run, planned, injected)
+        or _redone(run, recoveries, terms)
+        or _inexact(run, different)
+        or _slow(run, recoveries, terms)
+    )
+    took = [each.until_step_s for each in recoveries if each.until_step_s is not None]
+    redone = [each.recomputed_steps for each in recoveries]
+    return CheckReport(
+        check=CheckName.RESTART,
+        verdict=Verdict.FAILED if finding else Verdict.PASSED,
+        finding=finding,
+        figures=(
+            Figure(
+                name="faults injected",
+                value=str(len(injected)),
+                agreed=str(len(planned)),
+                met=len(injected) >= len(planned),
+            ),
+            Figure(name="restarts", value=str(len(recoveries)), agreed=f"{restarting} or fewer"),
+            Figure(
+                name="equal to the run without failures",
+                value="every step, bit-exact" if different is None else f"until step {different.step}",
+                agreed="every step",
+                met=different is None,
+            ),
+            Figure(
+                name="steps done again",
+                value=f"{sum(redone)}, at most {max(redone, default=0)} for a failure",
+                agreed=f"at most {terms.most_redone_steps} for a failure",
+                met=max(redone, default=0) <= terms.most_redone_steps,
+            ),
+            Figure(
+                name="failure to next step",
+                value=f"median {median(took):.2f} s, longest {max(took):.2f} s" if took else "no failure",
+                agreed=f"at most {terms.most_recovery_s:g} s",
+                met=max(took, default=0.0) <= terms.most_recovery_s,
+            ),
+        ),
+        evidence=(*map(_line, recoveries), *refused),
+        runs=(reference.folder.run_id, run.folder.run_id),
+    )
+
+
+def first_difference(reference: Sequence[StepCommitted], steps: Sequence[StepCommitted]) -> Difference | None:
+    """The first step, in the order in which they were done, with another state than in the run without failures.
+
+    Without digests the losses are compared, except in the last step of a failed attempt: its mean may lack a rank.
+    """
+    expected = {each.step: each.metrics for each in reference}
+    for number, each in enumerate(steps, start=1):
+        known = expected.get(each.step, {})
+        has_failed = number < len(steps) and steps[number].attempt != each.attempt
+        for metric in [name for name in STATE if name in known] or ([] if has_failed else [LOSS]):
+            if metric in each.metrics and known.get(metric) != each.metrics[metric]:
+                return Difference(step=each.step, attempt=each.attempt, metric=metric)
+    return None
+
+
+def _line(recovery: RecoverySummary) -> str:
+    cost = "no step followed" if recovery.until_step_s is None else f"next step {recovery.until_step_s:.2f} s later"
+    return f"{recovery.finding.code}: {cost}, {recovery.recomputed_steps} steps done again"
+
+
+def _unrecovered(run: ObservedRun, recoveries: Sequence[RecoverySummary]) -> Finding | None:
+    if (failed := run.failure) is None:
+        return None
+    last = recoveries[-1] if recoveries else None
+    after = f" after {last.finding.code}" if last and last.until_step_s is None else ""
+    return Finding(
+        code="recovery-failed",
+        what=f"the run did not recover by itself{after}",
+        where=run.folder.run_id,
+        evidence=(failed.what, *failed.evidence),
+        remedy=failed.remedy,
+    )
+
+
+def _not_injected(
+    run: ObservedRun, planned: Sequence[FaultRequested], injected: Sequence[FaultInjected]
+) -> Finding | None:
+    if len(injected) >= len(planned):
+        return None
+    done = {(each.action, each.target.split()[0]) for each in injected}
+    absent = [f"{each.action} {each.target}" for each in planned if (each.action, each.target) not in done]
+    return Finding(
+        code="faults-not-injected",
+        what=f"{len(absent)} of {len(planned)} faults were not injected, so that recovery from them is unproven",
+        where=run.folder.run_id,
+        evidence=tuple(absent),
+        remedy="Raise `restart.steps_per_fault`: the run was over, or restarting, when their step came.",
+    )
+
+
+def _redone(run: ObservedRun, recoveries: Sequence[RecoverySummary], terms: RestartTerms) -> Finding | None:
+    worst = max(recoveries, key=lambda each: each.recomputed_steps, default=None)
+    if worst is None or worst.recomputed_steps <= terms.most_redone_steps:
+        return None
+    where = "at step 1" if worst.resumed_step == 1 else f"at step {worst.resumed_step}"
+    return Finding(
+        code="checkpoint-not-used",
+        what=(
+            f"after {worst.finding.code} at step {worst.step} the run resumed {where}, with checkpoints every "
+            f"{terms.checkpoint_steps} steps: {worst.recomputed_steps} steps were done again"
+        ),
+        where=run.folder.run_id,
+        remedy="Load the newest checkpoint at the start of the program, and see that every node reaches its folder.",
+    )
+
+
+def _inexact(run: ObservedRun, different: Difference | None) -> Finding | None:
+    if different is None:
+        return None
+    return Finding(
+        code="state-not-restored",
+        what=f"step {different.step} differs from the run without failures: what differs first is {different.lost}",
+        where=run.folder.run_id,
+        evidence=(f"attempt {different.attempt}, metric {different.metric}",),
+        remedy="Save and load this state too: give it to the Session as `state={...}`, `scheduler` or `optimizer`.",
+    )
+
+
+def _slow(run: ObservedRun, recoveries: Sequence[RecoverySummary], terms: RestartTerms) -> Finding | None:
+    slow = [each for each in recoveries if (each.until_step_s or 0.0) > terms.most_recovery_s]
+    if not slow:
+        return None
+    worst = max(slow, key=lambda each: each.until_step_s or 0.0)
+    return Finding(
+        code="recovery-slow",
+        what=f"{worst.finding.code} cost {worst.until_step_s:.1f} s, more than the agreed {terms.most_recovery_s:g} s",
+        where=run.folder.run_id,
+        remedy="`holdfast report RUN` shows where the time went: detection, a new node, imports, or the checkpoint.",
+    )

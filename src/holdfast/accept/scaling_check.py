@@ -1,0 +1,211 @@
+"""Checks that the same training on more nodes is close to linear, and explains what is lost."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from holdfast import api
+from holdfast.accept.agreement import CheckName, ScalingTerms
+from holdfast.accept.check_report import CheckReport, Figure, Verdict
+from holdfast.accept.site import ObservedRun, Site
+from holdfast.errors import HoldfastError
+from holdfast.events import AnyEvent, StepCommitted
+from holdfast.findings import Finding, Owner
+from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
+from holdfast.plan.traffic import ddp_bytes
+from holdfast.report.formatting import percentage
+from holdfast.report.run_comparison import Ratio, step_time_ratio
+
+RUN_S = 900.0
+PROFILE_S = 120.0
+GRADIENT_BYTES = 4
+"""Of a parameter: the program computes in float32."""
+STRAGGLES_OFTEN, STRAGGLES_BY = 0.5, 0.15
+"""A rank explains a loss if it was the slowest in so many comparisons, by this share of the median."""
+CAUSES: Mapping[StepPart, tuple[str, str]] = {
+    StepPart.COMMUNICATION: (
+        "ranks wait for the network or for one another",
+        "Run the check `fabric`; larger batches or fewer bytes (sharding, lower precision) hide more of it.",
+    ),
+    StepPart.DATA: (
+        "ranks wait for samples",
+        "Give the loader more workers, or move the data closer; every node reads the same storage.",
+    ),
+    StepPart.CHECKPOINT: ("ranks wait for checkpoints", "Save less often, or to faster storage."),
+}
+COMPUTES = (
+    "computing takes longer",
+    "Look at clocks, power limits and other processes of the nodes; ranks that share a CPU slow each other.",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRun:
+    """The training on one number of nodes."""
+
+    nodes: int
+    run: ObservedRun
+    breakdown: Mapping[str, float]
+    """Mean seconds of each part of a step; empty if no step could be profiled."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean time of a step, without the first fifth of them."""
+        steps = self.run.steps[len(self.run.steps) // 5 :]
+        return sum(each.ended - each.started for each in steps) / max(1, sum(each.steps for each in steps))
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of all nodes."""
+        return self.run.steps[-1].metrics.get("tokens", 0.0) / self.step_s if self.step_s else 0.0
+
+
+def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
+    """Run on each number of nodes; `bus_bytes_s` is the measured bandwidth, if the check `fabric` ran."""
+    terms = site.agreement.scaling
+    counts = sorted({count for count in terms.nodes if count <= site.nodes})
+    if len(counts) < 2:
+        why = f"the target has {site.nodes} node, and scaling compares two numbers of nodes"
+        found = Finding(
+            code="acceptance-not-applicable", what=why, where=site.target, remedy="Add nodes to the target."
+        )
+        return CheckReport(check=CheckName.SCALING, verdict=Verdict.NOT_APPLICABLE, finding=found)
+    runs: list[ScalingRun] = []
+    for nodes in counts:
+        site.say(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
+        runs.append(_train(site, nodes, terms.steps))
+        if runs[-1].run.failure:
+            break
+    return judge_scaling(runs, terms, bus_bytes_s)
+
+
+def _train(site: Site, nodes: int, steps: int) -> ScalingRun:
+    wide = () if site.agreement.program else ("--width", "256", "--layers", "4", "--batch", "8")
+    run = site.start("scaling", site.program("--steps", str(steps), *wide), nodes=nodes)
+    breakdown: dict[str, float] = {}
+
+    def profile_late(event: AnyEvent) -> None:
+        """In the last third: what is compared before has no profiler in it."""
+        if isinstance(event, StepCommitted) and not breakdown and event.step > steps * 2 // 3:
+            breakdown["tried"] = 1.0
+            with contextlib.suppress(HoldfastError):
+                breakdown.update(api.profile_steps(run, ranks=(), timeout_s=PROFILE_S).breakdown)
+
+    observed = site.observe(run, deadline_s=RUN_S, on_event=profile_late)
+    breakdown.pop("tried", None)
+    return ScalingRun(nodes=nodes, run=observed, breakdown=breakdown)
+
+
+def judge_scaling(runs: Sequence[ScalingRun], terms: ScalingTerms, bus_bytes_s: float | None) -> CheckReport:
+    """Efficiency on the most nodes, with the reason for what is lost and what was predicted."""
+    first, last = runs[0], runs[-1]
+    failed = next((found for each in runs if (found := each.run.failure)), None)
+    ratio = None if failed else step_time_ratio(first.run.record, last.run.record)
+    efficiency = 1 / ratio.value if ratio else 0.0
+    finding = failed or _too_few(first, ratio) or _lost(first, last, ratio, terms)
+    figures = [
+        Figure(name=f"{each.nodes} nodes", value=f"{each.tokens_per_s:,.0f} tokens/s, {each.step_s:.4g} s per step")
+        for each in runs
+        if each.run.steps
+    ]
+    if ratio:
+        interval = f"{percentage(efficiency)} [{percentage(1 / ratio.high)}, {percentage(1 / ratio.low)}]"
+        agreed = f"at least {percentage(terms.least_efficiency)}"
+        figures += [
+            Figure(name="efficiency", value=interval, agreed=agreed, met=not isinstance(finding, Finding)),
+            Figure(name="the same run, halves compared", value=f"{ratio.floor_low:.3f} to {ratio.floor_high:.3f}"),
+            *_predicted(first, last, bus_bytes_s),
+        ]
+    return CheckReport(
+        check=CheckName.SCALING,
+        verdict=Verdict.FAILED if finding else Verdict.PASSED,
+        finding=finding,
+        figures=tuple(figures),
+        evidence=tuple(line for each in runs if (line := _breakdown_line(each))),
+        runs=tuple(each.run.folder.run_id for each in runs),
+    )
+
+
+def _too_few(first: ScalingRun, ratio: Ratio | None) -> Finding | None:
+    if ratio is not None:
+        return None
+    return Finding(
+        code="acceptance-run-failed",
+        what=f"{first.run.folder.run_id} has too few steps to compare",
+        where="scaling.steps",
+        remedy="Raise `scaling.steps`; a program of your own needs a Session that commits each step.",
+    )
+
+
+def _lost(first: ScalingRun, last: ScalingRun, ratio: Ratio | None, terms: ScalingTerms) -> Finding | None:
+    """Why the efficiency is below what was agreed; None if its interval reaches that, and chance does less."""
+    if ratio is None or 1 / ratio.high >= terms.least_efficiency:
+        return None
+    chance = max(ratio.floor_high - 1, 1 - ratio.floor_low)
+    if chance > 1 - terms.least_efficiency and ratio.low <= ratio.floor_high:
+        return Finding(
+            code="scaling-inconclusive",
+            what=f"steps of one run differ by more than what {last.nodes} nodes lose: nothing can be concluded",
+            where=first.run.folder.run_id,
+            evidence=(
+                f"halves of {first.run.folder.run_id}: a ratio of {ratio.floor_low:.3f} to {ratio.floor_high:.3f}",
+            ),
+            remedy="Run the check again while nothing else runs on the nodes, or raise `scaling.steps`.",
+            owner=Owner.CLUSTER,
+        )
+    if 1 / ratio.low >= terms.least_efficiency:
+        return None
+    cause, remedy = explain(first, last)
+    return Finding(
+        code="scaling-below-agreed",
+        what=(
+            f"each of {last.nodes} nodes does {percentage(1 / ratio.value)} of what one of {first.nodes} does, less "
+            f"than the agreed {percentage(terms.least_efficiency)}: {cause}"
+        ),
+        where=last.run.folder.run_id,
+        evidence=tuple(line for each in (first, last) if (line := _breakdown_line(each))),
+        remedy=remedy,
+    )
+
+
+def explain(first: ScalingRun, last: ScalingRun) -> tuple[str, str]:
+    """What makes steps on more nodes longer, and what to do: one slow rank, else the part that grew most."""
+    times = last.run.record.rank_times
+    slowest = times.slowest[0] if times and times.slowest else None
+    if slowest and slowest.lag >= STRAGGLES_BY and slowest.times >= STRAGGLES_OFTEN * slowest.compared:
+        return (
+            f"rank {slowest.rank} takes {percentage(slowest.lag)} longer than the median, mostly in `{slowest.phase}`",
+            "Replace its node, or look at what else runs there; `holdfast check --full` measures it.",
+        )
+    grown = {
+        part: last.breakdown.get(breakdown_metric(part), 0.0) - first.breakdown.get(breakdown_metric(part), 0.0)
+        for part in StepPart
+    }
+    if not first.breakdown or not last.breakdown:
+        return "no step could be profiled", "Run the check again; `holdfast profile RUN` says why."
+    worst = max(grown, key=lambda part: grown[part])
+    cause, remedy = CAUSES.get(worst, COMPUTES)
+    return f"{cause} ({grown[worst] * 1e3:.3g} ms more per step in `{worst}`)", remedy
+
+
+def _predicted(first: ScalingRun, last: ScalingRun, bus_bytes_s: float | None) -> list[Figure]:
+    """Efficiency from the time of a step on the fewest nodes, the bytes of gradients and the measured bandwidth."""
+    parameters = last.run.steps[-1].metrics.get("parameters")
+    if not parameters or not bus_bytes_s or not first.step_s:
+        return []
+    ranks = last.run.status.leader.world_size
+    sending_s = ddp_bytes(parameters, ranks, gradient_bytes=GRADIENT_BYTES) / bus_bytes_s
+    none_hidden = first.step_s / (first.step_s + sending_s)
+    value = f"{percentage(none_hidden)} if no communication is hidden, 100 % if all is"
+    return [Figure(name="predicted efficiency", value=value)]
+
+
+def _breakdown_line(each: ScalingRun) -> str:
+    parts = [
+        f"{part} {seconds * 1e3:.3g} ms"
+        for part in StepPart
+        if (seconds := each.breakdown.get(breakdown_metric(part), 0.0)) >= 1e-4
+    ]
+    return f"{each.nodes} nodes, a profiled step: {', '.join(parts)}" if parts else ""

@@ -1,0 +1,158 @@
+"""Starts the runs of acceptance checks on a target, and observes them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from holdfast import api
+from holdfast.accept.agreement import Agreement
+from holdfast.errors import HoldfastError
+from holdfast.events import AnyEvent, FindingRaised, Outcome, RunFinished, StepCommitted
+from holdfast.fabric.catalog import NAMES
+from holdfast.findings import Finding
+from holdfast.job.loader import LoadedJob, validate_data
+from holdfast.job.target_files import LOCAL
+from holdfast.job.targets import TargetSpec
+from holdfast.launch.target_machines import MachineState
+from holdfast.report.run_record import RunRecord, record_run
+from holdfast.report.run_status import RunStatus
+from holdfast.run_dir import RunDir
+
+PROGRAM = ("-m", "holdfast.train.acceptance_program")
+USABLE = (MachineState.FREE, MachineState.USED)
+LEAVE_S = 30.0
+"""Seconds that a cancelled run gets to end."""
+
+
+@dataclass(frozen=True)
+class ObservedRun:
+    """A run that is over, or was ended at its deadline."""
+
+    folder: RunDir
+    events: tuple[AnyEvent, ...]
+    deadline_s: float | None = None
+    """The deadline, if the run was ended at it."""
+
+    @cached_property
+    def record(self) -> RunRecord:
+        """What a report shows of it."""
+        return record_run(self.events, self.folder.run_id)
+
+    @property
+    def status(self) -> RunStatus:
+        """Its status at the end."""
+        return self.record.status
+
+    @property
+    def steps(self) -> list[StepCommitted]:
+        """Committed steps, oldest first."""
+        return [event for event in self.events if isinstance(event, StepCommitted)]
+
+    @property
+    def failure(self) -> Finding | None:
+        """Why it did not succeed; None if it did."""
+        finished = next((event for event in self.events if isinstance(event, RunFinished)), None)
+        if finished is not None and finished.outcome is Outcome.SUCCEEDED and self.deadline_s is None:
+            return None
+        known = self.status.history.end or next(reversed(self.status.findings), None)
+        ended = "did not end in time" if self.deadline_s is not None else f"failed: {self.status.reason}"
+        late = (f"it was ended after {self.deadline_s:g} s",) if self.deadline_s is not None else ()
+        said = (f"{known.code}: {known.what}", *known.evidence[:6]) if known else ()
+        return Finding(
+            code="acceptance-run-failed",
+            what=f"the run {self.folder.run_id} {ended}",
+            where=self.folder.run_id,
+            evidence=(*late, *said),
+            remedy=(known.remedy if known and known.remedy else "")
+            or f"`holdfast diagnose {self.folder.run_id}` names the cause.",
+        )
+
+    def raised(self, *codes: str) -> Finding | None:
+        """The first finding of the run with a code that begins with one of these."""
+        found = (event.finding for event in self.events if isinstance(event, FindingRaised))
+        return next((each for each in found if each.code.startswith(codes)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """A target under acceptance."""
+
+    target: str
+    spec: TargetSpec
+    base: Path
+    """Folder from which jobs start, and targets are looked up."""
+    folder: Path
+    """Private folder of this acceptance."""
+    agreement: Agreement
+    say: Callable[[str], object]
+    """Receives a line of progress."""
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether all nodes are on this machine."""
+        return self.spec.kind == LOCAL
+
+    @cached_property
+    def nodes(self) -> int:
+        """Nodes that checks use: as agreed, else all machines of the target, or two CPUs of this one."""
+        if self.agreement.nodes is not None:
+            return self.agreement.nodes
+        if self.is_one_machine:
+            return min(2, len(os.sched_getaffinity(0)))
+        return max(1, len(self.machines))
+
+    @cached_property
+    def machines(self) -> tuple[str, ...]:
+        """Names of the target's machines that a run may use; empty for this machine."""
+        if self.is_one_machine:
+            return ()
+        return tuple(each.name for each in api.machines(self.target, base=self.base).machines if each.state in USABLE)
+
+    def program(self, *options: str) -> tuple[str, ...]:
+        """Command of the training: the agreed one, or holdfast's."""
+        return (*(self.agreement.program or (self.python, *PROGRAM)), *options)
+
+    @property
+    def python(self) -> str:
+        """The Python that ranks use: this one, where ranks run on machines that have it."""
+        return sys.executable if self.spec.kind in (LOCAL, "slurm") else "python"
+
+    def job(self, name: str, command: Sequence[str], nodes: int, fields: Mapping[str, object]) -> LoadedJob:
+        """A job with the agreed fields; `fields` are set in it as by `--set`."""
+        data = {**self.agreement.job, "name": f"accept-{name}", "command": list(command), "nodes": nodes}
+        overrides = [f"{field}={value}" for field, value in fields.items()]
+        return validate_data(data, overrides, NAMES).loaded_or_raise()
+
+    def start(self, name: str, command: Sequence[str], *, nodes: int, **fields: object) -> RunDir:
+        """Start a run; fields of groups are written as `checkpoint__every_steps=5`."""
+        dotted = {field.replace("__", "."): value for field, value in fields.items()}
+        return api.start(self.job(name, command, nodes, dotted), self.target, base=self.base)
+
+    def observe(
+        self, run: RunDir, *, deadline_s: float, on_event: Callable[[AnyEvent], object] | None = None
+    ) -> ObservedRun:
+        """Follow a run until it is over; it is ended at the deadline."""
+        found: list[AnyEvent] = []
+        ends_at, ended = time.monotonic() + deadline_s, False
+        for event in api.follow(run):
+            if event is not None:
+                found.append(event)
+                if on_event is not None:
+                    on_event(event)
+            late_s = time.monotonic() - ends_at
+            if late_s > 0 and not ended:
+                ended = True
+                try:
+                    api.cancel(run, force=True, requested_by="holdfast accept")
+                except HoldfastError:  # it ended at this moment
+                    ended = False
+            if ended and late_s > LEAVE_S:
+                break
+        return ObservedRun(run, tuple(found), deadline_s if ended else None)

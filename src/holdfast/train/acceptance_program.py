@@ -1,0 +1,162 @@
+"""Trains a small model and reports what its state is after each step: the program that `holdfast accept` runs.
+
+python -m holdfast.train.acceptance_program --steps 100
+
+With `--compare` each step has digests (CRC-32) of its samples, and of the random state, the weights and the optimizer's
+state before it, and of the weights after it; accept/restart_check.py compares those of a run that resumed with those of
+one that never failed. The numbers are made here: it reads no data and no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from holdfast.train.data.sharding import MicroBatch
+from holdfast.train.session.session import Session
+
+VOCABULARY, LENGTH = 512, 64
+
+
+class Block(nn.Module):
+    """Two linear layers with dropout around a residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Dropout(0.1))
+        self.outer = nn.Linear(4 * width, width)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        return values + self.outer(self.inner(values))
+
+
+def make_model(width: int, layers: int) -> nn.Module:
+    """Predicts the next token from the last one."""
+    return nn.Sequential(
+        nn.Embedding(VOCABULARY, width), *(Block(width) for _ in range(layers)), nn.Linear(width, VOCABULARY)
+    )
+
+
+def tokens_of(samples: Iterable[int]) -> torch.Tensor:
+    """Tokens of these samples, shape (samples, LENGTH + 1): each follows from the last one by a rule, or by chance."""
+    rows: list[torch.Tensor] = []
+    for sample in samples:
+        chance = torch.Generator().manual_seed(sample)
+        row = torch.randint(VOCABULARY, (LENGTH + 1,), generator=chance)
+        ruled = torch.rand(LENGTH + 1, generator=chance) < 0.9
+        for place in range(1, LENGTH + 1):
+            if ruled[place]:
+                row[place] = (5 * row[place - 1] + 7) % VOCABULARY
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def loaded(parts: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+    """Micro-batches with their tokens."""
+    for part in parts:
+        yield part, tokens_of(part.samples)
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> int:
+    """CRC-32 of all bytes."""
+    found = 0
+    for each in tensors:
+        found = zlib.crc32(bytes(each.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()), found)
+    return found
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    """State and learning rate of each parameter."""
+    for group in optimizer.param_groups:
+        yield torch.tensor(float(group["lr"]), dtype=torch.float64)
+        for parameter in group["params"]:
+            for _, value in sorted(optimizer.state[parameter].items()):
+                yield torch.as_tensor(value)
+
+
+class Training:
+    """The model, its optimizer and one step; `bench` plants defects by overriding what it does."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        on_gpu = torch.cuda.is_available()
+        self.device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if on_gpu else torch.device("cpu")
+        if on_gpu:
+            torch.cuda.set_device(self.device)
+        self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        if self.world_size > 1:
+            dist.init_process_group("nccl" if on_gpu else "gloo")
+        torch.manual_seed(0)
+        plain = make_model(options.width, options.layers).to(self.device)
+        self.parameters = list(plain.parameters())
+        self.model = DistributedDataParallel(plain) if self.world_size > 1 else plain
+        self.optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=options.steps)
+        torch.manual_seed(1 + int(os.environ.get("RANK", "0")))  # dropout differs between ranks
+
+    def session(self) -> Session:
+        """The session, which resumes from the last checkpoint."""
+        size = sum(parameter.numel() for parameter in self.parameters)
+        return Session(model=self.model, optimizer=self.optimizer, scheduler=self.scheduler, flops_per_token=6.0 * size)
+
+    def load(self, parts: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:
+        """This rank's micro-batches of a step."""
+        return loaded(parts)
+
+    def before_step(self, step: int) -> None:
+        """Called before each step."""
+
+    def run(self) -> None:
+        """Train to the last step."""
+        session = self.session()
+        for step in session.steps(self.options.steps):
+            began = time.monotonic()
+            self.before_step(step)
+            found: dict[str, float] = {"parameters": sum(parameter.numel() for parameter in self.parameters)}
+            if self.options.compare:
+                found["digest_random"] = digest((torch.get_rng_state(),))
+                found["digest_weights"] = digest(self.parameters)
+                found["digest_optimizer"] = digest(optimizer_tensors(self.optimizer))
+            self.optimizer.zero_grad()
+            samples: list[int] = []
+            loss = torch.zeros(())
+            for part, tokens in session.timed(self.load(session.micro_batches(self.options.batch))):
+                samples += part.samples
+                moved = tokens.to(self.device)
+                scores = self.model(moved[:, :-1])
+                loss = nn.functional.cross_entropy(scores.flatten(0, 1), moved[:, 1:].flatten())
+                (loss * part.loss_scale).backward()
+            norm = nn.utils.clip_grad_norm_(self.parameters, 1.0)
+            self.optimizer.step()
+            self.scheduler.step()
+            if self.options.compare:
+                found["digest_samples"] = digest((torch.tensor(samples),))
+                found["digest_result"] = digest(self.parameters)
+            time.sleep(max(0.0, self.options.pace + began - time.monotonic()))
+            session.commit(loss=loss, tokens=session.global_batch * LENGTH, grad_norm=norm, **found)
+        if self.world_size > 1:
+            dist.destroy_process_group()
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="acceptance_program", description=__doc__)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--width", type=int, default=64, help="of each layer")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=4, help="samples per rank and step")
+    parser.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="least time of a step")
+    parser.add_argument("--compare", action="store_true", help="report digests of the state with each step")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    Training(parse()).run()
