@@ -1,13 +1,14 @@
 """Soak: one real run with random faults, up to a given number; then its outcome.
 
 .venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|replicas|kubernetes] [--faults N] [--seed N]
-    [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch] [--replicas N]
+    [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch] [--replicas N] [--ledger]
 
 Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
 during a recovery, two together. Only a fault after several others without a committed step in between is delayed: equal
 failures without progress are a crash loop, which rightly ends a run. On Kubernetes (the lab) they come at given steps.
 With `--state` it can be interrupted: the same command continues with the same run. It fails when a recovery fails, a
 step is lost or anything is left at the end; locally it prints the trend of descriptors, threads, memory and files.
+With `--ledger` its outcome becomes a line of bench/soak/ledger.jsonl; `python -m bench.soak.ledger` prints the totals.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 from bench.paired_stats import headline, say
+from bench.soak import ledger
 from holdfast.errors import ExitCode
 from holdfast.events import FaultTarget
 
@@ -44,6 +46,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-s", type=float, help="mean seconds between faults")
+    parser.add_argument("--ledger", action="store_true", help="add the outcome to bench/soak/ledger.jsonl")
     parser.add_argument("--state", type=Path, help="directory for all state, to resume from")
     local = parser.add_argument_group("local, netns")
     local.add_argument("--brisk", action="store_true", help="no faults whose recovery takes tens of seconds by design")
@@ -63,10 +66,22 @@ def main() -> int:
         state = options.state or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         state.mkdir(parents=True, exist_ok=True)
         try:
-            return importlib.import_module(f"bench.soak.{module}").soak(options, state.absolute())
+            outcome = importlib.import_module(f"bench.soak.{module}").soak(options, state.absolute())
         except KeyboardInterrupt:
             say("\ninterrupted" + ("; the same command resumes it" if options.state else ""))
             return ExitCode.CANCELLED
+        if options.ledger:
+            ledger.add(outcome, target=options.target, seed=options.seed, options=_further(options))
+        return outcome.exit_code
+
+
+def _further(options: argparse.Namespace) -> str:
+    """The options that change what the soak shows."""
+    words = ["--brisk"] * options.brisk + ["--torch"] * options.torch
+    words += ["--spare", options.spare] if options.spare else []
+    words += ["--every-s", f"{options.every_s:g}"] if options.every_s else []
+    words += ["--replicas", str(options.replicas)] if options.target == "replicas" else []
+    return " ".join(words)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from bench import lab_cluster
 from bench.contenders import PROGRAMS
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import SHOWN, RunStuck
+from bench.soak.ledger import SoakOutcome
 from holdfast import api
 from holdfast.cli.event_text import event_line
 from holdfast.errors import HoldfastError
@@ -129,8 +130,8 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
-def soak(options: argparse.Namespace, _: Path) -> int:
-    """Soak, print the outcome, and return nonzero unless all went well."""
+def soak(options: argparse.Namespace, _: Path) -> SoakOutcome:
+    """Soak, and print the outcome."""
     kills = plan(options.seed, options.faults)
     with lab_cluster.site(options.state and options.state.absolute()) as site:
         shutil.copy(PROGRAMS / "gated.py", site.folder)
@@ -142,7 +143,7 @@ def soak(options: argparse.Namespace, _: Path) -> int:
         for _ in api.follow(run):
             pass
         lab_cluster.until(lambda: not site.left(), lab_cluster.CLEANUP_TIMEOUT_S, lambda: f"left: {site.left()}")
-        return _tell(_done(site), problems, len(kills))
+        return _tell(_done(site), problems, kills)
 
 
 def _steps(kills: Sequence[Kill]) -> int:
@@ -312,7 +313,7 @@ def _unsampled(out: Path, steps: int) -> list[str]:
     return [f"{len(wrong)} samples were not in exactly one step, such as {wrong[:5]}"] if wrong else []
 
 
-def _tell(done: Sequence[Mapping[str, Any]], problems: Sequence[str], wanted: int) -> int:
+def _tell(done: Sequence[Mapping[str, Any]], problems: Sequence[str], kills: Sequence[Kill]) -> SoakOutcome:
     rows = [
         (
             what,
@@ -323,8 +324,15 @@ def _tell(done: Sequence[Mapping[str, Any]], problems: Sequence[str], wanted: in
         for what in sorted({each["what"] for each in done})
     ]
     say("")
-    say(f"recovered {len(done)}/{wanted}; state {'differs' if problems else 'bit-exact'}; nothing left")
+    say(f"recovered {len(done)}/{len(kills)}; state {'differs' if problems else 'bit-exact'}; nothing left")
     say(table(("killed", "times", "until at the gate, median", "longest"), rows))
     for problem in problems:
         say(f"\nFAILED: {problem}")
-    return 1 if problems or len(done) < wanted else 0
+    return SoakOutcome(
+        faults=Counter(f"kill {each['what']}" for each in done),
+        recoveries=len(done),
+        failed=len(kills) - len(done),
+        wrong=len(problems),
+        steps=_steps(kills),
+        minutes=round(sum(each["seconds"] for each in done) / 60, 1),
+    )

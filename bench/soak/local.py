@@ -17,6 +17,7 @@ from bench import leak_slopes
 from bench.fault_outcomes import RecordedSteps, fault_outcomes, recorded_steps
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
+from bench.soak.ledger import SoakOutcome
 from holdfast import api
 from holdfast.events import (
     AnyEvent,
@@ -112,8 +113,8 @@ class LocalWatch(Watch):
         return self.well and all(step >= fault + SETTLED_S for step, fault in times)
 
 
-def soak(options: argparse.Namespace, state: Path) -> int:
-    """Soak, print the outcome, and return nonzero unless all went well."""
+def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
+    """Soak, and print the outcome."""
     with contextlib.ExitStack() as stack:
         if options.target == "hosts":
             hosts = stack.enter_context(ssh_hosts(state / "hosts", "alpha", "beta", "gamma"))
@@ -128,7 +129,7 @@ def soak(options: argparse.Namespace, state: Path) -> int:
         return _soak(options, state, target)
 
 
-def _soak(options: argparse.Namespace, state: Path, target: str) -> int:
+def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     netns, torch = options.target == "netns", options.torch
     run = find_or_start(state, lambda: _start(state, target, torch=torch))
     rows = [
@@ -171,7 +172,9 @@ def _start(state: Path, target: str, *, torch: bool) -> RunDir:
     return api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=state.absolute())
 
 
-def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, notes: RecordedSteps) -> int:
+def _tell(
+    run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, notes: RecordedSteps
+) -> SoakOutcome:
     events = api.events(run)
     summary = api.summary(run)
     came = fault_outcomes(events, summary, notes)
@@ -193,7 +196,14 @@ def _tell(run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[
     say(table(("who", "what", "first", "last", "slope per 100 faults", "processes"), _trend_rows(samples)))
     for problem in problems:
         say(f"\nFAILED: {problem}")
-    return 1 if problems or came.unrecovered else 0
+    return SoakOutcome(
+        faults=Counter(came.requested),
+        recoveries=len(every),
+        failed=came.unrecovered + bool(trouble),
+        wrong=len(came.problems),
+        steps=account.steps,
+        minutes=round(account.total_s / 60, 1),
+    )
 
 
 def _spread(seconds: Sequence[float]) -> tuple[str, str, str]:

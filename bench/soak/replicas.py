@@ -17,6 +17,7 @@ from pathlib import Path
 
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
+from bench.soak.ledger import SoakOutcome
 from holdfast import api
 from holdfast.events import (
     AnyEvent,
@@ -94,8 +95,8 @@ class ReplicaWatch(Watch):
         return not any(self.unstepped.values())
 
 
-def soak(options: argparse.Namespace, state: Path) -> int:
-    """Soak, print the outcome, and return nonzero unless all went well."""
+def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
+    """Soak, and print the outcome."""
     replicas: int = options.replicas
     run = find_or_start(state, lambda: _start(state, replicas))
     problems: list[str] = []
@@ -123,7 +124,7 @@ def _start(state: Path, replicas: int) -> RunDir:
     return api.start(api.load_job(None, command=command, overrides=overrides), "local", base=state)
 
 
-def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> int:
+def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> SoakOutcome:
     watch, account = ReplicaWatch(run), api.summary(run).account
     lives = {path.name: _commits(path) for path in sorted(state.glob("*.commits"))}
     committed, again, gaps = _counted(lives)
@@ -142,7 +143,14 @@ def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> int:
     say(table(head, [(str(len(committed)), str(again), *spread, ettr, equal)]))
     for problem in problems:
         say(f"\nFAILED: {problem}")
-    return 1 if problems else 0
+    return SoakOutcome(
+        faults=dict(watch.asked),
+        recoveries=watch.recoveries,
+        failed=0,
+        wrong=len(problems),
+        steps=len(committed),
+        minutes=round(account.total_s / 60, 1),
+    )
 
 
 def _commits(path: Path) -> list[tuple[int, float]]:
