@@ -26,6 +26,11 @@ def check_replicas(folder: Path) -> None:
     raise HoldfastError(api.check(loaded, "local", base=folder), ExitCode.CANNOT_RUN_HERE)
 
 
+def check_monarch(folder: Path) -> None:
+    loaded = api.load(None, command=("true",), overrides=("orchestrator=monarch",))
+    raise HoldfastError(api.check(loaded, "local", base=folder), ExitCode.CANNOT_RUN_HERE)
+
+
 def check_cluster(folder: Path) -> None:
     targets = folder / ".holdfast/targets"
     targets.mkdir(parents=True)
@@ -38,6 +43,7 @@ def check_cluster(folder: Path) -> None:
     [
         ("grpc", "ft", check_replicas),
         ("kr8s", "kubernetes", check_cluster),
+        ("monarch", "monarch", check_monarch),
         ("transformers", "hf", lambda _: make_tokenizer("gpt2")),
     ],
 )

@@ -665,7 +665,8 @@ def targets_page() -> str:
             "`launch/target_features.py`. *untested*: the code is that of other targets, and no test has shown it.",
             _table(("what happens", *TARGETS.values()), rows),
             "\n".join(f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)),
-            "How each target is set up: [hosts](hosts.md), [Slurm](slurm.md), [Kubernetes](kubernetes.md).",
+            "How each target is set up: [hosts](hosts.md), [Slurm](slurm.md), [Monarch](monarch.md), "
+            "[Kubernetes](kubernetes.md).",
         )
     )
 

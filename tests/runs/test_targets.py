@@ -47,7 +47,7 @@ OVERRIDES = (
     "recovery.step_timeout_s=3",
     "recovery.max_restarts=20",
 )
-ON_THIS_MACHINE = ("local", "netns")
+ON_THIS_MACHINE = ("local", "netns", "monarch")
 
 
 @dataclass
@@ -62,10 +62,14 @@ class Site:
     killed: list[str] = field(default_factory=list[str])
     _shared: WatchedRun | None = None
 
+    @property
+    def orchestrator(self) -> tuple[str, ...]:
+        return ("orchestrator=monarch",) if self.name == "monarch" else ()
+
     def start(self, steps: int, target: str, *overrides: str) -> WatchedRun:
         own = () if self.name in ON_THIS_MACHINE else (f"checkpoint.path={self.runs.base / 'checkpoints' / target}",)
         command = (sys.executable, "train.py", str(steps), "0.02")
-        return self.runs.start(*command, target=target, overrides=(*own, *OVERRIDES, *overrides))
+        return self.runs.start(*command, target=target, overrides=(*own, *self.orchestrator, *OVERRIDES, *overrides))
 
     def run(self) -> WatchedRun:
         """The shared run, which makes steps."""
@@ -117,8 +121,8 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         match name:
             case "netns" if reason := netns.unavailable():
                 pytest.skip(f"needs network namespaces: {reason}")
-            case "local" | "netns":
-                isolation = "process" if name == "local" else "netns"
+            case "local" | "netns" | "monarch":
+                isolation = "netns" if name == "netns" else "process"
                 targets = {
                     target: f"code: shipped\nisolation: {isolation}\ncapacity: {machines}\n"
                     for target, machines in (("all", 3), ("two", 2))
@@ -265,7 +269,7 @@ def test_killed_replica_does_not_stop_the_other(site: Site) -> None:
         assert "recovery.replicas" in [each.where for each in refused.value.findings]
         return
     own = () if site.name in ON_THIS_MACHINE else (f"checkpoint.path={site.runs.base / 'checkpoints' / 'replicas'}",)
-    watched = start_and_step(site.runs, 2, *own, target="two")
+    watched = start_and_step(site.runs, 2, *own, *site.orchestrator, target="two")
     watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
     wait_for_step(watched, 1, 1)
     assert attempts(watched) == [(0, 0), (1, 0), (1, 1)]

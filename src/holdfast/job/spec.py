@@ -71,6 +71,15 @@ class Launch(StrEnum):
     """The command is an `mpirun` line; holdfast starts it on the first node and Open MPI's daemons on the others."""
 
 
+class Orchestrator(StrEnum):
+    """What starts the agents of nodes, and watches their processes."""
+
+    HOLDFAST = "holdfast"
+    """The target itself."""
+    MONARCH = "monarch"
+    """Monarch: each agent is in another process mesh."""
+
+
 def _check_text(text: str) -> str:
     """Reject characters that no program, path or log line can carry."""
     bad = _NOT_TEXT.search(text)
@@ -688,6 +697,8 @@ class Job(Model):
     """Priority class of the job in its queue, on Kubernetes a WorkloadPriorityClass; none means the queue's default."""
     placement: Annotated[Placement | None, _shorthand("placement", str | Placement | None)] = None
     """Which part of a cluster's network has all nodes; none means anywhere."""
+    orchestrator: Orchestrator = Orchestrator.HOLDFAST
+    """What starts each node's agent; `monarch` needs the extra `monarch`, and a local target without `netns`."""
 
     @property
     def local_world_size(self) -> int:

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from holdfast.errors import ExitCode
@@ -86,11 +87,16 @@ def listen(folder: RunDir, address: str, port: int = 0) -> Generator[tuple[socke
 
 def listen_for_clients(folder: RunDir) -> socket.socket:
     """Listen for this user's commands."""
-    directory = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
-    folder.control_socket.unlink(missing_ok=True)
+    return listen_unix(folder.control_socket)
+
+
+def listen_unix(path: Path) -> socket.socket:
+    """Listen on a Unix socket in a private folder, in place of an earlier one."""
+    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    path.unlink(missing_ok=True)
     clients = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Through /proc the path stays short for any folder depth; a Unix socket's path holds 107 bytes.
-    clients.bind(f"/proc/self/fd/{directory}/{folder.control_socket.name}")
+    clients.bind(f"/proc/self/fd/{directory}/{path.name}")
     clients.listen(128)
     os.close(directory)
     return clients

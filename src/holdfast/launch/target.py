@@ -105,9 +105,11 @@ class Submission:
 
     def job_findings(self) -> tuple[Finding, ...]:
         """The findings that the job has on every target."""
+        from holdfast.launch.monarch.monarch_checks import check_orchestrator
         from holdfast.launch.shell_script import launcher_in_script
 
-        return (*self.loaded.findings, *map(self.loaded.located, launcher_in_script(self.job, self.base)))
+        own = (*launcher_in_script(self.job, self.base), *check_orchestrator(self.job, self.spec))
+        return (*self.loaded.findings, *map(self.loaded.located, own))
 
 
 def refuse_errors(findings: tuple[Finding, ...]) -> None:

@@ -8,6 +8,7 @@ from enum import StrEnum
 TARGETS: Mapping[str, str] = {
     "local": "local",
     "netns": "local, `netns`",
+    "monarch": "local, Monarch",
     "hosts": "hosts",
     "slurm": "Slurm",
     "kubernetes": "Kubernetes",
@@ -41,6 +42,7 @@ REASONS: Mapping[tuple[Feature, str], str] = {
     (Feature.REPLICAS, "hosts"): NO_QUORUM,
     (Feature.SUBMITTER_LEAVES, "local"): HERE,
     (Feature.SUBMITTER_LEAVES, "netns"): HERE,
+    (Feature.SUBMITTER_LEAVES, "monarch"): HERE,
     (Feature.SUBMITTER_LEAVES, "hosts"): HERE,
     (Feature.SUBMITTER_LEAVES, "slurm"): HERE,
 }
@@ -49,6 +51,7 @@ REASONS: Mapping[tuple[Feature, str], str] = {
 UNTESTED = frozenset(
     {
         (Feature.RESUME, "netns"),
+        (Feature.RESUME, "monarch"),
         (Feature.RESUME, "kubernetes"),
         (Feature.RANK_RAISES, "kubernetes"),
         (Feature.HANG, "kubernetes"),

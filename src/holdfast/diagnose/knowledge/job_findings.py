@@ -200,8 +200,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "not-supported",
-        "The field is reserved for a later version of holdfast.",
-        "`holdfast schema`, CHANGELOG.",
+        "The target cannot do what the field asks for, or the field is reserved for a later version of holdfast.",
+        "`holdfast schema`, the list of features by target, CHANGELOG.",
         "Leave it out.",
     ),
     (
@@ -270,6 +270,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "A feature needs a library that only an extra of holdfast installs.",
         "The finding names the Python that lacks it.",
         "The finding's `pip install`. TorchFT has wheels for x86-64 and Python up to 3.13 only; build it elsewhere.",
+    ),
+    (
+        "orchestrator-not-authenticated",
+        "Monarch accepts pickled messages from any process that can connect, and its local sockets admit all users.",
+        "`grep @ /proc/net/unix` lists the sockets of processes that Monarch has started.",
+        "Leave `orchestrator` out on a machine with users whom you do not trust.",
     ),
     (
         "learning-rate-not-scaled",

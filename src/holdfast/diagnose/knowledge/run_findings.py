@@ -486,6 +486,19 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Check what the kernel holds them for, and cancel again.",
     ),
     (
+        "orchestrator-lost",
+        "Monarch's client process has ended or hung, and with it the processes that started the nodes' agents. The "
+        "nodes are started again, and ranks resume from the last checkpoint.",
+        "The last lines of `nodes/monarch/client.log` in the run's folder, which are in the evidence.",
+        "Nothing if it happens once. If it repeats, leave `orchestrator` out, and report what the log says to Monarch.",
+    ),
+    (
+        "agent-not-placed",
+        "Monarch did not start the process of a node's agent, or reported an error instead; it is tried again.",
+        "Monarch's own words in the finding, and `nodes/monarch/client.log` in the run's folder.",
+        "Fix what they say. If it does not succeed, leave `orchestrator` out.",
+    ),
+    (
         "command-failed",
         "The controller could not carry out a command, such as creating a node; the run continues without it "
         "meanwhile.",

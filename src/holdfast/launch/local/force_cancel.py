@@ -121,7 +121,7 @@ def _kill(run: RunDir) -> list[int]:
 
 
 def _clean_up(run: RunDir) -> None:
-    for folder in run.nodes.glob("node*"):
+    for folder in run.nodes.glob("*"):
         socket_dir.remove(folder)
         memory_limit.remove_cgroups(folder)
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
+from holdfast.errors import HoldfastError
 from holdfast.events import Outcome
 from holdfast.findings import Finding
 from holdfast.host.files import read_line
@@ -28,7 +29,7 @@ class LocalBackend:
         self._accepted = accepted
         self._networks = networks
         self._url = url
-        self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._observed: asyncio.Queue[NodeObservation | HoldfastError] = asyncio.Queue()
         self._machines = MachinePool(
             folder,
             simulated_names(accepted.capacity or accepted.job.node_slots),
@@ -70,24 +71,39 @@ class LocalBackend:
         Raises the first error after trying all: a node that cannot start does not block the others.
         """
         live = self._live()
-        waiting = list[NodeId]()
-        failed: Exception | None = None
+        waiting, placed, failed = list[NodeId](), list[NodeId](), list[Exception]()
         for _, node_id in sorted(self._pending.items()):
             if (machine := self._machines.choose(node_id, live)) is None:
                 waiting.append(node_id)
                 continue
             try:
                 await asyncio.to_thread(self._processes.kill_unrecorded, node_id)
-                self._start(node_id, machine)
-            except Exception as error:
-                failed = failed or error
+                self._machines.place(node_id, machine)
+            except OSError as error:
+                failed.append(error)
                 continue
-            del self._pending[node_id.node]
             live.append(node_id)
-            self._watch(node_id)
-        if failed is not None:
-            raise failed
+            placed.append(node_id)
+        failed += await self._start_all(placed)
+        if failed:
+            raise failed[0]
         return waiting
+
+    async def _start_all(self, placed: list[NodeId]) -> list[Exception]:
+        """Start the agents of placed nodes; returns what prevented that, and such nodes stay pending."""
+        failed = list[Exception]()
+        for node_id in placed:
+            try:
+                self._processes.start(node_id, self._agent_start(node_id))
+            except Exception as error:
+                failed.append(error)
+                continue
+            self._on_start(node_id)
+        return failed
+
+    def _on_start(self, node_id: NodeId) -> None:
+        del self._pending[node_id.node]
+        self._watch(node_id)
 
     def _unavailable_reason(self) -> str:
         return self._machines.unavailable_reason()
@@ -103,7 +119,10 @@ class LocalBackend:
 
     async def _observations(self) -> AsyncIterator[NodeObservation]:
         while True:
-            yield await self._observed.get()
+            seen = await self._observed.get()
+            if isinstance(seen, HoldfastError):
+                raise seen
+            yield seen
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
         """Remove the slot's earlier generations, then start this one, if a machine is free."""
@@ -147,22 +166,18 @@ class LocalBackend:
                 await asyncio.to_thread(self._remove, node_id)
             await asyncio.to_thread(self._networks.remove)
 
-    def _start(self, node_id: NodeId, machine: str) -> None:
-        self._machines.place(node_id, machine)
+    def _agent_start(self, node_id: NodeId) -> AgentStart:
         node = self._networks.add_node(node_id.node)
         job = self._accepted.job
-        self._processes.start(
-            node_id,
-            AgentStart(
-                url=self._url,
-                token=TokenIssuer(read_line(self._folder.token)).node_token(node_id.node, node_id.generation),
-                address=node.address,
-                controller_grace_s=job.recovery.controller_grace_s,
-                node_grace_s=job.recovery.node_grace_s,
-                stop_grace_s=job.recovery.stop_grace_s,
-                memory_bytes=job.resources.memory,
-                command_prefix=node.command_prefix,
-            ),
+        return AgentStart(
+            url=self._url,
+            token=TokenIssuer(read_line(self._folder.token)).node_token(node_id.node, node_id.generation),
+            address=node.address,
+            controller_grace_s=job.recovery.controller_grace_s,
+            node_grace_s=job.recovery.node_grace_s,
+            stop_grace_s=job.recovery.stop_grace_s,
+            memory_bytes=job.resources.memory,
+            command_prefix=node.command_prefix,
         )
 
     def _watch(self, node_id: NodeId) -> None:

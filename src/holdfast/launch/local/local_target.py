@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.job.spec import Orchestrator
 from holdfast.job.targets import CodeDelivery
 from holdfast.launch.code.package_code import code_findings
 from holdfast.launch.resumed_checkpoint import checkpoint_here
@@ -16,7 +17,9 @@ from holdfast.launch.target import ControllerHooks, Submission, Target
 if TYPE_CHECKING:
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
+    from holdfast.job.backend import Backend
     from holdfast.job.run_spec import RunSpec
+    from holdfast.launch.local.run_network import RunNetwork
     from holdfast.run_dir import RunDir
 
 
@@ -58,16 +61,25 @@ class LocalTarget(SupervisedTarget):
 
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the nodes' machine, and its folder outlives it."""
-        from holdfast.launch.local.local_backend import LocalBackend
         from holdfast.launch.local.resource_split import node_resources
 
         return ControllerHooks(
-            backend=LocalBackend,
+            backend=_make_backend,
             node_resources=lambda accepted, environ: node_resources(accepted.job, environ),
             controller_host=lambda _folder, host: host,
             had_controller=had_no_controller,
             node_folder=lambda folder, _accepted: folder,
         )
+
+
+def _make_backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend:
+    """The backend of a run's orchestrator."""
+    if accepted.job.orchestrator is Orchestrator.MONARCH:
+        from holdfast.launch.monarch.monarch_backend import MonarchBackend as Chosen
+    else:
+        from holdfast.launch.local.local_backend import LocalBackend as Chosen
+
+    return Chosen(folder=folder, accepted=accepted, networks=networks, url=url)
 
 
 TARGET: Target = LocalTarget()

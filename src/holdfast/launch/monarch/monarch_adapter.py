@@ -1,0 +1,122 @@
+"""All that holdfast uses of Monarch, which changes its interface between minor versions; needs the extra `monarch`.
+
+Each agent is started by an actor in its own process mesh, of one process: so one can be replaced, at a fresh
+address, while the others run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from pathlib import Path
+
+import monarch.actor
+from monarch.actor import Actor, MeshFailure, ProcMesh, endpoint, this_host
+
+from holdfast.host.files import atomic_write
+from holdfast.host.processes import identify
+from holdfast.job.backend import NodeId
+from holdfast.launch.local.node_processes import NodeProcesses
+from holdfast.launch.monarch.monarch_messages import MESH_RECORD_NAME, take_order
+from holdfast.run_dir import RunDir
+
+log = logging.getLogger("holdfast.monarch")
+
+PLACE_TIMEOUT_S = 60.0
+"""Longest time for Monarch to start a process and its actor; it takes 0.3 s on an idle machine."""
+STOP_TIMEOUT_S = 30.0
+"""Longest wait for Monarch to stop a mesh; one with a stopped process takes 20 s."""
+
+
+class MeshError(Exception):
+    """Monarch reports an error, in its own words."""
+
+
+class AgentPlace(Actor):
+    """An actor in a process of Monarch's, of which the agent is a child."""
+
+    def __init__(self) -> None:
+        self._ended: asyncio.Future[str] | None = None
+        self._processes: NodeProcesses | None = None
+
+    @endpoint
+    async def start(self, order: str) -> None:
+        """Start the agent of the order in this file."""
+        wanted = take_order(Path(order))
+        folder = RunDir(Path(wanted.run))
+        own = identify(os.getpid())
+        assert own is not None, "this process is alive"
+        record = {"pid": own.pid, "started": own.started}
+        atomic_write(folder.node_dir(wanted.node, wanted.generation) / MESH_RECORD_NAME, json.dumps(record).encode())
+        self._ended = asyncio.get_running_loop().create_future()
+        self._processes = NodeProcesses(folder, wanted.node_slots, self._on_exit)
+        self._processes.start(wanted.node_id, wanted.start)
+        self._processes.watch(wanted.node_id)
+
+    def _on_exit(self, node_id: NodeId, reason: str) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(reason)
+
+    @endpoint
+    async def ended(self) -> str:
+        """Wait until the agent has ended; returns how."""
+        assert self._ended is not None, "`start` comes first"
+        return await self._ended
+
+
+class PlacedAgent:
+    """An agent in a process mesh."""
+
+    def __init__(self, mesh: ProcMesh, place: AgentPlace) -> None:
+        self._mesh, self._place = mesh, place
+
+    async def ended(self) -> str:
+        """Wait until the agent has ended, and return how; raises MeshError if its mesh fails first."""
+        try:
+            return await self._place.ended.call_one()
+        except Exception as error:
+            raise MeshError(_words(error)) from error
+
+    async def stop(self) -> None:
+        """Stop the mesh; one that has failed is only forgotten."""
+        await _stop(self._mesh)
+
+
+class Meshes:
+    """The process meshes of one run on this machine."""
+
+    def __init__(self) -> None:
+        # By default any failed mesh ends the client; here `PlacedAgent.ended` raises.
+        monarch.actor.unhandled_fault_hook = _log_failure
+        self._host = this_host()
+
+    async def place(self, name: str, order: Path) -> PlacedAgent:
+        """Start the agent of an order in a new mesh; raises MeshError if that fails."""
+        mesh = self._host.spawn_procs(name=name)
+        place = mesh.spawn(name, AgentPlace)
+        try:
+            async with asyncio.timeout(PLACE_TIMEOUT_S):
+                await place.start.call_one(str(order))
+        except Exception as error:
+            await _stop(mesh)
+            late = f"no answer within {PLACE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
+            raise MeshError(late or _words(error)) from error
+        return PlacedAgent(mesh, place)
+
+
+async def _stop(mesh: ProcMesh) -> None:
+    with contextlib.suppress(Exception):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await mesh.stop()
+
+
+def _log_failure(failure: MeshFailure) -> None:
+    log.info("%s", failure)
+
+
+def _words(error: Exception) -> str:
+    """What Monarch says, on one line: the last line has the cause."""
+    return " ".join(str(error).split())[-1000:] or type(error).__name__

@@ -1,0 +1,145 @@
+"""Runs nodes as local agent processes that Monarch starts and watches; what happens inside a node is the agent's word.
+
+An agent outlives its Monarch process for the moment until this backend kills it. So a node ends with its process mesh.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+
+from holdfast.errors import HoldfastError
+from holdfast.host.processes import ProcessId, kill_all, read_process_id
+from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
+from holdfast.job.run_spec import RunSpec
+from holdfast.launch.local.local_backend import LocalBackend
+from holdfast.launch.local.run_network import RunNetwork
+from holdfast.launch.monarch.monarch_link import MonarchLink
+from holdfast.launch.monarch.monarch_messages import (
+    MESH_RECORD_NAME,
+    AgentEnded,
+    FromClient,
+    MeshLost,
+    write_order,
+)
+from holdfast.run_dir import RunDir
+
+KILL_TIMEOUT_S = 10.0
+REASON_WAIT_S = 0.3
+"""Time that Monarch has to report how an agent ended, whose end is seen here at once."""
+
+
+class MonarchBackend(LocalBackend):
+    """Like the local backend, but agents are children of Monarch's processes."""
+
+    def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
+        super().__init__(folder=folder, accepted=accepted, networks=networks, url=url)
+        self._link = MonarchLink(
+            folder,
+            grace_s=accepted.job.recovery.controller_grace_s,
+            on_message=self._on_message,
+            on_lost=self._on_client_lost,
+        )
+        self._watched: set[NodeId] = set()
+        """Nodes whose Monarch process is watched."""
+        self._reasons: dict[NodeId, str] = {}
+        """Why nodes were killed."""
+        self._over: set[NodeId] = set()
+        """Nodes whose end was reported."""
+        self._killing: set[asyncio.Task[None]] = set()
+
+    def observe(self) -> AsyncIterator[NodeObservation]:
+        """The same as on the local target; raises HoldfastError once when Monarch's client was lost."""
+        self._link.start()
+        return super().observe()
+
+    async def cancel(self) -> None:
+        """Remove every node, and Monarch's processes."""
+        self._cancelled = True
+        await self._link.close()
+        await super().cancel()
+
+    async def _start_all(self, placed: list[NodeId]) -> list[Exception]:
+        """The same, all at once: Monarch takes 0.3 s for each."""
+        failed = await asyncio.gather(*map(self._try_start, placed))
+        return [error for error in failed if error is not None]
+
+    async def _try_start(self, node_id: NodeId) -> Exception | None:
+        try:
+            await self._start(node_id)
+        except Exception as error:
+            return error
+        self._on_start(node_id)
+        return None
+
+    async def _start(self, node_id: NodeId) -> None:
+        slots = self._accepted.job.node_slots
+        order = write_order(self._folder, slots, node_id, self._agent_start(node_id))
+        try:
+            await self._link.place(node_id, order)
+        finally:
+            order.unlink(missing_ok=True)
+
+    def _watch(self, node_id: NodeId) -> None:
+        super()._watch(node_id)
+        mesh = self._mesh(node_id)
+        if mesh is None or node_id in self._watched:
+            return
+        self._watched.add(node_id)
+        try:
+            descriptor = os.pidfd_open(mesh.pid)
+        except ProcessLookupError:
+            self._on_mesh_end(node_id)
+            return
+        asyncio.get_running_loop().add_reader(descriptor, self._on_mesh_exit, descriptor, node_id)
+
+    def _on_mesh_exit(self, descriptor: int, node_id: NodeId) -> None:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
+        self._on_mesh_end(node_id)
+
+    def _on_mesh_end(self, node_id: NodeId) -> None:
+        """Fence a node whose Monarch process has ended: the agent notices nothing of that."""
+        self._fence(node_id, "its Monarch process has ended")
+
+    def _on_message(self, message: FromClient) -> None:
+        match message:
+            case AgentEnded(reason=reason):
+                self._report_end(message.node_id, reason)
+            case MeshLost(reason=reason):
+                self._fence(message.node_id, f"Monarch: {reason}")
+            case _:
+                pass
+
+    def _on_client_lost(self, lost: HoldfastError) -> None:
+        for node_id in self._live():
+            self._fence(node_id, lost.findings[0].what)
+        self._observed.put_nowait(lost)
+
+    def _fence(self, node_id: NodeId, why: str) -> None:
+        """Kill what is left of a node, whose end is then seen as any other's."""
+        if self._cancelled or not self._processes.alive(node_id):
+            return
+        self._reasons.setdefault(node_id, why)
+        killing = asyncio.ensure_future(asyncio.to_thread(self._processes.kill_unrecorded, node_id))
+        self._killing.add(killing)
+        killing.add_done_callback(self._killing.discard)
+
+    def _on_exit(self, node_id: NodeId, reason: str) -> None:
+        asyncio.get_running_loop().call_later(REASON_WAIT_S, self._report_end, node_id, reason)
+
+    def _report_end(self, node_id: NodeId, reason: str) -> None:
+        if node_id not in self._over:
+            self._over.add(node_id)
+            self._report(node_id, BackendNodeState.TERMINATED, self._reasons.pop(node_id, reason))
+
+    def _mesh(self, node_id: NodeId) -> ProcessId | None:
+        """The Monarch process of a node."""
+        return read_process_id(self._folder.node_dir(node_id.node, node_id.generation) / MESH_RECORD_NAME)
+
+    def _remove(self, node_id: NodeId) -> None:
+        super()._remove(node_id)
+        # Monarch stops the mesh of an agent that has ended, unless the process is stuck.
+        if (mesh := self._mesh(node_id)) is not None:
+            kill_all(lambda: [mesh.pid] if mesh.alive else [], within_s=KILL_TIMEOUT_S)

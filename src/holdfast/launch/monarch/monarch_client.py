@@ -1,0 +1,120 @@
+"""Monarch's client of one run: `python -m holdfast.launch.monarch.monarch_client GRACE_S DESCRIPTOR`.
+
+A separate process, because a failure inside Monarch can end its client. It serves one controller after the other on
+the listening socket that it inherits, and ends when none has come for GRACE_S. Monarch's processes end with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.host.process_limits import receive_signals
+from holdfast.launch.monarch.monarch_messages import (
+    HEARTBEAT_S,
+    AgentEnded,
+    AgentNotPlaced,
+    AgentPlaced,
+    ClientAlive,
+    FromClient,
+    MeshLost,
+    PlaceAgent,
+    decode_to_client,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from holdfast.launch.monarch.monarch_adapter import Meshes
+
+log = logging.getLogger("holdfast.monarch")
+
+
+class MonarchClient:
+    """Places agents in meshes as the controller requests, and reports what becomes of them."""
+
+    def __init__(self, meshes: Meshes) -> None:
+        self._meshes = meshes
+        self._outgoing: asyncio.Queue[FromClient] = asyncio.Queue()
+        """Kept while no controller is connected."""
+        self._agents: set[asyncio.Task[None]] = set()
+        self.left = asyncio.Event()
+        """Set while no controller is connected."""
+        self.left.set()
+        self.joined = asyncio.Event()
+        """Set while one is."""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a controller until its connection ends."""
+        self.left.clear()
+        self.joined.set()
+        sending = [asyncio.ensure_future(self._send(writer)), asyncio.ensure_future(self._send_heartbeats())]
+        try:
+            while line := await reader.readline():
+                agent = asyncio.ensure_future(self._keep(decode_to_client(line)))
+                self._agents.add(agent)
+                agent.add_done_callback(self._agents.discard)
+        except OSError as error:
+            log.warning("the controller's connection failed: %s", error)
+        finally:
+            for task in sending:
+                task.cancel()
+            writer.close()
+            self.joined.clear()
+            self.left.set()
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):  # the reader ends too
+            while True:
+                writer.write(encode(await self._outgoing.get()))
+                await writer.drain()
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_S)
+            self._outgoing.put_nowait(ClientAlive())
+
+    async def _keep(self, wanted: PlaceAgent) -> None:
+        """Place an agent, and report its end."""
+        from holdfast.launch.monarch.monarch_adapter import MeshError
+
+        node, generation = wanted.node, wanted.generation
+        try:
+            agent = await self._meshes.place(f"node{node}_{generation}", Path(wanted.order))
+        except MeshError as error:
+            self._outgoing.put_nowait(AgentNotPlaced(node=node, generation=generation, reason=str(error)))
+            return
+        self._outgoing.put_nowait(AgentPlaced(node=node, generation=generation))
+        try:
+            reason = await agent.ended()
+        except MeshError as error:
+            self._outgoing.put_nowait(MeshLost(node=node, generation=generation, reason=str(error)))
+        else:
+            self._outgoing.put_nowait(AgentEnded(node=node, generation=generation, reason=reason))
+        await agent.stop()
+
+
+async def _main(grace_s: float, listening: socket.socket) -> None:
+    from holdfast.launch.monarch.monarch_adapter import Meshes
+
+    client = MonarchClient(Meshes())
+    server = await asyncio.start_unix_server(client.serve, sock=listening)
+    async with server:
+        while True:
+            await client.left.wait()
+            try:
+                async with asyncio.timeout(grace_s):
+                    await client.joined.wait()
+            except TimeoutError:
+                log.warning("no controller came for %g s", grace_s)
+                return
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    receive_signals()
+    asyncio.run(_main(float(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))))

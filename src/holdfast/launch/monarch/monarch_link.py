@@ -1,0 +1,234 @@
+"""The controller's connection to the run's Monarch client: finds or starts it, and starts another when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Owner
+from holdfast.host.processes import all_pids, by_env, kill_all
+from holdfast.job.backend import NodeId
+from holdfast.launch.controller_supervisor import listen_unix
+from holdfast.launch.local import socket_dir
+from holdfast.launch.monarch.monarch_messages import (
+    FOLDER_NAME,
+    HEARTBEAT_S,
+    LOG_NAME,
+    SOCKET_NAME,
+    AgentNotPlaced,
+    AgentPlaced,
+    ClientAlive,
+    FromClient,
+    PlaceAgent,
+    decode_from_client,
+    encode,
+)
+from holdfast.run_dir import RunDir
+
+log = logging.getLogger("holdfast.controller")
+
+SILENT_S = 30.0
+"""A client that has sent nothing for so long is killed; it sends something every HEARTBEAT_S. Importing Monarch takes
+0.2 s, and much longer on a busy machine."""
+PLACE_TIMEOUT_S = 90.0
+"""Longest wait for an agent; the client gives up earlier (monarch_adapter.py)."""
+FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
+"""Between two clients."""
+KILL_TIMEOUT_S = 10.0
+TAIL_BYTES = 4096
+
+assert SILENT_S > 3 * HEARTBEAT_S
+
+
+class MonarchLink:
+    """Keeps a Monarch client connected; calls back with its messages, and when it was lost."""
+
+    def __init__(
+        self,
+        folder: RunDir,
+        *,
+        grace_s: float,
+        on_message: Callable[[FromClient], None],
+        on_lost: Callable[[HoldfastError], None],
+    ) -> None:
+        self._folder, self._own = folder, folder.nodes / FOLDER_NAME
+        self._grace_s, self._on_message, self._on_lost = grace_s, on_message, on_lost
+        self._output: asyncio.StreamWriter | None = None
+        self._connected = asyncio.Event()
+        self._placing: dict[NodeId, asyncio.Future[None]] = {}
+        """Agents that were requested, until the client answers."""
+        self._process: subprocess.Popen[bytes] | None = None
+        """The client, if this controller started it: kept until its exit status is read."""
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, unless that has begun."""
+        if self._running is None:
+            self._running = asyncio.ensure_future(self._run())
+
+    async def place(self, node_id: NodeId, order: Path) -> None:
+        """Have an agent started; raises HoldfastError if Monarch does not."""
+        self.start()
+        answer = self._placing[node_id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(PLACE_TIMEOUT_S):
+                await self._connected.wait()
+                self._send(PlaceAgent(node=node_id.node, generation=node_id.generation, order=str(order)))
+                await answer
+        except TimeoutError as error:
+            raise _not_placed(node_id, f"no answer within {PLACE_TIMEOUT_S:g} s") from error
+        finally:
+            self._placing.pop(node_id, None)
+
+    async def close(self) -> None:
+        """End the client and all of Monarch's processes."""
+        if self._running is not None:
+            self._running.cancel()
+        self._fail_placements("the run ends")
+        await asyncio.to_thread(self._kill)
+        socket_dir.remove(self._own)
+
+    def _send(self, message: PlaceAgent) -> None:
+        if self._output is not None:
+            self._output.write(encode(message))
+
+    async def _run(self) -> None:
+        delay_s = FIRST_DELAY_S
+        while True:
+            try:
+                heard, why = await self._serve()
+            except OSError as error:
+                heard, why = False, str(error)
+            finally:
+                self._output = None
+                self._connected.clear()
+            await asyncio.to_thread(self._kill)
+            lost = failure(
+                "orchestrator-lost",
+                f"Monarch's client has ended, and with it the processes of all nodes: {why}",
+                exit_code=ExitCode.UNAVAILABLE,
+                where=str(self._own / LOG_NAME),
+                evidence=self._last_lines(),
+                remedy="Nothing if it happens once: another is started, and the nodes with it. Else see its log.",
+                owner=Owner.CLUSTER,
+            )
+            log.warning("Monarch's client: %s", why)
+            self._fail_placements("its client has ended")
+            self._on_lost(lost)
+            delay_s = FIRST_DELAY_S if heard else min(MAX_DELAY_S, delay_s * 2)
+            await asyncio.sleep(delay_s)
+
+    async def _serve(self) -> tuple[bool, str]:
+        """Read a client's messages until it is lost; returns whether there were any, and why it was lost."""
+        reader, self._output = await self._connect()
+        heard = False
+        self._connected.set()
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    line = await reader.readline()
+                if not line:
+                    return heard, "its connection has ended"
+                heard = True
+                self._take(decode_from_client(line))
+        except TimeoutError:
+            return heard, f"it sent nothing for {SILENT_S:g} s, and was killed"
+        except (OSError, ValueError, msgspec.DecodeError) as error:
+            return heard, f"its connection failed: {error}"
+        finally:
+            self._output.close()
+
+    def _take(self, message: FromClient) -> None:
+        match message:
+            case ClientAlive():
+                pass
+            case AgentPlaced() if (answer := self._placing.get(message.node_id)) and not answer.done():
+                answer.set_result(None)
+            case AgentNotPlaced() if (answer := self._placing.get(message.node_id)) and not answer.done():
+                answer.set_exception(_not_placed(message.node_id, message.reason))
+            case _:
+                self._on_message(message)
+
+    def _fail_placements(self, why: str) -> None:
+        for node_id, answer in self._placing.items():
+            if not answer.done():
+                answer.set_exception(_not_placed(node_id, why))
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to the client that an earlier controller left, or to a new one."""
+        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            return await self._open()
+        except OSError:
+            await asyncio.to_thread(self._kill)
+            self._start_client()
+            return await self._open()
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        directory = os.open(self._own, os.O_PATH | os.O_DIRECTORY)
+        try:
+            return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
+        finally:
+            os.close(directory)
+
+    def _start_client(self) -> None:
+        scratch = socket_dir.create(self._own)
+        environ = {**os.environ, "HOLDFAST_NODE": self._mark, "TMPDIR": str(scratch)}
+        with listen_unix(self._own / SOCKET_NAME) as listening, (self._own / LOG_NAME).open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "holdfast.launch.monarch.monarch_client"),
+                    *(f"{self._grace_s:g}", str(listening.fileno())),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environ,
+                cwd="/",
+                start_new_session=True,
+                pass_fds=(listening.fileno(),),
+            )
+
+    @property
+    def _mark(self) -> str:
+        """The value of HOLDFAST_NODE in the client and in Monarch's processes, but not in agents."""
+        return f"{self._folder.run_id}/{FOLDER_NAME}"
+
+    def _kill(self) -> None:
+        kill_all(lambda: by_env(all_pids(), HOLDFAST_NODE=self._mark), within_s=KILL_TIMEOUT_S)
+        if self._process is not None:
+            self._process.poll()
+            self._process = None
+        (self._own / SOCKET_NAME).unlink(missing_ok=True)
+
+    def _last_lines(self) -> tuple[str, ...]:
+        """What the client logged last: Monarch's own words."""
+        return tuple(_lines_at_end(self._own / LOG_NAME))[-5:]
+
+
+def _lines_at_end(path: Path) -> Iterator[str]:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            yield from (line for line in file.read().decode(errors="replace").splitlines() if line.strip())
+    except OSError:
+        return
+
+
+def _not_placed(node_id: NodeId, why: str) -> HoldfastError:
+    return failure(
+        "agent-not-placed",
+        f"Monarch did not start the agent of node{node_id.node}: {why}",
+        exit_code=ExitCode.UNAVAILABLE,
+        where=f"node{node_id.node}",
+        remedy="It is tried again by itself. If it does not succeed, set `orchestrator: holdfast`.",
+        owner=Owner.CLUSTER,
+    )
