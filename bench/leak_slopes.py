@@ -104,7 +104,7 @@ def processes_of(run: RunDir) -> list[int]:
 
 def socket_folders(run: RunDir) -> list[Path]:
     """Directories for ranks' sockets that a run currently has."""
-    return [folder for node in run.nodes.glob("node*") for folder in socket_dir.existing(node)]
+    return [folder for node in run.nodes.glob("*") for folder in socket_dir.existing(node)]
 
 
 def _holdfast_processes(run: RunDir) -> Iterator[tuple[str, int]]:

@@ -17,7 +17,7 @@ from bench import load_gate, result_file
 from bench.paired_stats import OURS, PEER, PEER_AGAIN, compare, interleave, say, table
 from bench.result_file import Result
 from holdfast import api
-from holdfast.events import FaultAction, FaultTarget, NodeCreated, StepCommitted
+from holdfast.events import FaultAction, FaultTarget, NodeCreated, RankExited, StepCommitted
 from holdfast.run_dir import RunDir
 
 BIN = Path(sys.executable).parent
@@ -68,21 +68,31 @@ class TargetRuns:
             raise RuntimeError((out / "log").read_text(errors="replace")[-3000:])
         return max(float(word.read_text()) for word in words) - started
 
-    def launch(self, target: str) -> float:
-        """Seconds from `holdfast run` to the end of the first all-reduce."""
+    def launch(self, target: str, *settings: str) -> float:
+        """Seconds from `holdfast run` to the end of the first all-reduce; `settings` are fields of the job."""
+        own = [word for setting in settings for word in ("--set", setting)]
 
         def commands(out: Path) -> list[list[str]]:
             program = [sys.executable, str(ALL_REDUCE), str(out)]
-            return [[str(BIN / "holdfast"), "run", "--on", target, "--nodes", str(RANKS), "--", *program]]
+            return [[str(BIN / "holdfast"), "run", "--on", target, "--nodes", str(RANKS), *own, "--", *program]]
 
         return self.all_reduce_s(commands)
 
-    def kill(self, target: str) -> float:
-        """Seconds from SIGKILL of a rank to the next whole step."""
-        with self._stepping(target) as (run, next_step):
+    def kill(self, target: str, *settings: str, what: FaultTarget = FaultTarget.RANK) -> float:
+        """Seconds from SIGKILL of a rank, or of its agent, to the next whole step."""
+        with self._stepping(target, *settings) as (run, next_step):
+            at = time.time()
+            api.inject_fault(run, target=what, index=1, action=FaultAction.KILL)
+            return next_step(1) - at
+
+    def notice(self, target: str, *settings: str) -> float:
+        """Seconds from SIGKILL of a rank to its end in the log."""
+        with self._stepping(target, *settings) as (run, next_step):
             at = time.time()
             api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
-            return next_step(1) - at
+            next_step(1)
+            exits = (event for event in api.events(run) if isinstance(event, RankExited))
+            return next(event.at for event in exits if event.rank == 1 and not event.stopped) - at
 
     def lose(self, target: str, lose: Callable[[RunDir, str], None]) -> tuple[str, float]:
         """A machine that is lost, and the seconds until the next whole step."""
@@ -94,10 +104,14 @@ class TargetRuns:
             return machine, next_step(1) - at
 
     @contextlib.contextmanager
-    def _stepping(self, target: str) -> Generator[tuple[RunDir, Callable[[int], float]]]:
+    def _stepping(self, target: str, *own: str) -> Generator[tuple[RunDir, Callable[[int], float]]]:
         """A run that has made some steps; the function is the time of the first step of an attempt."""
         self._number += 1
-        settings = (f"checkpoint.path={self._base / f'steps-{self._number}'}", f"recovery.node_grace_s={NODE_GRACE_S}")
+        settings = (
+            f"checkpoint.path={self._base / f'steps-{self._number}'}",
+            f"recovery.node_grace_s={NODE_GRACE_S}",
+            *own,
+        )
         command = (sys.executable, str(STEPPER), "100000", "0.02")
         job = api.load_job(None, command=command, nodes=RANKS, name="stepping", overrides=settings)
         run = api.start(job, target, base=self._work)

@@ -1,6 +1,6 @@
 """Soak: one real run with random faults, up to a given number; then its outcome.
 
-.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|replicas|kubernetes] [--faults N] [--seed N]
+.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|monarch|replicas|kubernetes] [--faults N] [--seed N]
     [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch] [--replicas N] [--ledger]
 
 Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
@@ -31,6 +31,7 @@ TARGETS = {
     "netns": ("local", 500),
     "hosts": ("local", 50),
     "slurm": ("local", 50),
+    "monarch": ("local", 50),
     "replicas": ("replicas", 500),
     "kubernetes": ("kubernetes", 20),
 }
@@ -42,7 +43,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="bench.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--target", choices=TARGETS, default="local", help="netns: partitions; hosts: over ssh")
+    parser.add_argument(
+        "--target",
+        choices=TARGETS,
+        default="local",
+        help="hosts: over ssh; monarch: its processes too",
+    )
     parser.add_argument("--faults", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--every-s", type=float, help="mean seconds between faults")

@@ -18,6 +18,7 @@ from bench.fault_outcomes import RecordedSteps, fault_outcomes, recorded_steps
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
 from bench.soak.ledger import SoakOutcome
+from bench.soak.monarch_faults import kill_beside
 from holdfast import api
 from holdfast.events import (
     AnyEvent,
@@ -131,7 +132,8 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
 
 def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     netns, torch = options.target == "netns", options.torch
-    run = find_or_start(state, lambda: _start(state, target, torch=torch))
+    orchestrator = ("orchestrator=monarch",) if options.target == "monarch" else ()
+    run = find_or_start(state, lambda: _start(state, target, orchestrator, torch=torch))
     rows = [
         row
         for row in ROWS
@@ -144,6 +146,8 @@ def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
         try:
             watch = LocalWatch(run)
             for _ in watch.inject(options.seed, options.faults, rows, every_s, NODES):
+                if options.target == "monarch":
+                    kill_beside(run, options.seed, watch.faults)
                 if watch.well:
                     leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
             watch.wait(lambda: watch.outlived)
@@ -155,12 +159,12 @@ def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     return _tell(run, samples, trouble, notes={} if torch else recorded_steps(state / CHECKPOINTS, NODES))
 
 
-def _start(state: Path, target: str, *, torch: bool) -> RunDir:
+def _start(state: Path, target: str, own: tuple[str, ...], *, torch: bool) -> RunDir:
     targets = state / ".holdfast" / "targets"
     targets.mkdir(parents=True)
     (targets / "soak.yaml").write_text(target)
     checkpoints = f"checkpoint.path={state / CHECKPOINTS}"
-    overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak", checkpoints]
+    overrides = [f"nodes={NODES}", "recovery.max_restarts=1000000", "name=soak", checkpoints, *own]
     if torch:
         shutil.copy(QUICKSTART / "train.py", state)
         command = (sys.executable, "train.py")

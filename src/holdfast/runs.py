@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast import api
+from holdfast.diagnose.diagnosis import Diagnosis
 from holdfast.errors import ExitCode, failure
 from holdfast.events import AnyEvent, RunFinished
 from holdfast.job.target_files import LOCAL
@@ -80,6 +81,10 @@ class Run:
         """
         folder = api.resume(self.folder, on, nodes=nodes, overrides=overrides, if_exists=api.IfExists(if_exists))
         return Run(folder)
+
+    def diagnose(self) -> Diagnosis:
+        """What failed first in its last failed attempt, on which rank, with the evidence and what to do."""
+        return api.diagnose_run(self.folder)
 
     def cancel(self, *, force: bool = False) -> None:
         """End it: SIGTERM and the grace period of the job, or SIGKILL with `force`."""

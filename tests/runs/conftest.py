@@ -47,6 +47,7 @@ STARTED_BY_EXEC = (
     *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py", "test_unmodified_programs.py"),
     *(
         "test_host_runs.py",
+        "test_monarch_runs.py",
         "test_slurm_runs.py",
         "test_network_faults.py",
         "test_prewarm.py",

@@ -676,7 +676,9 @@ class Controller:
                 await asyncio.sleep(next(pauses))
                 continue
             pauses = _retry_delays()
-            if not self._state.shutting_down:
+            if isinstance(seen, Finding):
+                self.report(seen)
+            elif not self._state.shutting_down:
                 self.handle(_to_event(seen, self._clock()))
 
     async def _watch_timers(self) -> None:

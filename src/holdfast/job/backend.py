@@ -60,8 +60,11 @@ class Backend(Protocol):
         """
         ...
 
-    def observe(self) -> AsyncIterator[NodeObservation]:
-        """Yield nodes as they are created, unavailable, evicted or terminated, including changes before the call."""
+    def observe(self) -> AsyncIterator[NodeObservation | Finding]:
+        """Yield nodes as they are created, unavailable, evicted or terminated, including changes before the call.
+
+        And what else happened to what runs the nodes, if the user must know of it.
+        """
         ...
 
     def generation(self, node: int, address: str) -> int | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from holdfast.errors import HoldfastError
 from holdfast.events import Outcome
 from holdfast.findings import Finding
 from holdfast.host.files import read_line
@@ -29,7 +28,7 @@ class LocalBackend:
         self._accepted = accepted
         self._networks = networks
         self._url = url
-        self._observed: asyncio.Queue[NodeObservation | HoldfastError] = asyncio.Queue()
+        self._observed: asyncio.Queue[NodeObservation | Finding] = asyncio.Queue()
         self._machines = MachinePool(
             folder,
             simulated_names(accepted.capacity or accepted.job.node_slots),
@@ -111,18 +110,15 @@ class LocalBackend:
     def _live(self) -> list[NodeId]:
         return [node_id for node_id in self._processes.existing() if self._processes.alive(node_id)]
 
-    def observe(self) -> AsyncIterator[NodeObservation]:
+    def observe(self) -> AsyncIterator[NodeObservation | Finding]:
         """Node starts and failures, and agent exits, including those without a running controller."""
         for node_id in self._processes.existing():
             self._watch(node_id)
         return self._observations()
 
-    async def _observations(self) -> AsyncIterator[NodeObservation]:
+    async def _observations(self) -> AsyncIterator[NodeObservation | Finding]:
         while True:
-            seen = await self._observed.get()
-            if isinstance(seen, HoldfastError):
-                raise seen
-            yield seen
+            yield await self._observed.get()
 
     async def replace_node(self, node_id: NodeId, reason: str) -> None:
         """Remove the slot's earlier generations, then start this one, if a machine is free."""

@@ -9,7 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 
-from holdfast.errors import HoldfastError
+from holdfast.findings import Finding
 from holdfast.host.processes import ProcessId, kill_all, read_process_id
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
@@ -27,7 +27,7 @@ from holdfast.run_dir import RunDir
 
 KILL_TIMEOUT_S = 10.0
 REASON_WAIT_S = 0.3
-"""Time that Monarch has to report how an agent ended, whose end is seen here at once."""
+"""Time that Monarch has to report how an agent ended, whose end is seen here immediately."""
 
 
 class MonarchBackend(LocalBackend):
@@ -49,8 +49,8 @@ class MonarchBackend(LocalBackend):
         """Nodes whose end was reported."""
         self._killing: set[asyncio.Task[None]] = set()
 
-    def observe(self) -> AsyncIterator[NodeObservation]:
-        """The same as on the local target; raises HoldfastError once when Monarch's client was lost."""
+    def observe(self) -> AsyncIterator[NodeObservation | Finding]:
+        """The same as on the local target, and each loss of Monarch's client."""
         self._link.start()
         return super().observe()
 
@@ -61,7 +61,7 @@ class MonarchBackend(LocalBackend):
         await super().cancel()
 
     async def _start_all(self, placed: list[NodeId]) -> list[Exception]:
-        """The same, all at once: Monarch takes 0.3 s for each."""
+        """The same, all together: Monarch takes 0.3 s for each."""
         failed = await asyncio.gather(*map(self._try_start, placed))
         return [error for error in failed if error is not None]
 
@@ -112,13 +112,13 @@ class MonarchBackend(LocalBackend):
             case _:
                 pass
 
-    def _on_client_lost(self, lost: HoldfastError) -> None:
+    def _on_client_lost(self, lost: Finding) -> None:
         for node_id in self._live():
-            self._fence(node_id, lost.findings[0].what)
+            self._fence(node_id, lost.what)
         self._observed.put_nowait(lost)
 
     def _fence(self, node_id: NodeId, why: str) -> None:
-        """Kill what is left of a node, whose end is then seen as any other's."""
+        """Kill the processes of a node, whose end is then seen as any other's."""
         if self._cancelled or not self._processes.alive(node_id):
             return
         self._reasons.setdefault(node_id, why)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.findings import Owner
+from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.processes import all_pids, by_env, kill_all
 from holdfast.job.backend import NodeId
 from holdfast.launch.controller_supervisor import listen_unix
@@ -57,7 +57,7 @@ class MonarchLink:
         *,
         grace_s: float,
         on_message: Callable[[FromClient], None],
-        on_lost: Callable[[HoldfastError], None],
+        on_lost: Callable[[Finding], None],
     ) -> None:
         self._folder, self._own = folder, folder.nodes / FOLDER_NAME
         self._grace_s, self._on_message, self._on_lost = grace_s, on_message, on_lost
@@ -111,10 +111,10 @@ class MonarchLink:
                 self._output = None
                 self._connected.clear()
             await asyncio.to_thread(self._kill)
-            lost = failure(
-                "orchestrator-lost",
-                f"Monarch's client has ended, and with it the processes of all nodes: {why}",
-                exit_code=ExitCode.UNAVAILABLE,
+            lost = Finding(
+                code="orchestrator-lost",
+                severity=Severity.WARNING,
+                what=f"Monarch's client has ended, and with it the processes of all nodes: {why}",
                 where=str(self._own / LOG_NAME),
                 evidence=self._last_lines(),
                 remedy="Nothing if it happens once: another is started, and the nodes with it. Else see its log.",

@@ -13,7 +13,7 @@ from holdfast.launch.local.node_processes import AgentStart
 from holdfast.run_dir import RunDir, write_private
 
 FOLDER_NAME = "monarch"
-"""Folder of the Monarch client, beside those of nodes."""
+"""Folder of the Monarch client, next to those of nodes."""
 SOCKET_NAME = "client.sock"
 LOG_NAME = "client.log"
 MESH_RECORD_NAME = "mesh.json"
