@@ -14,7 +14,7 @@ from holdfast.events import AttemptStarted, CheckpointCommitted, FaultAction, Fa
 from holdfast.train.checkpoint import safe_state
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchtitan"
-STEPS, EVERY, DIES = 10, 3, 8
+STEPS, EVERY, DIES = 8, 3, 6
 SMALL = (
     *("--metrics.log-freq", "2", "--training.seq-len", "64", "--training.local-batch-size", "2"),
     *("--training.steps", str(STEPS), "--lr-scheduler.warmup-steps", "2"),
@@ -57,19 +57,18 @@ def test_run_that_is_killed_ends_bit_exact_with_one_that_is_not_which_validates_
         "--checkpoint.last-save-model-only",
         "--checkpoint.last-save-in-hf",
     )
-    checks = ("--validator.enable", "--validator.freq", "5", "--validator.steps", "1")
+    checks = ("--validator.enable", "--validator.freq", "4", "--validator.steps", "1")
     saves = (f"checkpoint.every_steps={EVERY}",)
     unfailed = start(runs, assets, tmp_path / "one", *own, *checks, overrides=saves)
-    assert unfailed.wait_for_end().outcome is Outcome.SUCCEEDED
     killed = start(runs, assets, tmp_path / "other", *checks, overrides=saves)
     killed.drill(FaultTarget.RANK, 1, FaultAction.KILL, at_step=DIES)
-    assert killed.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert [each.wait_for_end().outcome for each in (unfailed, killed)] == [Outcome.SUCCEEDED] * 2
 
     assert [event.attempt for event in killed.all(AttemptStarted)] == [0, 1]
     resumed = committed(killed, 1)
     assert resumed == [*range(resumed[0], STEPS + 1)]
-    assert resumed[0] in {EVERY + 1, 2 * EVERY + 1}
-    assert [event.step for event in unfailed.all(CheckpointCommitted)] == [3, 6, 9, 10]
+    assert resumed[0] in {1, EVERY + 1}
+    assert [event.step for event in unfailed.all(CheckpointCommitted)] == [3, 6, 8]
     for name in ("__0_0.distcp", "__1_0.distcp"):  # model and optimizer
         assert (last(killed) / name).read_bytes() == (last(unfailed) / name).read_bytes()
     for rank in range(2):
@@ -81,7 +80,7 @@ def test_run_that_is_killed_ends_bit_exact_with_one_that_is_not_which_validates_
     reported = {event.step: event.metrics for event in unfailed.all(StepCommitted)}
     assert all(0 < metrics["loss"] < 10 and metrics["tokens"] == 2 * 2 * 64 for metrics in reported.values())
     assert {"grad_norm", "mfu(%)", "throughput(tps)", "n_tokens_seen"} <= reported[4].keys()
-    assert "validation_metrics/loss" in reported[6]  # of step 5
+    assert "validation_metrics/loss" in reported[5]  # of step 4
 
 
 def last(watched: WatchedRun) -> Path:

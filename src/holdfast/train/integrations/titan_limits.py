@@ -65,6 +65,16 @@ def refuse_unsupported(trainer: Trainer, config: RankConfig) -> None:
         )
 
 
+def own_checkpoint_unsupported(step: int) -> HoldfastError:
+    """Error for replicas that would begin at a checkpoint which holdfast has not taken."""
+    return _unsupported(
+        "a checkpoint of TorchTitan's with replicas",
+        "--checkpoint.folder",
+        f"it is of step {step}, and holdfast has none",
+        "resume once without `recovery.replicas`; then holdfast has a checkpoint",
+    )
+
+
 def _unsupported(what: str, where: str, evidence: str, remedy: str) -> HoldfastError:
     return failure(
         "torchtitan-unsupported",

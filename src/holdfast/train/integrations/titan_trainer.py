@@ -23,7 +23,7 @@ from torchtitan.trainer import Trainer
 from holdfast.train.checkpoint import rng
 from holdfast.train.integrations import titan_cpu, titan_private
 from holdfast.train.integrations.titan_data import Given, LoaderPosition, SampleDealer
-from holdfast.train.integrations.titan_limits import refuse_unsupported, with_outer_sync
+from holdfast.train.integrations.titan_limits import own_checkpoint_unsupported, refuse_unsupported, with_outer_sync
 from holdfast.train.integrations.titan_state import parameter_tree
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.session import Session
@@ -91,9 +91,11 @@ class HoldfastTrainer(Trainer):
         return session.step > 0
 
     def begin_at(self, step: int) -> None:
-        """Continue after a step that TorchTitan's own checkpoint has restored."""
-        if self._session is not None:
-            self._session.step = step
+        """Continue after a step that TorchTitan's own checkpoint has restored; 0 if only weights were loaded."""
+        assert self._session is not None
+        if step > 0 and self._dealer is not None:
+            raise own_checkpoint_unsupported(step)
+        self._session.step = step
 
     def batch_generator(
         self, data_iterable: Iterable[tuple[dict[str, torch.Tensor], torch.Tensor]]
@@ -164,9 +166,12 @@ class HoldfastTrainer(Trainer):
         return self._session is not None
 
     @property
-    def replays(self) -> bool:
-        """Whether these steps repeat a part of a run on other nodes, for comparison."""
-        return self._rank_config.replay_until is not None
+    def exports(self) -> bool:
+        """Whether TorchTitan's own checkpoints are written here.
+
+        Replicas would write the same files; steps that are repeated on other nodes, for comparison, leave no trace.
+        """
+        return self._rank_config.replica == 0 and self._rank_config.replay_until is None
 
     def untimed(self) -> AbstractContextManager[None]:
         """A context for work between two steps."""
@@ -232,7 +237,7 @@ class _Checkpointer:
     def save(self, curr_step: int, last_step: bool = False) -> bool:
         if self._trainer.opened:
             self._trainer.commit()
-        if self._trainer.replays:  # it leaves no trace
+        if not self._trainer.exports:
             return False
         with self._trainer.untimed():
             return self._own.save(curr_step, last_step)
