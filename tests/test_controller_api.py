@@ -19,6 +19,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from holdfast.agent.quorum_relay import QuorumRelay
 from holdfast.control.commands import StartAttempt
 from holdfast.control.controller import Controller
 from holdfast.control.machine import Machine
@@ -46,7 +47,7 @@ from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job, Nodes
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
-from holdfast.protocol.orders import PROTOCOL, Acknowledge, StartRanks, order_decoder
+from holdfast.protocol.orders import PROTOCOL, Acknowledge, RankLaunch, StartRanks, order_decoder
 from holdfast.run_dir import trace_name
 from holdfast.security.admission import PendingConnections
 from holdfast.security.api_limits import LIMITS, ApiLimits
@@ -122,7 +123,11 @@ def no_start(start: StartAttempt, members: tuple[NodeState, ...]) -> Callable[[i
 
 @contextlib.asynccontextmanager
 async def site(
-    folder: Path, code: Path | None = None, limits: ApiLimits = LIMITS, node_grace_s: float = 45.0
+    folder: Path,
+    code: Path | None = None,
+    limits: ApiLimits = LIMITS,
+    node_grace_s: float = 45.0,
+    quorum_port: Callable[[], int] | None = None,
 ) -> AsyncGenerator[Site]:
     silence = HeartbeatTimeouts(node_grace_s=node_grace_s)
     writer = EventWriter(folder / "events.jsonl")
@@ -147,6 +152,7 @@ async def site(
         metrics=metrics,
         traces=TraceStore(folder / "traces"),
         generation=Nowhere().generation,
+        quorum_port=quorum_port,
     )
     served = make_server(port, nodes=3, silence=silence, limits=limits)
     serving = asyncio.ensure_future(served.serve(sockets=[listener]))
@@ -204,6 +210,82 @@ async def acknowledged(agent: ClientConnection, seq: int) -> None:
         order = order_decoder.decode(await agent.recv())
         if isinstance(order, Acknowledge) and order.seq >= seq:
             return
+
+
+class Shouting:
+    """A service that answers in capitals, and ends when told to."""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while (line := await reader.readline()) not in (b"", b"end\n"):
+            writer.write(line.upper())
+        writer.close()
+
+
+def start_order(*, relays_quorum: bool) -> StartRanks:
+    rank = RankLaunch(rank=0, argv=("train",), cwd="", log="log", env={"TORCHFT_LIGHTHOUSE": "http://elsewhere:1"})
+    return StartRanks(replica=0, attempt=0, ranks=(rank,), relays_quorum=relays_quorum)
+
+
+async def relayed(relay: QuorumRelay) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A rank's connection by the address in its start order."""
+    (rank,) = relay.with_address(start_order(relays_quorum=True)).launches
+    host, _, port = rank.env["TORCHFT_LIGHTHOUSE"].removeprefix("http://").partition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+def test_ranks_reach_the_quorum_service_through_agent_and_controller(tmp_path: Path) -> None:
+    async def scene() -> None:
+        service = await asyncio.start_server(Shouting(), "127.0.0.1", 0, limit=1 << 20)
+        port: int = service.sockets[0].getsockname()[1]
+        limits = replace(LIMITS, quorum_connections=2)
+        async with asyncio.timeout(60), site(tmp_path, limits=limits, quorum_port=lambda: port) as here:
+            relay = QuorumRelay(lambda: f"ws://{here.url}/v1/agent", KEYS.node_token(1, 0), None)
+            unchanged = start_order(relays_quorum=False)
+            assert relay.with_address(unchanged) is unchanged
+            (first, to_first), (second, to_second) = await relayed(relay), await relayed(relay)
+            large = b"x" * 300_000 + b"\n"
+            to_first.write(large)
+            to_second.write(b"two\n")
+            assert await second.readline() == b"TWO\n"
+            assert await first.readexactly(len(large)) == large.upper()
+            third, _ = await relayed(relay)
+            assert await third.read() == b"", "a node has no more than its share"
+            to_first.write(b"end\n")
+            assert await first.read() == b""
+            to_second.close()
+            service.close()
+            after, _ = await relayed(relay)
+            assert await after.read() == b"", "a connection ends while there is no service"
+            service = await asyncio.start_server(Shouting(), "127.0.0.1", port)
+            again, to_again = await relayed(relay)
+            to_again.write(b"again\n")
+            assert await again.readline() == b"AGAIN\n"
+            to_again.close()
+            service.close()
+
+    asyncio.run(scene())
+
+
+def test_quorum_service_is_for_agents_alone_and_only_where_it_is_relayed(tmp_path: Path) -> None:
+    async def refused(url: str, token: str) -> bool:
+        headers = {"Authorization": f"Bearer {token}"}
+        with contextlib.suppress(InvalidStatus):
+            async with connect(f"ws://{url}/v1/quorum", additional_headers=headers, proxy=None):
+                return False
+        return True
+
+    async def scene() -> None:
+        service = await asyncio.start_server(Shouting(), "127.0.0.1", 0, limit=1 << 20)
+        async with asyncio.timeout(60), site(tmp_path, quorum_port=lambda: service.sockets[0].getsockname()[1]) as here:
+            assert await refused(here.url, TOKEN)
+            assert await refused(here.url, "mistaken")
+            assert not await refused(here.url, KEYS.node_token(0, 0))
+        (tmp_path / "other").mkdir()
+        async with site(tmp_path / "other") as here:
+            assert await refused(here.url, KEYS.node_token(0, 0))
+        service.close()
+
+    asyncio.run(scene())
 
 
 def test_code_is_given_to_nodes_under_its_digest_alone(tmp_path: Path) -> None:

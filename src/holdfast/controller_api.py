@@ -12,6 +12,7 @@ import logging
 import re
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -43,6 +44,10 @@ log = logging.getLogger("holdfast.controller")
 
 _DISCONNECTED = (WebSocketDisconnect, WebSocketDisconnected)
 """Either end has closed the connection."""
+
+
+LOOPBACK = "127.0.0.1"
+CHUNK_BYTES = 64 * 1024
 
 
 class _WebSocketPeer:
@@ -94,6 +99,7 @@ class _TooLarge(Exception):
 _enrolment = msgspec.json.Decoder(dict[str, str])
 _PRINCIPALS: dict[str, tuple[type[Principal], ...]] = {
     routes.AGENT_SOCKET: (NodeAgent,),
+    routes.QUORUM: (NodeAgent,),
     routes.BOOTSTRAP: (UnassignedNode,),
     routes.METRICS: (MetricsReader, User),
 }
@@ -115,6 +121,7 @@ class ControllerApi:
         traces: TraceStore | None = None,
         generation: Callable[[int, str], int | None] = lambda _node, _address: None,
         first_code: str = "",
+        quorum_port: Callable[[], int] | None = None,
     ) -> None:
         self._controller = controller
         self._generation = generation
@@ -125,9 +132,13 @@ class ControllerApi:
         self._traces = traces
         self._first_code = first_code
         """Digest of the run's initial code: a bootstrapping agent may download it before its first start order."""
+        self._quorum_port = quorum_port
+        """The port of the quorum service on this machine, if ranks reach it through this one."""
+        self._relayed: Counter[NodeAgent] = Counter()
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(routes.AGENT_SOCKET, self._agent_socket),
+                WebSocketRoute(routes.QUORUM, self._relay_quorum),
                 Route(routes.CODE + "{digest}", self._serve_code),
                 Route(routes.TRACES + "{name:path}", self._store_trace, methods=["PUT"]),
                 Route(routes.BOOTSTRAP, self._bootstrap, methods=["POST"]),
@@ -253,6 +264,27 @@ class ControllerApi:
             await asyncio.sleep(wait_s)
         return text
 
+    async def _relay_quorum(self, websocket: WebSocket) -> None:
+        """Carry a connection of one of a node's ranks to the quorum service, until either end closes it."""
+        holder: NodeAgent = websocket.scope["holder"]
+        if self._quorum_port is None or self._relayed[holder] >= self._limits.quorum_connections:
+            await websocket.close(code=1008)
+            return
+        await websocket.accept()
+        arrival: PendingConnection = websocket.state.pending_connection
+        arrival.admit()
+        self._relayed[holder] += 1
+        try:
+            reader, writer = await asyncio.open_connection(LOOPBACK, self._quorum_port())
+            try:
+                await _carry(websocket, reader, writer)
+            finally:
+                writer.close()
+        except OSError:  # the service is being restarted; the rank connects again
+            await _close(websocket)
+        finally:
+            self._relayed[holder] -= 1
+
     async def _store_trace(self, request: Request) -> Response:
         """Store the trace of a profile that an agent uploads."""
         if self._traces is None:
@@ -276,6 +308,26 @@ class ControllerApi:
         arrival: PendingConnection = request.state.pending_connection
         arrival.admit(self._limits.download_s)
         return FileResponse(archive, media_type="application/x-tar")
+
+
+async def _carry(websocket: WebSocket, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Copy bytes both ways until either end closes."""
+
+    async def back() -> None:
+        with contextlib.suppress(*_DISCONNECTED, OSError):
+            while data := await reader.read(CHUNK_BYTES):
+                await websocket.send_bytes(data)
+            await websocket.close()
+
+    sending = asyncio.ensure_future(back())
+    try:
+        while True:
+            writer.write(await websocket.receive_bytes())
+            await writer.drain()
+    except _DISCONNECTED:
+        pass
+    finally:
+        sending.cancel()
 
 
 def _allowed_principals(path: str) -> tuple[type[Principal], ...]:

@@ -30,7 +30,7 @@ from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
 from holdfast.control.state import NodeState
 from holdfast.control.trace_store import TraceStore
-from holdfast.controller_api import ControllerApi, make_server
+from holdfast.controller_api import LOOPBACK, ControllerApi, make_server
 from holdfast.errors import HoldfastError
 from holdfast.events import AnyEvent, CodeShipped, FaultTarget, FindingRaised, RunFinished
 from holdfast.events.log import EventReader, is_intact, last_event
@@ -222,6 +222,7 @@ def _start_order_factory(
     keys: TokenIssuer,
     share: tuple[NodeResources, ...],
     lighthouse: LighthouseSupervisor | None,
+    relays_quorum: bool = False,
 ) -> Callable[[StartAttempt, tuple[NodeState, ...]], Callable[[int], StartRanks]]:
     """Returns what expands a start among some nodes into each node's start order.
 
@@ -265,6 +266,7 @@ def _start_order_factory(
                 secret_names=tuple(sorted(job.secrets)),
                 interfaces=interfaces,
                 watch_devices=job.watch.device_faults is not WatchLevel.OFF,
+                relays_quorum=lighthouse is not None and relays_quorum,
             )
 
         return of_node
@@ -343,7 +345,8 @@ async def serve(
         writer.append(log_state.events_to_write, sync=True)
         folder.log_unreplicated.unlink(missing_ok=True)
         return
-    lighthouse = _lighthouse(folder, job, host, hooks.controller_host(folder, host))
+    service_host = LOOPBACK if hooks.relays_quorum else host
+    lighthouse = _lighthouse(folder, job, service_host, hooks.controller_host(folder, service_host))
     lighthouse_task = asyncio.ensure_future(lighthouse.run()) if lighthouse else None
     show = partial(folder.log_unreplicated.unlink, missing_ok=True)
     folders = {FaultTarget.RUN_DIR: folder.path, FaultTarget.CHECKPOINTS: checkpoint_dir(accepted, folder)}
@@ -359,7 +362,9 @@ async def serve(
         writer=writer,
         history=log_state.history,
         backend=backend,
-        start_orders=_start_order_factory(accepted, node_folder, private, keys, resources, lighthouse),
+        start_orders=_start_order_factory(
+            accepted, node_folder, private, keys, resources, lighthouse, hooks.relays_quorum
+        ),
         inject_fault=drills,
         check_order=CheckNode(wanted=node_requirements(accepted, node_folder), deadline_s=job.checks.quick_deadline_s),
         probe_orders=_probe_order_factory(accepted, node_folder, private, keys, resources),
@@ -383,6 +388,7 @@ async def serve(
             traces=TraceStore(folder.traces),
             generation=backend.generation,
             first_code=first_code,
+            quorum_port=(lambda: lighthouse.port) if lighthouse and hooks.relays_quorum else None,
         )
     )
     serving = asyncio.ensure_future(server.serve(sockets=[agents, clients]))

@@ -31,6 +31,7 @@ from holdfast.agent.node_monitors import NodeMonitors, WatchedNode
 from holdfast.agent.node_probe import NodeProbe
 from holdfast.agent.node_replay import NodeReplay
 from holdfast.agent.prewarm import PrewarmPool
+from holdfast.agent.quorum_relay import QuorumRelay
 from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.agent.sources import Sources
 from holdfast.agent.standby_preparation import prepare_standby
@@ -125,6 +126,7 @@ class Agent:
         self._code_cache = CodeCache(
             settings.controller_url, settings.token, settings.code, ca=settings.ca, log_replica=settings.log_replica
         )
+        self._quorum_relay = QuorumRelay(settings.controller_url, settings.token, settings.ca)
         self._log_replica = LogReplica(settings.log_replica) if settings.log_replica else None
         self._log_retention = LogRetention(self._report_finding)
         self._echo = Echo(STDOUT) if settings.echo else None
@@ -409,6 +411,7 @@ class Agent:
     def _start_ranks(self, order: orders.StartRanks) -> None:
         if order.attempt <= self._latest_attempts.get(order.replica, -1) or self._drain_task is not None:
             return
+        order = self._quorum_relay.with_address(order)
         self._latest_attempts[order.replica] = order.attempt
         self._fault_injector.forget_pending()
         self._monitors.start(devices=order.watch_devices)

@@ -75,6 +75,11 @@ async def open_socket(url: str) -> socket.socket:
     return connection
 
 
+def tls_options(ca: Path | None) -> dict[str, Any]:
+    """Options of a WebSocket to the controller, which presents the certificate `ca`; without one there is no TLS."""
+    return {} if ca is None else {"ssl": client_context(ca), "server_hostname": CONTROLLER_NAME}
+
+
 class TokenRejected(Exception):
     """The controller rejects this agent's token."""
 
@@ -102,9 +107,7 @@ class ControllerConnection:
         self._source = source
         self._hello = hello
         self._handle_order = handle_order
-        self._tls: dict[str, Any] = (
-            {} if ca is None else {"ssl": client_context(ca), "server_hostname": CONTROLLER_NAME}
-        )
+        self._tls = tls_options(ca)
         self._heartbeat_timeouts = heartbeat_timeouts
         self._upload_log_replica = upload_log_replica
         self._seq = 0

@@ -149,6 +149,8 @@ class ControllerHooks:
     """The run's folder as nodes see it."""
     others_may_listen: bool = False
     """Whether agents connect to a port that another user could listen on, so they verify the controller by TLS."""
+    relays_quorum: bool = False
+    """Whether ranks reach the quorum service of replicas through their agent and the controller's port."""
 
 
 class Target(Protocol):

@@ -34,12 +34,10 @@ class Feature(StrEnum):
     SUBMITTER_LEAVES = "the machine that started the run is switched off: the run continues"
 
 
-NO_QUORUM = "replicas form a quorum with a service that the nodes of this target cannot reach yet"
 HERE = "the controller is on that machine"
 
 REASONS: Mapping[tuple[Feature, str], str] = {
     (Feature.SHAPE_GROWTH, "slurm"): "a node that an allocation has lost does not return to it",
-    (Feature.REPLICAS, "hosts"): NO_QUORUM,
     (Feature.SUBMITTER_LEAVES, "local"): HERE,
     (Feature.SUBMITTER_LEAVES, "netns"): HERE,
     (Feature.SUBMITTER_LEAVES, "monarch"): HERE,

@@ -66,6 +66,11 @@ class LighthouseSupervisor:
         self._connected = asyncio.Event()
 
     @property
+    def port(self) -> int:
+        """The service's port on this machine; 0 until it is known."""
+        return self._port
+
+    @property
     def url(self) -> str:
         return f"http://{self._public_host}:{self._port}"
 

@@ -85,6 +85,8 @@ class StartRanks(Order, frozen=True, kw_only=True, tag="start-ranks"):
     """The values by which the run names interfaces for data, in the syntax of NCCL_SOCKET_IFNAME."""
     watch_devices: bool = True
     """Whether the agent looks for failed devices from now on."""
+    relays_quorum: bool = False
+    """Whether ranks reach the quorum service through the agent (agent/quorum_relay.py)."""
 
     @property
     def launches(self) -> tuple[RankLaunch, ...]:

@@ -16,6 +16,8 @@ from holdfast.events import (
 
 AGENT_SOCKET = "/v1/agent"
 """The WebSocket of a node's agent."""
+QUORUM = "/v1/quorum"
+"""A WebSocket that carries one connection of a rank to the quorum service, byte by byte."""
 BOOTSTRAP = "/v1/bootstrap"
 CODE = "/v1/code/"
 """Followed by the digest of the requested code."""

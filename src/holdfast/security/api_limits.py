@@ -30,6 +30,8 @@ class ApiLimits:
     """
     max_queued_orders: int = 1000
     """Orders queued for an agent that does not read; beyond this number its connection is closed, and it reconnects."""
+    quorum_connections: int = 256
+    """Connections of one node's ranks to the quorum service at a time; beyond this number, one more is refused."""
     node_bytes_per_s: float = 4 * 1024 * 1024
     """Sustained bytes per second from one node; beyond this rate the controller reads more slowly, and nothing is lost.
     """

@@ -38,7 +38,6 @@ def codes(wanted: Job, spec: TargetSpec, home: Path) -> dict[str, Severity]:
     ("overrides", "fields", "code"),
     [
         (("nodes=3",), {}, "too-few-nodes"),
-        (("nodes=2", "recovery.replicas=2"), {}, "not-supported"),
         ((), {"hosts": ("alpha", "alpha")}, "host-named-twice"),
     ],
 )

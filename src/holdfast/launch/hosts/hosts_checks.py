@@ -13,7 +13,6 @@ from holdfast.job.targets import TargetSpec
 from holdfast.launch.hosts.host_survey import HostFacts, HostSurvey
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.secret_values import missing_secrets
-from holdfast.launch.target_features import NO_QUORUM
 
 
 def check_job(
@@ -33,13 +32,6 @@ def check_job(
         out = f", {len(bad)} of them quarantined" if bad else ""
         what = f"the job asks for {job.nodes.min} nodes, and the target has {len(spec.hosts)} hosts{out}"
         yield _error("too-few-nodes", "nodes", what, "Ask for fewer nodes, or add hosts to the target.")
-    if job.recovery.replicas > 1:
-        yield _error(
-            "not-supported",
-            "recovery.replicas",
-            NO_QUORUM,
-            "Use one replica here: a lost node restarts all ranks. On Slurm or Kubernetes the others continue.",
-        )
     yield from check_without_cluster(job, spec, base=base, environ=environ)
 
 

@@ -66,6 +66,7 @@ class HostsTarget(SupervisedTarget):
             had_controller=had_no_controller,
             node_folder=lambda folder, accepted: run_dir_on_nodes(host_folder(accepted.ssh), folder.run_id),
             others_may_listen=True,
+            relays_quorum=True,
         )
 
 

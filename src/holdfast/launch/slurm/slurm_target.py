@@ -94,6 +94,7 @@ class SlurmTarget(SupervisedTarget):
             had_controller=had_no_controller,
             node_folder=lambda folder, accepted: run_dir_on_nodes(node_folder(accepted), folder.run_id),
             others_may_listen=True,
+            relays_quorum=True,
         )
 
 
