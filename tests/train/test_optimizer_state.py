@@ -164,7 +164,7 @@ def test_peer_checkpoint_resumes_without_what_it_lacks(tmp_path: Path, memories:
         assert copies.wait_finished().problem is None
         second = loop_of()
         restored = manager_of(tmp_path, second, peer_checkpointer=peer_checkpointer(second)).restore()
-        assert (restored.step, restored.where) == (step, MEMORY)
+        assert (restored.step, restored.where, restored.saved_world_size) == (step, MEMORY, 1)
         assert_equal(outcome(second), outcome(first))
 
 

@@ -328,7 +328,14 @@ class CheckpointManager:
         if changed:
             findings.append(hyperparameters_changed(manifest.step, MEMORY, changed))
         self._on_resumed(manifest.step, snapshot.snapshot_id)
-        return Restored(manifest.step, findings, manifest.samples, manifest.node_s, MEMORY)
+        return Restored(
+            manifest.step,
+            findings,
+            manifest.samples,
+            manifest.node_s,
+            MEMORY,
+            saved_world_size=manifest.world_size,
+        )
 
     def _load(self, checkpoint: CheckpointRef, manifest: Manifest) -> list[HyperparamChange] | str:
         """Restore the loop's state; returns the overridden hyper-parameters or, on all ranks, any rank's damage."""
