@@ -7,7 +7,7 @@ import signal
 
 from bench.paired_stats import say
 from holdfast.host.processes import all_pids, by_env, command_line, send_signal
-from holdfast.launch.monarch.monarch_messages import FOLDER_NAME
+from holdfast.launch.monarch.client_process import FOLDER_NAME
 from holdfast.run_dir import RunDir
 
 EVERY = 4

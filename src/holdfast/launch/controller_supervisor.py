@@ -145,7 +145,7 @@ class RestartBackoff:
 
 def supervise(folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int) -> int:
     """Keep a controller running until the run is over; returns its last exit code."""
-    pace = RestartBackoff(grace_s=_grace_s(folder))
+    pace = RestartBackoff(grace_s=controller_grace_s(folder))
     while True:
         if not _still_owner(folder, agents):
             return ExitCode.SUPERSEDED
@@ -184,7 +184,7 @@ def _record_failures(folder: RunDir, **failing: Any) -> None:
                 write_controller_record(folder, **(kept | failing))
 
 
-def _grace_s(folder: RunDir) -> float:
+def controller_grace_s(folder: RunDir) -> float:
     """The job's `recovery.controller_grace_s`; the default if the job sets none or cannot be read."""
     try:
         found: Any = read_object(folder.job)["job"]["recovery"]["controller_grace_s"]

@@ -22,6 +22,7 @@ from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Orchestrator
 from holdfast.launch.local.run_network import SharedNetwork
 from holdfast.launch.monarch import monarch_link
+from holdfast.launch.monarch.client_process import prestart
 from holdfast.launch.monarch.monarch_backend import MonarchBackend
 from holdfast.run_dir import RunDir
 
@@ -48,6 +49,7 @@ def backend(folder: RunDir, grace_s: float = 1800.0) -> MonarchBackend:
         {"command": "true", "nodes": 2, "orchestrator": Orchestrator.MONARCH, "recovery": recovery}
     )
     accepted = RunSpec(job=job, base=str(folder.path), created_at=0.0, fabric="tcp")
+    folder.job.write_text(accepted.model_dump_json(exclude_defaults=True))
     # Nobody listens there: the agent tries again and again.
     url = "ws://127.0.0.1:1/v1/agent"
     return MonarchBackend(folder=folder, accepted=accepted, networks=SharedNetwork(), url=url)
@@ -185,6 +187,19 @@ def test_client_without_a_controller_ends_with_all_of_monarchs_processes(folder:
 
     asyncio.run(nothing_left())
     play(folder, lambda here: asyncio.sleep(0))
+
+
+def test_client_that_the_supervisor_started_has_a_mesh_for_each_node(folder: RunDir) -> None:
+    async def scene(here: MonarchBackend) -> None:
+        prestart(folder)
+        before = client(folder)
+        await here.submit((FIRST, SECOND))
+        assert client(folder) == before
+        assert len(by_env(all_pids(), HOLDFAST_NODE=f"{folder.run_id}/monarch")) == 3  # none was started in vain
+        prestart(folder)  # as a later supervisor does
+        assert client(folder) == before
+
+    play(folder, scene)
 
 
 def test_client_that_cannot_start_is_reported_in_its_own_words(folder: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 from holdfast.errors import ExitCode
@@ -18,7 +19,7 @@ from holdfast.host.process_limits import receive_signals
 from holdfast.host.processes import adopt_orphans, descendants, kill_all, read_process_id
 from holdfast.job.isolation import Isolation
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
-from holdfast.launch.local import memory_limit
+from holdfast.launch.local import memory_limit, socket_dir
 from holdfast.launch.local.run_network import run_network_for
 from holdfast.run_dir import AGENT_RECORD_NAME, RunDir
 
@@ -31,6 +32,7 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
     parser.add_argument("--listen", default="", help="address on which the controller listens instead of loopback")
+    parser.add_argument("--prestart", default="", help="module whose `prestart` starts what the controller will need")
     options = parser.parse_args()
     adopt_orphans()
     receive_signals()
@@ -42,6 +44,8 @@ def main() -> int:
     networks = run_network_for(options.isolation, folder.run_id)
     address = networks.enter(_live_agents(folder))
     with listen(folder, options.listen or address) as (agents, clients):
+        if options.prestart:
+            import_module(options.prestart).prestart(folder)
         code = supervise(folder, agents, clients, lock)
     if code == ExitCode.SUPERSEDED:
         return code  # another supervisor owns the run now
@@ -51,6 +55,7 @@ def main() -> int:
     kill_all(lambda: {*descendants(os.getpid()), *_cgroup_pids(nodes)}, within_s=KILL_TIMEOUT_S)
     for node_folder in nodes:
         memory_limit.remove_cgroups(node_folder)
+        socket_dir.remove(node_folder)
     folder.delete_secrets()
     folder.control_socket.unlink(missing_ok=True)
     networks.remove()

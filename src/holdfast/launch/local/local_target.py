@@ -49,6 +49,12 @@ class LocalTarget(SupervisedTarget):
         """Whether a resumed checkpoint is here: `check` has examined this machine otherwise."""
         return checkpoint_here(wanted)
 
+    def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
+        """The process that restarts the controller, and that starts Monarch's client meanwhile."""
+        is_monarch = accepted.job.orchestrator is Orchestrator.MONARCH
+        own = ("--prestart", "holdfast.launch.monarch.client_process") if is_monarch else ()
+        return (*super().supervisor(accepted), *own)
+
     def unreached_checkpoints(self, accepted: RunSpec, target: str) -> str:
         """Other targets look for the folder on their own machines."""
         return ""

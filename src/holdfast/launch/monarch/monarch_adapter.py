@@ -88,15 +88,20 @@ class PlacedAgent:
 class Meshes:
     """The process meshes of one run on this machine."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, ready: int) -> None:
         # By default any failed mesh ends the client; here `PlacedAgent.ended` raises.
         monarch.actor.unhandled_fault_hook = _log_failure
         self._host = this_host()
+        self._ready = [self._spawn(f"first_{number}") for number in range(ready)]
+        """Meshes that are started before the first orders come."""
+
+    def _spawn(self, name: str) -> tuple[ProcMesh, AgentPlace]:
+        mesh = self._host.spawn_procs(name=name)
+        return mesh, mesh.spawn(name, AgentPlace)
 
     async def place(self, name: str, order: Path) -> PlacedAgent:
-        """Start the agent of an order in a new mesh; raises MeshError if that fails."""
-        mesh = self._host.spawn_procs(name=name)
-        place = mesh.spawn(name, AgentPlace)
+        """Start the agent of an order in a mesh without one; raises MeshError if that fails."""
+        mesh, place = self._ready.pop() if self._ready else self._spawn(name)
         try:
             async with asyncio.timeout(PLACE_TIMEOUT_S):
                 await place.start.call_one(str(order))

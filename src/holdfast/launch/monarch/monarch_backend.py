@@ -18,6 +18,7 @@ from holdfast.launch.local.run_network import RunNetwork
 from holdfast.launch.monarch.monarch_link import MonarchLink
 from holdfast.launch.monarch.monarch_messages import (
     MESH_RECORD_NAME,
+    ORDER_NAME,
     AgentEnded,
     FromClient,
     MeshLost,
@@ -35,12 +36,7 @@ class MonarchBackend(LocalBackend):
 
     def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
         super().__init__(folder=folder, accepted=accepted, networks=networks, url=url)
-        self._link = MonarchLink(
-            folder,
-            grace_s=accepted.job.recovery.controller_grace_s,
-            on_message=self._on_message,
-            on_lost=self._on_client_lost,
-        )
+        self._link = MonarchLink(folder, on_message=self._on_message, on_lost=self._on_client_lost)
         self._watched: set[NodeId] = set()
         """Nodes whose Monarch process is watched."""
         self._reasons: dict[NodeId, str] = {}
@@ -59,6 +55,8 @@ class MonarchBackend(LocalBackend):
         self._cancelled = True
         await self._link.close()
         await super().cancel()
+        for order in self._folder.nodes.glob(f"*/{ORDER_NAME}"):  # of a controller that died, with the environment
+            order.unlink(missing_ok=True)
 
     async def _start_all(self, placed: list[NodeId]) -> list[Exception]:
         """The same, all together: Monarch takes 0.3 s for each."""

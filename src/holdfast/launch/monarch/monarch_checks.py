@@ -41,7 +41,7 @@ def check_orchestrator(job: Job, spec: TargetSpec) -> Iterator[Finding]:
         yield Finding(
             code="orchestrator-not-authenticated",
             severity=Severity.WARNING,
-            what="Monarch's local sockets have no authentication: any user of this machine can run code as you",
+            what="Monarch's sockets have no authentication: other users of this machine may be able to run code as you",
             where="orchestrator",
             remedy="Leave `orchestrator` out on a machine that you share with users whom you do not trust.",
         )

@@ -1,4 +1,4 @@
-"""Monarch's client of one run: `python -m holdfast.launch.monarch.monarch_client GRACE_S DESCRIPTOR`.
+"""Monarch's client of one run: `python -m holdfast.launch.monarch.monarch_client RUN GRACE_S DESCRIPTOR`.
 
 A separate process, because a failure inside Monarch can end its client. It serves one controller after the other on
 the listening socket that it inherits, and ends when none has come for GRACE_S. Monarch's processes end with it.
@@ -12,8 +12,9 @@ import logging
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.host.files import read_object
 from holdfast.host.process_limits import receive_signals
 from holdfast.launch.monarch.monarch_messages import (
     HEARTBEAT_S,
@@ -27,6 +28,7 @@ from holdfast.launch.monarch.monarch_messages import (
     decode_to_client,
     encode,
 )
+from holdfast.run_dir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.launch.monarch.monarch_adapter import Meshes
@@ -98,10 +100,10 @@ class MonarchClient:
         await agent.stop()
 
 
-async def _main(grace_s: float, listening: socket.socket) -> None:
+async def _main(run: RunDir, grace_s: float, listening: socket.socket) -> None:
     from holdfast.launch.monarch.monarch_adapter import Meshes
 
-    client = MonarchClient(Meshes())
+    client = MonarchClient(Meshes(ready=nodes_at_start(run)))
     server = await asyncio.start_unix_server(client.serve, sock=listening)
     async with server:
         while True:
@@ -114,7 +116,15 @@ async def _main(grace_s: float, listening: socket.socket) -> None:
                 return
 
 
+def nodes_at_start(run: RunDir) -> int:
+    """How many nodes a run begins with; 0 if it has begun already. Without the job's model, which takes time."""
+    if any(run.nodes.glob("node*")):
+        return 0
+    nodes: Any = read_object(run.job)["job"].get("nodes", {})
+    return int(nodes.get("max", 1))
+
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     receive_signals()
-    asyncio.run(_main(float(sys.argv[1]), socket.socket(fileno=int(sys.argv[2]))))
+    asyncio.run(_main(RunDir(Path(sys.argv[1])), float(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))))

@@ -6,23 +6,25 @@ import asyncio
 import logging
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Owner, Severity
-from holdfast.host.processes import all_pids, by_env, kill_all
 from holdfast.job.backend import NodeId
-from holdfast.launch.controller_supervisor import listen_unix
 from holdfast.launch.local import socket_dir
-from holdfast.launch.monarch.monarch_messages import (
-    FOLDER_NAME,
-    HEARTBEAT_S,
+from holdfast.launch.monarch.client_process import (
     LOG_NAME,
     SOCKET_NAME,
+    client_folder,
+    kill_client,
+    last_lines,
+    start_client,
+)
+from holdfast.launch.monarch.monarch_messages import (
+    HEARTBEAT_S,
     AgentNotPlaced,
     AgentPlaced,
     ClientAlive,
@@ -42,8 +44,6 @@ PLACE_TIMEOUT_S = 90.0
 """Longest wait for an agent; the client gives up earlier (monarch_adapter.py)."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
 """Between two clients."""
-KILL_TIMEOUT_S = 10.0
-TAIL_BYTES = 4096
 
 assert SILENT_S > 3 * HEARTBEAT_S
 
@@ -55,12 +55,10 @@ class MonarchLink:
         self,
         folder: RunDir,
         *,
-        grace_s: float,
         on_message: Callable[[FromClient], None],
         on_lost: Callable[[Finding], None],
     ) -> None:
-        self._folder, self._own = folder, folder.nodes / FOLDER_NAME
-        self._grace_s, self._on_message, self._on_lost = grace_s, on_message, on_lost
+        self._folder, self._on_message, self._on_lost = folder, on_message, on_lost
         self._output: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
         self._placing: dict[NodeId, asyncio.Future[None]] = {}
@@ -81,7 +79,8 @@ class MonarchLink:
         try:
             async with asyncio.timeout(PLACE_TIMEOUT_S):
                 await self._connected.wait()
-                self._send(PlaceAgent(node=node_id.node, generation=node_id.generation, order=str(order)))
+                if not answer.done():  # else a client was lost meanwhile
+                    self._send(PlaceAgent(node=node_id.node, generation=node_id.generation, order=str(order)))
                 await answer
         except TimeoutError as error:
             raise _not_placed(node_id, f"no answer within {PLACE_TIMEOUT_S:g} s") from error
@@ -94,7 +93,7 @@ class MonarchLink:
             self._running.cancel()
         self._fail_placements("the run ends")
         await asyncio.to_thread(self._kill)
-        socket_dir.remove(self._own)
+        socket_dir.remove(client_folder(self._folder))
 
     def _send(self, message: PlaceAgent) -> None:
         if self._output is not None:
@@ -115,8 +114,8 @@ class MonarchLink:
                 code="orchestrator-lost",
                 severity=Severity.WARNING,
                 what=f"Monarch's client has ended, and with it the processes of all nodes: {why}",
-                where=str(self._own / LOG_NAME),
-                evidence=self._last_lines(),
+                where=str(client_folder(self._folder) / LOG_NAME),
+                evidence=last_lines(self._folder),
                 remedy="Nothing if it happens once: another is started, and the nodes with it. Else see its log.",
                 owner=Owner.CLUSTER,
             )
@@ -164,63 +163,25 @@ class MonarchLink:
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to the client that an earlier controller left, or to a new one."""
-        self._own.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             return await self._open()
         except OSError:
             await asyncio.to_thread(self._kill)
-            self._start_client()
+            self._process = start_client(self._folder)
             return await self._open()
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        directory = os.open(self._own, os.O_PATH | os.O_DIRECTORY)
+        directory = os.open(client_folder(self._folder), os.O_PATH | os.O_DIRECTORY)
         try:
             return await asyncio.open_unix_connection(f"/proc/self/fd/{directory}/{SOCKET_NAME}")
         finally:
             os.close(directory)
 
-    def _start_client(self) -> None:
-        scratch = socket_dir.create(self._own)
-        environ = {**os.environ, "HOLDFAST_NODE": self._mark, "TMPDIR": str(scratch)}
-        with listen_unix(self._own / SOCKET_NAME) as listening, (self._own / LOG_NAME).open("ab") as output:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "holdfast.launch.monarch.monarch_client"),
-                    *(f"{self._grace_s:g}", str(listening.fileno())),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environ,
-                cwd="/",
-                start_new_session=True,
-                pass_fds=(listening.fileno(),),
-            )
-
-    @property
-    def _mark(self) -> str:
-        """The value of HOLDFAST_NODE in the client and in Monarch's processes, but not in agents."""
-        return f"{self._folder.run_id}/{FOLDER_NAME}"
-
     def _kill(self) -> None:
-        kill_all(lambda: by_env(all_pids(), HOLDFAST_NODE=self._mark), within_s=KILL_TIMEOUT_S)
+        kill_client(self._folder)
         if self._process is not None:
             self._process.poll()
             self._process = None
-        (self._own / SOCKET_NAME).unlink(missing_ok=True)
-
-    def _last_lines(self) -> tuple[str, ...]:
-        """What the client logged last: Monarch's own words."""
-        return tuple(_lines_at_end(self._own / LOG_NAME))[-5:]
-
-
-def _lines_at_end(path: Path) -> Iterator[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            yield from (line for line in file.read().decode(errors="replace").splitlines() if line.strip())
-    except OSError:
-        return
 
 
 def _not_placed(node_id: NodeId, why: str) -> HoldfastError:

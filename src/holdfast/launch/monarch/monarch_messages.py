@@ -12,10 +12,6 @@ from holdfast.job.backend import NodeId
 from holdfast.launch.local.node_processes import AgentStart
 from holdfast.run_dir import RunDir, write_private
 
-FOLDER_NAME = "monarch"
-"""Folder of the Monarch client, next to those of nodes."""
-SOCKET_NAME = "client.sock"
-LOG_NAME = "client.log"
 MESH_RECORD_NAME = "mesh.json"
 """Record of the Monarch process that started a node's agent, in the node's folder."""
 ORDER_NAME = "agent-start.json"
