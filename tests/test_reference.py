@@ -29,6 +29,7 @@ OTHER_WORDS = {
     "default-scheduler",
     "first-run",
     "link-slowed",
+    "not-used",
     "tcp-fallback",
     "ephemeral-storage",
     "pod-group",

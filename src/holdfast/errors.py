@@ -35,6 +35,7 @@ class ExitCode(IntEnum):
     GANG_NOT_ACCEPTED = 93
     FIRST_RUN_NOT_ACCEPTED = 94
     RESTART_NOT_ACCEPTED = 95
+    LADDER_NOT_ACCEPTED = 96
     NOT_EXECUTABLE = 126
     PROGRAM_NOT_FOUND = 127
     CANCELLED = 130
@@ -60,6 +61,7 @@ EXIT_CODE_MEANINGS: dict[ExitCode, str] = {
     ExitCode.GANG_NOT_ACCEPTED: "`holdfast accept`: the check `gang` failed, and no check before it.",
     ExitCode.FIRST_RUN_NOT_ACCEPTED: "`holdfast accept`: the check `first-run` failed, and no check before it.",
     ExitCode.RESTART_NOT_ACCEPTED: "`holdfast accept`: the check `restart` failed, and no other check.",
+    ExitCode.LADDER_NOT_ACCEPTED: "`holdfast accept ladder`: a rung failed.",
     ExitCode.NOT_EXECUTABLE: "The run ended because the job's program exists but could not be executed.",
     ExitCode.PROGRAM_NOT_FOUND: "The run ended because the job's program, or its working directory, does not exist.",
     ExitCode.CANCELLED: "The run was cancelled by `holdfast cancel` or Ctrl-C.",

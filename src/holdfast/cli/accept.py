@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from holdfast.cli.common_options import LOCAL, OutputOption, TargetOption
+from holdfast.cli.common_options import LOCAL, OutputOption, SetOption, TargetOption
 from holdfast.cli.output import Output, print_json, print_rich, print_text
 from holdfast.errors import ExitCode, failure
 
 if TYPE_CHECKING:
     from holdfast.accept.agreement import CheckName
     from holdfast.accept.check_report import CheckReport
+    from holdfast.accept.ladder import Rung
 
 
 def accept(
@@ -74,6 +76,58 @@ def accept(
     else:
         print_text(f"\nreport: {path}")
     raise typer.Exit(acceptance.exit_code)
+
+
+def accept_ladder(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder with a job file for each rung.")] = Path(
+        "examples/ladder"
+    ),
+    on: TargetOption = LOCAL,
+    overrides: SetOption = None,
+    output: OutputOption = Output.TEXT,
+) -> None:
+    """Compare job files that add one thing each.
+
+    Each trains the same model: a launcher, an orchestrator, fault tolerance, a fast fabric, a queue. It prints time,
+    loss, MFU, tokens/s, TFLOP/s, gradient norm and memory of each, and the time of a step relative to the first. A job
+    that the target cannot run, or of which it ignores a field, is left out with the reason.
+    """
+    import os
+
+    from holdfast.accept.agreement import Agreement
+    from holdfast.accept.ladder import climb, read_rungs
+    from holdfast.accept.site import Site
+    from holdfast.fabric.catalog import NAMES
+    from holdfast.job.targets import find_target
+    from holdfast.launch.target import TARGET_KINDS
+
+    files = read_rungs(folder)
+    spec = find_target(on, start=folder, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
+    quiet = output is Output.JSON
+    say: Callable[[str], object] = str if quiet else print_text
+    site = Site(target=on, spec=spec, base=folder, folder=folder, agreement=Agreement(), say=say)
+    rungs = climb(files, site, overrides=overrides or (), show=lambda rung: None)
+    if quiet:
+        print_json({"target": on, "rungs": rungs})
+    else:
+        _print_ladder(rungs)
+    raise typer.Exit(ExitCode.LADDER_NOT_ACCEPTED if any(rung.has_failed for rung in rungs) else ExitCode.OK)
+
+
+def _print_ladder(rungs: Sequence[Rung]) -> None:
+    from rich.table import Table
+
+    from holdfast.accept.ladder import HEAD, row
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for heading in HEAD:
+        table.add_column(heading)
+    for rung in rungs:
+        table.add_row(*row(rung))
+    print_rich(table)
+    for rung in rungs:
+        if rung.why:
+            print_text(f"{rung.name}: {rung.status}: {rung.why}")
 
 
 def _checks(names: list[str] | tuple[()]) -> tuple[CheckName, ...]:

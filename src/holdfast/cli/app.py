@@ -63,7 +63,7 @@ COMMANDS = {
     "Inject faults": (drill.drill,),
     "Verify": (check.check, nodes.nodes, policy.policy, image.image_check),
     "Predict": (plan.plan, review.review),
-    "Prove": (accept.accept,),
+    "Prove": (accept.accept, accept.accept_ladder),
     "Explain": (diagnose.diagnose, explain.explain),
     "Look up": (look_up.fabric, look_up.target, write_target.target_init, write_target.target_fetch),
 }

@@ -109,6 +109,8 @@ class RunSpec(Model):
     """Whether the controller's disk outlives its machine; otherwise the nodes keep replicas of the log."""
     isolation: Isolation = Isolation.PROCESS
     """How local nodes are isolated."""
+    interfaces: dict[str, int] = {}
+    """Network interfaces of isolated local nodes and their Mbit/s; none means one without a limit."""
     target: str = LOCAL
     """Name of the target the run was started with."""
     from_tree: bool = False

@@ -151,6 +151,10 @@ class SshSettings(Model):
     """Addresses by which hosts reach one another; by default each host's own end of the ssh connection."""
 
 
+InterfaceName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,9}$")]
+"""A network interface of a local node."""
+
+
 SlurmWord = Annotated[str, Field(pattern=r"^[^\s\"'`$\\]{1,256}$")]
 """A value of an option of sbatch."""
 
@@ -202,6 +206,11 @@ class TargetSpec(Model):
     """Kind of target: `local`, `hosts`, `slurm` or `kubernetes`."""
     isolation: Isolation = Isolation.PROCESS
     """Local target: `process`, or `netns` for a network namespace per node."""
+    interfaces: dict[InterfaceName, Annotated[Count, Field(gt=0)]] = {}
+    """Local target, `netns`: network interfaces of each node and their Mbit/s; the first one reaches the controller.
+
+    None means one interface, `eth0`, without a limit.
+    """
     code: CodeDelivery = CodeDelivery.IN_PLACE
     """Local target: `in-place`, or `shipped` to run a copy of the code that later edits do not affect."""
     capacity: Count | None = Field(default=None, ge=1)

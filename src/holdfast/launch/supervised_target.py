@@ -79,7 +79,8 @@ class SupervisedTarget(Target, Protocol):
 
     def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
         """The process that restarts the controller."""
-        return ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation)
+        interfaces = (f"--interface={name}={mbit}" for name, mbit in accepted.interfaces.items())
+        return ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation, *interfaces)
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """Nothing: the target reports missing machines in the run's log."""

@@ -101,5 +101,11 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         f"{_RUN}",
         "Shorten what took longest: detection (timeouts), a new node, imports (`recovery.prewarm`), the checkpoint.",
     ),
+    (
+        "ladder-not-found",
+        "A folder has no job files for `holdfast accept ladder`.",
+        "`ls FOLDER/*.yaml`.",
+        "Name a folder of job files, such as `examples/ladder` of the repository.",
+    ),
     ("no-such-check", "`holdfast accept` has no check of this name.", "`holdfast accept --help`.", "Choose another."),
 )

@@ -10,7 +10,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="holdfast.launch.local.local_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
+    parser.add_argument("--interface", action="append", default=[], metavar="NAME=MBIT", help="of isolated nodes")
     parser.add_argument("--listen", default="", help="address on which the controller listens instead of loopback")
     parser.add_argument("--prestart", default="", help="module whose `prestart` starts what the controller will need")
     options = parser.parse_args()
@@ -41,7 +42,7 @@ def main() -> int:
     lock = lock_run(folder)
     if lock is None:
         sys.exit("the run has a controller already")
-    networks = run_network_for(options.isolation, folder.run_id)
+    networks = run_network_for(options.isolation, folder.run_id, _interfaces(options.interface))
     address = networks.enter(_live_agents(folder))
     with listen(folder, options.listen or address) as (agents, clients):
         if options.prestart:
@@ -60,6 +61,10 @@ def main() -> int:
     folder.control_socket.unlink(missing_ok=True)
     networks.remove()
     return code
+
+
+def _interfaces(words: Sequence[str]) -> Mapping[str, int]:
+    return {name: int(mbit) for name, _, mbit in (word.partition("=") for word in words)}
 
 
 def _cgroup_pids(nodes: Iterable[Path]) -> Iterator[int]:

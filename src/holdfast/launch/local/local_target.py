@@ -32,7 +32,14 @@ class LocalTarget(SupervisedTarget):
         """The run with the isolation and the simulated machines of the target."""
         spec = wanted.spec
         ship = spec.code is CodeDelivery.SHIPPED or wanted.has_archive
-        return accepted_spec(wanted, archives, ship_code=ship, isolation=spec.isolation, capacity=spec.capacity)
+        return accepted_spec(
+            wanted,
+            archives,
+            ship_code=ship,
+            isolation=spec.isolation,
+            capacity=spec.capacity,
+            interfaces=spec.interfaces,
+        )
 
     def check(self, wanted: Submission) -> tuple[Finding, ...]:
         """Problems of the job on this machine."""

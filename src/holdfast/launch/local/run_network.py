@@ -5,7 +5,7 @@ The supervisor enters the run's network first; the controller that it starts inh
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.launch.local.netns import NetnsNetwork
 
 LOOPBACK = "127.0.0.1"
+NO_INTERFACES: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,16 +84,23 @@ class SharedNetwork:
 class NamespacedNetwork:
     """`netns`: each node has its own network namespace, address and host name."""
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, interfaces: Mapping[str, int]) -> None:
         self._tag = run.rpartition("-")[2]
+        self._interfaces = interfaces
+        """Of each node, with their Mbit/s; none means one without a limit."""
         self._opened_network: NetnsNetwork | None = None
 
     def enter(self, agents: Iterable[int]) -> str:
         """Enter a user namespace if unprivileged, then create the network or take it over."""
-        from holdfast.launch.local.netns import NetnsNetwork, enter_rootless, leftovers
+        from holdfast.launch.local.netns import NetnsInterface, NetnsNetwork, enter_rootless, leftovers
 
         enter_rootless(join_pid=next(iter(agents), None))
-        self._opened_network = NetnsNetwork.open(self._tag) if leftovers(self._tag) else NetnsNetwork.create(self._tag)
+        wanted = tuple(NetnsInterface(name=name, mbit=mbit) for name, mbit in self._interfaces.items())
+        self._opened_network = (
+            NetnsNetwork.open(self._tag)
+            if leftovers(self._tag)
+            else NetnsNetwork.create(self._tag, interfaces=wanted or (NetnsInterface(),))
+        )
         return self._opened_network.address
 
     def add_node(self, node: int) -> NodeNetwork:
@@ -128,6 +136,6 @@ def _node_name(node: int) -> str:
     return f"node{node}"
 
 
-def run_network_for(isolation: Isolation, run: str) -> RunNetwork:
-    """The network of a run with this isolation."""
-    return NamespacedNetwork(run) if isolation is Isolation.NETNS else SharedNetwork()
+def run_network_for(isolation: Isolation, run: str, interfaces: Mapping[str, int] = NO_INTERFACES) -> RunNetwork:
+    """The network of a run with this isolation, whose nodes have these interfaces with their Mbit/s."""
+    return NamespacedNetwork(run, interfaces) if isolation is Isolation.NETNS else SharedNetwork()
