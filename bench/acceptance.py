@@ -4,7 +4,7 @@
 
 Each defect is real: a limited link, a controller that places nodes one by one, a training program that loses a part of
 its state, a page without a step. `--clean` runs the whole default agreement on healthy targets instead: `local`,
-`netns`, `hosts`, `slurm`. It needs root.
+`netns`, `hosts`, `slurm`, `kubernetes` (the lab, with a queue of Kueue). It needs root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench import load_gate, result_file
+from bench import lab_cluster, load_gate, result_file
 from bench.paired_stats import headline, say, table
 from bench.result_file import Figure, Result, today
 from holdfast.accept.agreement import EXIT_CODES, CheckName, FirstRunTerms
@@ -33,7 +33,30 @@ from lab.ssh_hosts import SshHosts, ssh_hosts
 
 TITLE = "Acceptance"
 CLEAN_GOAL_S = 25 * 60
-CLEAN = ("local", "netns", "hosts", "slurm")
+CLEAN = ("local", "netns", "hosts", "slurm", "kubernetes")
+QUEUE = """
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {name: machines}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {name: training}
+spec:
+  namespaceSelector: {}
+  resourceGroups:
+  - coveredResources: [cpu, memory]
+    flavors:
+    - name: machines
+      resources: [{name: cpu, nominalQuota: "2"}, {name: memory, nominalQuota: 16Gi}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {name: training, namespace: NAMESPACE}
+spec: {clusterQueue: training}
+"""
+"""Has room for two nodes of `CLUSTER_JOB`, and not for four."""
+CLUSTER_JOB = {"image": "none", "queue": "training", "resources": {"cpu": 0.8, "memory": "4GiB"}}
 HOLDFAST = Path(sys.executable).with_name("holdfast")
 DEFECTS = Path(__file__).parent / "programs" / "acceptance_defects.py"
 HOOK = Path(__file__).parent / "planted" / "controller_hook"
@@ -263,10 +286,10 @@ def _accept(base: Path, target: str, defect: Defect) -> tuple[dict[str, Any], in
 
 def _accept_clean(folder: Path, kind: str) -> Result:
     load_gate.wait_until_idle()
-    base = folder / kind
-    with _site(base, kind) as (target, _):
+    with _cluster() if kind == "kubernetes" else _clean_site(folder / kind, kind) as (base, target, agreement):
+        (base / "acceptance.yaml").write_text(json.dumps(agreement))
         began = time.monotonic()
-        words = [str(HOLDFAST), "accept", "--on", target, "-o", "json"]
+        words = [str(HOLDFAST), "accept", "--on", target, "--agreement", "acceptance.yaml", "-o", "json"]
         done = subprocess.run(words, cwd=base, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
         took_s = time.monotonic() - began
     reports = json.loads(done.stdout)["reports"]
@@ -282,6 +305,20 @@ def _accept_clean(folder: Path, kind: str) -> Result:
         met="yes" if passed and took_s <= CLEAN_GOAL_S else "no",
         details=verdicts,
     )
+
+
+@contextlib.contextmanager
+def _clean_site(base: Path, kind: str) -> Generator[tuple[Path, str, Mapping[str, Any]]]:
+    with _site(base, kind) as (target, _):
+        yield base, target, {}
+
+
+@contextlib.contextmanager
+def _cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
+    """The lab, with a queue."""
+    with lab_cluster.site() as site:
+        site.kubectl("apply", "-f", "-", input=QUEUE.replace("NAMESPACE", site.namespace))
+        yield site.folder, "lab", {"nodes": 2, "job": CLUSTER_JOB}
 
 
 def _row(report: Mapping[str, Any]) -> tuple[str, ...]:
