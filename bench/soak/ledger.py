@@ -51,6 +51,8 @@ class Row(SoakOutcome, frozen=True, kw_only=True, forbid_unknown_fields=True):
     seed: int
     options: str = ""
     """Further options of the soak."""
+    note: str = ""
+    """Why it failed, if that is known; added by hand."""
 
 
 def add(outcome: SoakOutcome, *, target: str, seed: int, options: str, path: Path = LEDGER) -> None:

@@ -88,7 +88,9 @@ class LocalWatch(Watch):
         self.status = update_status(self.status, event)
         match event:
             case StepCommitted():
-                self.unstepped, self.step_at, self.step_seen = 0, event.started, time.monotonic()
+                self.step_at, self.step_seen = event.started, time.monotonic()
+                if event.started > self.fault_at:  # agents report a step late that was done before the fault
+                    self.unstepped = len(self.undone)
             case FaultRequested():
                 self.unstepped += 1
                 if event.target is not _CONTROLLER:  # of two simultaneous ones, one is carried out
