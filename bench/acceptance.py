@@ -44,6 +44,7 @@ kind: ClusterQueue
 metadata: {name: training}
 spec:
   namespaceSelector: {}
+  preemption: {withinClusterQueue: LowerPriority}
   resourceGroups:
   - coveredResources: [cpu, memory]
     flavors:
@@ -54,6 +55,16 @@ apiVersion: kueue.x-k8s.io/v1beta2
 kind: LocalQueue
 metadata: {name: training, namespace: NAMESPACE}
 spec: {clusterQueue: training}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: research}
+value: 100
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: WorkloadPriorityClass
+metadata: {name: urgent}
+value: 1000
 """
 """Has room for two nodes of `CLUSTER_JOB`, and not for four."""
 CLUSTER_JOB = {"image": "none", "queue": "training", "resources": {"cpu": 0.8, "memory": "4GiB"}}
@@ -318,7 +329,7 @@ def _cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
     """The lab, with a queue."""
     with lab_cluster.site() as site:
         site.kubectl("apply", "-f", "-", input=QUEUE.replace("NAMESPACE", site.namespace))
-        yield site.folder, "lab", {"nodes": 2, "job": CLUSTER_JOB}
+        yield site.folder, "lab", {"nodes": 2, "job": CLUSTER_JOB, "gang": {"priorities": ["research", "urgent"]}}
 
 
 def _row(report: Mapping[str, Any]) -> tuple[str, ...]:

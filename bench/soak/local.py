@@ -44,7 +44,7 @@ EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 SETTLED_S = 2.0
 """A step that begins this long after a fault was carried out has survived it: steps need all ranks."""
 MOST_UNSTEPPED = 2
-"""Faults without a committed step between them."""
+"""Faults without progress between them; a third equal one is a crash loop, which rightly ends a run."""
 
 _KILL, _STOP, _PARTITION, _SKEW = FaultAction.KILL, FaultAction.STOP, FaultAction.PARTITION, FaultAction.CLOCK_SKEW
 _RANK, _NODE, _AGENT, _CONTROLLER = FaultTarget.RANK, FaultTarget.NODE, FaultTarget.AGENT, FaultTarget.CONTROLLER
@@ -70,13 +70,15 @@ ROWS = (
 
 
 class LocalWatch(Watch):
-    """Allows two faults without a committed step, and knows when the run has outlived the last."""
+    """Allows two faults without progress, and knows when the run has outlived the last."""
 
     def __init__(self, run: RunDir) -> None:
         self.undone: set[float] = set()
         """Faults that were requested and not yet carried out, by request time."""
         self.unstepped = 0
-        """Faults since the last committed step."""
+        """Faults since the last step that was committed for the first time: done again up to the same step, a run has
+        made no progress. Agents may report a step late that was done before the fault."""
+        self.furthest = 0
         self.status = RunStatus()
         self.fault_at = self.step_at = 0.0
         """When the last fault was carried out, and when the last step began, on the run's clock."""
@@ -89,8 +91,9 @@ class LocalWatch(Watch):
         match event:
             case StepCommitted():
                 self.step_at, self.step_seen = event.started, time.monotonic()
-                if event.started > self.fault_at:  # agents report a step late that was done before the fault
+                if event.step > self.furthest and event.started > self.fault_at:
                     self.unstepped = len(self.undone)
+                self.furthest = max(self.furthest, event.step)
             case FaultRequested():
                 self.unstepped += 1
                 if event.target is not _CONTROLLER:  # of two simultaneous ones, one is carried out

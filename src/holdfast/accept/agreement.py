@@ -70,6 +70,11 @@ class GangTerms(Model):
     """Seconds that a job may have some of its nodes and not all; where machines still pull images, more."""
     deadline_s: Seconds = 240.0
     """Seconds in which both jobs of a round must have ended."""
+    priorities: tuple[NonEmpty, NonEmpty] | None = None
+    """A lower and a higher `priority`: in a further round the higher one has to preempt the lower, which resumes.
+
+    None means that preemption is not checked.
+    """
 
 
 class FirstRunTerms(Model):

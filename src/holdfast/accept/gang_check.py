@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from holdfast.accept.agreement import CheckName, GangTerms
 from holdfast.accept.check_report import CheckReport, Figure, Verdict
 from holdfast.accept.site import ObservedRun, Site
-from holdfast.events import AgentConnected, NodeCreated
+from holdfast.events import AgentConnected, AnyEvent, NodeCreated
 from holdfast.findings import Finding, Owner
 
+PREEMPTED_S = 20.0
+"""Seconds for which the job of lower priority would keep its nodes."""
 MAX_DELAY_S = 2.0
 """Most seconds between the two submissions of a round."""
 
@@ -74,7 +78,66 @@ def check_gang(site: Site) -> CheckReport:
         rounds.append(_contend(site, nodes, chance.uniform(0.0, MAX_DELAY_S)))
         if _problem(rounds[-1], terms):
             break
-    return judge_gang(rounds, terms)
+    report = judge_gang(rounds, terms)
+    if terms.priorities is None or report.verdict is not Verdict.PASSED:
+        return report
+    site.say(f"a job of priority {terms.priorities[0]}, then one of priority {terms.priorities[1]}")
+    return judge_preemption(report, *_preempt(site, nodes, *terms.priorities))
+
+
+def _preempt(site: Site, nodes: int, low: str, high: str) -> tuple[Holding, Holding]:
+    """A job with the lower priority that has all of its nodes, and one with the higher that is submitted then."""
+    deadline_s = site.agreement.gang.deadline_s
+    program = f"import time; time.sleep({PREEMPTED_S})", f"import time; time.sleep({site.agreement.gang.hold_s})"
+    has_all = threading.Event()
+
+    def first() -> Holding:
+        run = site.start("gang-low", (site.python, "-c", program[0]), nodes=nodes, priority=low)
+        joined: set[int] = set()
+
+        def on_event(event: AnyEvent) -> None:
+            if isinstance(event, AgentConnected):
+                joined.add(event.node)
+                if len(joined) == nodes:
+                    has_all.set()
+
+        try:
+            return Holding(run=site.observe(run, deadline_s=deadline_s, on_event=on_event), nodes=nodes)
+        finally:
+            has_all.set()
+
+    def second() -> Holding:
+        has_all.wait()
+        run = site.start("gang-high", (site.python, "-c", program[1]), nodes=nodes, priority=high)
+        return Holding(run=site.observe(run, deadline_s=deadline_s), nodes=nodes)
+
+    with ThreadPoolExecutor(2) as both:
+        lower, higher = both.submit(first), both.submit(second)
+        return lower.result(), higher.result()
+
+
+def judge_preemption(report: CheckReport, lower: Holding, higher: Holding) -> CheckReport:
+    """The report, extended by whether the higher priority had its nodes first, and the lower resumed and ended."""
+    ends, begins = lower.held, higher.held
+    preempted = ends is not None and begins is not None and begins[0] < ends[1]
+    finding = higher.run.failure or lower.run.failure
+    if finding is None and not preempted:
+        finding = Finding(
+            code="priority-ignored",
+            what="a job of higher priority waited until one of lower priority had ended",
+            where=higher.run.folder.run_id,
+            remedy="Allow preemption in the queue (Kueue: `preemption.withinClusterQueue: LowerPriority`).",
+            owner=Owner.CLUSTER,
+        )
+    waited_s = begins[0] - higher.run.events[0].at if begins else 0.0
+    shown = f"yes, after {waited_s:.1f} s; the other one resumed" if preempted else "no"
+    return replace(
+        report,
+        verdict=Verdict.FAILED if finding else Verdict.PASSED,
+        finding=finding,
+        figures=(*report.figures, Figure(name="higher priority preempts", value=shown, agreed="yes", met=preempted)),
+        runs=(*report.runs, lower.run.folder.run_id, higher.run.folder.run_id),
+    )
 
 
 def _contend(site: Site, nodes: int, delay_s: float) -> tuple[Holding, Holding]:

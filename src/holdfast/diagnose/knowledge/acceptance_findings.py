@@ -66,6 +66,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Admit jobs as a whole: Kueue or Volcano with all-or-nothing admission, or one Slurm allocation.",
     ),
     (
+        "priority-ignored",
+        "A job of higher priority did not get the nodes of one with a lower priority.",
+        "When both had their nodes: `holdfast events RUN`.",
+        "Allow preemption in the queue, and check the values of the priority classes.",
+    ),
+    (
         "first-run-failed",
         "A documented command failed, or the run that the commands start did not succeed.",
         "The command and its last lines in the evidence.",
