@@ -321,7 +321,8 @@ def _accept_clean(folder: Path, kind: str) -> Result:
 @contextlib.contextmanager
 def _clean_site(base: Path, kind: str) -> Generator[tuple[Path, str, Mapping[str, Any]]]:
     with _site(base, kind) as (target, _):
-        yield base, target, {}
+        # the lab's hosts and Slurm nodes share this machine's CPUs
+        yield base, target, {"job": {"env": {"OMP_NUM_THREADS": "1"}}}
 
 
 @contextlib.contextmanager

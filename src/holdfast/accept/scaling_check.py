@@ -15,7 +15,7 @@ from holdfast.events import AnyEvent, StepCommitted
 from holdfast.findings import Finding, Owner
 from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
 from holdfast.plan.traffic import ddp_bytes
-from holdfast.report.formatting import percentage
+from holdfast.report.formatting import count, percentage
 from holdfast.report.run_comparison import Ratio, step_time_ratio
 
 RUN_S = 900.0
@@ -75,15 +75,17 @@ def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
     runs: list[ScalingRun] = []
     for nodes in counts:
         site.say(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
-        runs.append(_train(site, nodes, terms.steps))
+        runs.append(_train(site, nodes, terms.steps, most_nodes=counts[-1]))
         if runs[-1].run.failure:
             break
     return judge_scaling(runs, terms, bus_bytes_s)
 
 
-def _train(site: Site, nodes: int, steps: int) -> ScalingRun:
+def _train(site: Site, nodes: int, steps: int, *, most_nodes: int) -> ScalingRun:
     wide = () if site.agreement.program else ("--width", "256", "--layers", "4", "--batch", "8")
-    run = site.start("scaling", site.program("--steps", str(steps), *wide), nodes=nodes)
+    # On one machine a rank gets no more CPUs when it is alone than when all nodes compute.
+    fields = {"env__OMP_NUM_THREADS": max(1, site.cpus // most_nodes)} if site.is_one_machine else {}
+    run = site.start("scaling", site.program("--steps", str(steps), *wide), nodes=nodes, **fields)
     breakdown: dict[str, float] = {}
 
     def profile_late(event: AnyEvent) -> None:
@@ -106,7 +108,7 @@ def judge_scaling(runs: Sequence[ScalingRun], terms: ScalingTerms, bus_bytes_s: 
     efficiency = 1 / ratio.value if ratio else 0.0
     finding = failed or _too_few(first, ratio) or _lost(first, last, ratio, terms)
     figures = [
-        Figure(name=f"{each.nodes} nodes", value=f"{each.tokens_per_s:,.0f} tokens/s, {each.step_s:.4g} s per step")
+        Figure(name=count(each.nodes, "node"), value=f"{each.tokens_per_s:,.0f} tokens/s, {each.step_s:.4g} s per step")
         for each in runs
         if each.run.steps
     ]
@@ -123,7 +125,7 @@ def judge_scaling(runs: Sequence[ScalingRun], terms: ScalingTerms, bus_bytes_s: 
         verdict=Verdict.FAILED if finding else Verdict.PASSED,
         finding=finding,
         figures=tuple(figures),
-        evidence=tuple(line for each in runs if (line := _breakdown_line(each))),
+        evidence=() if finding else tuple(line for each in runs if (line := _breakdown_line(each))),
         runs=tuple(each.run.folder.run_id for each in runs),
     )
 
@@ -161,8 +163,8 @@ def _lost(first: ScalingRun, last: ScalingRun, ratio: Ratio | None, terms: Scali
     return Finding(
         code="scaling-below-agreed",
         what=(
-            f"each of {last.nodes} nodes does {percentage(1 / ratio.value)} of what one of {first.nodes} does, less "
-            f"than the agreed {percentage(terms.least_efficiency)}: {cause}"
+            f"on {count(last.nodes, 'node')} each does {percentage(1 / ratio.value)} of its work on {first.nodes}, "
+            f"less than the agreed {percentage(terms.least_efficiency)}: {cause}"
         ),
         where=last.run.folder.run_id,
         evidence=tuple(line for each in (first, last) if (line := _breakdown_line(each))),
@@ -208,4 +210,4 @@ def _breakdown_line(each: ScalingRun) -> str:
         for part in StepPart
         if (seconds := each.breakdown.get(breakdown_metric(part), 0.0)) >= 1e-4
     ]
-    return f"{each.nodes} nodes, a profiled step: {', '.join(parts)}" if parts else ""
+    return f"{count(each.nodes, 'node')}, a profiled step: {', '.join(parts)}" if parts else ""

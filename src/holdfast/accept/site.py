@@ -99,13 +99,18 @@ class Site:
         """Whether all nodes are on this machine."""
         return self.spec.kind == LOCAL
 
+    @property
+    def cpus(self) -> int:
+        """CPUs of this machine that holdfast may use."""
+        return len(os.sched_getaffinity(0))
+
     @cached_property
     def nodes(self) -> int:
         """Nodes that checks use: as agreed, else all machines of the target, or two CPUs of this one."""
         if self.agreement.nodes is not None:
             return self.agreement.nodes
         if self.is_one_machine:
-            return min(2, len(os.sched_getaffinity(0)))
+            return min(2, self.cpus)
         return max(1, len(self.machines))
 
     @cached_property
