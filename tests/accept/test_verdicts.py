@@ -12,14 +12,13 @@ from holdfast.accept.agreement import (
     SMOKE,
     Agreement,
     CheckName,
-    FabricTerms,
     GangTerms,
     RestartTerms,
     ScalingTerms,
     read_agreement,
 )
 from holdfast.accept.check_report import Verdict
-from holdfast.accept.fabric_check import _bus_gbit_s, _too_slow, bus_bytes_s
+from holdfast.accept.fabric_check import LEAST_SHARE, _bus_gbit_s, _too_slow, bus_bytes_s
 from holdfast.accept.first_run_check import blocks_of, first_run_page
 from holdfast.accept.gang_check import Holding, judge_gang
 from holdfast.accept.restart_check import first_difference, judge_restart
@@ -28,6 +27,7 @@ from holdfast.accept.site import ObservedRun
 from holdfast.errors import HoldfastError
 from holdfast.events import AgentConnected, AnyEvent, Outcome, RunFinished, StepCommitted
 from holdfast.events.probe_results import AllReduceRate, PairRate, ProbeOutcome, ProbeResult
+from holdfast.fabric.catalog import CATALOG
 from holdfast.run_dir import RunDir
 
 ENDED = RunFinished(at=1000.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished")
@@ -166,10 +166,11 @@ def test_bandwidth_below_the_agreement_is_refused_and_reaches_the_prediction_of_
         pairs=(PairRate(nodes=(0, 1), gb_s=0.9),),
     )
     assert _bus_gbit_s(probe) == 8.0
-    assert _too_slow(probe, FabricTerms(least_gbit_s=8.0)) is None
-    found = _too_slow(probe, FabricTerms(least_gbit_s=10.0))
+    assert _too_slow(probe, 0.0) is None
+    assert _too_slow(probe, 8.0) is None
+    found = _too_slow(probe, LEAST_SHARE * CATALOG["infiniband"].port_gbit_s)
     assert found is not None
-    assert "8 Gbit/s, less than the agreed 10" in found.what
+    assert "8 Gbit/s, less than the agreed 100" in found.what
     assert bus_bytes_s(None) is None
 
 

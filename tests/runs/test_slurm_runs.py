@@ -160,7 +160,7 @@ def test_machine_of_a_failed_gpu_is_drained_and_left_out_until_it_is_released(
     assert {each.name: each.state for each in listed} == {
         name: MachineState.QUARANTINED if name == bad else MachineState.FREE for name in ("n1", "n2", "n3")
     }
-    second = slurm_runs.start("true", nodes=1, target="spare")
+    second = slurm_runs.start("true", nodes=2, target="spare")  # and so without the spare: two nodes are left
     second.wait_for(NodeCreated)
     script = slurm.command("scontrol", "write", "batch_script", (second.folder.path / "allocation").read_text(), "-")
     assert f"#SBATCH --exclude={bad}\n" in script

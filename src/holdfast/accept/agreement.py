@@ -41,7 +41,10 @@ class FabricTerms(Model):
     """The fabric is in use, and as fast as agreed."""
 
     least_gbit_s: Annotated[Number, Field(gt=0)] | None = None
-    """Bus bandwidth of the largest all-reduce over all nodes, in Gbit/s; none means that only the verdict counts."""
+    """Bus bandwidth of all-reduces over all nodes, in Gbit/s.
+
+    None means half of the line rate of one port, where the fabric's row has one; else only the verdict counts.
+    """
     steps: Steps = 100
     """Steps of the run whose traffic is observed."""
     probe_s: Seconds = 120.0

@@ -9,7 +9,7 @@ from holdfast.accept.check_report import CheckReport, Figure, Verdict
 from holdfast.accept.site import ObservedRun, Site
 from holdfast.events import NodeProbed
 from holdfast.events.probe_results import ProbeResult
-from holdfast.fabric.catalog import LOCAL_DEFAULT
+from holdfast.fabric.catalog import CATALOG, LOCAL_DEFAULT
 from holdfast.findings import Finding, Owner
 from holdfast.job.run_spec import RunSpec
 
@@ -18,6 +18,8 @@ RAISED = ("wrong-interface", "tcp-fallback", "fabric-", "link-slowed", "probe-",
 TRAIN_S = 300.0
 """Seconds that the training may take, beyond the probes."""
 MAX_PAIRS = 16
+LEAST_SHARE = 0.5
+"""Of one port's line rate, which the bus bandwidth has to reach where nothing else is agreed: TCP does not."""
 
 
 def check_fabric(site: Site) -> CheckReport:
@@ -40,11 +42,12 @@ def judge_fabric(run: ObservedRun, terms: FabricTerms, *, one_machine: bool) -> 
     """What its findings, its probes and the observed connections say."""
     probe = next((event.result for event in run.events if isinstance(event, NodeProbed) and event.result), None)
     promised = RunSpec.read(run.folder.job).fabric
+    least = terms.least_gbit_s or LEAST_SHARE * CATALOG[promised].port_gbit_s
     finding = (
         run.raised(*RAISED)
         or run.failure
         or _unobserved(run, promised, one_machine=one_machine)
-        or _too_slow(probe, terms)
+        or _too_slow(probe, least)
     )
     seen = run.status.fabric or ("not observed: all nodes are on this machine" if one_machine else "not observed")
     return CheckReport(
@@ -54,7 +57,7 @@ def judge_fabric(run: ObservedRun, terms: FabricTerms, *, one_machine: bool) -> 
         figures=(
             Figure(name="promised", value=promised),
             Figure(name="traffic between nodes", value=seen),
-            *(_rates(probe, terms) if probe else ()),
+            *(_rates(probe, least) if probe else ()),
         ),
         evidence=tuple(_pair_lines(probe)) if probe else (),
         runs=(run.folder.run_id,),
@@ -73,15 +76,13 @@ def _unobserved(run: ObservedRun, promised: str, *, one_machine: bool) -> Findin
     )
 
 
-def _too_slow(probe: ProbeResult | None, terms: FabricTerms) -> Finding | None:
-    if terms.least_gbit_s is None:
-        return None
+def _too_slow(probe: ProbeResult | None, least_gbit_s: float) -> Finding | None:
     measured = _bus_gbit_s(probe) if probe else 0.0
-    if measured >= terms.least_gbit_s:
+    if measured >= least_gbit_s:
         return None
     return Finding(
         code="fabric-below-agreed",
-        what=f"the bus bandwidth over all nodes is {measured:.3g} Gbit/s, less than the agreed {terms.least_gbit_s:g}",
+        what=f"the bus bandwidth over all nodes is {measured:.3g} Gbit/s, less than the agreed {least_gbit_s:g}",
         where="all-reduce over all nodes",
         evidence=tuple(_pair_lines(probe)) if probe else (),
         remedy="Compare the pairs: one slow node or link points at its cable or adapter, all of them at the fabric.",
@@ -103,10 +104,10 @@ def bus_bytes_s(report: CheckReport | None) -> float | None:
 BUS_BANDWIDTH = "bus bandwidth"
 
 
-def _rates(probe: ProbeResult, terms: FabricTerms) -> Iterable[Figure]:
+def _rates(probe: ProbeResult, least_gbit_s: float) -> Iterable[Figure]:
     measured = _bus_gbit_s(probe)
-    agreed = "" if terms.least_gbit_s is None else f"at least {terms.least_gbit_s:g} Gbit/s"
-    met = terms.least_gbit_s is None or measured >= terms.least_gbit_s
+    agreed = f"at least {least_gbit_s:g} Gbit/s" if least_gbit_s else ""
+    met = measured >= least_gbit_s
     if measured:
         yield Figure(name=BUS_BANDWIDTH, value=f"{measured:.4g} Gbit/s", agreed=agreed, met=met)
     rates = sorted(pair.gb_s * 8 for pair in probe.pairs if pair.gb_s)

@@ -22,6 +22,7 @@ _EFA = Fabric(
     ),
     network="AWS Libfabric",
     expected_bandwidth="per node: p4d 400, p5 3200 Gbit/s",
+    port_gbit_s=100,
     source="https://github.com/aws/aws-ofi-nccl/pull/530; "
     "https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html; "
     "https://docs.aws.amazon.com/eks/latest/userguide/node-efa.html",
@@ -130,6 +131,7 @@ CLOUD_FABRICS = (
         ),
         network="GPUDirectTCPX_v7",
         expected_bandwidth="per node: 4 adapters of 200 Gbit/s",
+        port_gbit_s=200,
         source=f"{_GKE}; {_GKE_MANIFESTS}/gpudirect-tcpx",
         pod=PodAccess(
             gke_interfaces=tuple((f"eth{rail}", f"vpc{rail}") for rail in range(1, 5)),
@@ -173,6 +175,7 @@ CLOUD_FABRICS = (
         ),
         network="FasTrak",
         expected_bandwidth="per node: 8 adapters of 200 Gbit/s",
+        port_gbit_s=200,
         source=f"{_GKE}; {_GKE_MANIFESTS}/gpudirect-tcpxo; "
         "https://docs.nvidia.com/aicr/integrator-guide/gke-tcpxo-networking",
         pod=PodAccess(
@@ -202,6 +205,7 @@ CLOUD_FABRICS = (
         ),
         network="gIB",
         expected_bandwidth="per node: 8 adapters of 400 Gbit/s",
+        port_gbit_s=400,
         source=f"https://cloud.google.com/ai-hypercomputer/docs/create/gke-ai-hypercompute-custom; "
         f"{_GKE_MANIFESTS}/gpudirect-rdma",
         pod=PodAccess(
@@ -227,6 +231,7 @@ CLOUD_FABRICS = (
         ),
         network="IB",
         expected_bandwidth="per node: ND A100 v4 8 ports of 200, ND H100 v5 8 ports of 400 Gbit/s",
+        port_gbit_s=200,
         source="https://github.com/Azure/aks-rdma-infiniband; "
         "https://github.com/JonShelley/azure/tree/master/benchmarking/NDv4",
         pod=replace(SHARED_DEVICES, resource="rdma/hca_shared_devices_a"),
@@ -241,6 +246,7 @@ CLOUD_FABRICS = (
         ),
         network="IB",
         expected_bandwidth="per node: 16 ports of 200 Gbit/s",
+        port_gbit_s=200,
         source=f"{_OKE_MANIFESTS}/host-network",
         pod=PodAccess(
             capabilities=("IPC_LOCK",),
@@ -259,6 +265,7 @@ CLOUD_FABRICS = (
         ),
         network="IB",
         expected_bandwidth="per node: 16 ports of 200 Gbit/s",
+        port_gbit_s=200,
         source=f"{_OKE_MANIFESTS}/virtual-functions",
         pod=PodAccess(
             resource="nvidia.com/rdma-vf",
@@ -279,6 +286,7 @@ CLOUD_FABRICS = (
         ),
         network="IB",
         expected_bandwidth="per node: 16 ports of 100 (A100) or 200 Gbit/s (H100)",
+        port_gbit_s=100,
         source=f"{_OKE_MANIFESTS}/dranet; https://github.com/kubernetes-sigs/dranet",
         pod=PodAccess(
             claim=DeviceClaim(
@@ -299,6 +307,7 @@ CLOUD_FABRICS = (
         ),
         network="IB",
         expected_bandwidth="per port: HDR 200, NDR 400, XDR 800 Gbit/s",
+        port_gbit_s=200,
         source="https://docs.coreweave.com/products/networking/hpc-interconnect/use-gpudirect-rdma",
         pod=replace(SHARED_DEVICES, resource="rdma/ib"),
     ),

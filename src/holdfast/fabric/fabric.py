@@ -89,6 +89,8 @@ class Fabric:
     """Line rate in Gbit/s, by generation if there are several; multiply rates per port by the node's ports."""
     source: str
     """Source of the variables and figures."""
+    port_gbit_s: float = 0.0
+    """Line rate of one port of the slowest generation, in Gbit/s; 0 if clusters differ or it is the machine's own."""
     pod: PodAccess = field(default_factory=PodAccess)
     """How a Kubernetes pod reaches the fabric."""
 

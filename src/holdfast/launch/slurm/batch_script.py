@@ -38,8 +38,13 @@ def node_python(accepted: RunSpec) -> str:
 
 
 def batch_script(accepted: RunSpec, run: str, meeting: Meeting, exclude: Collection[str] = ()) -> str:
-    """The script for `sbatch`: one task on each node, which stays while others fail; none on the excluded nodes."""
-    wanted = _options(accepted, run) | {"exclude": ",".join(sorted(exclude))}
+    """The script for `sbatch`: one task on each node, which stays while others fail; none on the excluded nodes.
+
+    With excluded nodes the run takes an allocation without spares too: the cluster may have no more.
+    """
+    wanted = _options(accepted, run)
+    if exclude:
+        wanted |= {"exclude": ",".join(sorted(exclude)), "nodes": f"{accepted.job.nodes.min}-{wanted['nodes']}"}
     options = [f"--{name}={value}" for name, value in wanted.items() if value]
     options += ["--ntasks-per-node=1", "--no-kill", "--no-requeue", *accepted.slurm.options]
     env = {

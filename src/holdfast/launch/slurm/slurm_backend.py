@@ -133,7 +133,10 @@ class SlurmBackend(LinkedHosts):
         return ""
 
     def _wanted(self) -> int:
-        return self._job.node_slots + self._accepted.slurm.spares
+        """Nodes to wait for: those of the allocation, which may have fewer than the run asked for."""
+        most = self._job.node_slots + self._accepted.slurm.spares
+        job = self._slurm_job
+        return min(most, job.nodes) if job is not None and job.state == "RUNNING" and job.nodes else most
 
     def _why_waiting(self) -> str:
         job, number = self._slurm_job, self._number()
