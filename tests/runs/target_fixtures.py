@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,24 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         pytest.skip(f"needs {missing[0]}: apt-get install slurm-wlm munge")
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3") as cluster:
         yield cluster
+
+
+def accepted(base: Path, target: str) -> dict[str, str]:
+    """The verdicts of an acceptance of a target in `base`, of the checks that no other test makes there."""
+    (base / "acceptance.yaml").write_text("gang: {rounds: 1}\n")
+    words = ("accept", "gang", "first-run", "--on", target, "--agreement", "acceptance.yaml", "-o", "json")
+    done = subprocess.run(
+        [Path(sys.executable).with_name("holdfast"), *words],
+        cwd=base,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout, done.stderr
+    reports = json.loads(done.stdout)["reports"]
+    assert done.returncode == 0, reports
+    return {report["check"]: report["verdict"] for report in reports}
 
 
 def write_target(base: Path, name: str, text: str) -> None:

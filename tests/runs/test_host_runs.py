@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun, steps_done
-from tests.runs.target_fixtures import hosts_target, write_target
+from tests.runs.target_fixtures import accepted, hosts_target, write_target
 from tests.waiting import until
 
 from holdfast import api
@@ -90,6 +90,10 @@ def test_by_the_page_alone_ranks_on_two_hosts_meet_their_output_comes_back_and_n
         assert watched.log(rank).split()[-3:] == [name, "3", addresses[machines[0]]]
     ssh = ["ssh", "-F", str(hosts.config), "alpha", "find /var/tmp/holdfast-*/runs -mindepth 1"]
     assert subprocess.run(ssh, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_hosts_are_accepted_by_a_newcomers_commands_and_by_whole_gangs(host_runs: Runs) -> None:
+    assert accepted(host_runs.base, "two") == {"gang": "passed", "first-run": "passed"}
 
 
 def test_host_with_nothing_but_python_gets_what_an_agent_needs(runs: Runs, hosts: SshHosts) -> None:

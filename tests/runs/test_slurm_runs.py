@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
-from tests.runs.target_fixtures import slurm_target, write_target
+from tests.runs.target_fixtures import accepted, slurm_target, write_target
 from tests.waiting import until
 
 from holdfast import api
@@ -142,6 +142,12 @@ def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, slurm: SlurmClu
     assert "#SBATCH --nodes=3" in text
     tested = subprocess.run(["sbatch", "--test-only"], input=text, capture_output=True, text=True, check=True)
     assert "to start at" in tested.stderr
+
+
+def test_cluster_is_accepted_by_a_newcomers_commands_and_by_whole_gangs(slurm_runs: Runs) -> None:
+    text = slurm_target(slurm_runs.base).replace("spares: 0", "spares: 0, options: [--exclusive]")
+    write_target(slurm_runs.base, "whole", text)
+    assert accepted(slurm_runs.base, "whole") == {"gang": "passed", "first-run": "passed"}
 
 
 def test_machine_of_a_failed_gpu_is_drained_and_left_out_until_it_is_released(
