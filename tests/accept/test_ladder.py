@@ -25,7 +25,7 @@ PROGRAM = f"{sys.executable} {Path(__file__).parents[1] / 'programs' / 'torch_fr
 
 def test_each_rung_is_valid_and_runs_where_its_page_says() -> None:
     site = Site(
-        target="local", spec=TargetSpec(), base=EXAMPLES, folder=EXAMPLES, agreement=Agreement(), say=lambda _: None
+        target="local", spec=TargetSpec(), base=EXAMPLES, folder=EXAMPLES, agreement=Agreement(), log=lambda _: None
     )
     reasons = {path.stem: why_not(api.load(path), site, EXAMPLES) for path in read_rungs(EXAMPLES)}
     assert {name: found.code for name, found in reasons.items() if found} == {"5-kueue": "not-used-locally"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +14,7 @@ from msgspec.structs import replace
 
 from holdfast.accept.agreement import EXIT_CODES, Agreement, CheckName
 from holdfast.accept.check_report import CheckReport, Verdict
-from holdfast.accept.fabric_check import bus_bytes_s, check_fabric
+from holdfast.accept.fabric_check import check_fabric
 from holdfast.accept.first_run_check import check_first_run
 from holdfast.accept.gang_check import check_gang
 from holdfast.accept.restart_check import check_restart
@@ -22,6 +23,7 @@ from holdfast.accept.site import Site
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.fabric.catalog import NAMES
 from holdfast.host.files import atomic_write
+from holdfast.job.loader import validate_data
 from holdfast.job.targets import find_target
 from holdfast.launch.target import TARGET_KINDS
 
@@ -62,8 +64,12 @@ class Acceptance(Struct, frozen=True, kw_only=True):
 def begin(target: str, agreement: Agreement, checks: Sequence[CheckName], *, base: Path) -> tuple[Acceptance, Path]:
     """A new acceptance and its folder; raises HoldfastError if there is no such target."""
     spec = find_target(target, start=base, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
+    validate_data({"command": ["true"], **agreement.job}, (), NAMES).loaded_or_raise()
     began_at = time.time()
-    name = f"{target}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(began_at))}"
+    stamp = f"{target}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(began_at))}"
+    taken = {path.name for path in (base / FOLDER).glob(f"{stamp}*")}
+    names = itertools.chain((stamp,), (f"{stamp}-{number}" for number in itertools.count(2)))
+    name = next(each for each in names if each not in taken)
     begun = Acceptance(
         name=name,
         target=target,
@@ -92,8 +98,9 @@ def load(name: str, *, base: Path) -> tuple[Acceptance, Path]:
             remedy="Leave `--resume` out to begin a new one.",
         )
     try:
-        return msgspec.json.decode((folder / RECORD).read_bytes(), type=Acceptance), folder
-    except (OSError, msgspec.MsgspecError) as error:
+        found = msgspec.json.decode((folder / RECORD).read_bytes(), type=Acceptance)
+        Agreement.model_validate_json(found.agreement)
+    except (OSError, msgspec.MsgspecError, ValueError) as error:
         raise failure(
             "acceptance-unreadable",
             f"the record of acceptance {name!r} cannot be read: {error}",
@@ -101,6 +108,7 @@ def load(name: str, *, base: Path) -> tuple[Acceptance, Path]:
             where=str(folder / RECORD),
             remedy="Begin a new one without `--resume`.",
         ) from None
+    return found, folder
 
 
 def carry_out(
@@ -108,7 +116,7 @@ def carry_out(
     folder: Path,
     *,
     base: Path,
-    say: Callable[[str], object],
+    log: Callable[[str], object],
     show: Callable[[CheckReport], object],
 ) -> Acceptance:
     """Run the checks that have no result yet; each is kept before the next begins."""
@@ -118,7 +126,7 @@ def carry_out(
         base=base,
         folder=folder,
         agreement=Agreement.model_validate_json(acceptance.agreement),
-        say=say,
+        log=log,
     )
     for check in acceptance.left:
         report = _run(check, site, acceptance)
@@ -130,9 +138,10 @@ def carry_out(
 
 def _run(check: CheckName, site: Site, acceptance: Acceptance) -> CheckReport:
     """The result of one check; one that the target refuses has failed, with the reason."""
+    fabric = acceptance.report(CheckName.FABRIC)
     checks: Mapping[CheckName, Callable[[], CheckReport]] = {
         CheckName.FABRIC: lambda: check_fabric(site),
-        CheckName.SCALING: lambda: check_scaling(site, bus_bytes_s(acceptance.report(CheckName.FABRIC))),
+        CheckName.SCALING: lambda: check_scaling(site, fabric.bus_bytes_s if fabric else None),
         CheckName.GANG: lambda: check_gang(site),
         CheckName.FIRST_RUN: lambda: check_first_run(site),
         CheckName.RESTART: lambda: check_restart(site),

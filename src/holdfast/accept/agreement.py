@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.job.loader import read_text, validate_model
 from holdfast.job.spec import Count, Model, NonEmpty, Number, Seconds
 from holdfast.job.yaml_source import YamlSource, parse, printable
@@ -40,13 +40,15 @@ Steps = Annotated[Count, Field(ge=20, le=1_000_000)]
 class FabricTerms(Model):
     """The fabric is in use, and as fast as agreed."""
 
-    least_gbit_s: Annotated[Number, Field(gt=0)] | None = None
+    min_gbit_s: Annotated[Number, Field(gt=0)] | None = None
     """Bus bandwidth of all-reduces over all nodes, in Gbit/s.
 
     None means half of the line rate of one port, where the fabric's row has one; else only the verdict counts.
     """
     steps: Steps = 100
     """Steps of the run whose traffic is observed."""
+    deadline_s: Seconds = 300.0
+    """Seconds in which that run must have ended, after the probes."""
     probe_s: Seconds = 120.0
     """Seconds that the probes of nodes and links may take."""
 
@@ -56,10 +58,12 @@ class ScalingTerms(Model):
 
     nodes: tuple[Annotated[Count, Field(ge=1)], ...] = (1, 2, 4, 8)
     """Numbers of nodes; those beyond the target's are left out."""
-    least_efficiency: Share = 0.9
+    min_efficiency: Share = 0.9
     """Throughput per node on the most nodes, as a share of that on the fewest."""
     steps: Steps = 150
     """Steps of each run."""
+    deadline_s: Seconds = 900.0
+    """Seconds in which each run must have ended."""
 
 
 class GangTerms(Model):
@@ -69,7 +73,7 @@ class GangTerms(Model):
     """Pairs of jobs, submitted with random delays."""
     hold_s: Seconds = 1.0
     """Seconds for which each job keeps its nodes."""
-    most_partial_s: Seconds = 3.0
+    max_partial_s: Seconds = 3.0
     """Seconds that a job may have some of its nodes and not all; where machines still pull images, more."""
     deadline_s: Seconds = 240.0
     """Seconds in which both jobs of a round must have ended."""
@@ -94,18 +98,18 @@ class RestartTerms(Model):
 
     faults: Annotated[Count, Field(ge=1, le=10)] = 10
     """Faults of as many kinds, at random steps of one run."""
-    steps_per_fault: Annotated[Count, Field(ge=10)] = 20
-    """Steps of the run, for each fault."""
+    steps_per_fault: Annotated[Count, Field(ge=10, le=80)] = 20
+    """Steps of the run, for each fault; of a run of more than 1,000 steps the log does not have each."""
     checkpoint_steps: Annotated[Count, Field(ge=1)] = 5
     """Steps between checkpoints."""
-    most_redone_steps: Annotated[Count, Field(ge=1)] = 15
+    max_redone_steps: Annotated[Count, Field(ge=1)] = 15
     """Steps that a failure may make the run do again."""
-    most_recovery_s: Seconds = 90.0
+    max_recovery_s: Seconds = 90.0
     """Seconds from a failure to the next committed step."""
     hang_s: Seconds = 15.0
     """Seconds without a step after which a rank is hung."""
-    seed: Count = 1
-    """Decides the steps of the faults."""
+    deadline_s: Seconds = 1200.0
+    """Seconds in which each of the two runs must have ended."""
 
 
 class Agreement(Model):
@@ -114,7 +118,12 @@ class Agreement(Model):
     nodes: Annotated[Count, Field(ge=1)] | None = None
     """Nodes of the target that checks use; none means all, or at most two on this machine."""
     job: dict[str, Any] = {}
-    """Fields of every job that is started, such as `image`, `gpus_per_node`, or `fabric`."""
+    """Fields of every job that is started, such as `image`, `gpus_per_node`, or `fabric`.
+
+    Not `nodes`, `name` and `command`, which each check decides.
+    """
+    seed: Count = 1
+    """Decides what is random: the steps of faults, the delays between jobs."""
     program: tuple[NonEmpty, ...] = ()
     """Command of your own training with a Session, to which `--steps N` is added; none means holdfast's program."""
     fabric: FabricTerms = FabricTerms()
@@ -139,6 +148,17 @@ def read_agreement(path: Path | None, *, smoke: bool = False) -> Agreement:
     agreed = validate_model(source, Agreement)
     if agreed is None:
         raise HoldfastError(tuple(source.all_findings()), ExitCode.INVALID_JOB)
+    if own := sorted({"nodes", "name", "command"} & agreed.job.keys()):
+        raise failure(
+            "bad-agreement",
+            f"`job.{own[0]}` is decided by each check",
+            exit_code=ExitCode.INVALID_JOB,
+            where=f"{path}: job.{own[0]}",
+            remedy="Remove it. `nodes` and `program` of the agreement itself say how many nodes, and what runs.",
+        )
+    if path is not None and agreed.first_run.page is not None:
+        page = str(path.parent / agreed.first_run.page)
+        agreed = agreed.model_copy(update={"first_run": agreed.first_run.model_copy(update={"page": page})})
     if not smoke:
         return agreed
     shortened = {name: getattr(agreed, name).model_copy(update=dict(terms)) for name, terms in SMOKE.items()}

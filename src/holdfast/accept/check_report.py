@@ -26,7 +26,7 @@ class Figure(Struct, frozen=True, kw_only=True):
     value: str
     """With its unit."""
     agreed: str = ""
-    """What it must be; empty if it is only told."""
+    """What it must be; empty if it is only shown."""
     met: bool = True
 
 
@@ -42,6 +42,8 @@ class CheckReport(Struct, frozen=True, kw_only=True):
     """What was observed, a line each."""
     runs: tuple[str, ...] = ()
     """Ids of its runs."""
+    bus_bytes_s: float | None = None
+    """Of the check `fabric`: bytes per second that a rank sends in the largest all-reduce; None if not measured."""
     began_at: float = 0.0
     """Unix seconds."""
     took_s: float = 0.0

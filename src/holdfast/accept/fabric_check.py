@@ -12,11 +12,10 @@ from holdfast.events.probe_results import ProbeResult
 from holdfast.fabric.catalog import CATALOG, LOCAL_DEFAULT
 from holdfast.findings import Finding, Owner
 from holdfast.job.run_spec import RunSpec
+from holdfast.report.formatting import size
 
 RAISED = ("wrong-interface", "tcp-fallback", "fabric-", "link-slowed", "probe-", "node-differs", "rdma-")
 """Beginnings of the codes with which a run itself says that its network is not as promised."""
-TRAIN_S = 300.0
-"""Seconds that the training may take, beyond the probes."""
 MAX_PAIRS = 16
 LEAST_SHARE = 0.5
 """Of one port's line rate, which the bus bandwidth has to reach where nothing else is agreed: TCP does not."""
@@ -27,7 +26,7 @@ def check_fabric(site: Site) -> CheckReport:
     terms, nodes = site.agreement.fabric, site.nodes
     if nodes < 2:
         return _not_applicable("one node sends nothing to others", "Add a second node to the target.")
-    site.say(f"probing all links of {nodes} nodes, then {terms.steps} steps of training")
+    site.log(f"probing all links of {nodes} nodes, then {terms.steps} steps of training")
     run = site.start(
         "fabric",
         site.program("--steps", str(terms.steps), *(() if site.agreement.program else ("--pace", "0.05"))),
@@ -35,14 +34,16 @@ def check_fabric(site: Site) -> CheckReport:
         checks__before_start="full",
         checks__deadline_s=terms.probe_s,
     )
-    return judge_fabric(site.observe(run, deadline_s=terms.probe_s + TRAIN_S), terms, one_machine=site.is_one_machine)
+    return judge_fabric(
+        site.observe(run, deadline_s=terms.probe_s + terms.deadline_s), terms, one_machine=site.is_one_machine
+    )
 
 
 def judge_fabric(run: ObservedRun, terms: FabricTerms, *, one_machine: bool) -> CheckReport:
     """What its findings, its probes and the observed connections say."""
     probe = next((event.result for event in run.events if isinstance(event, NodeProbed) and event.result), None)
     promised = RunSpec.read(run.folder.job).fabric
-    least = terms.least_gbit_s or LEAST_SHARE * CATALOG[promised].port_gbit_s
+    least = terms.min_gbit_s or LEAST_SHARE * CATALOG[promised].port_gbit_s
     finding = (
         run.raised(*RAISED)
         or run.failure
@@ -61,6 +62,7 @@ def judge_fabric(run: ObservedRun, terms: FabricTerms, *, one_machine: bool) -> 
         ),
         evidence=tuple(_pair_lines(probe)) if probe else (),
         runs=(run.folder.run_id,),
+        bus_bytes_s=_bus_gbit_s(probe) * 1e9 / 8 if probe and probe.all_reduce else None,
     )
 
 
@@ -76,13 +78,20 @@ def _unobserved(run: ObservedRun, promised: str, *, one_machine: bool) -> Findin
     )
 
 
-def _too_slow(probe: ProbeResult | None, least_gbit_s: float) -> Finding | None:
+def _too_slow(probe: ProbeResult | None, min_gbit_s: float) -> Finding | None:
     measured = _bus_gbit_s(probe) if probe else 0.0
-    if measured >= least_gbit_s:
+    if measured >= min_gbit_s:
         return None
+    if not measured:
+        return Finding(
+            code="fabric-below-agreed",
+            what="no all-reduce over all nodes was measured in the time for probes",
+            where="fabric.probe_s",
+            remedy="Raise `fabric.probe_s` in the agreement.",
+        )
     return Finding(
         code="fabric-below-agreed",
-        what=f"the bus bandwidth over all nodes is {measured:.3g} Gbit/s, less than the agreed {least_gbit_s:g}",
+        what=f"the bus bandwidth over all nodes is {measured:.3g} Gbit/s, less than the agreed {min_gbit_s:g}",
         where="all-reduce over all nodes",
         evidence=tuple(_pair_lines(probe)) if probe else (),
         remedy="Compare the pairs: one slow node or link points at its cable or adapter, all of them at the fabric.",
@@ -91,25 +100,19 @@ def _too_slow(probe: ProbeResult | None, least_gbit_s: float) -> Finding | None:
 
 
 def _bus_gbit_s(probe: ProbeResult) -> float:
-    return max((each.bus_gb_s * 8 for each in probe.all_reduce), default=0.0)
+    """The bandwidth of the largest all-reduce."""
+    largest = max(probe.all_reduce, key=lambda each: each.size_bytes, default=None)
+    return largest.bus_gb_s * 8 if largest else 0.0
 
 
-def bus_bytes_s(report: CheckReport | None) -> float | None:
-    """Bytes per second that a rank sends in a large all-reduce, by the report of this check; None if unknown."""
-    figures = {figure.name: figure.value for figure in report.figures} if report else {}
-    text = figures.get(BUS_BANDWIDTH, "").removesuffix(" Gbit/s")
-    return float(text) * 1e9 / 8 if text else None
-
-
-BUS_BANDWIDTH = "bus bandwidth"
-
-
-def _rates(probe: ProbeResult, least_gbit_s: float) -> Iterable[Figure]:
+def _rates(probe: ProbeResult, min_gbit_s: float) -> Iterable[Figure]:
     measured = _bus_gbit_s(probe)
-    agreed = f"at least {least_gbit_s:g} Gbit/s" if least_gbit_s else ""
-    met = measured >= least_gbit_s
+    agreed = f"at least {min_gbit_s:g} Gbit/s" if min_gbit_s else ""
+    met = measured >= min_gbit_s
     if measured:
-        yield Figure(name=BUS_BANDWIDTH, value=f"{measured:.4g} Gbit/s", agreed=agreed, met=met)
+        largest = max(each.size_bytes for each in probe.all_reduce)
+        name = f"bus bandwidth, all-reduce of {size(largest)}"
+        yield Figure(name=name, value=f"{measured:.4g} Gbit/s", agreed=agreed, met=met)
     rates = sorted(pair.gb_s * 8 for pair in probe.pairs if pair.gb_s)
     if rates:
         yield Figure(name="slowest and fastest pair of nodes", value=f"{rates[0]:.4g} and {rates[-1]:.4g} Gbit/s")

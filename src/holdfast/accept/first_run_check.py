@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -17,12 +19,13 @@ from holdfast import api
 from holdfast.accept.agreement import CheckName, FirstRunTerms
 from holdfast.accept.check_report import CheckReport, Figure, Verdict
 from holdfast.accept.site import Site
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import Outcome, RunFinished, StepCommitted
 from holdfast.findings import Finding
-from holdfast.job.loader import read_text
 from holdfast.report.formatting import sanitize
 
-_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SHELLS = ("bash", "sh")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 _FILE_NAME = re.compile(r"# ([\w.-]{1,64})\n")
 _VERB = re.compile(r"^\s*holdfast ([a-z]+)", re.MULTILINE)
@@ -42,7 +45,7 @@ class Block:
     def file_name(self) -> str:
         """The file that a Python block is saved as, by its first line; empty for none."""
         named = _FILE_NAME.match(self.text)
-        return named[1] if named and self.kind == "python" else ""
+        return named[1] if named and self.kind not in _SHELLS else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,16 @@ class Executed:
 def first_run_page(terms: FirstRunTerms, base: Path) -> str:
     """The agreed page, or holdfast's own."""
     if terms.page is not None:
-        return read_text(base / terms.page)
+        try:
+            return (base / terms.page).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise failure(
+                "page-unreadable",
+                f"the page {terms.page} cannot be read: {error}",
+                exit_code=ExitCode.NOT_FOUND,
+                where=terms.page,
+                remedy="Correct `first_run.page` in the agreement; it is relative to that file.",
+            ) from None
     return files("holdfast.accept").joinpath("first_run.md").read_text(encoding="utf-8")
 
 
@@ -89,7 +101,7 @@ def _without_code(page: str) -> str:
 def check_first_run(site: Site) -> CheckReport:
     """Execute the page in an empty folder, and look at the run that it started."""
     terms = site.agreement.first_run
-    site.say("executing the commands of the first-run page in an empty folder")
+    site.log("executing the commands of the first-run page in an empty folder")
     folder = site.folder / "first-run"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, mode=0o700)
@@ -103,11 +115,15 @@ def _execute(site: Site, blocks: Sequence[Block], folder: Path, deadline_s: floa
         if block.file_name:
             (folder / block.file_name).write_text(block.text)
             continue
+        if block.kind not in _SHELLS:
+            how = f"a block of kind `{block.kind}` is neither commands (`bash`) nor a file that its first line names"
+            return Executed(blocks=tuple(blocks), took_s=time.monotonic() - began, failed=block, how=how)
         left_s = deadline_s - (time.monotonic() - began)
         how, said = _run_block(block, folder, _environment(site), max(1.0, left_s))
         output += said
         if how:
             took_s = time.monotonic() - began
+            _end_new_runs(known)
             return Executed(blocks=tuple(blocks), took_s=took_s, failed=block, how=how, output=said)
     fresh = next((run for run in api.runs() if run.run_id not in known), None)
     events = api.events(fresh) if fresh else []
@@ -122,6 +138,14 @@ def _execute(site: Site, blocks: Sequence[Block], folder: Path, deadline_s: floa
     )
 
 
+def _end_new_runs(known: set[str]) -> None:
+    """End what the page started before it failed."""
+    for run in api.runs():
+        if run.run_id not in known and not api.is_finished(run):
+            with contextlib.suppress(HoldfastError, OSError):
+                api.cancel(run, force=True, requested_by="holdfast accept")
+
+
 def _environment(site: Site) -> dict[str, str]:
     """The user's own, with this Python first in the path and the job's image."""
     path = os.pathsep.join((os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)))
@@ -131,27 +155,30 @@ def _environment(site: Site) -> dict[str, str]:
 
 def _run_block(block: Block, folder: Path, environ: dict[str, str], left_s: float) -> tuple[str, str]:
     """How it failed, empty if it did not, and what it printed."""
-    argv = ["bash", "-euo", "pipefail", "-c", block.text]
+    running = subprocess.Popen(
+        ["bash", "-euo", "pipefail", "-c", block.text],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
-        done = subprocess.run(
-            argv,
-            cwd=folder,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=left_s,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        return f"it had not ended after {left_s:.0f} s", (late.stdout or b"").decode(errors="replace")
-    how = f"it ended with exit code {done.returncode}" if done.returncode else ""
-    return how, done.stdout.decode(errors="replace")
+        said, _ = running.communicate(timeout=left_s)
+    except BaseException as error:
+        os.killpg(running.pid, signal.SIGKILL)
+        said, _ = running.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return f"it had not ended after {left_s:.0f} s", said.decode(errors="replace")
+    how = f"it ended with exit code {running.returncode}" if running.returncode else ""
+    return how, said.decode(errors="replace")
 
 
 def judge_first_run(done: Executed, terms: FirstRunTerms) -> CheckReport:
     """Every command succeeded, and the run that they started made steps and ended well."""
-    commands = [line for block in done.blocks if block.kind == "bash" for line in _commands(block)]
+    commands = [line for block in done.blocks if block.kind in _SHELLS for line in _commands(block)]
     concepts = {*(verb for line in commands for verb in _VERB.findall(line))}
     concepts |= {option for line in commands for option in _OPTION.findall(line)}
     finding = _problem(done)

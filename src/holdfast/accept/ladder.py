@@ -45,7 +45,7 @@ class Rung(Struct, frozen=True, kw_only=True):
     memory: str = ""
     """Peak of a device, or of a rank's process without one."""
     ratio: str = ""
-    """Time of a step, relative to the first rung, with its interval."""
+    """Time of a step, relative to the first rung that succeeded, with its interval; `1` for that one."""
     floor: str = ""
     """The same between two halves of the first rung: what chance does."""
 
@@ -79,10 +79,14 @@ def climb(
         if refused := why_not(loaded, site, path.parent):
             rung = Rung(name=path.stem, status="not applicable", why=refused.what)
         else:
-            site.say(f"running {path.name}")
-            observed = site.observe(api.start(loaded, site.target, base=path.parent), deadline_s=DEADLINE_S)
-            first = first or observed
-            rung = measure(path.stem, observed, first)
+            site.log(f"running {path.name}")
+            try:
+                observed = site.observe(api.start(loaded, site.target, base=path.parent), deadline_s=DEADLINE_S)
+            except HoldfastError as error:
+                rung = Rung(name=path.stem, status="failed", why=error.findings[0].what)
+            else:
+                rung = measure(path.stem, observed, first)
+                first = first or (None if rung.has_failed else observed)
         rungs.append(rung)
         show(rung)
     return tuple(rungs)
@@ -98,8 +102,8 @@ def why_not(loaded: LoadedJob, site: Site, base: Path) -> Finding | None:
     return next(unfit, None)
 
 
-def measure(name: str, run: ObservedRun, first: ObservedRun) -> Rung:
-    """The figures of one rung."""
+def measure(name: str, run: ObservedRun, first: ObservedRun | None) -> Rung:
+    """The figures of one rung; without `first`, the first rung that succeeded, it is that one."""
     failed, record = run.failure, run.record
     steps = [event for event in run.steps if event.replica == 0]
     losses = [event.metrics["loss"] for event in steps if "loss" in event.metrics]
@@ -107,7 +111,8 @@ def measure(name: str, run: ObservedRun, first: ObservedRun) -> Rung:
     times = sorted((event.ended - event.started) / event.steps for event in steps)
     step_s = times[len(times) // 2] if times else 0.0
     memory = next((last[metric] for metric in MEMORY if metric in last), None)
-    ratio = None if run is first else step_time_ratio(first.record, record)
+    ratio = step_time_ratio(first.record, record) if first else None
+    shown = "1" if first is None and failed is None else ""
     return Rung(
         name=name,
         status="failed" if failed else "succeeded",
@@ -122,7 +127,7 @@ def measure(name: str, run: ObservedRun, first: ObservedRun) -> Rung:
         tokens_per_s=last.get("tokens", 0.0) / step_s if step_s else 0.0,
         tflops=last.get(TFLOPS),
         memory=size(int(memory)) if memory is not None else "",
-        ratio=f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else "",
+        ratio=f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]" if ratio else shown,
         floor=f"{ratio.floor_low:.2f} to {ratio.floor_high:.2f}" if ratio else "",
     )
 
@@ -140,7 +145,7 @@ def row(rung: Rung) -> tuple[str, ...]:
         f"{rung.duration_s:.0f} s",
         "" if rung.first_loss is None or rung.last_loss is None else f"{rung.first_loss:.3f} → {rung.last_loss:.3f}",
         f"{rung.step_s * 1e3:.0f} ms",
-        rung.ratio or "1",
+        rung.ratio,
         rung.floor,
         f"{rung.tokens_per_s:,.0f}",
         rung.mfu,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -41,9 +41,6 @@ KINDS: tuple[tuple[FaultTarget, FaultAction], ...] = (
 """The kinds of faults, in the order in which they are added; none takes a machine away."""
 NO_RESTART = (FaultTarget.CONTROLLER,)
 """Targets whose loss makes no rank restart."""
-RUN_S = 120.0
-FAULT_S = 90.0
-"""Seconds that the run may take, and in addition for each fault."""
 PACE_S = 0.05
 """Least time of a step, so that a fault at a step finds the run there."""
 LOSS = "loss"
@@ -77,8 +74,8 @@ def check_restart(site: Site) -> CheckReport:
     nodes = min(2, site.nodes)
     steps = terms.steps_per_fault * (terms.faults + 1)
     options = ("--steps", str(steps), *(() if site.agreement.program else ("--compare", "--pace", str(PACE_S))))
-    site.say(f"training {steps} steps on {nodes} nodes without failures")
-    reference = site.observe(_start(site, "reference", options, nodes, terms), deadline_s=RUN_S + FAULT_S)
+    site.log(f"training {steps} steps on {nodes} nodes without failures")
+    reference = site.observe(_start(site, "reference", options, nodes, terms), deadline_s=terms.deadline_s)
     if reference.failure:
         return CheckReport(
             check=CheckName.RESTART,
@@ -87,10 +84,11 @@ def check_restart(site: Site) -> CheckReport:
             runs=(reference.folder.run_id,),
         )
     run = _start(site, "restart", options, nodes, terms)
-    planned, refused = plan_faults(terms, api.accepted(run), run.run_id)
-    site.say(f"the same with {len(planned)} faults: {', '.join(f'{each.action} {each.target}' for each in planned)}")
-    api.inject_faults(run, planned)
-    observed = site.observe(run, deadline_s=RUN_S + FAULT_S * len(planned))
+    planned, refused = plan_faults(terms, api.accepted(run), run.run_id, seed=site.agreement.seed)
+    site.log(f"the same with {len(planned)} faults: {', '.join(f'{each.action} {each.target}' for each in planned)}")
+    with site.ended_on_error(run):
+        api.inject_faults(run, planned)
+    observed = site.observe(run, deadline_s=terms.deadline_s)
     return judge_restart(reference, observed, planned, terms, refused)
 
 
@@ -105,9 +103,11 @@ def _start(site: Site, name: str, options: Sequence[str], nodes: int, terms: Res
     )
 
 
-def plan_faults(terms: RestartTerms, accepted: RunSpec, run: str) -> tuple[tuple[FaultRequested, ...], tuple[str, ...]]:
+def plan_faults(
+    terms: RestartTerms, accepted: RunSpec, run: str, *, seed: int
+) -> tuple[tuple[FaultRequested, ...], tuple[str, ...]]:
     """Faults at random steps, one in each part of the run, and why kinds that the run cannot have are left out."""
-    chance = random.Random(terms.seed)
+    chance = random.Random(seed)
     planned: list[FaultRequested] = []
     refused: list[str] = []
     for target, action in KINDS:
@@ -145,13 +145,15 @@ def judge_restart(
     refused: Sequence[str] = (),
 ) -> CheckReport:
     """All faults were injected, each was recovered from, little was done again, and the result is the same."""
-    injected = [event for event in run.events if isinstance(event, FaultInjected)]
+    injected = {event.requested_at for event in run.events if isinstance(event, FaultInjected)}
     recoveries = run.status.history.recoveries
     different = first_difference(reference.steps, run.steps)
     restarting = sum(each.target not in NO_RESTART for each in planned)
     finding = (
         _unrecovered(run, recoveries)
         or _not_injected(run, planned, injected)
+        or _without_effect(run, recoveries, restarting)
+        or _uncompared(reference.steps, run)
         or _redone(run, recoveries, terms)
         or _inexact(run, different)
         or _slow(run, recoveries, terms)
@@ -166,10 +168,15 @@ def judge_restart(
             Figure(
                 name="faults injected",
                 value=str(len(injected)),
-                agreed=str(len(planned)),
-                met=len(injected) >= len(planned),
+                agreed=str(terms.faults),
+                met=len(injected) >= terms.faults,
             ),
-            Figure(name="restarts", value=str(len(recoveries)), agreed=f"{restarting} or fewer"),
+            Figure(
+                name="failures that were recovered from",
+                value=str(len(recoveries)),
+                agreed=f"at least {restarting}",
+                met=len(recoveries) >= restarting,
+            ),
             Figure(
                 name="equal to the run without failures",
                 value="every step, bit-exact" if different is None else f"until step {different.step}",
@@ -179,18 +186,33 @@ def judge_restart(
             Figure(
                 name="steps done again",
                 value=f"{sum(redone)}, at most {max(redone, default=0)} for a failure",
-                agreed=f"at most {terms.most_redone_steps} for a failure",
-                met=max(redone, default=0) <= terms.most_redone_steps,
+                agreed=f"at most {terms.max_redone_steps} for a failure",
+                met=max(redone, default=0) <= terms.max_redone_steps,
             ),
             Figure(
                 name="failure to next step",
                 value=f"median {median(took):.2f} s, longest {max(took):.2f} s" if took else "no failure",
-                agreed=f"at most {terms.most_recovery_s:g} s",
-                met=max(took, default=0.0) <= terms.most_recovery_s,
+                agreed=f"at most {terms.max_recovery_s:g} s",
+                met=max(took, default=0.0) <= terms.max_recovery_s,
             ),
         ),
         evidence=(*map(_line, recoveries), *refused),
         runs=(reference.folder.run_id, run.folder.run_id),
+    )
+
+
+def _uncompared(reference: Sequence[StepCommitted], run: ObservedRun) -> Finding | None:
+    """That nothing shows whether the two runs compute the same; None if their last step can be compared."""
+    last = reference[-1] if reference else None
+    again = [each for each in run.steps if last is not None and each.step == last.step]
+    if last is not None and again and any(name in last.metrics for name in (*STATE, LOSS)):
+        return None
+    return Finding(
+        code="nothing-to-compare",
+        what="nothing shows whether the run with faults computes what the one without them does",
+        where=run.folder.run_id,
+        evidence=(f"last step without faults: {last.step if last else 'none'}",),
+        remedy="Commit each step with a Session, with its loss; digests of the state say more.",
     )
 
 
@@ -201,10 +223,11 @@ def first_difference(reference: Sequence[StepCommitted], steps: Sequence[StepCom
     """
     expected = {each.step: each.metrics for each in reference}
     for number, each in enumerate(steps, start=1):
-        known = expected.get(each.step, {})
+        if (known := expected.get(each.step)) is None:
+            continue
         has_failed = number < len(steps) and steps[number].attempt != each.attempt
         for metric in [name for name in STATE if name in known] or ([] if has_failed else [LOSS]):
-            if metric in each.metrics and known.get(metric) != each.metrics[metric]:
+            if known.get(metric) != each.metrics.get(metric):
                 return Difference(step=each.step, attempt=each.attempt, metric=metric)
     return None
 
@@ -228,13 +251,13 @@ def _unrecovered(run: ObservedRun, recoveries: Sequence[RecoverySummary]) -> Fin
     )
 
 
-def _not_injected(
-    run: ObservedRun, planned: Sequence[FaultRequested], injected: Sequence[FaultInjected]
-) -> Finding | None:
-    if len(injected) >= len(planned):
+def _not_injected(run: ObservedRun, planned: Sequence[FaultRequested], injected: Collection[float]) -> Finding | None:
+    # The log has the requests in the order in which they were made, with the controller's time.
+    asked = [event.at for event in run.events if isinstance(event, FaultRequested)]
+    missing = [each for number, each in enumerate(planned) if number >= len(asked) or asked[number] not in injected]
+    absent = [f"{each.action} {each.target} at step {each.at_step}" for each in missing]
+    if not absent:
         return None
-    done = {(each.action, each.target.split()[0]) for each in injected}
-    absent = [f"{each.action} {each.target}" for each in planned if (each.action, each.target) not in done]
     return Finding(
         code="faults-not-injected",
         what=f"{len(absent)} of {len(planned)} faults were not injected, so that recovery from them is unproven",
@@ -244,9 +267,23 @@ def _not_injected(
     )
 
 
+def _without_effect(run: ObservedRun, recoveries: Sequence[RecoverySummary], restarting: int) -> Finding | None:
+    """A fault that is injected and causes no failure proves no recovery."""
+    if len(recoveries) >= restarting:
+        return None
+    return Finding(
+        code="faults-without-effect",
+        what=f"{restarting} faults should have made ranks restart, and {len(recoveries)} failures did",
+        where=run.folder.run_id,
+        evidence=tuple(map(_line, recoveries)),
+        remedy="`holdfast events RUN` shows which fault had none; two that come together count as one: raise "
+        "`restart.steps_per_fault`.",
+    )
+
+
 def _redone(run: ObservedRun, recoveries: Sequence[RecoverySummary], terms: RestartTerms) -> Finding | None:
     worst = max(recoveries, key=lambda each: each.recomputed_steps, default=None)
-    if worst is None or worst.recomputed_steps <= terms.most_redone_steps:
+    if worst is None or worst.recomputed_steps <= terms.max_redone_steps:
         return None
     where = "at step 1" if worst.resumed_step == 1 else f"at step {worst.resumed_step}"
     return Finding(
@@ -273,13 +310,13 @@ def _inexact(run: ObservedRun, different: Difference | None) -> Finding | None:
 
 
 def _slow(run: ObservedRun, recoveries: Sequence[RecoverySummary], terms: RestartTerms) -> Finding | None:
-    slow = [each for each in recoveries if (each.until_step_s or 0.0) > terms.most_recovery_s]
+    slow = [each for each in recoveries if (each.until_step_s or 0.0) > terms.max_recovery_s]
     if not slow:
         return None
     worst = max(slow, key=lambda each: each.until_step_s or 0.0)
     return Finding(
         code="recovery-slow",
-        what=f"{worst.finding.code} cost {worst.until_step_s:.1f} s, more than the agreed {terms.most_recovery_s:g} s",
+        what=f"{worst.finding.code} cost {worst.until_step_s:.1f} s, more than the agreed {terms.max_recovery_s:g} s",
         where=run.folder.run_id,
         remedy="`holdfast report RUN` shows where the time went: detection, a new node, imports, or the checkpoint.",
     )

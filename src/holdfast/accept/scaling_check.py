@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from holdfast import api
 from holdfast.accept.agreement import CheckName, ScalingTerms
@@ -17,9 +18,11 @@ from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
 from holdfast.plan.traffic import ddp_bytes
 from holdfast.report.formatting import count, percentage
 from holdfast.report.run_comparison import Ratio, step_time_ratio
+from holdfast.report.run_record import RunRecord, record_run
 
-RUN_S = 900.0
 PROFILE_S = 120.0
+PROFILED_FROM = 2 / 3
+"""Share of a run's steps after which a step is profiled."""
 GRADIENT_BYTES = 4
 """Of a parameter: the program computes in float32."""
 STRAGGLES_OFTEN, STRAGGLES_BY = 0.5, 0.15
@@ -41,6 +44,25 @@ COMPUTES = (
 )
 
 
+MAX_WIDTH = 0.1
+"""Of the interval of an efficiency, within which its middle decides."""
+
+
+class Interval(NamedTuple):
+    """An efficiency, with the interval that holds 95 of 100 resamples."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def shown(self) -> str:
+        return f"[{percentage(self.low)}, {percentage(self.high)}]"
+
+    def __str__(self) -> str:
+        return f"{percentage(self.value)} {self.shown}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScalingRun:
     """The training on one number of nodes."""
@@ -51,15 +73,28 @@ class ScalingRun:
     """Mean seconds of each part of a step; empty if no step could be profiled."""
 
     @property
+    def compared(self) -> RunRecord:
+        """Its record without the steps after `PROFILED_FROM`, some of which a profiler slows."""
+        last = self.run.steps[-1].step if self.run.steps else 0
+        before = (each for each in self.run.events if not (isinstance(each, StepCommitted) and _is_late(each, last)))
+        return record_run(before, self.run.folder.run_id)
+
+    @property
     def step_s(self) -> float:
-        """Mean time of a step, without the first fifth of them."""
-        steps = self.run.steps[len(self.run.steps) // 5 :]
+        """Mean time of the steps that are compared, without the first fifth."""
+        last = self.run.steps[-1].step if self.run.steps else 0
+        steps = [each for each in self.run.steps if not _is_late(each, last) and each.step > last // 5]
         return sum(each.ended - each.started for each in steps) / max(1, sum(each.steps for each in steps))
+
+    @property
+    def tokens(self) -> float:
+        """Of a step, on all nodes; 0 if the program does not report them."""
+        return self.run.steps[-1].metrics.get("tokens", 0.0) if self.run.steps else 0.0
 
     @property
     def tokens_per_s(self) -> float:
         """Of all nodes."""
-        return self.run.steps[-1].metrics.get("tokens", 0.0) / self.step_s if self.step_s else 0.0
+        return self.tokens / self.step_s if self.step_s else 0.0
 
 
 def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
@@ -67,21 +102,25 @@ def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
     terms = site.agreement.scaling
     counts = sorted({count for count in terms.nodes if count <= site.nodes})
     if len(counts) < 2:
-        why = f"the target has {site.nodes} node, and scaling compares two numbers of nodes"
-        found = Finding(
-            code="acceptance-not-applicable", what=why, where=site.target, remedy="Add nodes to the target."
-        )
+        why = f"scaling compares two numbers of nodes, and of those agreed the target has {counts or 'none'}"
+        remedy = "Add nodes to the target, or agree on other numbers as `scaling.nodes`."
+        found = Finding(code="acceptance-not-applicable", what=why, where="scaling.nodes", remedy=remedy)
         return CheckReport(check=CheckName.SCALING, verdict=Verdict.NOT_APPLICABLE, finding=found)
     runs: list[ScalingRun] = []
     for nodes in counts:
-        site.say(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
-        runs.append(_train(site, nodes, terms.steps, most_nodes=counts[-1]))
+        site.log(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
+        runs.append(_train(site, nodes, terms, most_nodes=counts[-1]))
         if runs[-1].run.failure:
             break
     return judge_scaling(runs, terms, bus_bytes_s)
 
 
-def _train(site: Site, nodes: int, steps: int, *, most_nodes: int) -> ScalingRun:
+def _is_late(step: StepCommitted, last: int) -> bool:
+    return step.step > PROFILED_FROM * last
+
+
+def _train(site: Site, nodes: int, terms: ScalingTerms, *, most_nodes: int) -> ScalingRun:
+    steps = terms.steps
     wide = () if site.agreement.program else ("--width", "256", "--layers", "4", "--batch", "8")
     # On one machine a rank gets no more CPUs when it is alone than when all nodes compute.
     fields = {"env__OMP_NUM_THREADS": max(1, site.cpus // most_nodes)} if site.is_one_machine else {}
@@ -89,13 +128,12 @@ def _train(site: Site, nodes: int, steps: int, *, most_nodes: int) -> ScalingRun
     breakdown: dict[str, float] = {}
 
     def profile_late(event: AnyEvent) -> None:
-        """In the last third: what is compared before has no profiler in it."""
-        if isinstance(event, StepCommitted) and not breakdown and event.step > steps * 2 // 3:
+        if isinstance(event, StepCommitted) and not breakdown and _is_late(event, steps):
             breakdown["tried"] = 1.0
             with contextlib.suppress(HoldfastError):
                 breakdown.update(api.profile_steps(run, ranks=(), timeout_s=PROFILE_S).breakdown)
 
-    observed = site.observe(run, deadline_s=RUN_S, on_event=profile_late)
+    observed = site.observe(run, deadline_s=terms.deadline_s, on_event=profile_late)
     breakdown.pop("tried", None)
     return ScalingRun(nodes=nodes, run=observed, breakdown=breakdown)
 
@@ -104,19 +142,18 @@ def judge_scaling(runs: Sequence[ScalingRun], terms: ScalingTerms, bus_bytes_s: 
     """Efficiency on the most nodes, with the reason for what is lost and what was predicted."""
     first, last = runs[0], runs[-1]
     failed = next((found for each in runs if (found := each.run.failure)), None)
-    ratio = None if failed else step_time_ratio(first.run.record, last.run.record)
-    efficiency = 1 / ratio.value if ratio else 0.0
-    finding = failed or _too_few(first, ratio) or _lost(first, last, ratio, terms)
+    ratio = None if failed else step_time_ratio(first.compared, last.compared)
+    efficiency = _efficiency(first, last, ratio) if ratio else Interval(0.0, 0.0, 0.0)
+    finding = failed or _too_few(first, ratio) or _lost(first, last, efficiency, ratio, terms)
     figures = [
         Figure(name=count(each.nodes, "node"), value=f"{each.tokens_per_s:,.0f} tokens/s, {each.step_s:.4g} s per step")
         for each in runs
         if each.run.steps
     ]
     if ratio:
-        interval = f"{percentage(efficiency)} [{percentage(1 / ratio.high)}, {percentage(1 / ratio.low)}]"
-        agreed = f"at least {percentage(terms.least_efficiency)}"
+        agreed = f"at least {percentage(terms.min_efficiency)}"
         figures += [
-            Figure(name="efficiency", value=interval, agreed=agreed, met=not isinstance(finding, Finding)),
+            Figure(name="efficiency", value=str(efficiency), agreed=agreed, met=finding is None),
             Figure(name="the same run, halves compared", value=f"{ratio.floor_low:.3f} to {ratio.floor_high:.3f}"),
             *_predicted(first, last, bus_bytes_s),
         ]
@@ -141,30 +178,41 @@ def _too_few(first: ScalingRun, ratio: Ratio | None) -> Finding | None:
     )
 
 
-def _lost(first: ScalingRun, last: ScalingRun, ratio: Ratio | None, terms: ScalingTerms) -> Finding | None:
-    """Why the efficiency is below what was agreed; None if its interval reaches that, and chance does less."""
-    if ratio is None or 1 / ratio.high >= terms.least_efficiency:
+def _efficiency(first: ScalingRun, last: ScalingRun, ratio: Ratio) -> Interval:
+    """Work per node and second on the most nodes, as a share of that on the fewest.
+
+    The work is the tokens that the program reports; without them a rank has the same work on any number of nodes.
+    """
+    work = (last.tokens / last.nodes) / (first.tokens / first.nodes) if first.tokens and last.tokens else 1.0
+    return Interval(work / ratio.value, work / ratio.high, work / ratio.low)
+
+
+def _lost(
+    first: ScalingRun, last: ScalingRun, efficiency: Interval, ratio: Ratio | None, terms: ScalingTerms
+) -> Finding | None:
+    """Why the efficiency is below what was agreed, or why that is not known; None if it is not below."""
+    if ratio is None or efficiency.low >= terms.min_efficiency:
         return None
-    chance = max(ratio.floor_high - 1, 1 - ratio.floor_low)
-    if chance > 1 - terms.least_efficiency and ratio.low <= ratio.floor_high:
+    is_narrow = efficiency.high - efficiency.low <= MAX_WIDTH
+    if efficiency.value >= terms.min_efficiency and is_narrow:
+        return None
+    if efficiency.high >= terms.min_efficiency and not is_narrow:
         return Finding(
             code="scaling-inconclusive",
-            what=f"steps of one run differ by more than what {last.nodes} nodes lose: nothing can be concluded",
-            where=first.run.folder.run_id,
+            what=f"times of steps vary so much that the efficiency is somewhere in {efficiency.shown}",
+            where=last.run.folder.run_id,
             evidence=(
                 f"halves of {first.run.folder.run_id}: a ratio of {ratio.floor_low:.3f} to {ratio.floor_high:.3f}",
             ),
             remedy="Run the check again while nothing else runs on the nodes, or raise `scaling.steps`.",
             owner=Owner.CLUSTER,
         )
-    if 1 / ratio.low >= terms.least_efficiency:
-        return None
     cause, remedy = explain(first, last)
     return Finding(
         code="scaling-below-agreed",
         what=(
-            f"on {count(last.nodes, 'node')} each does {percentage(1 / ratio.value)} of its work on {first.nodes}, "
-            f"less than the agreed {percentage(terms.least_efficiency)}: {cause}"
+            f"on {count(last.nodes, 'node')} each does {percentage(efficiency.value)} of its work on {first.nodes}, "
+            f"less than the agreed {percentage(terms.min_efficiency)}: {cause}"
         ),
         where=last.run.folder.run_id,
         evidence=tuple(line for each in (first, last) if (line := _breakdown_line(each))),

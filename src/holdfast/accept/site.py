@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from holdfast import api
 from holdfast.accept.agreement import Agreement
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AnyEvent, FindingRaised, Outcome, RunFinished, StepCommitted
 from holdfast.fabric.catalog import NAMES
 from holdfast.findings import Finding
@@ -90,9 +91,8 @@ class Site:
     folder: Path
     """Private folder of this acceptance."""
     agreement: Agreement
-    say: Callable[[str], object]
+    log: Callable[[str], object]
     """Receives a line of progress."""
-    environ: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def is_one_machine(self) -> bool:
@@ -111,14 +111,18 @@ class Site:
             return self.agreement.nodes
         if self.is_one_machine:
             return min(2, self.cpus)
-        return max(1, len(self.machines))
-
-    @cached_property
-    def machines(self) -> tuple[str, ...]:
-        """Names of the target's machines that a run may use; empty for this machine."""
-        if self.is_one_machine:
-            return ()
-        return tuple(each.name for each in api.machines(self.target, base=self.base).machines if each.state in USABLE)
+        found = api.machines(self.target, base=self.base)
+        usable = [each.name for each in found.machines if each.state in USABLE]
+        if not usable:
+            raise failure(
+                "no-usable-machine",
+                f"none of the {len(found.machines)} machines of {self.target} that this user may list can be used",
+                exit_code=ExitCode.CANNOT_RUN_HERE,
+                where=self.target,
+                evidence=tuple(each.what for each in found.findings),
+                remedy=f"`holdfast nodes --on {self.target}` shows why; or set `nodes` in the agreement.",
+            )
+        return len(usable)
 
     def program(self, *options: str) -> tuple[str, ...]:
         """Command of the training: the agreed one, or holdfast's."""
@@ -145,19 +149,32 @@ class Site:
     ) -> ObservedRun:
         """Follow a run until it is over; it is ended at the deadline."""
         found: list[AnyEvent] = []
-        ends_at, ended = time.monotonic() + deadline_s, False
-        for event in api.follow(run):
-            if event is not None:
-                found.append(event)
-                if on_event is not None:
-                    on_event(event)
-            late_s = time.monotonic() - ends_at
-            if late_s > 0 and not ended:
-                ended = True
-                try:
-                    api.cancel(run, force=True, requested_by="holdfast accept")
-                except HoldfastError:  # it ended at this moment
-                    ended = False
-            if ended and late_s > LEAVE_S:
-                break
-        return ObservedRun(run, tuple(found), deadline_s if ended else None)
+        ends_at = time.monotonic() + deadline_s
+        ended_at: float | None = None
+        with self.ended_on_error(run):
+            for event in api.follow(run):
+                if event is not None:
+                    found.append(event)
+                    if on_event is not None:
+                        on_event(event)
+                now = time.monotonic()
+                if ended_at is None and now > ends_at:
+                    ended_at = now
+                    _end(run)
+                if ended_at is not None and now > ended_at + LEAVE_S:
+                    break
+        return ObservedRun(run, tuple(found), deadline_s if ended_at is not None else None)
+
+    @contextlib.contextmanager
+    def ended_on_error(self, run: RunDir) -> Generator[None]:
+        """Ends a run if the block fails or is interrupted, so that it does not keep nodes."""
+        try:
+            yield
+        except BaseException:
+            _end(run)
+            raise
+
+
+def _end(run: RunDir) -> None:
+    with contextlib.suppress(HoldfastError, OSError):  # it has ended, or its controller does not answer
+        api.cancel(run, force=True, requested_by="holdfast accept")

@@ -51,10 +51,13 @@ def accept(
 
     base = Path()
     wanted = _checks(checks or ())
+    if to is not None and not to.absolute().parent.is_dir():
+        what = f"there is no folder {to.parent}"
+        raise failure("no-such-folder", what, exit_code=ExitCode.NOT_FOUND, where=str(to), remedy="Create it first.")
     if resume is not None:
-        if wanted or agreement or smoke:
-            what = "`--resume` continues an acceptance with what was agreed then"
-            remedy = "Leave out the checks, `--agreement` and `--smoke`."
+        if wanted or agreement or smoke or on != LOCAL:
+            what = "`--resume` continues an acceptance with what was agreed then, on its target"
+            remedy = "Leave out the checks, `--on`, `--agreement` and `--smoke`."
             raise failure("bad-usage", what, exit_code=ExitCode.USAGE, remedy=remedy)
         acceptance, folder = load(resume, base=base)
     else:
@@ -66,7 +69,7 @@ def accept(
         acceptance,
         folder,
         base=base,
-        say=(lambda line: None) if quiet else lambda line: print_text(f"  {line}"),
+        log=(lambda line: None) if quiet else lambda line: print_text(f"  {line}"),
         show=(lambda report: None) if quiet else _print_report,
     )
     path = to or Path(f"{acceptance.name}.html")
@@ -104,9 +107,9 @@ def accept_ladder(
     files = read_rungs(folder)
     spec = find_target(on, start=folder, environ=os.environ, fabrics=NAMES, kinds=TARGET_KINDS)
     quiet = output is Output.JSON
-    say: Callable[[str], object] = str if quiet else print_text
-    site = Site(target=on, spec=spec, base=folder, folder=folder, agreement=Agreement(), say=say)
-    rungs = climb(files, site, overrides=overrides or (), show=lambda rung: None)
+    log: Callable[[str], object] = str if quiet else print_text
+    site = Site(target=on, spec=spec, base=folder, folder=folder, agreement=Agreement(), log=log)
+    rungs = climb(files, site, overrides=overrides or (), show=lambda rung: log(f"  {rung.name}: {rung.status}"))
     if quiet:
         print_json({"target": on, "rungs": rungs})
     else:
@@ -136,7 +139,7 @@ def _checks(names: list[str] | tuple[()]) -> tuple[CheckName, ...]:
     known = {str(check) for check in CheckName}
     if unknown := [name for name in names if name not in known]:
         what = f"there is no check {unknown[0]!r}"
-        remedy = f"Choose of {', '.join(CheckName)}."
+        remedy = f"Choose one of {', '.join(CheckName)}."
         raise failure("no-such-check", what, exit_code=ExitCode.USAGE, remedy=remedy)
     return tuple(CheckName(name) for name in names)
 

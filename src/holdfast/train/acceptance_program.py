@@ -73,6 +73,13 @@ def digest(tensors: Iterable[torch.Tensor]) -> int:
     return found
 
 
+def random_states() -> Iterator[torch.Tensor]:
+    """The states of the generators that dropout uses."""
+    yield torch.get_rng_state()
+    if torch.cuda.is_available():
+        yield torch.cuda.get_rng_state()
+
+
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     """State and learning rate of each parameter."""
     for group in optimizer.param_groups:
@@ -94,6 +101,9 @@ class Training:
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         if self.world_size > 1:
             dist.init_process_group("nccl" if on_gpu else "gloo")
+        if options.compare and on_gpu:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         torch.manual_seed(0)
         plain = make_model(options.width, options.layers).to(self.device)
         self.parameters = list(plain.parameters())
@@ -111,6 +121,14 @@ class Training:
         """This rank's micro-batches of a step."""
         return loaded(parts)
 
+    def of_all_ranks(self, found: int) -> int:
+        """The digests of all ranks, added up: a metric is rank 0's."""
+        if self.world_size == 1:
+            return found
+        total = torch.tensor(found, dtype=torch.int64, device=self.device)
+        dist.all_reduce(total)
+        return int(total.item())
+
     def before_step(self, step: int) -> None:
         """Called before each step."""
 
@@ -122,7 +140,7 @@ class Training:
             self.before_step(step)
             found: dict[str, float] = {"parameters": sum(parameter.numel() for parameter in self.parameters)}
             if self.options.compare:
-                found["digest_random"] = digest((torch.get_rng_state(),))
+                found["digest_random"] = self.of_all_ranks(digest(random_states()))
                 found["digest_weights"] = digest(self.parameters)
                 found["digest_optimizer"] = digest(optimizer_tensors(self.optimizer))
             self.optimizer.zero_grad()
@@ -138,7 +156,7 @@ class Training:
             self.optimizer.step()
             self.scheduler.step()
             if self.options.compare:
-                found["digest_samples"] = digest((torch.tensor(samples),))
+                found["digest_samples"] = self.of_all_ranks(digest((torch.tensor(samples),)))
                 found["digest_result"] = digest(self.parameters)
             time.sleep(max(0.0, self.options.pace + began - time.monotonic()))
             session.commit(loss=loss, tokens=session.global_batch * LENGTH, grad_norm=norm, **found)

@@ -90,6 +90,31 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Raise `restart.steps_per_fault`.",
     ),
     (
+        "faults-without-effect",
+        "A fault was injected, and no failure followed, so that it proves no recovery.",
+        "`holdfast events RUN`: fault-injected, and what follows.",
+        "Raise `restart.steps_per_fault`: of two faults that come together one is enough to restart.",
+    ),
+    (
+        "nothing-to-compare",
+        "A program reports neither digests nor losses, or the run with faults did not reach the last step.",
+        "`holdfast events RUN -o json`: the metrics of step-committed.",
+        "Commit each step with a Session, with its loss.",
+    ),
+    (
+        "no-usable-machine",
+        "A target has no machine that a run may use, or this user may not list them.",
+        "`holdfast nodes --on TARGET`.",
+        "Release or repair machines, or set `nodes` in the agreement.",
+    ),
+    ("bad-agreement", "A field of `job` belongs to the checks.", "The finding names it.", "Remove it."),
+    (
+        "page-unreadable",
+        "The page of the check `first-run` does not exist, or is no UTF-8 text.",
+        "`ls -l` of the file.",
+        "Correct `first_run.page`; it is relative to the agreement.",
+    ),
+    (
         "checkpoint-not-used",
         "After a failure a run did more steps again than the interval of its checkpoints explains.",
         "`holdfast report RUN`: steps done again; its checkpoints.",

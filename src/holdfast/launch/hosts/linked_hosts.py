@@ -251,6 +251,15 @@ class LinkedHosts(ABC):
             else:
                 del self._pending[number]
                 self._start(node_id, host)
+        self._release_unused()
+
+    def _release_unused(self) -> None:
+        """Give back what was reserved and has no node now; an agent has taken over the lock of the others."""
+        used = {self._machines.machine(node_id) for node_id in self._occupied()}
+        for host, answer in self._reserving.items():
+            if answer and host not in used:
+                self._links[host].send(ReleaseHost())
+        self._reserving = {}
 
     def _gather(self) -> Collection[str]:
         """Hosts that are reserved for this run; none until there are as many as its job needs."""
@@ -260,7 +269,7 @@ class LinkedHosts(ABC):
         free = [host for host in self._machines.free(()) if host not in unusable and host not in answers]
         asked = sum(answer is not False for answer in answers.values())
         if self._may_place() and asked + len(free) >= needed:
-            for host in free[: len(self._pending) - asked]:
+            for host in free[: max(0, len(self._pending) - asked)]:
                 answers[host] = None
                 self._links[host].send(ReserveHost())
             if None in answers.values():
@@ -293,6 +302,7 @@ class LinkedHosts(ABC):
         self._reserving[host] = answer
         if not answer:
             self._refused[host] = reason
+            asyncio.get_running_loop().call_later(BUSY_RETRY_S, self._try_again, host)
         self._place()
 
     def _unusable(self) -> dict[str, str]:
