@@ -155,7 +155,11 @@ class NodeProcesses:
             )
 
     def kill_unrecorded(self, node_id: NodeId) -> None:
-        """Kill an agent whose starter died between starting and recording it; it has not joined."""
+        """Kill all processes that name a node in their environment, also those of an agent that nothing records.
+
+        Before a start, of an agent whose starter died between starting and recording it, which has not joined. As a
+        fence, of a node that must act no more (monarch_backend.py); `remove` follows, which finds the others.
+        """
         node_folder = self._folder.node_dir(node_id.node, node_id.generation)
         if node_folder.exists():
             kill_all(
@@ -171,7 +175,7 @@ class NodeProcesses:
         if agent is None or self._watched.get(node_id.node, -1) >= node_id.generation:
             return False
         self._watched[node_id.node] = node_id.generation
-        descriptor = _open_pidfd(agent)
+        descriptor = open_pidfd(agent)
         if descriptor is None:
             self._on_exit(node_id, self._exit_reason(node_id, agent.pid))
             return False
@@ -259,13 +263,13 @@ def _adopted_orphans(folder: RunDir) -> list[int]:
     return [pid for orphan in orphans for pid in (orphan, *descendants(orphan))]
 
 
-def _open_pidfd(agent: ProcessId) -> int | None:
-    """A descriptor that becomes readable when the agent ends; None if it has ended."""
+def open_pidfd(process: ProcessId) -> int | None:
+    """A descriptor that becomes readable when the process ends; None if it has ended."""
     try:
-        descriptor = os.pidfd_open(agent.pid)
+        descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return None
-    if agent.alive:
+    if process.alive:
         return descriptor
     os.close(descriptor)
     return None

@@ -14,6 +14,7 @@ from holdfast.host.processes import ProcessId, kill_all, read_process_id
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.local.local_backend import LocalBackend
+from holdfast.launch.local.node_processes import open_pidfd
 from holdfast.launch.local.run_network import RunNetwork
 from holdfast.launch.monarch.monarch_link import MonarchLink
 from holdfast.launch.monarch.monarch_messages import (
@@ -85,9 +86,7 @@ class MonarchBackend(LocalBackend):
         if mesh is None or node_id in self._watched:
             return
         self._watched.add(node_id)
-        try:
-            descriptor = os.pidfd_open(mesh.pid)
-        except ProcessLookupError:
+        if (descriptor := open_pidfd(mesh)) is None:
             self._on_mesh_end(node_id)
             return
         asyncio.get_running_loop().add_reader(descriptor, self._on_mesh_exit, descriptor, node_id)
