@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 from tests.waiting import until_async
 
+from holdfast.errors import HoldfastError
 from holdfast.host.processes import all_pids, by_env, identify
 from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Orchestrator
 from holdfast.launch.local.node_processes import node_mark
 from holdfast.launch.local.run_network import SharedNetwork
+from holdfast.launch.monarch.client_process import client_folder
 from holdfast.launch.monarch.monarch_backend import MonarchBackend
+from holdfast.launch.monarch.monarch_link import MonarchLink
 from holdfast.launch.monarch.monarch_messages import MESH_RECORD_NAME
 from holdfast.run_dir import AGENT_RECORD_NAME, RunDir
 
@@ -63,3 +66,15 @@ def test_node_is_fenced_whose_mesh_process_ended_and_whose_pid_another_process_h
     finally:
         agent.kill()
         agent.wait()
+
+
+def test_agent_that_is_requested_after_the_end_fails_at_once(folder: RunDir) -> None:
+    async def place_late() -> None:
+        link = MonarchLink(folder, on_message=print, on_lost=print)
+        link.start()
+        await link.close()
+        with pytest.raises(HoldfastError, match="the run ends"):
+            await link.place(NODE, folder.path / "order")
+
+    asyncio.run(place_late())
+    assert not client_folder(folder).exists()

@@ -20,15 +20,15 @@ from holdfast.host.files import atomic_write
 from holdfast.host.processes import identify
 from holdfast.job.backend import NodeId
 from holdfast.launch.local.node_processes import NodeProcesses
-from holdfast.launch.monarch.monarch_messages import MESH_RECORD_NAME, take_order
+from holdfast.launch.monarch.monarch_messages import (
+    MESH_RECORD_NAME,
+    START_TIMEOUT_S,
+    STOP_TIMEOUT_S,
+    take_order,
+)
 from holdfast.run_dir import RunDir
 
 log = logging.getLogger("holdfast.monarch")
-
-PLACE_TIMEOUT_S = 60.0
-"""Longest time for Monarch to start a process and its actor; it takes 0.3 s on an idle machine."""
-STOP_TIMEOUT_S = 30.0
-"""Longest wait for Monarch to stop a mesh; one with a stopped process takes 20 s."""
 
 
 class MeshError(Exception):
@@ -103,11 +103,11 @@ class Meshes:
         """Start the agent of an order in a mesh without one; raises MeshError if that fails."""
         mesh, place = self._ready.pop() if self._ready else self._spawn(name)
         try:
-            async with asyncio.timeout(PLACE_TIMEOUT_S):
+            async with asyncio.timeout(START_TIMEOUT_S):
                 await place.start.call_one(str(order))
         except Exception as error:
             await _stop(mesh)
-            late = f"no answer within {PLACE_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
+            late = f"no answer within {START_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
             raise MeshError(late or _words(error)) from error
         return PlacedAgent(mesh, place)
 

@@ -25,6 +25,8 @@ from holdfast.launch.monarch.client_process import (
 )
 from holdfast.launch.monarch.monarch_messages import (
     HEARTBEAT_S,
+    START_TIMEOUT_S,
+    STOP_TIMEOUT_S,
     AgentNotPlaced,
     AgentPlaced,
     ClientAlive,
@@ -40,12 +42,14 @@ log = logging.getLogger("holdfast.controller")
 SILENT_S = 30.0
 """A client that has sent nothing for so long is killed; it sends something every HEARTBEAT_S. Importing Monarch takes
 0.2 s, and much longer on a busy machine."""
-PLACE_TIMEOUT_S = 90.0
-"""Longest wait for an agent; the client gives up earlier (monarch_adapter.py)."""
+PLACE_TIMEOUT_S = 150.0
+"""Longest wait for an agent; the client answers earlier. It may have to import Monarch first."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
 """Between two clients."""
+RUN_ENDS = "the run ends"
 
 assert SILENT_S > 3 * HEARTBEAT_S
+assert PLACE_TIMEOUT_S > SILENT_S + START_TIMEOUT_S + STOP_TIMEOUT_S
 
 
 class MonarchLink:
@@ -66,14 +70,17 @@ class MonarchLink:
         self._process: subprocess.Popen[bytes] | None = None
         """The client, if this controller started it: kept until its exit status is read."""
         self._running: asyncio.Task[None] | None = None
+        self._closed = False
 
     def start(self) -> None:
-        """Begin to connect, unless that has begun."""
-        if self._running is None:
+        """Begin to connect, unless that has begun or the link is closed."""
+        if self._running is None and not self._closed:
             self._running = asyncio.ensure_future(self._run())
 
     async def place(self, node_id: NodeId, order: Path) -> None:
-        """Have an agent started; raises HoldfastError if Monarch does not."""
+        """Have an agent started; raises HoldfastError if Monarch does not, or if the link is closed."""
+        if self._closed:
+            raise _not_placed(node_id, RUN_ENDS)
         self.start()
         answer = self._placing[node_id] = asyncio.get_running_loop().create_future()
         try:
@@ -88,10 +95,11 @@ class MonarchLink:
             self._placing.pop(node_id, None)
 
     async def close(self) -> None:
-        """End the client and all of Monarch's processes."""
+        """End the client and all of Monarch's processes; nothing is placed after that."""
+        self._closed = True
         if self._running is not None:
             self._running.cancel()
-        self._fail_placements("the run ends")
+        self._fail_placements(RUN_ENDS)
         await asyncio.to_thread(self._kill)
         socket_dir.remove(client_folder(self._folder))
 
@@ -103,9 +111,9 @@ class MonarchLink:
         delay_s = FIRST_DELAY_S
         while True:
             try:
-                heard, why = await self._serve()
+                received, why = await self._serve()
             except OSError as error:
-                heard, why = False, str(error)
+                received, why = False, str(error)
             finally:
                 self._output = None
                 self._connected.clear()
@@ -122,26 +130,26 @@ class MonarchLink:
             log.warning("Monarch's client: %s", why)
             self._fail_placements("its client has ended")
             self._on_lost(lost)
-            delay_s = FIRST_DELAY_S if heard else min(MAX_DELAY_S, delay_s * 2)
+            delay_s = FIRST_DELAY_S if received else min(MAX_DELAY_S, delay_s * 2)
             await asyncio.sleep(delay_s)
 
     async def _serve(self) -> tuple[bool, str]:
         """Read a client's messages until it is lost; returns whether there were any, and why it was lost."""
         reader, self._output = await self._connect()
-        heard = False
+        received = False
         self._connected.set()
         try:
             while True:
                 async with asyncio.timeout(SILENT_S):
                     line = await reader.readline()
                 if not line:
-                    return heard, "its connection has ended"
-                heard = True
+                    return received, "its connection has ended"
+                received = True
                 self._take(decode_from_client(line))
         except TimeoutError:
-            return heard, f"it sent nothing for {SILENT_S:g} s, and was killed"
+            return received, f"it sent nothing for {SILENT_S:g} s, and was killed"
         except (OSError, ValueError, msgspec.DecodeError) as error:
-            return heard, f"its connection failed: {error}"
+            return received, f"its connection failed: {error}"
         finally:
             self._output.close()
 

@@ -99,6 +99,11 @@ class ClientAlive(msgspec.Struct, frozen=True, tag="alive", tag_field="is"):
 FromClient = AgentPlaced | AgentNotPlaced | AgentEnded | MeshLost | ClientAlive
 
 HEARTBEAT_S = 2.0
+START_TIMEOUT_S = 60.0
+"""Longest time for Monarch to start a process and its actor; it takes 0.3 s on an idle machine."""
+STOP_TIMEOUT_S = 30.0
+"""Longest wait for Monarch to stop a mesh, which the client does before it refuses an agent; one with a stopped
+process takes 20 s."""
 
 decode_to_client = msgspec.json.Decoder(PlaceAgent).decode
 decode_from_client = msgspec.json.Decoder(FromClient).decode
