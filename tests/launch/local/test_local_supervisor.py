@@ -11,6 +11,7 @@ from holdfast.errors import ExitCode
 from holdfast.events import Outcome, RunFinished
 from holdfast.events.log_writer import EventWriter
 from holdfast.launch.controller_supervisor import RestartBackoff
+from holdfast.launch.monarch.client_process import LOG_NAME, client_folder
 from holdfast.run_dir import RunDir
 
 
@@ -40,9 +41,9 @@ def test_run_given_up_when_no_controller_lasted_for_the_jobs_grace() -> None:
     assert last.gave_up(1805)
 
 
-def keep(folder: RunDir) -> subprocess.CompletedProcess[bytes]:
+def keep(folder: RunDir, *options: str) -> subprocess.CompletedProcess[bytes]:
     argv = [sys.executable, "-m", "holdfast.launch.local.local_supervisor", str(folder.path), "--isolation", "process"]
-    return subprocess.run(argv, timeout=200, check=False, capture_output=True)
+    return subprocess.run([*argv, *options], timeout=200, check=False, capture_output=True)
 
 
 def test_run_given_up_leaves_neither_secrets_nor_socket(tmp_path: Path) -> None:
@@ -66,3 +67,16 @@ def test_run_that_is_finished_needs_no_secrets_to_end(tmp_path: Path) -> None:
     done = keep(folder)
     assert (done.returncode, done.stderr) == (0, b"")
     assert folder.controller_log.read_text() == ""
+
+
+def test_run_begins_although_the_system_refuses_what_should_start_with_its_supervisor(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path)
+    folder.job.write_text(json.dumps({"job": {}}))
+    writer = EventWriter(folder.events)
+    writer.append([RunFinished(at=0.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="")])
+    writer.close()
+    (client_folder(folder) / LOG_NAME).mkdir(parents=True)
+    done = keep(folder, "--prestart", "holdfast.launch.monarch.client_process")
+    assert done.returncode == 0  # the controller's
+    assert b"Is a directory" in done.stderr
+    assert b"Traceback" not in done.stderr

@@ -46,7 +46,7 @@ def main() -> int:
     address = networks.enter(_live_agents(folder))
     with listen(folder, options.listen or address) as (agents, clients):
         if options.prestart:
-            import_module(options.prestart).prestart(folder)
+            _prestart(options.prestart, folder)
         code = supervise(folder, agents, clients, lock)
     if code == ExitCode.SUPERSEDED:
         return code  # another supervisor owns the run now
@@ -61,6 +61,14 @@ def main() -> int:
     folder.control_socket.unlink(missing_ok=True)
     networks.remove()
     return code
+
+
+def _prestart(module: str, folder: RunDir) -> None:
+    """Start what the controller will need; if that fails, the controller starts it, or reports why it cannot."""
+    try:
+        import_module(module).prestart(folder)
+    except OSError as error:
+        sys.stderr.write(f"{module}: nothing was started before the controller: {error}\n")
 
 
 def _interfaces(words: Sequence[str]) -> Mapping[str, int]:
