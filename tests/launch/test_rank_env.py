@@ -91,6 +91,12 @@ def test_ranks_that_the_batch_is_made_for_are_told(
     assert env["HOLDFAST_BATCH_WORLD_SIZE"] == size
 
 
+def test_ranks_learn_whether_their_number_may_change() -> None:
+    elastic, fixed = given(nodes="1..2"), given(nodes=2)
+    assert elastic[0]["HOLDFAST_ELASTIC"] == "1"
+    assert "HOLDFAST_ELASTIC" not in fixed[0]
+
+
 def environment_of_ranks(*, replicas: int, nodes: tuple[int, ...] = (0,), **job: Any) -> dict[str, str]:
     """The environment of the ranks of the first of some replicas, in a job for two nodes."""
     fields = {

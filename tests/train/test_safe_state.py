@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.serialization import add_safe_globals, clear_safe_globals, get_safe_globals
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.train import RankConfig, Session
 from holdfast.train.checkpoint import safe_state
 from holdfast.train.checkpoint.manager import CheckpointManager
@@ -217,6 +217,14 @@ def test_object_that_does_not_take_its_state_back_is_named(tmp_path: Path) -> No
     (finding,) = refused.value.findings
     assert finding.code == "checkpoint-incompatible"
     assert "state['holder']: KeyError" in finding.evidence[0]
+
+    def refuse(_: object) -> None:
+        raise failure("own-code", "", exit_code=ExitCode.USAGE, remedy="")
+
+    held.load_state_dict = refuse
+    with pytest.raises(HoldfastError) as refused:
+        checkpoints(tmp_path, loop(state={"holder": held})).restore()
+    assert refused.value.findings[0].code == "own-code"  # holdfast's own objects say more
 
 
 def test_objects_that_come_and_go_are_reported_and_the_others_restored(tmp_path: Path) -> None:

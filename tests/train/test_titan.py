@@ -105,6 +105,16 @@ def test_synchronisation_that_a_session_cannot_do_is_refused(replicas: int, give
     assert raised.value.findings[0].evidence == (evidence,)
 
 
+def test_elastic_nodes_are_refused_unless_there_are_replicas() -> None:
+    from holdfast.train.integrations.titan_limits import refuse_elastic
+
+    with pytest.raises(HoldfastError) as raised:
+        refuse_elastic(RankConfig(elastic=True))
+    assert (raised.value.findings[0].code, raised.value.findings[0].where) == ("torchtitan-unsupported", "nodes")
+    for fine in (RankConfig(), RankConfig(elastic=True, replica_count=2)):
+        refuse_elastic(fine)
+
+
 def test_parameters_have_one_name_each_and_stay_the_models() -> None:
     from holdfast.train.integrations.titan_state import parameter_tree
 
@@ -175,8 +185,12 @@ def test_place_in_the_data_holds_for_one_number_of_shards() -> None:
     state = LoaderPosition(first, shards=2).state_dict()
     LoaderPosition(second, shards=2).load_state_dict(state)
     assert [each.tolist() for each in second] == [each.tolist() for each in batches]
-    with pytest.raises(ValueError, match="one of 2 shards of the data, and there are 4 now"):
+    with pytest.raises(HoldfastError) as raised:
         LoaderPosition(second, shards=4).load_state_dict(state)
+    finding = raised.value.findings[0]
+    assert finding.code == "torchtitan-unsupported"
+    assert "2 before, 4 now" in finding.what
+    assert finding.remedy == "Set `recovery.replicas`, or return to 2 ranks that read different samples."
 
 
 def test_position_of_torchtitans_loader_is_saved_without_pickle(tmp_path: Path) -> None:

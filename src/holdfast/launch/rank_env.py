@@ -139,6 +139,8 @@ def attempt_env(accepted: RunSpec, folder: RunDir, attempt: Attempt) -> dict[str
     }
     if several:
         env = _TORCHFT_DEFAULTS | _nccl_env(job) | _agent_store_env(job) | env | _replica_env(job, attempt)
+    if job.nodes.is_elastic:
+        env["HOLDFAST_ELASTIC"] = "1"
     if accepted.resumed:
         env["HOLDFAST_RESUMED_STEP"] = str(accepted.resumed.step)
     if attempt.checkpoints_back:

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_st
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from holdfast.errors import HoldfastError
 from holdfast.train.accelerator import Accelerator, accelerator_of
 from holdfast.train.checkpoint import optimizer_state, rng, safe_state
 from holdfast.train.checkpoint.deferred_pickle import defer_pickle
@@ -173,5 +174,7 @@ class TrainState:
 def _load_object(name: str, target: Stateful, state: dict[str, Any]) -> None:
     try:
         target.load_state_dict(state)
+    except HoldfastError:
+        raise  # it says more than that the checkpoint does not fit
     except Exception as error:  # any object of the user's: it may raise anything
         raise StateNotLoaded(f"state[{name!r}]: {type(error).__name__}: {error}") from error

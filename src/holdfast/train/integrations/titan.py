@@ -45,5 +45,5 @@ def _trainer_unsupported(name: str) -> HoldfastError:
         "this configuration is for a model that has another trainer",
         exit_code=ExitCode.USAGE,
         where=name,
-        remedy="use TorchTitan's own `--module`: holdfast still launches, monitors and restarts the job",
+        remedy="Use TorchTitan's own `--module`: holdfast still launches, monitors and restarts the job.",
     )

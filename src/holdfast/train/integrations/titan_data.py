@@ -15,6 +15,7 @@ from torchtitan.components.loss import IGNORE_INDEX
 from holdfast.train.data.elastic_data import Data
 from holdfast.train.data.sharding import Batch
 from holdfast.train.integrations import titan_private
+from holdfast.train.integrations.titan_limits import other_shards_unsupported
 from holdfast.train.session.session import Session
 
 Given = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -33,12 +34,9 @@ class LoaderPosition:
         return {"shards": self._shards, "loader": titan_private.loader_state(self._loader)}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue there; raises ValueError for another number of shards."""
+        """Continue there; raises HoldfastError for another number of shards."""
         if state["shards"] != self._shards:
-            raise ValueError(
-                f"TorchTitan's loader was in one of {state['shards']} shards of the data, and there are "
-                f"{self._shards} now; it cannot move between them"
-            )
+            raise other_shards_unsupported(state["shards"], self._shards)
         titan_private.load_loader_state(self._loader, state["loader"])
 
 

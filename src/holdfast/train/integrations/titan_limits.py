@@ -29,10 +29,10 @@ def with_outer_sync(config: RankConfig, given: FaultTolerance) -> RankConfig:
     method = given.semi_sync_method.lower()
     where = "--fault-tolerance.semi-sync-method"
     if method not in list(SyncMethod):
-        raise _unsupported(f"the method {method}", where, f"there are {' and '.join(SyncMethod)}", "name one of these")
+        raise _unsupported(f"the method {method}", where, f"there are {' and '.join(SyncMethod)}", "Name one of these.")
     if config.replica_count == 1:
         raise _unsupported(
-            f"{method} with one replica", where, "HOLDFAST_REPLICA_COUNT is 1", "set `recovery.replicas` in the job"
+            f"{method} with one replica", where, "HOLDFAST_REPLICA_COUNT is 1", "Set `recovery.replicas` in the job."
         )
     changed = [name for name, plain in STREAMING.items() if getattr(given, name) != plain]
     if method == SyncMethod.DILOCO and changed:
@@ -40,15 +40,26 @@ def with_outer_sync(config: RankConfig, given: FaultTolerance) -> RankConfig:
             "streaming or quantised DiLoCo",
             "--fault-tolerance",
             ", ".join(f"{name}={getattr(given, name)}" for name in changed),
-            "leave these settings as they are by default: all parameters are then synchronised together",
+            "Leave these settings as they are by default: all parameters are then synchronised together.",
         )
     return replace(config, outer_sync=OuterSyncConfig(method=SyncMethod(method), every=given.sync_steps))
+
+
+def refuse_elastic(config: RankConfig) -> None:
+    """Raise HoldfastError if the number of nodes may change, and samples are not dealt to replicas."""
+    if config.elastic and config.replica_count == 1:
+        raise _unsupported(
+            "elastic nodes with one replica",
+            "nodes",
+            "TorchTitan's loader cannot move between numbers of shards",
+            "Write a fixed number of `nodes`, with `recovery.replicas` to continue while one is lost.",
+        )
 
 
 def refuse_unsupported(trainer: Trainer, config: RankConfig) -> None:
     """Raise HoldfastError for a trainer that one Session cannot save, or cannot keep equal to other replicas'."""
     own = (
-        "use TorchTitan's own `--module` with `--checkpoint.enable`: holdfast still launches, monitors and restarts it"
+        "Use TorchTitan's own `--module` with `--checkpoint.enable`: holdfast still launches, monitors and restarts it."
     )
     if titan_private.only_model(trainer) is None:
         parts = f"this rank has {len(trainer.model_parts)} parts of the model"
@@ -61,8 +72,18 @@ def refuse_unsupported(trainer: Trainer, config: RankConfig) -> None:
             "replicas with tensor or context parallelism",
             "recovery.replicas",
             f"the {config.world_size} ranks of a replica read {shards} shards of the data",
-            "shard each replica by FSDP alone, or leave `recovery.replicas` out of the job",
+            "Shard each replica by FSDP alone, or leave `recovery.replicas` out of the job.",
         )
+
+
+def other_shards_unsupported(saved: int, now: int) -> HoldfastError:
+    """Error for a position in the data that was saved with another number of shards."""
+    return _unsupported(
+        f"another number of shards of the data: {saved} before, {now} now",
+        "nodes",
+        "TorchTitan's loader cannot move between numbers of shards",
+        f"Set `recovery.replicas`, or return to {saved} ranks that read different samples.",
+    )
 
 
 def own_checkpoint_unsupported(step: int) -> HoldfastError:
@@ -71,7 +92,7 @@ def own_checkpoint_unsupported(step: int) -> HoldfastError:
         "a checkpoint of TorchTitan's with replicas",
         "--checkpoint.folder",
         f"it is of step {step}, and holdfast has none",
-        "resume once without `recovery.replicas`; then holdfast has a checkpoint",
+        "Resume once without `recovery.replicas`; then holdfast has a checkpoint.",
     )
 
 

@@ -23,7 +23,12 @@ from torchtitan.trainer import Trainer
 from holdfast.train.checkpoint import rng
 from holdfast.train.integrations import titan_cpu, titan_private
 from holdfast.train.integrations.titan_data import Given, LoaderPosition, SampleDealer
-from holdfast.train.integrations.titan_limits import own_checkpoint_unsupported, refuse_unsupported, with_outer_sync
+from holdfast.train.integrations.titan_limits import (
+    own_checkpoint_unsupported,
+    refuse_elastic,
+    refuse_unsupported,
+    with_outer_sync,
+)
 from holdfast.train.integrations.titan_state import parameter_tree
 from holdfast.train.session.rank_config import RankConfig
 from holdfast.train.session.session import Session
@@ -42,6 +47,7 @@ class HoldfastTrainer(Trainer):
     def __init__(self, config: Config) -> None:
         # Before TorchTitan changes variables that holdfast has set, such as where flight recorders dump to.
         self._rank_config = with_outer_sync(RankConfig.from_env(), config.fault_tolerance)
+        refuse_elastic(self._rank_config)
         super().__init__(config)
         refuse_unsupported(self, self._rank_config)
         if titan_cpu.ON_CPU:

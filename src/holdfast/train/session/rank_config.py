@@ -79,6 +79,8 @@ class RankConfig:
     """`HOLDFAST_CHECKPOINT_EVERY` is `auto`: choose the interval that loses the least time."""
     nodes: int = 1
     """`GROUP_WORLD_SIZE`, as torchrun and holdfast set it."""
+    elastic: bool = False
+    """`HOLDFAST_ELASTIC` is 1: the number of nodes may change from one start to the next."""
     run: str = ""
     """`HOLDFAST_RUN`: the run that this rank belongs to."""
     replica: int = 0
@@ -245,6 +247,7 @@ class RankConfig:
             checkpoint_every_s=_number(variables, "HOLDFAST_CHECKPOINT_EVERY_S", float, at_least=0),
             checkpoint_auto=_is_auto(variables.get("HOLDFAST_CHECKPOINT_EVERY", "")),
             nodes=_number(variables, "GROUP_WORLD_SIZE", int, at_least=1) or 1,
+            elastic=variables.get("HOLDFAST_ELASTIC", "0") == "1",
             checkpoints_back=_number(variables, "HOLDFAST_CHECKPOINTS_BACK", int, at_least=0) or 0,
             resumed_step=_number(variables, "HOLDFAST_RESUMED_STEP", int, at_least=0) or 0,
             checkpoint_keep=_number(variables, "HOLDFAST_CHECKPOINT_KEEP", int, at_least=1) or cls().checkpoint_keep,
