@@ -2,7 +2,7 @@
 
     python examples/monarch/controller.py PROGRAM [ARGUMENT...]
 
-The program is any training script. Ten lines use holdfast: two imports, and what follows `run =`.
+The program is any training script. Eleven lines use holdfast: two imports, and what follows `run =`.
 """
 
 import sys
