@@ -10,15 +10,15 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bench import leak_slopes
-from bench.fault_outcomes import RecordedSteps, fault_outcomes, recorded_steps
+from bench.fault_outcomes import FaultOutcomes, RecordedSteps, fault_outcomes, recorded_steps
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
 from bench.soak.ledger import SoakOutcome
-from bench.soak.monarch_faults import kill_beside
+from bench.soak.monarch_faults import kill_beside, killed_beside
 from holdfast import api
 from holdfast.events import (
     AnyEvent,
@@ -29,6 +29,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.report.formatting import percentage
+from holdfast.report.goodput import Account
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.report.status_reducer import update_status
 from holdfast.run_dir import RunDir
@@ -40,6 +41,8 @@ TORCH_FREE_TRAINER = ROOT / "tests" / "programs" / "torch_free_trainer.py"
 QUICKSTART = ROOT / "examples" / "quickstart"
 NODES = 2
 CHECKPOINTS = "checkpoints"
+BESIDE = "monarch-faults.txt"
+"""Record of the faults of Monarch's processes, which the run's log does not have."""
 EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 SETTLED_S = 2.0
 """A step that begins this long after a fault was carried out has survived it: steps need all ranks."""
@@ -146,22 +149,28 @@ def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     ]
     every_s = options.every_s or (TORCH_EVERY_S if torch else EVERY_S)
     kept = state / "samples.jsonl"
-    trouble: list[str] = []
+    stuck = ""
     if not api.is_finished(run):
         try:
             watch = LocalWatch(run)
             for _ in watch.inject(options.seed, options.faults, rows, every_s, NODES):
                 if options.target == "monarch":
-                    kill_beside(run, options.seed, watch.faults)
+                    kill_beside(run, options.seed, watch.faults, state / BESIDE)
                 if watch.well:
                     leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
             watch.wait(lambda: watch.outlived)
             leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
         except RunStuck as error:
-            trouble.append(str(error))
-    trouble += end(run)
-    samples = leak_slopes.load_samples(kept)
-    return _tell(run, samples, trouble, notes={} if torch else recorded_steps(state / CHECKPOINTS, NODES))
+            stuck = str(error)
+    left = end(run)
+    notes: RecordedSteps = {} if torch else recorded_steps(state / CHECKPOINTS, NODES)
+    summary = api.summary(run)
+    came = fault_outcomes(api.events(run), summary, notes)
+    found = outcome(came, summary.account, beside=killed_beside(state / BESIDE), stuck=stuck, left=left)
+    _tell(found, came, summary.account, leak_slopes.load_samples(kept))
+    for problem in (*filter(None, [stuck]), *left, *came.problems):
+        say(f"\nFAILED: {problem}")
+    return found
 
 
 def _start(state: Path, target: str, own: tuple[str, ...], *, torch: bool) -> RunDir:
@@ -181,38 +190,36 @@ def _start(state: Path, target: str, own: tuple[str, ...], *, torch: bool) -> Ru
     return api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=state.absolute())
 
 
-def _tell(
-    run: RunDir, samples: Sequence[leak_slopes.Sample], trouble: Sequence[str], *, notes: RecordedSteps
+def outcome(
+    came: FaultOutcomes, account: Account, *, beside: Mapping[str, int], stuck: str, left: Sequence[str]
 ) -> SoakOutcome:
-    events = api.events(run)
-    summary = api.summary(run)
-    came = fault_outcomes(events, summary, notes)
-    problems = [*trouble, *came.problems]
+    """What came of a soak; `stuck` says how the run got stuck, empty if it did not, and `left` what it left."""
+    return SoakOutcome(
+        faults=Counter(came.requested) + Counter(beside),
+        recoveries=sum(map(len, came.recovered_s.values())),
+        failed=came.unrecovered + bool(stuck),
+        wrong=len(came.problems) + len(left),
+        steps=account.steps,
+        minutes=round(account.total_s / 60, 1),
+    )
+
+
+def _tell(found: SoakOutcome, came: FaultOutcomes, account: Account, samples: Sequence[leak_slopes.Sample]) -> None:
     every = [second for seconds in came.recovered_s.values() for second in seconds]
     rows = [(code, str(len(seconds)), *_spread(seconds)) for code, seconds in sorted(came.recovered_s.items())]
-    ettr = percentage(summary.account.ettr) if summary.account.ettr is not None else "-"
-    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(came.requested).most_common())
+    ettr = percentage(account.ettr) if account.ettr is not None else "-"
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(found.faults).most_common())
     say("")
-    say(f"{came.faults} faults in {summary.account.total_s / 60:.1f} min ({kinds})")
-    say(f"recoveries {len(every)}, failed recoveries {came.unrecovered + bool(trouble)}, ETTR {ettr}")
-    account = summary.account
-    say(f"steps {account.steps}, recomputed {account.recomputed_steps}, not exactly once {len(came.problems)}")
+    say(f"{sum(found.faults.values())} faults in {found.minutes} min ({kinds})")
+    say(f"recoveries {found.recoveries}, failed recoveries {found.failed}, ETTR {ettr}")
+    doubled, left = len(came.problems), found.wrong - len(came.problems)
+    say(f"steps {account.steps}, recomputed {account.recomputed_steps}, not exactly once {doubled}, left {left}")
     say("")
     say(
         table(("what failed", "recovered", "p50", "p99", "longest"), [*rows, ("all", str(len(every)), *_spread(every))])
     )
     say("")
     say(table(("who", "what", "first", "last", "slope per 100 faults", "processes"), _trend_rows(samples)))
-    for problem in problems:
-        say(f"\nFAILED: {problem}")
-    return SoakOutcome(
-        faults=Counter(came.requested),
-        recoveries=len(every),
-        failed=came.unrecovered + bool(trouble),
-        wrong=len(came.problems),
-        steps=account.steps,
-        minutes=round(account.total_s / 60, 1),
-    )
 
 
 def _spread(seconds: Sequence[float]) -> tuple[str, str, str]:

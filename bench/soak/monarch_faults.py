@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import signal
+from collections import Counter
+from pathlib import Path
 
 from bench.paired_stats import say
 from holdfast.host.processes import all_pids, by_env, command_line, send_signal
@@ -15,8 +17,8 @@ EVERY = 4
 CLIENT_CHANCE = 0.4
 
 
-def kill_beside(run: RunDir, seed: int, number: int) -> None:
-    """Kill Monarch's client or one of its other processes, at every fourth number."""
+def kill_beside(run: RunDir, seed: int, number: int, record: Path) -> None:
+    """Kill Monarch's client or one of its other processes, at every fourth number, and record its kind."""
     if number % EVERY != EVERY - 1:
         return
     chance = random.Random(f"monarch/{seed}/{number}")
@@ -24,6 +26,14 @@ def kill_beside(run: RunDir, seed: int, number: int) -> None:
     clients = [pid for pid in here if "monarch_client" in command_line(pid)]
     others = sorted({*here} - {*clients})
     chosen = clients if chance.random() < CLIENT_CHANCE or not others else [chance.choice(others)]
-    for pid in chosen:
-        send_signal(pid, signal.SIGKILL)
-    say(f"        and kill {'the client' if chosen == clients else 'a process'} of Monarch: {chosen or 'none there'}")
+    killed = [pid for pid in chosen if send_signal(pid, signal.SIGKILL)]
+    kind = "client" if chosen == clients else "process"
+    say(f"        and kill Monarch's {kind}: {killed or 'none there'}")
+    if killed:
+        with record.open("a") as file:
+            file.write(f"kill monarch {kind}\n")
+
+
+def killed_beside(record: Path) -> Counter[str]:
+    """The recorded faults by kind, also those before an interruption of the soak."""
+    return Counter(record.read_text().splitlines()) if record.exists() else Counter()

@@ -99,7 +99,7 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
     """Soak, and print the outcome."""
     replicas: int = options.replicas
     run = find_or_start(state, lambda: _start(state, replicas))
-    problems: list[str] = []
+    stuck = ""
     try:
         watch = ReplicaWatch(run)
         watch.wait(lambda: watch.settled)
@@ -109,8 +109,8 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
         (state / "enough").touch()
         watch.wait(lambda: watch.finished is not None and watch.finished.outcome is Outcome.SUCCEEDED)
     except RunStuck as error:
-        problems.append(str(error))
-    return _tell(run, state, replicas, [*problems, *end(run)])
+        stuck = str(error)
+    return _tell(run, state, replicas, stuck, end(run))
 
 
 def _start(state: Path, replicas: int) -> RunDir:
@@ -124,7 +124,7 @@ def _start(state: Path, replicas: int) -> RunDir:
     return api.start(api.load_job(None, command=command, overrides=overrides), "local", base=state)
 
 
-def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> SoakOutcome:
+def _tell(run: RunDir, state: Path, replicas: int, stuck: str, problems: list[str]) -> SoakOutcome:
     watch, account = ReplicaWatch(run), api.summary(run).account
     lives = {path.name: _commits(path) for path in sorted(state.glob("*.commits"))}
     committed, again, gaps = _counted(lives)
@@ -135,18 +135,18 @@ def _tell(run: RunDir, state: Path, replicas: int, problems: list[str]) -> SoakO
     kinds = ", ".join(f"{count} {kind}" for kind, count in watch.asked.most_common())
     say("")
     say(f"{watch.faults} faults in {account.total_s / 60:.1f} min ({kinds})")
-    say(f"recoveries {watch.recoveries}, failed recoveries {len(problems)}")
+    say(f"recoveries {watch.recoveries}, failed recoveries {int(bool(stuck))}")
     ettr = percentage(account.ettr) if account.ettr is not None else "-"
     spread = (f"{percentile(gaps, each):.3f} s" for each in (50, 99, 100)) if gaps else ("-", "-", "-")
     head = ("steps committed", "recomputed", "gap p50", "p99", "longest", "ETTR", "replicas equal")
     equal = "no" if problems else "bit-exact"
     say(table(head, [(str(len(committed)), str(again), *spread, ettr, equal)]))
-    for problem in problems:
+    for problem in (*filter(None, [stuck]), *problems):
         say(f"\nFAILED: {problem}")
     return SoakOutcome(
         faults=dict(watch.asked),
         recoveries=watch.recoveries,
-        failed=0,
+        failed=int(bool(stuck)),
         wrong=len(problems),
         steps=len(committed),
         minutes=round(account.total_s / 60, 1),
