@@ -21,7 +21,7 @@ from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Orchestrator
 from holdfast.launch.local.node_processes import node_mark
 from holdfast.launch.local.run_network import SharedNetwork
-from holdfast.launch.monarch.client_process import client_folder
+from holdfast.launch.monarch.client_process import LOG_NAME, client_folder
 from holdfast.launch.monarch.monarch_backend import MonarchBackend
 from holdfast.launch.monarch.monarch_link import MonarchLink
 from holdfast.launch.monarch.monarch_messages import MESH_RECORD_NAME
@@ -78,3 +78,17 @@ def test_agent_that_is_requested_after_the_end_fails_at_once(folder: RunDir) -> 
 
     asyncio.run(place_late())
     assert not client_folder(folder).exists()
+
+
+def test_agent_is_refused_at_once_if_no_client_starts(folder: RunDir) -> None:
+    (client_folder(folder) / LOG_NAME).mkdir(parents=True)  # which the client's output should become
+
+    async def place() -> None:
+        link = MonarchLink(folder, on_message=print, on_lost=print)
+        try:
+            with pytest.raises(HoldfastError, match="its client has ended"):
+                await link.place(NODE, folder.path / "order")
+        finally:
+            await link.close()
+
+    asyncio.run(place())

@@ -85,8 +85,8 @@ class MonarchLink:
         answer = self._placing[node_id] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(PLACE_TIMEOUT_S):
-                await self._connected.wait()
-                if not answer.done():  # else a client was lost meanwhile
+                await self._connected_or(answer)
+                if not answer.done():  # else a client was lost meanwhile, or the run ends
                     self._send(PlaceAgent(node=node_id.node, generation=node_id.generation, order=str(order)))
                 await answer
         except TimeoutError as error:
@@ -102,6 +102,14 @@ class MonarchLink:
         self._fail_placements(RUN_ENDS)
         await asyncio.to_thread(self._kill)
         socket_dir.remove(client_folder(self._folder))
+
+    async def _connected_or(self, answer: asyncio.Future[None]) -> None:
+        """Wait for a client, or for the answer that there will be none."""
+        connected = asyncio.ensure_future(self._connected.wait())
+        try:
+            await asyncio.wait((connected, answer), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            connected.cancel()
 
     def _send(self, message: PlaceAgent) -> None:
         if self._output is not None:
