@@ -23,7 +23,8 @@ JOB = "version: 1\nname: rung\ncommand: {command}\nnodes: 2\nranks_per_node: 1\n
 PROGRAM = f"{sys.executable} {Path(__file__).parents[1] / 'programs' / 'torch_free_trainer.py'} 40 0.02"
 
 
-def test_each_rung_is_valid_and_runs_where_its_page_says() -> None:
+def test_each_rung_is_valid_and_runs_where_its_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{HOLDFAST.parent}{os.pathsep}{os.environ['PATH']}")
     site = Site(
         target="local", spec=TargetSpec(), base=EXAMPLES, folder=EXAMPLES, agreement=Agreement(), log=lambda _: None
     )
