@@ -46,7 +46,7 @@ def judge_fabric(run: ObservedRun, terms: FabricTerms, *, one_machine: bool) -> 
     least = terms.min_gbit_s or LEAST_SHARE * CATALOG[promised].port_gbit_s
     finding = (
         run.raised(*RAISED)
-        or run.failure
+        or run.problem
         or _unobserved(run, promised, one_machine=one_machine)
         or _too_slow(probe, least)
     )

@@ -128,7 +128,7 @@ def judge_preemption(report: CheckReport, lower: Holding, higher: Holding) -> Ch
     before = ends is not None and begins is not None and begins[0] < ends[1]
     again = [at for at in lower.joins if begins is not None and at > begins[0]]
     preempted = before and len(again) >= lower.nodes
-    finding = higher.run.failure or lower.run.failure
+    finding = higher.run.problem or lower.run.problem
     if finding is None and not preempted:
         finding = Finding(
             code="priority-ignored",
@@ -185,7 +185,7 @@ def judge_gang(rounds: Sequence[tuple[Holding, Holding]], terms: GangTerms) -> C
             runs,
         )
     worst = max((each.partial_s for each in everyone), default=0.0)
-    ended = sum(each.run.failure is None for each in everyone)
+    ended = sum(each.run.problem is None for each in everyone)
     return CheckReport(
         check=CheckName.GANG,
         verdict=Verdict.FAILED if finding else Verdict.PASSED,
@@ -221,11 +221,11 @@ def _together(pair: tuple[Holding, Holding]) -> bool:
 
 def _problem(pair: tuple[Holding, Holding], terms: GangTerms) -> Finding | None:
     """A half-gang or a deadlock in a round; None if there is none."""
-    unfinished = [each for each in pair if each.run.failure]
+    unfinished = [each for each in pair if each.run.problem]
     partial = [each for each in pair if each.partial_s > terms.max_partial_s]
     evidence = tuple(
         f"{each.run.folder.run_id}: {len(each.joined_at)} of {each.nodes} nodes joined, some and not all for "
-        f"{each.partial_s:.1f} s, {'did not end' if each.run.failure else 'ended'}"
+        f"{each.partial_s:.1f} s, {'did not end' if each.run.problem else 'ended'}"
         for each in pair
     )
     where = pair[0].run.folder.run_id
@@ -247,7 +247,7 @@ def _problem(pair: tuple[Holding, Holding], terms: GangTerms) -> Finding | None:
             remedy="Admit jobs as a whole: nodes that wait for others are paid for, and keep others from starting.",
             owner=Owner.CLUSTER,
         )
-    return unfinished[0].run.failure if unfinished else None
+    return unfinished[0].run.problem if unfinished else None
 
 
 def _not_applicable(why: str, remedy: str, runs: tuple[str, ...] = ()) -> CheckReport:

@@ -104,7 +104,7 @@ def why_not(loaded: LoadedJob, site: Site, base: Path) -> Finding | None:
 
 def measure(name: str, run: ObservedRun, first: ObservedRun | None) -> Rung:
     """The figures of one rung; without `first`, the first rung that succeeded, it is that one."""
-    failed, record = run.failure, run.record
+    failed, record = run.problem, run.record
     steps = [event for event in run.steps if event.replica == 0]
     losses = [event.metrics["loss"] for event in steps if "loss" in event.metrics]
     last = steps[-1].metrics if steps else {}

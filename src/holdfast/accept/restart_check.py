@@ -76,11 +76,11 @@ def check_restart(site: Site) -> CheckReport:
     options = ("--steps", str(steps), *(() if site.agreement.program else ("--compare", "--pace", str(PACE_S))))
     site.log(f"training {steps} steps on {nodes} nodes without failures")
     reference = site.observe(_start(site, "reference", options, nodes, terms), deadline_s=terms.deadline_s)
-    if reference.failure:
+    if reference.problem:
         return CheckReport(
             check=CheckName.RESTART,
             verdict=Verdict.FAILED,
-            finding=reference.failure,
+            finding=reference.problem,
             runs=(reference.folder.run_id,),
         )
     run = _start(site, "restart", options, nodes, terms)
@@ -238,7 +238,7 @@ def _line(recovery: RecoverySummary) -> str:
 
 
 def _unrecovered(run: ObservedRun, recoveries: Sequence[RecoverySummary]) -> Finding | None:
-    if (failed := run.failure) is None:
+    if (failed := run.problem) is None:
         return None
     last = recoveries[-1] if recoveries else None
     after = f" after {last.finding.code}" if last and last.until_step_s is None else ""

@@ -110,7 +110,7 @@ def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
     for nodes in counts:
         site.log(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
         runs.append(_train(site, nodes, terms, most_nodes=counts[-1]))
-        if runs[-1].run.failure:
+        if runs[-1].run.problem:
             break
     return judge_scaling(runs, terms, bus_bytes_s)
 
@@ -141,7 +141,7 @@ def _train(site: Site, nodes: int, terms: ScalingTerms, *, most_nodes: int) -> S
 def judge_scaling(runs: Sequence[ScalingRun], terms: ScalingTerms, bus_bytes_s: float | None) -> CheckReport:
     """Efficiency on the most nodes, with the reason for what is lost and what was predicted."""
     first, last = runs[0], runs[-1]
-    failed = next((found for each in runs if (found := each.run.failure)), None)
+    failed = next((found for each in runs if (found := each.run.problem)), None)
     ratio = None if failed else step_time_ratio(first.compared, last.compared)
     efficiency = _efficiency(first, last, ratio) if ratio else Interval(0.0, 0.0, 0.0)
     finding = failed or _too_few(first, ratio) or _lost(first, last, efficiency, ratio, terms)

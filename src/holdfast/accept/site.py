@@ -56,7 +56,7 @@ class ObservedRun:
         return [event for event in self.events if isinstance(event, StepCommitted)]
 
     @property
-    def failure(self) -> Finding | None:
+    def problem(self) -> Finding | None:
         """Why it did not succeed; None if it did."""
         finished = next((event for event in self.events if isinstance(event, RunFinished)), None)
         if finished is not None and finished.outcome is Outcome.SUCCEEDED and self.deadline_s is None:

@@ -183,6 +183,17 @@ EXIT_CODES: dict[ExitCode, tuple[str, str]] = {
         "`controller-started` in `holdfast events`.",
         "Nothing: the other one continues the run.",
     ),
+    **dict.fromkeys(
+        (
+            ExitCode.FABRIC_NOT_ACCEPTED,
+            ExitCode.SCALING_NOT_ACCEPTED,
+            ExitCode.GANG_NOT_ACCEPTED,
+            ExitCode.FIRST_RUN_NOT_ACCEPTED,
+            ExitCode.RESTART_NOT_ACCEPTED,
+            ExitCode.LADDER_NOT_ACCEPTED,
+        ),
+        ("The report of the acceptance: what was measured, and the reason.", "Do what its finding says."),
+    ),
     ExitCode.NOT_EXECUTABLE: ("`ls -l PROGRAM`, its first line.", "`chmod +x PROGRAM`."),
     ExitCode.PROGRAM_NOT_FOUND: (
         "`command -v PROGRAM`, `ldd PROGRAM` in the container.",
