@@ -1,4 +1,4 @@
-"""Faults of Monarch's processes, beside those of the run's: its client, and the processes that started agents."""
+"""Faults of Monarch's own processes, in addition to the run's: its client, and the processes that started agents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.launch.monarch.client_process import FOLDER_NAME
 from holdfast.run_dir import RunDir
 
 EVERY = 4
-"""Of so many faults of the run, one has a fault of Monarch's beside it."""
+"""Of so many faults of the run, one comes with a fault of Monarch's."""
 CLIENT_CHANCE = 0.4
 
 
