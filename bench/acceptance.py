@@ -3,8 +3,9 @@
 .venv/bin/python -m bench.acceptance [--only NAME ...] [--clean TARGET ...] [--json FILE]
 
 Each defect is real: a limited link, a controller that places nodes one by one, a training program that loses a part of
-its state, a page without a step. `--clean` runs the whole default agreement on healthy targets instead: `local`,
-`netns`, `hosts`, `slurm`, `kubernetes` (the lab, with a queue of Kueue). It needs root.
+its state, a page without a step. `--clean` runs all checks on healthy targets instead, with the default agreement
+except that nodes share a machine: `local`, `netns`, `hosts`, `slurm`, `kubernetes` (the lab, with a queue of Kueue).
+It needs root.
 """
 
 from __future__ import annotations
@@ -72,6 +73,8 @@ HOLDFAST = Path(sys.executable).with_name("holdfast")
 DEFECTS = Path(__file__).parent / "programs" / "acceptance_defects.py"
 HOOK = Path(__file__).parent / "planted" / "controller_hook"
 PAGE = "page.md"
+SHARED: Mapping[str, Any] = {"shares_machine": True, "scaling": {"min_efficiency": 0.85, "steps": 200}}
+"""Of all healthy targets here: their nodes, agents and controllers share this machine's CPUs."""
 INIT, ATTACHED = 'holdfast init ${IMAGE:+--image "$IMAGE"}', "holdfast logs\n"
 SHORT_RESTART = {"faults": 2, "steps_per_fault": 20}
 SHORT_SCALING = {"nodes": [1, 2], "steps": 40}
@@ -185,7 +188,7 @@ def main() -> None:
         os.environ["HOLDFAST_HOME"] = f"{folder}/home"
         os.environ["OMP_NUM_THREADS"] = "1"
         if options.clean:
-            headline("acceptance of healthy targets, with the default agreement")
+            headline("acceptance of healthy targets, with the default agreement but for shared CPUs")
             results = [_accept_clean(Path(folder), target) for target in options.clean]
         else:
             headline(f"acceptance: {len(PLANTED)} planted defects")
@@ -321,8 +324,7 @@ def _accept_clean(folder: Path, kind: str) -> Result:
 @contextlib.contextmanager
 def _clean_site(base: Path, kind: str) -> Generator[tuple[Path, str, Mapping[str, Any]]]:
     with _site(base, kind) as (target, _):
-        # the lab's hosts and Slurm nodes share this machine's CPUs
-        yield base, target, {"job": {"env": {"OMP_NUM_THREADS": "1"}}}
+        yield base, target, {**SHARED, "job": {"env": {"OMP_NUM_THREADS": "1"}}}
 
 
 @contextlib.contextmanager
@@ -330,7 +332,11 @@ def _cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
     """The lab, with a queue."""
     with lab_cluster.site() as site:
         site.kubectl("apply", "-f", "-", input=QUEUE.replace("NAMESPACE", site.namespace))
-        yield site.folder, "lab", {"nodes": 2, "job": CLUSTER_JOB, "gang": {"priorities": ["research", "urgent"]}}
+        yield (
+            site.folder,
+            "lab",
+            {**SHARED, "nodes": 2, "job": CLUSTER_JOB, "gang": {"priorities": ["research", "urgent"]}},
+        )
 
 
 def _row(report: Mapping[str, Any]) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ class LosesDataPosition(Training):
 
     def session(self) -> Session:
         made = super().session()
-        self._skipped = made.step * self.options.batch * self.world_size
+        self._skipped = made.step * self.batch * self.world_size
         return made
 
     def load(self, parts: Iterable[MicroBatch]) -> Iterator[tuple[MicroBatch, torch.Tensor]]:

@@ -84,6 +84,16 @@ def test_equal_steps_have_no_difference_and_the_last_loss_of_a_failed_attempt_is
     assert first_difference(reference, [*reference[:2], partial, step(4)]) is not None
 
 
+def test_steps_that_a_fault_damaged_and_that_were_done_again_do_not_count() -> None:
+    reference = [step(number, **digests()) for number in range(1, 7)]
+    damaged = [step(number, **digests(result=7.0)) for number in (4, 5)]
+    again = [step(number, attempt=1, **digests()) for number in (4, 5, 6)]
+    assert first_difference(reference, [*reference[:3], *damaged, *again]) is None
+    found = first_difference(reference, [*reference[:3], *damaged, *again[2:]])
+    assert found is not None
+    assert found.step == 4
+
+
 @pytest.mark.parametrize(
     ("run", "code"),
     [

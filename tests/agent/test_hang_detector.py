@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import signal
+import subprocess
 import time
 from collections.abc import ItemsView
 from pathlib import Path
@@ -65,6 +67,27 @@ def test_first_step_has_its_own_time_and_an_early_one_that_of_a_first_that_compi
 def test_early_step_that_compiled_longer_than_the_first_gives_the_next_as_long() -> None:
     assert allowed_s(progress_after(40.0)) == pytest.approx(120.0 + EARLY_MARGIN_S, abs=0.5)
     assert allowed_s(progress_after(300.0)) == pytest.approx(AUTO_MAX_S)
+
+
+def test_process_that_is_stopped_between_two_steps_gets_no_longer_than_a_step() -> None:
+    timeouts = StepTimeouts(step_timeout_s=3.0)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            progress = RankProgress(process.pid)
+            progress.on_step(1)
+            progress.set_activity(Activity.BETWEEN_STEPS)
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            stopped = time.monotonic() + 10.0
+            progress.look(stopped)
+            progress.look(stopped + 1.0)
+            assert progress.deadline(timeouts) == stopped + 3.0
+            process.send_signal(signal.SIGCONT)
+            os.waitid(os.P_PID, process.pid, os.WCONTINUED)
+            progress.look(stopped + 2.0)
+            assert progress.deadline(timeouts) == progress.last_message_at + 3.0 * NON_STEP_FACTOR
+        finally:
+            process.kill()
 
 
 def test_what_comes_between_two_steps_has_its_own_time_and_counts_for_neither() -> None:

@@ -62,6 +62,11 @@ class ScalingTerms(Model):
     """Throughput per node on the most nodes, as a share of that on the fewest."""
     steps: Steps = 150
     """Steps of each run."""
+    step_s: Seconds = 0.25
+    """Seconds of computing in a step on the fewest nodes: holdfast's program makes its batch so large.
+
+    On more nodes each rank has the same batch. A program of your own has a batch of its own.
+    """
     deadline_s: Seconds = 900.0
     """Seconds in which each run must have ended."""
 
@@ -122,6 +127,8 @@ class Agreement(Model):
 
     Not `nodes`, `name` and `command`, which each check decides.
     """
+    shares_machine: bool = False
+    """Whether all nodes are on one machine and share its CPUs, as in a lab; `scaling` measures accordingly."""
     seed: Count = 1
     """Decides what is random: the steps of faults, the delays between jobs."""
     program: tuple[NonEmpty, ...] = ()
@@ -135,7 +142,7 @@ class Agreement(Model):
 
 SMOKE: Mapping[str, Mapping[str, object]] = {
     "fabric": {"steps": 20, "probe_s": 30.0},
-    "scaling": {"steps": 40, "nodes": (1, 2)},
+    "scaling": {"steps": 40, "nodes": (1, 2), "step_s": 0.1},
     "gang": {"rounds": 1},
     "restart": {"faults": 3, "steps_per_fault": 12},
 }

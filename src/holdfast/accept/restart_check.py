@@ -217,19 +217,30 @@ def _uncompared(reference: Sequence[StepCommitted], run: ObservedRun) -> Finding
 
 
 def first_difference(reference: Sequence[StepCommitted], steps: Sequence[StepCommitted]) -> Difference | None:
-    """The first step, in the order in which they were done, with another state than in the run without failures.
+    """The first step with another state than in the run without failures.
 
-    Without digests the losses are compared, except in the last step of a failed attempt: its mean may lack a rank.
+    Of steps that were done again only the last time counts: a fault may have damaged what was then given up. Without
+    digests the losses are compared, except in the last step of a failed attempt: its mean may lack a rank.
     """
     expected = {each.step: each.metrics for each in reference}
-    for number, each in enumerate(steps, start=1):
+    for each, has_failed in _kept(steps):
         if (known := expected.get(each.step)) is None:
             continue
-        has_failed = number < len(steps) and steps[number].attempt != each.attempt
         for metric in [name for name in STATE if name in known] or ([] if has_failed else [LOSS]):
             if known.get(metric) != each.metrics.get(metric):
                 return Difference(step=each.step, attempt=each.attempt, metric=metric)
     return None
+
+
+def _kept(steps: Sequence[StepCommitted]) -> list[tuple[StepCommitted, bool]]:
+    """Steps that were not done again, oldest first, and whether each is the last of a failed attempt."""
+    kept: list[tuple[StepCommitted, bool]] = []
+    for number in reversed(range(len(steps))):
+        each = steps[number]
+        has_failed = number + 1 < len(steps) and steps[number + 1].attempt != each.attempt
+        if not kept or each.step < kept[-1][0].first:
+            kept.append((each, has_failed))
+    return kept[::-1]
 
 
 def _line(recovery: RecoverySummary) -> str:

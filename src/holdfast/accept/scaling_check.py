@@ -19,6 +19,7 @@ from holdfast.plan.traffic import ddp_bytes
 from holdfast.report.formatting import count, percentage
 from holdfast.report.run_comparison import Ratio, step_time_ratio
 from holdfast.report.run_record import RunRecord, record_run
+from holdfast.run_dir import RunDir
 
 PROFILE_S = 120.0
 PROFILED_FROM = 2 / 3
@@ -92,6 +93,12 @@ class ScalingRun:
         return self.run.steps[-1].metrics.get("tokens", 0.0) if self.run.steps else 0.0
 
     @property
+    def batch(self) -> int | None:
+        """Samples of each rank and step, if the program reports them."""
+        reported = self.run.steps[-1].metrics.get("batch") if self.run.steps else None
+        return None if reported is None else int(reported)
+
+    @property
     def tokens_per_s(self) -> float:
         """Of all nodes."""
         return self.tokens / self.step_s if self.step_s else 0.0
@@ -109,7 +116,7 @@ def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
     runs: list[ScalingRun] = []
     for nodes in counts:
         site.log(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
-        runs.append(_train(site, nodes, terms, most_nodes=counts[-1]))
+        runs.append(_train(site, nodes, terms, most_nodes=counts[-1], batch=runs[0].batch if runs else None))
         if runs[-1].run.problem:
             break
     return judge_scaling(runs, terms, bus_bytes_s)
@@ -119,16 +126,24 @@ def _is_late(step: StepCommitted, last: int) -> bool:
     return step.step > PROFILED_FROM * last
 
 
-def _train(site: Site, nodes: int, terms: ScalingTerms, *, most_nodes: int) -> ScalingRun:
-    steps = terms.steps
-    wide = () if site.agreement.program else ("--width", "256", "--layers", "4", "--batch", "8")
-    # On one machine a rank gets no more CPUs when it is alone than when all nodes compute.
-    fields = {"env__OMP_NUM_THREADS": max(1, site.cpus // most_nodes)} if site.is_one_machine else {}
-    run = site.start("scaling", site.program("--steps", str(steps), *wide), nodes=nodes, **fields)
+def _train(site: Site, nodes: int, terms: ScalingTerms, *, most_nodes: int, batch: int | None) -> ScalingRun:
+    work = ("--step-s", f"{terms.step_s:g}") if batch is None else ("--batch", str(batch))
+    wide = () if site.agreement.program else ("--large", *work)
+    # Nodes of one machine share its CPUs and memory: a run on few of them computes while equal ones do on the rest.
+    fields = {"env__OMP_NUM_THREADS": max(1, site.cpus // most_nodes)} if site.shares_machine else {}
+    beside = most_nodes // nodes - 1 if site.shares_machine else 0
+    command = site.program("--steps", str(terms.steps), *wide)
+    with contextlib.ExitStack() as stack:
+        for _ in range(beside):
+            stack.enter_context(site.ended(site.start("scaling", command, nodes=nodes, **fields)))
+        return _observe(site, site.start("scaling", command, nodes=nodes, **fields), nodes, terms)
+
+
+def _observe(site: Site, run: RunDir, nodes: int, terms: ScalingTerms) -> ScalingRun:
     breakdown: dict[str, float] = {}
 
     def profile_late(event: AnyEvent) -> None:
-        if isinstance(event, StepCommitted) and not breakdown and _is_late(event, steps):
+        if isinstance(event, StepCommitted) and not breakdown and _is_late(event, terms.steps):
             breakdown["tried"] = 1.0
             with contextlib.suppress(HoldfastError):
                 breakdown.update(api.profile_steps(run, ranks=(), timeout_s=PROFILE_S).breakdown)

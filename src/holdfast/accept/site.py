@@ -100,6 +100,11 @@ class Site:
         return self.spec.kind == LOCAL
 
     @property
+    def shares_machine(self) -> bool:
+        """Whether nodes share CPUs."""
+        return self.is_one_machine or self.agreement.shares_machine
+
+    @property
     def cpus(self) -> int:
         """CPUs of this machine that holdfast may use."""
         return len(os.sched_getaffinity(0))
@@ -164,6 +169,14 @@ class Site:
                 if ended_at is not None and now > ended_at + LEAVE_S:
                     break
         return ObservedRun(run, tuple(found), deadline_s if ended_at is not None else None)
+
+    @contextlib.contextmanager
+    def ended(self, run: RunDir) -> Generator[None]:
+        """Ends a run after the block."""
+        try:
+            yield
+        finally:
+            _end(run)
 
     @contextlib.contextmanager
     def ended_on_error(self, run: RunDir) -> Generator[None]:

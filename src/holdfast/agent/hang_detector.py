@@ -38,6 +38,9 @@ three times the 99th percentile.
 POLL_S = 0.2
 """Seconds between two looks at the deadlines with `auto`: a rank whose steps begin has a nearer one than before."""
 
+LOOK_S = 1.0
+"""Seconds between two looks with a fixed step timeout."""
+
 AUTO_TIMEOUT_STEPS = 512
 """Number of latest steps from which the percentile is computed."""
 
@@ -94,6 +97,8 @@ class RankProgress:
     cpu_wait_s: float = 0.0
     """Seconds that it had waited for a CPU at the last poll."""
     cpu_wait_polled_at: float = 0.0
+    stopped_since: float | None = None
+    """Monotonic time at which its process was first seen stopped, as by SIGSTOP; None while it is not."""
 
     def on_step(self, step: int, at: float | None = None) -> None:
         """Record a step that finished now, or at this monotonic time; it clears a hang."""
@@ -118,14 +123,27 @@ class RankProgress:
         if now - self.cpu_wait_polled_at >= CPU_WAIT_POLL_S:
             self.cpu_wait_s, self.cpu_wait_polled_at = cpu_wait_s(self.pid), now
 
+    @property
+    def _in_step(self) -> bool:
+        """Whether it computes a step, and not an attempt's first."""
+        return self.step >= 0 and self.activity is Activity.STEPPING
+
+    def look(self, now: float) -> None:
+        """See whether its process is stopped outside of a step."""
+        is_stopped = not self._in_step and state_letter(self.pid) == "T"
+        self.stopped_since = (self.stopped_since or now) if is_stopped else None
+
     def deadline(self, timeouts: StepTimeouts) -> float:
-        """Monotonic time by which its next message is due; for a hung rank, the time of the next report."""
+        """Monotonic time by which its next message is due; for a hung rank, the time of the next report.
+
+        A stopped process neither saves nor evaluates: between steps too it gets no longer than a step.
+        """
         if self.activity is Activity.FINISHED:
             return math.inf
-        in_step = self.step >= 0 and self.activity is Activity.STEPPING
-        allowed_s = timeouts.step_s(self.first_step_s, self.step_durations_s) if in_step else timeouts.non_step_s
+        is_limited = self._in_step or self.stopped_since is not None
+        allowed_s = timeouts.step_s(self.first_step_s, self.step_durations_s) if is_limited else timeouts.non_step_s
         if not self.hung:
-            return max(self.last_message_at + allowed_s, self.recheck_at)
+            return max(max(self.last_message_at, self.stopped_since or 0.0) + allowed_s, self.recheck_at)
         # When two ranks wait for each other, the reports of both must arrive within seconds of each other.
         soon = self.reported_at - self.last_message_at < 2 * allowed_s
         return self.reported_at + (MIN_REPORT_INTERVAL_S if soon else max(MIN_REPORT_INTERVAL_S, allowed_s))
@@ -272,15 +290,15 @@ class HangDetector:
         return await asyncio.gather(dump(pid, into), self._recorders.dump(rank))
 
     async def _watch_for_hangs(self, timeouts: StepTimeouts) -> None:
-        ahead_s, poll_s = (
-            (DUMP_AHEAD_S, POLL_S) if timeouts.step_timeout_s == "auto" else (0.0, timeouts.step_timeout_s)
-        )
+        is_auto = timeouts.step_timeout_s == "auto"
+        ahead_s, poll_s = (DUMP_AHEAD_S, POLL_S) if is_auto else (0.0, LOOK_S)
         while True:
             now = time.monotonic()
             next_at = now + poll_s
             for rank, progress in self.progress.items():
                 if progress.closed:
                     continue
+                progress.look(now)
                 due = progress.deadline(timeouts)
                 if now >= due - ahead_s and now >= (due := due + progress.cpu_starved_s()) - ahead_s:
                     self._start_report(rank, progress, due)

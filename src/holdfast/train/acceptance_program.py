@@ -2,9 +2,10 @@
 
 python -m holdfast.train.acceptance_program --steps 100
 
-With `--compare` each step has digests (CRC-32) of its samples, and of the random state, the weights and the optimizer's
-state before it, and of the weights after it; accept/restart_check.py compares those of a run that resumed with those of
-one that never failed. The numbers are made here: it reads no data and no network.
+With `--step-s` the batch is made so large that computing a step takes about this long, on any hardware; each step
+reports it as `batch`. With `--compare` each step has digests (CRC-32) of its samples, and of the random state, the
+weights and the optimizer's state before it, and of the weights after it; accept/restart_check.py compares those of a
+resumed run with those of one that never failed. The numbers are made here: it reads no data and no network.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from holdfast.train.data.sharding import MicroBatch
 from holdfast.train.session.session import Session
 
 VOCABULARY, LENGTH = 512, 64
+LARGE_LAYERS, LARGE_WIDTH, LARGE_GPU_WIDTH = 4, 128, 4096
+"""Of `--large`: 2.6 MB of gradients on a CPU, 2.2 GB on a GPU."""
 
 
 class Block(nn.Module):
@@ -73,6 +76,19 @@ def digest(tensors: Iterable[torch.Tensor]) -> int:
     return found
 
 
+def _compute_s(model: nn.Module, batch: int, device: torch.device) -> float:
+    """Seconds of the second of two forward and backward passes over so many samples, without their generation."""
+    tokens = torch.zeros((batch, LENGTH), dtype=torch.int64, device=device)
+    began = 0.0
+    for _ in range(2):
+        began = time.monotonic()
+        model(tokens).mean().backward()
+        model.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
 def random_states() -> Iterator[torch.Tensor]:
     """The states of the generators that dropout uses."""
     yield torch.get_rng_state()
@@ -105,12 +121,25 @@ class Training:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
         torch.manual_seed(0)
-        plain = make_model(options.width, options.layers).to(self.device)
+        large = (LARGE_GPU_WIDTH if on_gpu else LARGE_WIDTH, LARGE_LAYERS)
+        plain = make_model(*(large if options.large else (options.width, options.layers))).to(self.device)
         self.parameters = list(plain.parameters())
+        self.batch = self._batch_of(plain, options.step_s) if options.step_s else options.batch
         self.model = DistributedDataParallel(plain) if self.world_size > 1 else plain
         self.optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=options.steps)
         torch.manual_seed(1 + int(os.environ.get("RANK", "0")))  # dropout differs between ranks
+
+    def _batch_of(self, model: nn.Module, step_s: float) -> int:
+        """Samples with which computing takes about so long on rank 0; the other ranks get the same number."""
+        batch, took_s = self.options.batch, _compute_s(model, self.options.batch, self.device)
+        while took_s < step_s / 2:
+            batch *= 2
+            took_s = _compute_s(model, batch, self.device)
+        chosen = torch.tensor(max(1, round(batch * step_s / took_s)), device=self.device)
+        if self.world_size > 1:
+            dist.broadcast(chosen, src=0)
+        return int(chosen.item())
 
     def session(self) -> Session:
         """The session, which resumes from the last checkpoint."""
@@ -138,7 +167,8 @@ class Training:
         for step in session.steps(self.options.steps):
             began = time.monotonic()
             self.before_step(step)
-            found: dict[str, float] = {"parameters": sum(parameter.numel() for parameter in self.parameters)}
+            size = sum(parameter.numel() for parameter in self.parameters)
+            found: dict[str, float] = {"parameters": size, "batch": self.batch}
             if self.options.compare:
                 found["digest_random"] = self.of_all_ranks(digest(random_states()))
                 found["digest_weights"] = digest(self.parameters)
@@ -146,7 +176,7 @@ class Training:
             self.optimizer.zero_grad()
             samples: list[int] = []
             loss = torch.zeros(())
-            for part, tokens in session.timed(self.load(session.micro_batches(self.options.batch))):
+            for part, tokens in session.timed(self.load(session.micro_batches(self.batch))):
                 samples += part.samples
                 moved = tokens.to(self.device)
                 scores = self.model(moved[:, :-1])
@@ -170,7 +200,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--width", type=int, default=64, help="of each layer")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--large", action="store_true", help="a model as large as suits the device")
     parser.add_argument("--batch", type=int, default=4, help="samples per rank and step")
+    parser.add_argument("--step-s", type=float, default=0.0, metavar="SECONDS", help="make the batch take so long")
     parser.add_argument("--pace", type=float, default=0.0, metavar="SECONDS", help="least time of a step")
     parser.add_argument("--compare", action="store_true", help="report digests of the state with each step")
     return parser.parse_args(words)
