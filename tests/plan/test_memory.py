@@ -10,7 +10,7 @@ from holdfast.plan.hardware import MACHINES
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.memory import layer_activations, memory
 from holdfast.plan.model_catalog import MODELS
-from holdfast.plan.traffic import ddp_bytes, fsdp_bytes, hsdp_bytes, step_traffic
+from holdfast.plan.traffic import ddp_bytes
 
 YEAR_S, DAY_S = 365.25 * 86_400, 86_400
 
@@ -82,13 +82,3 @@ def test_first_stage_keeps_as_many_micro_batches_as_there_are_stages() -> None:
     assert memory(model, chunks, length=8192, micro_batches=80).activations == pytest.approx(
         one * (1 + 7 / 40), rel=5e-3
     )
-
-
-def test_hsdp_sends_across_nodes_only_a_shard() -> None:
-    within = fsdp_bytes(8e9, 8, weight_bytes=2, gradient_bytes=4)
-    assert hsdp_bytes(8e9, 8, 4, weight_bytes=2, gradient_bytes=4) == within + 2 * 0.75 * 1e9 * 4
-
-
-def test_traffic_of_axes_of_size_one_is_zero() -> None:
-    sent = step_traffic(MODELS["llama-3-8b"], Layout(sharding=Sharding.DDP), batch=4, length=128, gradient_bytes=4)
-    assert sent == {"dp": 0.0, "tp": 0.0, "pp": 0.0}

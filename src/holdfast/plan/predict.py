@@ -9,7 +9,7 @@ from holdfast.plan.hardware import TERA, Machine
 from holdfast.plan.layout import Recompute
 from holdfast.plan.search import Candidate, Found, search
 from holdfast.plan.step_time import StepTime, Workload, step_time
-from holdfast.plan.traffic import step_traffic
+from holdfast.plan.traffic import Step, step_traffic
 
 HOUR_S = 3600.0
 MAX_FACTOR = 8.0
@@ -236,12 +236,14 @@ def predict(
             figures=figures(load, each, machine, budget_tokens=budget_tokens, price=price),
             losses=losses(each.time),
             sent_bytes=step_traffic(
-                load.model,
-                each.layout,
-                batch=load.batch,
-                length=load.length,
-                gradient_bytes=load.software.gradient_bytes,
-                domain=machine.domain,
+                Step(
+                    model=load.model,
+                    layout=each.layout,
+                    batch=load.batch,
+                    length=load.length,
+                    gradient_bytes=load.software.gradient_bytes,
+                    domain=machine.domain,
+                )
             ),
         )
         for each in found.best

@@ -1,90 +1,169 @@
-"""Bytes that a rank sends per step, by kind of parallelism, with ring collectives.
+"""Bytes that each rank sends to each other per step, by the algorithms of a communication library.
 
-A ring over n ranks sends (n - 1) / n of the payload per rank in an all-gather or reduce-scatter, and twice that in an
-all-reduce. Payloads of n ranks count whole: an all-gather's is its result.
+Ranks count up along `tp`, then `cp`, `dp`, `pp`. Context and expert parallelism's own messages are not counted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from holdfast.plan.collectives import ALGORITHMS, Collective, Library
 from holdfast.plan.layout import Layout, Sharding
-from holdfast.plan.memory import stage_parameters
+from holdfast.plan.memory import ACTIVATION_BYTES, WEIGHT_BYTES
 from holdfast.plan.transformer import Transformer
 
 
-def gather_bytes(payload: float, ranks: int) -> float:
-    """Bytes sent per rank in a ring all-gather or reduce-scatter."""
-    return payload * (ranks - 1) / ranks
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """What a rank sends to another per step."""
+
+    axis: str
+    """`dp`, `tp` or `pp`."""
+    peer: int
+    sent_bytes: float
 
 
-def reduce_bytes(payload: float, ranks: int) -> float:
-    """Bytes sent per rank in a ring all-reduce."""
-    return 2 * gather_bytes(payload, ranks)
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """What a step of a job sends."""
+
+    model: Transformer
+    layout: Layout
+    batch: int
+    """Sequences."""
+    length: int
+    """Tokens of a sequence."""
+    gradient_bytes: int
+    domain: int = 8
+    """Ranks that HSDP shards over."""
+    library: Library = Library.NCCL
+
+    @property
+    def micro_batches(self) -> int:
+        return self.layout.micro_batches(self.batch)
+
+    @property
+    def tokens(self) -> float:
+        """Of each data-parallel rank."""
+        return self.micro_batches * self.layout.micro_batch * self.length / self.layout.cp
 
 
-def ddp_bytes(parameters: float, ranks: int, *, gradient_bytes: int) -> float:
+@dataclass(frozen=True, kw_only=True)
+class _Collective:
+    """An operation of a group; `payload` as in plan/collectives.py."""
+
+    axis: str
+    kind: Collective
+    payload: float
+    group: Sequence[int]
+
+
+def ddp_bytes(parameters: float, ranks: int, *, gradient_bytes: int, library: Library = Library.NCCL) -> float:
     """DistributedDataParallel: one all-reduce of all gradients."""
-    return reduce_bytes(parameters * gradient_bytes, ranks)
+    return ALGORITHMS[library, Collective.ALL_REDUCE].sent_bytes(parameters * gradient_bytes, ranks)
 
 
-def fsdp_bytes(
-    parameters: float, ranks: int, *, weight_bytes: int, gradient_bytes: int, kept: float = 0.0, passes: int = 1
-) -> float:
-    """Fully sharded: an all-gather in the forward pass, another in the backward pass, a reduce-scatter of gradients.
+def step_traffic(step: Step) -> dict[str, float]:
+    """Bytes that a rank of the busiest stage sends per step along each axis; zero where an axis has size 1.
 
-    `kept` parameters stay gathered after the forward pass, as FSDP2's root module does; `passes` is the micro-batches.
+    Along `pp` it is what a middle stage sends, which also is what crosses a boundary of two stages in both directions.
     """
-    gathered = (2 * parameters - kept) * weight_bytes
-    return passes * gather_bytes(gathered + parameters * gradient_bytes, ranks)
+    layout = step.layout
+    sent = {"dp": 0.0, "tp": 0.0, "pp": 2 * layout.interleave * _handed_on(step) if layout.pp > 1 else 0.0}
+    for stage in range(layout.pp):
+        of_rank = list(rank_traffic(step, stage * layout.gpus // layout.pp))
+        for axis in ("dp", "tp"):
+            sent[axis] = max(sent[axis], sum(each.sent_bytes for each in of_rank if each.axis == axis))
+    return sent
 
 
-def hsdp_bytes(
-    parameters: float,
-    shards: int,
-    replicas: int,
-    *,
-    weight_bytes: int,
-    gradient_bytes: int,
-    kept: float = 0.0,
-) -> float:
-    """Sharded within groups, replicated across them: also an all-reduce of each rank's shard of the gradients."""
-    within = fsdp_bytes(parameters, shards, weight_bytes=weight_bytes, gradient_bytes=gradient_bytes, kept=kept)
-    return within + reduce_bytes(parameters / shards * gradient_bytes, replicas)
+def rank_traffic(step: Step, rank: int) -> Iterator[Message]:
+    """What a rank sends per step."""
+    layout = step.layout
+    width = layout.gpus // layout.pp
+    stage, place = divmod(rank, width)
+    first = rank - place % layout.tp
+    tensor, data = range(first, first + layout.tp), range(stage * width + place % layout.tp, (stage + 1) * width)
+    collectives = [*_tensor(step, stage, tensor), *_data(step, stage, data[:: layout.tp], rank)]
+    for one in collectives:
+        ranks = len(one.group)
+        if ranks > 1:
+            algorithm = ALGORITHMS[step.library, one.kind]
+            peer = one.group[(one.group.index(rank) + algorithm.neighbour) % ranks]
+            yield Message(axis=one.axis, peer=peer, sent_bytes=algorithm.sent_bytes(one.payload, ranks))
+    yield from _pipeline(step, stage, place, width)
 
 
-def tensor_bytes(tokens: float, hidden: int, layers: float, ranks: int, *, element_bytes: int = 2) -> float:
-    """Tensor parallelism: two all-reduces of the activations per layer forward and two backward.
+def _tensor(step: Step, stage: int, group: Sequence[int]) -> Iterator[_Collective]:
+    """All-reduces of activations: two per layer forward and two backward, and one in the embedding and the head each.
 
-    With sequence parallelism each is a reduce-scatter and an all-gather, which send as much.
+    With sequence parallelism each is a reduce-scatter and an all-gather, which send as much in NCCL's rings.
     """
-    return 4 * layers * reduce_bytes(tokens * hidden * element_bytes, ranks)
+    last = stage == step.layout.pp - 1
+    number = 4 * _layers(step, stage) + (stage == 0) + last
+    payload = number * step.tokens * step.model.shape.hidden * ACTIVATION_BYTES
+    yield _Collective(axis="tp", kind=Collective.ALL_REDUCE, payload=payload, group=group)
 
 
-def pipeline_bytes(tokens: float, hidden: int, chunks: int, *, element_bytes: int = 2) -> float:
-    """A middle stage of a pipeline: activations to the next stage and their gradients to the one before, per chunk."""
-    return 2 * chunks * tokens * hidden * element_bytes
+def _data(step: Step, stage: int, group: Sequence[int], rank: int) -> Iterator[_Collective]:
+    """Gradients, and where they are sharded weights, of a stage's part that a rank holds."""
+    parameters, ends = stage_weights(step, stage)
+    gradients, passes = parameters * step.gradient_bytes, step.micro_batches
 
+    def of(kind: Collective, payload: float, ranks: Sequence[int] = group) -> _Collective:
+        return _Collective(axis="dp", kind=kind, payload=payload, group=ranks)
 
-def step_traffic(
-    model: Transformer, layout: Layout, *, batch: int, length: int, gradient_bytes: int, domain: int = 8
-) -> dict[str, float]:
-    """Bytes that a rank sends per step along `dp`, `tp` and `pp`, on a middle stage; zero where an axis has size 1."""
-    dense, experts = stage_parameters(model, layout)
-    parameters, ranks = dense + experts, layout.dp * layout.cp
-    count = layout.micro_batches(batch)
-    tokens = count * layout.micro_batch * length / layout.cp
-    shards = min(ranks, domain)
-    match layout.sharding:
+    # The root module, which holds embedding and head, stays gathered from the forward to the backward pass (FSDP2).
+    gathered = passes * (2 * parameters - ends) * WEIGHT_BYTES
+    match step.layout.sharding:
         case Sharding.DDP:
-            data = ddp_bytes(parameters, ranks, gradient_bytes=gradient_bytes)
+            yield of(Collective.ALL_REDUCE, gradients)
         case Sharding.OPTIMIZER:
-            data = gather_bytes(parameters * (gradient_bytes + 2), ranks)
+            yield of(Collective.REDUCE_SCATTER, gradients)
+            yield of(Collective.ALL_GATHER, parameters * WEIGHT_BYTES)
         case Sharding.FSDP:
-            data = fsdp_bytes(parameters, ranks, weight_bytes=2, gradient_bytes=gradient_bytes, passes=count)
+            yield of(Collective.ALL_GATHER, gathered)
+            yield of(Collective.REDUCE_SCATTER, passes * gradients)
         case Sharding.HSDP:
-            data = hsdp_bytes(parameters, shards, ranks // shards, weight_bytes=2, gradient_bytes=gradient_bytes)
-    shape = model.shape
-    return {
-        "dp": data,
-        "tp": tensor_bytes(tokens, shape.hidden, shape.layers / layout.pp, layout.tp),
-        "pp": pipeline_bytes(tokens / layout.tp, shape.hidden, layout.interleave) if layout.pp > 1 else 0.0,
-    }
+            shards = min(len(group), step.domain)
+            place = group.index(rank)
+            own = group[place - place % shards :][:shards]
+            yield of(Collective.ALL_GATHER, gathered, own)
+            yield of(Collective.REDUCE_SCATTER, passes * gradients, own)
+            yield of(Collective.ALL_REDUCE, passes * gradients / shards, group[place % shards :: shards])
+
+
+def _pipeline(step: Step, stage: int, place: int, width: int) -> Iterator[Message]:
+    """Activations to the next stage and their gradients to the one before, for each chunk of the model."""
+    stages = step.layout.pp
+    for way, end in ((1, stages - 1), (-1, 0)):
+        chunks = step.layout.interleave - (stage == end)
+        if chunks and stages > 1:
+            peer = (stage + way) % stages * width + place
+            yield Message(axis="pp", peer=peer, sent_bytes=chunks * _handed_on(step))
+
+
+def _handed_on(step: Step) -> float:
+    """Bytes of a rank's activations between two stages; with tensor parallelism each rank of a group sends its part."""
+    return step.tokens * step.model.shape.hidden * ACTIVATION_BYTES / step.layout.tp
+
+
+def stage_weights(step: Step, stage: int) -> tuple[float, float]:
+    """Parameters per rank of a pipeline stage before sharding, and those of them in embedding, head and last norm."""
+    model, layout, shape = step.model, step.layout, step.model.shape
+    last = layout.pp - 1
+    tied = model.tied and layout.pp == 1
+    tables = (stage == 0) * (model.embedding_weights + model.positions * shape.hidden)
+    tables += (stage == last and not tied) * model.embedding_weights
+    ends = tables / layout.tp + (stage == last) * shape.hidden * (2 if model.biases else 1)
+    mixtures = model.mixture_layers / shape.layers
+    each = model.attention_weights + (1 - mixtures) * model.dense_weights + mixtures * model.shared_weights
+    layers = _layers(step, stage)
+    experts = layers / shape.layers * model.expert_parameters / layout.ep
+    return layers * (each / layout.tp + model.norm_weights) + ends + experts, ends
+
+
+def _layers(step: Step, stage: int) -> int:
+    layers, stages = step.model.shape.layers, step.layout.pp
+    return layers * (stage + 1) // stages - layers * stage // stages
