@@ -15,12 +15,21 @@ import pytest
 
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events import CancelRequested, FaultAction, FaultTarget, Outcome, RunCreated, RunFinished
+from holdfast.events import (
+    CancelRequested,
+    FaultAction,
+    FaultTarget,
+    Outcome,
+    RunCreated,
+    RunFinished,
+    StepCommitted,
+)
 from holdfast.events.log import encode_line
 from holdfast.events.log_writer import EventWriter
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.report.run_status import RunPhase
+from holdfast.report.run_summary import format_summary
 from holdfast.run_dir import RunDir
 
 ENDED = RunFinished(at=2.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished")
@@ -142,6 +151,72 @@ def test_run_that_is_over_cannot_be_cancelled_or_drilled(run: RunDir) -> None:
     assert code_of(raised) == "run-finished"
     assert api.status(run).phase is RunPhase.SUCCEEDED
     assert api.summary(run).exit_code == 0
+
+
+MODEL = """
+command: python train.py
+gpus_per_node: 8
+model: {config: llama-3-8b, sequence_length: 8192, global_batch_tokens: 262144}
+parallel: {dp: 8}
+"""
+
+
+@pytest.mark.parametrize(("machine", "steps"), [("machine: h100-ndr", 40), ("machine: h100-ndr", 10), ("", 40)])
+def test_steps_are_compared_with_the_prediction_where_there_is_one(
+    run: RunDir, tmp_path: Path, machine: str, steps: int
+) -> None:
+    targets = tmp_path / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "lab.yaml").write_text(f"kind: local\n{machine}\n")
+    (tmp_path / "job.yaml").write_text(MODEL)
+    job = api.load_job(tmp_path / "job.yaml")
+    spec = RunSpec(job=job, base=str(tmp_path), created_at=0.0, fabric="tcp", target="lab")
+    run.job.write_text(spec.model_dump_json(exclude_defaults=True))
+    expected_s = api.plan(job, "lab", base=tmp_path, machine="h100-ndr").best[0].figures.step_s
+    took_s = 2 * expected_s
+    log = [
+        StepCommitted(
+            at=at + took_s,
+            replica=0,
+            attempt=0,
+            step=step,
+            started=at,
+            ended=at + took_s,
+            metrics={"data_wait_s": took_s},
+        )
+        for step in range(steps)
+        for at in (100 + step * took_s,)
+    ]
+    writer = EventWriter(run.events)
+    writer.append([spec.created_event(run.run_id), *log])
+    writer.close()
+    found = api.summary(run).predicted_step
+    assert api.record(run).predicted_step == found
+    if not machine or steps < 20:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.predicted_s, found.measured_s) == (expected_s, pytest.approx(took_s))
+    assert "100% longer" in (shown := format_summary(api.summary(run)))
+    assert "most of it is waiting for data" in shown
+    assert "waiting for data" in api.report_document(api.record(run))["figures"]["predicted time of a step"]  # type: ignore[index]
+
+
+def test_hosts_get_the_order_of_ranks_on_their_topology(home: Path, tmp_path: Path) -> None:
+    targets = tmp_path / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "lab.yaml").write_text("kind: hosts\nhosts: [a, b, c, d, e, f]\ntopology: nodes.json\n")
+    racks = {"a": "r1", "b": "r2", "c": "r3", "d": "r2", "e": "r1", "f": "r2", "other": "r3"}
+    nodes = {name: {"rack": rack} for name, rack in racks.items()}
+    (tmp_path / "nodes.json").write_text(json.dumps({"levels": ["rack"], "nodes": nodes}))
+    three = api.load_job(None, command=["true"], overrides=("nodes=3", "checkpoint.path=/shared"))
+    order = api._submission(three, "lab", tmp_path).spec.hosts  # pyright: ignore[reportPrivateUsage]
+    assert order == ("b", "d", "f", "a", "c", "e")
+    (tmp_path / "nodes.json").write_text(json.dumps({"levels": ["rack"], "nodes": {"a": {"rack": "r1"}}}))
+    with pytest.raises(HoldfastError) as raised:
+        api.check(three, "lab", base=tmp_path)
+    assert code_of(raised) == "bad-topology"
+    assert "b, c, d, e, f" in raised.value.findings[0].what
 
 
 def test_supervisor_that_cannot_start_is_reported_and_leaves_no_run(

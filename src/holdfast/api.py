@@ -15,6 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
+from msgspec import structs
+
 from holdfast import code_update, controller_client, prune_runs, resume_run, run_diagnosis, run_profile
 from holdfast.controller_client import (
     CHECKPOINT,
@@ -63,6 +65,7 @@ from holdfast.launch.target import TARGET_KINDS, Rendered, Resumption, Submissio
 from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
 from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.report.log_problems import unreadable_log
+from holdfast.report.predicted_step import PredictedStep
 from holdfast.report.run_figures import report_document, report_markdown
 from holdfast.report.run_record import RunRecord, record_run
 from holdfast.report.run_row import read_run_row
@@ -77,6 +80,7 @@ if TYPE_CHECKING:
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.launch.target_runs import TargetRuns
+    from holdfast.plan.ettr_by_scale import EttrCurve
     from holdfast.plan.predict import Plan
     from holdfast.plan.rank_layout import RankLayout
     from holdfast.plan.reliability_plan import ReliabilityPlan
@@ -261,11 +265,54 @@ def plan_failures(
     """
     from holdfast.plan.reliability_plan import predict_reliability, reliability_request
 
-    wanted, spec = _loaded(job).job, _target_spec(target, base)
-    step_s = None
-    if wanted.model is not None and (machine or spec.machine) is not None:
-        step_s = plan(job, target, base=base, machine=machine, calibration=calibration).best[0].figures.step_s
+    wanted = _loaded(job).job
+    step_s = _predicted_step_s(wanted, target, base, machine, calibration)
     return predict_reliability(reliability_request(wanted, rate=rate, days=days, step_s=step_s))
+
+
+def failures_by_scale(
+    job: Job | LoadedJob,
+    target: str,
+    *,
+    rate: str,
+    days: float,
+    base: Path,
+    machine: str | None = None,
+    calibration: Path | None = None,
+) -> tuple[EttrCurve, ...]:
+    """ETTR of a job on fewer and more nodes, by simulation, and of torchrun in a batch job."""
+    from holdfast.plan.ettr_by_scale import ettr_by_scale
+
+    wanted = _loaded(job).job
+    step_s = _predicted_step_s(wanted, target, base, machine, calibration)
+    return ettr_by_scale(wanted, rate=rate, days=days, step_s=step_s)
+
+
+def _predicted_step_s(job: Job, target: str, base: Path, machine: str | None, calibration: Path | None) -> float | None:
+    """None if the job has no model, or the machine is not known."""
+    if job.model is None or (machine or _target_spec(target, base).machine) is None:
+        return None
+    return plan(job, target, base=base, machine=machine, calibration=calibration).best[0].figures.step_s
+
+
+def write_plan_page(job: Job | LoadedJob, plan: Plan, path: Path) -> None:
+    """Write a plan with its scaling curve as one HTML file."""
+    from holdfast.plan.plan_page import plan_page
+
+    atomic_write_shared(path, plan_page(_loaded(job).job.name, plan).encode())
+
+
+def write_failures_page(job: Job | LoadedJob, lost: ReliabilityPlan, curves: Sequence[EttrCurve], path: Path) -> None:
+    """Write what failures cost, with ETTR against scale, as one HTML file."""
+    from holdfast.plan.plan_page import reliability_page
+
+    atomic_write_shared(path, reliability_page(_loaded(job).job.name, lost, curves).encode())
+
+
+def write_hostfile(plan: Plan, placed: RankLayout, path: Path) -> None:
+    """Write the nodes in the order of ranks, as Open MPI and DeepSpeed read them."""
+    slots = plan.gpus // plan.nodes
+    atomic_write_shared(path, "".join(f"{node} slots={slots}\n" for node in placed.nodes).encode())
 
 
 def review(
@@ -613,13 +660,31 @@ def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
     """How a run went so far: where its time went, and what failed; reads its log unless its status is given."""
     status = status or read_status(run)
     return summarise(
-        status, logs=str(run.logs) if run.logs.is_dir() else "", now=status.now, evidence=run.evidence_paths()
+        status,
+        logs=str(run.logs) if run.logs.is_dir() else "",
+        now=status.now,
+        evidence=run.evidence_paths(),
+        predicted_step=_predicted_step(run, status),
     )
 
 
 def record(run: RunDir) -> RunRecord:
     """What a report shows of a run, from one pass over its log."""
-    return record_run(EventReader(run.events).read(), run.run_id)
+    found = record_run(EventReader(run.events).read(), run.run_id)
+    return structs.replace(found, predicted_step=_predicted_step(run, found.status))
+
+
+def _predicted_step(run: RunDir, status: RunStatus) -> PredictedStep | None:
+    """What is predicted for the steps of a run; None if its job names no model, or nothing names its machines."""
+    try:
+        spec = accepted(run)
+        if spec.job.model is None:
+            return None
+        from holdfast.plan.run_prediction import compare_step  # most jobs name no model
+
+        return compare_step(plan(spec.job, spec.target, base=Path(spec.base)), status.leader)
+    except HoldfastError:
+        return None
 
 
 def write_report(records: Sequence[RunRecord], output: str, path: Path | None = None) -> Path:
@@ -851,8 +916,13 @@ def _submission(
     tree: str | None = None,
     resumption: Resumption | None = None,
 ) -> Submission:
-    spec = _target_spec(target, base)
-    return Submission(loaded=_loaded(job), target=target, spec=spec, base=base, tree=tree, resumption=resumption)
+    spec, loaded = _target_spec(target, base), _loaded(job)
+    if spec.hosts and spec.topology:
+        from holdfast.plan.topology_file import order_hosts  # few targets name a topology
+
+        hosts = order_hosts(loaded.job, spec.hosts, base / spec.topology)
+        spec = spec.model_copy(update={"hosts": hosts})
+    return Submission(loaded=loaded, target=target, spec=spec, base=base, tree=tree, resumption=resumption)
 
 
 def _target_spec(target: str, base: Path) -> TargetSpec:

@@ -76,6 +76,26 @@ def test_ranks_are_placed_on_a_topology(cli: Cli) -> None:
         assert f"[{code}]" in cli(*words).err
 
 
+def test_pages_and_hostfile_are_written(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB)
+    nodes = {f"n{node}": {"rack": f"r{node % 3}"} for node in range(24)}
+    Path("nodes.json").write_text(json.dumps({"levels": ["rack"], "nodes": nodes}))
+    placed = cli(
+        "plan", *ON_H100, "--topology", "nodes.json", "--hostfile", "hosts", "--html", "plan.html", "-o", "json"
+    ).data["rank_layout"]
+    assert Path("hosts").read_text().splitlines() == [f"{name} slots=8" for name in placed["nodes"]]
+    page = Path("plan.html").read_text()
+    assert page.count("<svg") == 1
+    for shown in ("TP ", "64", "tokens/s/GPU", "efficiency"):
+        assert shown in page
+    assert cli("plan", *ON_H100, "--hostfile", "hosts").code == ExitCode.USAGE
+    assert cli("plan", *ON_H100, "--failures", "rsc-1", "--days", "1", "--html", "ettr.html").code == ExitCode.OK
+    page = Path("ettr.html").read_text()
+    assert page.count("<svg") == 1
+    for shown in ("torchrun, requeued by the scheduler", "512", "GPU-hours"):
+        assert shown in page
+
+
 def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
     job = Path("job.yaml")
     job.write_text(JOB)

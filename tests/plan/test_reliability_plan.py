@@ -13,6 +13,7 @@ from holdfast.errors import HoldfastError
 from holdfast.failure_rates import DAY_S
 from holdfast.job.spec import Job
 from holdfast.plan import fault_table
+from holdfast.plan.ettr_by_scale import ettr_by_scale
 from holdfast.plan.fault_table import MEASURED, Measured
 from holdfast.plan.reliability import Delay, Detection, FaultKind
 from holdfast.plan.reliability_plan import best_interval, best_standbys, find_rate, reliability_request
@@ -76,3 +77,13 @@ def test_rate_is_a_published_fleet_or_a_number() -> None:
     for wrong in ("rsc-3", "-1", "nan", "1e9", ""):
         with pytest.raises(HoldfastError, match="no published fleet"):
             find_rate(wrong)
+
+
+def test_ettr_falls_with_scale_and_least_for_a_job_with_standbys() -> None:
+    with_standbys = job(recovery={"standby": "auto"})
+    curves = {each.name: each.ettr for each in ettr_by_scale(with_standbys, rate="llama-3", days=3.0, step_s=None)}
+    own, *others = curves.values()
+    assert [*own] == [256 * factor for factor in (1, 2, 4, 8, 16, 32, 64)]
+    for ettr in curves.values():
+        assert ettr[256] > ettr[16_384]
+    assert all(own[16_384] > other[16_384] for other in others)

@@ -36,6 +36,10 @@ def plan(
         Path | None,
         typer.Option("--topology", metavar="FILE", help="Labels of free nodes, as JSON; shows where ranks go."),
     ] = None,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option("--hostfile", metavar="FILE", help="Writes the nodes in the order of ranks, with --topology."),
+    ] = None,
     failures: Annotated[
         str | None,
         typer.Option(
@@ -48,6 +52,9 @@ def plan(
     days: Annotated[
         float, typer.Option("--days", metavar="N", min=0.1, max=1000, help="Length of the run, with --failures.")
     ] = 30.0,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Writes a page with the scaling or ETTR curves.")
+    ] = None,
     output: OutputOption = Output.TEXT,
 ) -> None:
     """Predict a job's step time, memory and cost.
@@ -58,11 +65,18 @@ def plan(
     """
     from holdfast import api
 
+    if hostfile and not topology:
+        raise typer.BadParameter("needs --topology, which says where nodes are", param_hint="--hostfile")
     loaded, base = job_from_args(file, (), overrides, nodes=nodes, gpus_per_node=gpus_per_node)
     if failures is not None:
         lost = api.plan_failures(
             loaded, on, rate=failures, days=days, base=base, machine=machine, calibration=calibration
         )
+        if html:
+            curves = api.failures_by_scale(
+                loaded, on, rate=failures, days=days, base=base, machine=machine, calibration=calibration
+            )
+            api.write_failures_page(loaded, lost, curves, html)
         if output is Output.JSON:
             print_json(lost)
             return
@@ -72,6 +86,10 @@ def plan(
         return
     found = api.plan(loaded, on, base=base, machine=machine, calibration=calibration)
     placed = api.rank_layout(found, topology) if topology else None
+    if placed and hostfile:
+        api.write_hostfile(found, placed, hostfile)
+    if html:
+        api.write_plan_page(loaded, found, html)
     if output is Output.JSON:
         print_json({**vars(found), "rank_layout": placed} if placed else found)
         return

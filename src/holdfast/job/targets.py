@@ -220,6 +220,11 @@ class TargetSpec(Model):
     """
     hosts: tuple[HostName, ...] = ()
     """Hosts reached over ssh, one node each; those that a job does not need are spares."""
+    topology: NonEmpty | None = None
+    """Hosts: JSON file with labels of each host, as for `holdfast plan --topology`; ranks are laid out by it.
+
+    None means that nodes have the order of `hosts`.
+    """
     ssh: SshSettings = SshSettings()
     """Hosts: how to reach them, and where Python is."""
     slurm: SlurmSettings = SlurmSettings()

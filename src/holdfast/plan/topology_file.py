@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.job.spec import Job
+from holdfast.plan.layout import Layout
 from holdfast.plan.predict import Plan
-from holdfast.plan.rank_layout import RankGrid, RankLayout, Topology, lay_out, topology
+from holdfast.plan.rank_layout import RankGrid, RankLayout, Topology, lay_out, ordered_nodes, topology
 from holdfast.plan.request import json_object
 
 
@@ -43,12 +46,55 @@ def lay_out_plan(plan: Plan, path: Path) -> RankLayout:
     best, tree = plan.best[0], read_topology(path)
     grid = RankGrid(layout=best.candidate.layout, per_node=plan.gpus // plan.nodes)
     if not grid.is_even:
-        raise _no_room(path, f"groups of `{best.layout}` do not divide nodes of {grid.per_node} GPUs evenly")
+        raise _uneven(path, grid)
     found = lay_out(tree, grid, best.sent_bytes)
     if found is None:
-        free = f"{len(tree.nodes)} nodes have no room for {plan.nodes}"
-        raise _no_room(path, f"{free} with {grid.group} in one lowest domain for each tensor-parallel group")
+        raise _too_few(path, tree, grid)
     return found
+
+
+GRADIENTS_FIRST: Mapping[str, float] = {"dp": 1.0, "tp": 1.0, "pp": 0.0}
+"""What ranks send, as far as the order of nodes depends on it, if the job does not say what it trains."""
+
+
+def order_hosts(job: Job, hosts: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Hosts in the order of a job's ranks, then those that it does not need; raises HoldfastError as `lay_out_plan`.
+
+    The job's `parallel` is the layout. Of pipelines, the nodes of a stage become neighbours.
+    """
+    tree = read_topology(path)
+    if lacking := sorted({*hosts} - {*tree.nodes}):
+        raise _refused(path, f"it lacks {', '.join(lacking)} of the target's hosts")
+    known = [node for node, name in enumerate(tree.nodes) if name in hosts]
+    own = Topology(
+        levels=tree.levels,
+        nodes=tuple(tree.nodes[node] for node in known),
+        domains=tuple(tuple(domains[node] for node in known) for domains in tree.domains),
+    )
+    grid = RankGrid(layout=_layout_of(job), per_node=job.local_world_size)
+    if not grid.is_even:
+        raise _uneven(path, grid)
+    order = ordered_nodes(own, grid, GRADIENTS_FIRST)
+    if order is None:
+        raise _too_few(path, own, grid)
+    first = [own.nodes[node] for node in order]
+    return (*first, *(host for host in hosts if host not in first))
+
+
+def _layout_of(job: Job) -> Layout:
+    """Replicas are further data-parallel ranks."""
+    given = job.parallel
+    tp, cp, pp = (given.tp, given.cp, given.pp) if given else (1, 1, 1)
+    return Layout(tp=tp, cp=cp, pp=pp, dp=max(1, job.world_size // (tp * cp * pp)))
+
+
+def _uneven(path: Path, grid: RankGrid) -> HoldfastError:
+    return _no_room(path, f"groups of `{grid.layout}` do not divide nodes of {grid.per_node} ranks evenly")
+
+
+def _too_few(path: Path, tree: Topology, grid: RankGrid) -> HoldfastError:
+    free = f"{len(tree.nodes)} nodes have no room for {grid.nodes}"
+    return _no_room(path, f"{free} with {grid.group} in one lowest domain for each tensor-parallel group")
 
 
 def _no_room(path: Path, why: str) -> HoldfastError:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from typing import NamedTuple
 
 from holdfast.diagnose.knowledge.index import find
@@ -14,6 +13,7 @@ from holdfast.findings import OWNER_TEXT, Finding
 from holdfast.metrics.metric_text import BREAKDOWN, format_metrics
 from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
 from holdfast.report.goodput import TimeCategory
+from holdfast.report.html_page import Cell, Number, Raw, html_page, section, table, text
 from holdfast.report.rank_times import SLOW_RANK_HEAD, slow_rank_rows
 from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_figures import figures_of, outcome_of
@@ -56,20 +56,9 @@ _CURVES = (
 def report_page(records: Sequence[RunRecord]) -> str:
     """The whole file."""
     first = records[0]
-    style = files(__package__ or "").joinpath("report.css").read_text()
     title = first.status.run if len(records) == 1 else f"{len(records)} runs compared"
     body = [_one_run(first)] if len(records) == 1 else _several_runs(records)
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{_text(title)}</title><style>{style}</style></head><body>\n{''.join(body)}\n</body></html>\n"
-    )
-
-
-def _text(words: object) -> str:
-    """Escaped, without control characters: ranks may have printed anything."""
-    return escape(sanitize(str(words)))
+    return html_page(title, body)
 
 
 def _one_run(record: RunRecord) -> str:
@@ -77,51 +66,47 @@ def _one_run(record: RunRecord) -> str:
         (
             _head(record),
             _cards(record),
-            _section("Curves", _charts([record])),
-            _section("Where the time went", _time(record)),
-            _section("Slowest ranks", _slowest_ranks(record)),
-            _section("A profiled step", _profile(record)),
-            _section("What happened", _timeline(record)),
-            _section("Failures", _failures(record)),
-            _section("Other findings", _findings(record)),
-            _section("Checks and fabric", _checks(record)),
-            _section("Configuration", _configuration(record)),
+            section("Curves", _charts([record])),
+            section("Where the time went", _time(record)),
+            section("Slowest ranks", _slowest_ranks(record)),
+            section("A profiled step", _profile(record)),
+            section("What happened", _timeline(record)),
+            section("Failures", _failures(record)),
+            section("Other findings", _findings(record)),
+            section("Checks and fabric", _checks(record)),
+            section("Configuration", _configuration(record)),
         )
     )
 
 
 def _several_runs(records: Sequence[RunRecord]) -> list[str]:
     keys = "".join(
-        f'<p><span class="key line{number % 8}"></span> {_text(record.status.run)}</p>'
+        f'<p><span class="key line{number % 8}"></span> {text(record.status.run)}</p>'
         for number, record in enumerate(records)
     )
     return [
         f"<h1>{len(records)} runs compared</h1>{keys}",
-        _section("Figures", _figures(records)),
-        _section("Time of a step, relative to the first run", _ratios(records)),
-        _section("Curves", _charts(records)),
-        _section("Differences of their jobs", _job_differences(records)),
+        section("Figures", _figures(records)),
+        section("Time of a step, relative to the first run", _ratios(records)),
+        section("Curves", _charts(records)),
+        section("Differences of their jobs", _job_differences(records)),
         *(f"<hr>{_one_run(record)}" for record in records),
     ]
-
-
-def _section(title: str, content: str) -> str:
-    return f"<h2>{escape(title)}</h2>\n{content}\n" if content else ""
 
 
 def _head(record: RunRecord) -> str:
     status, word = record.status, outcome_of(record)
     began = "" if status.created_at is None else time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(status.created_at))
-    because = f": {_text(status.reason)}" if status.reason else ""
+    because = f": {text(status.reason)}" if status.reason else ""
     return (
-        f"<h1>{_text(status.run)} <span class='{escape(word)}'>{escape(word)}</span>{because}</h1>"
-        f"<p class='dim'>job {_text(status.job)}, started {began}, holdfast {_text(record.version)}</p>"
+        f"<h1>{text(status.run)} <span class='{escape(word)}'>{escape(word)}</span>{because}</h1>"
+        f"<p class='dim'>job {text(status.job)}, started {began}, holdfast {text(record.version)}</p>"
     )
 
 
 def _cards(record: RunRecord) -> str:
     cards = (
-        f'<div class="card"><span class="dim">{escape(name)}</span><b>{_text(value)}</b></div>'
+        f'<div class="card"><span class="dim">{escape(name)}</span><b>{text(value)}</b></div>'
         for name, value in figures_of(record).items()
         if value
     )
@@ -159,27 +144,27 @@ def _time(record: RunRecord) -> str:
     rows = [
         (
             part.value,
-            _Number(duration(account.parts[part])),
-            _Number(percentage(account.parts[part] / account.total_s)),
-            _Raw(f'<div class="bar" style="width:{100 * account.parts[part] / account.total_s:.2f}%"></div>'),
+            Number(duration(account.parts[part])),
+            Number(percentage(account.parts[part] / account.total_s)),
+            Raw(f'<div class="bar" style="width:{100 * account.parts[part] / account.total_s:.2f}%"></div>'),
         )
         for part in TimeCategory
         if account.parts.get(part)
     ]
-    return _table(("category", "time", "share", ""), rows) if rows else ""
+    return table(("category", "time", "share", ""), rows) if rows else ""
 
 
 def _slowest_ranks(record: RunRecord) -> str:
     """The ranks that the others waited for; empty if none were compared."""
     if not (times := record.rank_times) or not times.slowest:
         return ""
-    rows = [(rank, _Number(often), _Number(lag), phase) for rank, often, lag, phase in slow_rank_rows(times)]
-    return _table(SLOW_RANK_HEAD, rows)
+    rows = [(rank, Number(often), Number(lag), phase) for rank, often, lag, phase in slow_rank_rows(times)]
+    return table(SLOW_RANK_HEAD, rows)
 
 
 def _profile(record: RunRecord) -> str:
     """The parts of the last profiled step; empty if none was profiled."""
-    return "".join(f"<p>{_text(words)}</p>" for words in format_metrics(record.status.history.metrics, BREAKDOWN))
+    return "".join(f"<p>{text(words)}</p>" for words in format_metrics(record.status.history.metrics, BREAKDOWN))
 
 
 def _timeline(record: RunRecord) -> str:
@@ -201,13 +186,13 @@ def _failures(record: RunRecord) -> str:
     for each in recoveries:
         codes.setdefault(each.finding.code, []).append(each)
     rows = [
-        (code, _Number(f"{len(each):,}"), _Number(_mean_recovery(each)))
+        (code, Number(f"{len(each):,}"), Number(_mean_recovery(each)))
         for code, each in sorted(codes.items(), key=lambda item: -len(item[1]))
     ]
     shown = "".join(map(_failure, recoveries[-MAX_FAILURES:]))
     left = len(recoveries) - MAX_FAILURES
     more = f"<p class='dim'>The first {count(left, 'failure')} are only in the table.</p>" if left > 0 else ""
-    return f"{_table(('cause', 'failures', 'mean time to the next step'), rows)}{more}{shown}"
+    return f"{table(('cause', 'failures', 'mean time to the next step'), rows)}{more}{shown}"
 
 
 def _mean_recovery(recoveries: Sequence[RecoverySummary]) -> str:
@@ -219,28 +204,28 @@ def _failure(recovery: RecoverySummary) -> str:
     again = f" · {count(recovery.recomputed_steps, 'step')} done again" if recovery.recomputed_steps else ""
     cost = "no step followed" if recovery.until_step_s is None else f"next step {duration(recovery.until_step_s)} later"
     return (
-        f'<div class="failure"><h3>after {duration(recovery.after_s)}: {_text(recovery.finding.what)}</h3>'
-        f"<p class='dim'>{_text(recovery.finding.code)} · {_text(recovery.finding.where)} · attempt {recovery.attempt}"
-        f" of replica {recovery.replica} · {_text(recovery.action)} · {cost}"
+        f'<div class="failure"><h3>after {duration(recovery.after_s)}: {text(recovery.finding.what)}</h3>'
+        f"<p class='dim'>{text(recovery.finding.code)} · {text(recovery.finding.where)} · attempt {recovery.attempt}"
+        f" of replica {recovery.replica} · {text(recovery.action)} · {cost}"
         f"{again}</p>{_details(recovery.finding)}</div>"
     )
 
 
 def _details(finding: Finding) -> str:
     """Evidence, cause and remedy."""
-    evidence = "\n".join(_text(line) for line in finding.evidence[:MAX_EVIDENCE])
+    evidence = "\n".join(text(line) for line in finding.evidence[:MAX_EVIDENCE])
     quoted = f"<pre>{evidence}</pre>" if evidence else ""
     known = next((each for each in find(finding.code) if each.code == finding.code), None)
-    cause = f"<p>{_text(known.cause)}</p>" if known else ""
+    cause = f"<p>{text(known.cause)}</p>" if known else ""
     remedy = finding.remedy or (known.remedy if known else "")
     who = "" if remedy.startswith("Nothing") else f" <span class='dim'>({OWNER_TEXT[finding.owner]})</span>"
-    todo = f"<p><b>What to do:</b> {_text(remedy)}{who}</p>"
+    todo = f"<p><b>What to do:</b> {text(remedy)}{who}</p>"
     return f"{quoted}{cause}{todo if remedy else ''}"
 
 
 def _findings(record: RunRecord) -> str:
     blocks = (
-        f"<details><summary>{_text(each.what)} <span class='dim'>{_text(each.code)}</span></summary>"
+        f"<details><summary>{text(each.what)} <span class='dim'>{text(each.code)}</span></summary>"
         f"{_details(each)}</details>"
         for each in record.status.history.raised.values()
     )
@@ -251,31 +236,31 @@ def _checks(record: RunRecord) -> str:
     passed = record.checked_nodes - record.failed_checks
     lines = [f"{passed} of {count(record.checked_nodes, 'node')} passed their checks"] if record.checked_nodes else []
     lines += [f"traffic between nodes: {record.status.fabric}"] if record.status.fabric else []
-    facts = _table(("on all nodes", ""), [(name, value) for name, value in sorted(record.facts.items())])
-    return "".join(f"<p>{_text(line)}</p>" for line in lines) + (facts if record.facts else "")
+    facts = table(("on all nodes", ""), [(name, value) for name, value in sorted(record.facts.items())])
+    return "".join(f"<p>{text(line)}</p>" for line in lines) + (facts if record.facts else "")
 
 
 def _configuration(record: RunRecord) -> str:
     rows = [
         (f"from step {version.step:,}", short_digest(version.digest)) for version in record.status.history.code_versions
     ]
-    code = _table(("code", "digest"), rows) if rows else ""
+    code = table(("code", "digest"), rows) if rows else ""
     return f"{code}<pre>{_text_lines(json.dumps(record.job, indent=2, default=str))}</pre>" if record.job else code
 
 
-def _text_lines(text: str) -> str:
-    return "\n".join(map(_text, text.splitlines()))
+def _text_lines(lines: str) -> str:
+    return "\n".join(map(text, lines.splitlines()))
 
 
 def _figures(records: Sequence[RunRecord]) -> str:
     values = [{"outcome": outcome_of(record), **figures_of(record)} for record in records]
     names = [name for name in values[0] if any(one.get(name) for one in values)]
-    rows = [(name, *(_Number(one.get(name, "")) for one in values)) for name in names]
-    return _table(("", *(record.status.run for record in records)), rows)
+    rows = [(name, *(Number(one.get(name, "")) for one in values)) for name in names]
+    return table(("", *(record.status.run for record in records)), rows)
 
 
 def _ratios(records: Sequence[RunRecord]) -> str:
-    rows: list[tuple[_Cell, ...]] = []
+    rows: list[tuple[Cell, ...]] = []
     for record in records[1:]:
         ratio = step_time_ratio(records[0], record)
         if ratio is None:
@@ -283,43 +268,9 @@ def _ratios(records: Sequence[RunRecord]) -> str:
             continue
         interval = f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
         rows.append((record.status.run, interval, f"{ratio.floor_low:.3f} to {ratio.floor_high:.3f}", ratio.verdict))
-    return _table(("run", "ratio of medians", "halves of the first run", "verdict"), rows)
+    return table(("run", "ratio of medians", "halves of the first run", "verdict"), rows)
 
 
 def _job_differences(records: Sequence[RunRecord]) -> str:
     rows = [(each.field, *each.values) for each in job_differences(records)]
-    return _table(("field", *(record.status.run for record in records)), rows) if rows else "<p>None.</p>"
-
-
-class _Raw(NamedTuple):
-    """HTML that this module has made."""
-
-    html: str
-
-
-class _Number(NamedTuple):
-    """A cell that is aligned to the right."""
-
-    text: str
-
-
-_Cell = str | _Raw | _Number
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[_Cell]]) -> str:
-    """A table; the title of a column of numbers is aligned as they are."""
-    rows = list(rows)
-    numbers = {place for row in rows for place, cell in enumerate(row) if isinstance(cell, _Number)}
-    titles = "".join(f"<th{' class=n' * (place in numbers)}>{_text(title)}</th>" for place, title in enumerate(head))
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _cell(cell: _Cell) -> str:
-    match cell:
-        case _Raw():
-            return f'<td class="wide">{cell.html}</td>'
-        case _Number():
-            return f'<td class="n">{_text(cell.text)}</td>'
-        case _:
-            return f"<td>{_text(cell)}</td>"
+    return table(("field", *(record.status.run for record in records)), rows) if rows else "<p>None.</p>"

@@ -35,6 +35,7 @@ def figures_of(record: RunRecord) -> dict[str, str]:
         "size of a checkpoint": size(status.checkpoint.size_bytes) if status.checkpoint else "",
         "last loss": f"{metrics['loss']:.4g}" if "loss" in metrics else "",
         "median time of a step": _median(record, Quantity.STEP_S, lambda value: f"{value:.3g} s"),
+        "predicted time of a step": "; ".join(record.predicted_step.lines) if record.predicted_step else "",
         **rank_time_figures(record.rank_times),
         "median tokens/s": _median(record, Quantity.TOKENS_PER_S, lambda value: f"{value:,.0f}"),
         "median MFU": _median(record, Quantity.MFU, percentage),

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from holdfast import events
 from holdfast.events import AnyEvent, StepCommitted
+from holdfast.report.predicted_step import PredictedStep
 from holdfast.report.rank_times import RankTimes, RankTimesRecorder
 from holdfast.report.run_status import RunStatus
 from holdfast.report.status_reducer import update_status
@@ -132,6 +133,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """What the checks found the same on all nodes, such as versions."""
     rank_times: RankTimes | None = None
     """None if no ranks measured their steps."""
+    predicted_step: PredictedStep | None = None
+    """None if no prediction can be made."""
 
     @property
     def last_at(self) -> float:

@@ -11,6 +11,7 @@ from holdfast.findings import Finding
 from holdfast.metrics.metric_text import format_metrics
 from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
 from holdfast.report.goodput import Account, TimeCategory
+from holdfast.report.predicted_step import PredictedStep
 from holdfast.report.run_history import CodeVersion, RecoverySummary
 from holdfast.report.run_status import RunStatus
 from holdfast.report.world_size_text import format_world_size
@@ -70,9 +71,18 @@ class RunSummary:
     """Outcomes of the requested code updates."""
     fabric: str = ""
     """What carried the traffic between nodes in the last attempt; empty if not known."""
+    predicted_step: PredictedStep | None = None
+    """The prediction for its steps; none if none can be made."""
 
 
-def summarise(status: RunStatus, *, logs: str, now: float, evidence: tuple[str, ...] = ()) -> RunSummary:
+def summarise(
+    status: RunStatus,
+    *,
+    logs: str,
+    now: float,
+    evidence: tuple[str, ...] = (),
+    predicted_step: PredictedStep | None = None,
+) -> RunSummary:
     """Project a status; `logs` is the folder of the ranks' output, `evidence` are the folders of its failures.
 
     `now` (Unix seconds) ends a live run's account.
@@ -100,6 +110,7 @@ def summarise(status: RunStatus, *, logs: str, now: float, evidence: tuple[str, 
         code_versions=history.code_versions,
         updates=history.updates,
         fabric=status.fabric,
+        predicted_step=predicted_step,
     )
 
 
@@ -144,7 +155,8 @@ def _result(summary: RunSummary) -> str:
     code = f" (exit code {summary.exit_code})" if summary.exit_code else ""
     last = f"\n  last step: {', '.join(words)}" if (words := format_metrics(summary.metrics)) else ""
     fabric = f"\n  fabric: {sanitize(summary.fabric)}" if summary.fabric else ""
-    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}{last}{fabric}"
+    predicted = "".join(f"\n  {words}" for words in summary.predicted_step.lines) if summary.predicted_step else ""
+    return f"{summary.run} {word}{because}{code}\n  {', '.join(facts)}{last}{predicted}{fabric}"
 
 
 def _locations(summary: RunSummary) -> str:

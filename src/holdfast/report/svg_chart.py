@@ -6,7 +6,7 @@ Colours are classes of the page's style sheet, `line0` to `line7`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -33,8 +33,13 @@ class Lane(NamedTuple):
     moments: Sequence[tuple[float, str]]
 
 
-def line_chart(lines: Sequence[Line], *, unit: str = "", x_name: str = "step") -> str:
-    """Curves over the steps; empty if there is no point. Values that are not finite are left out."""
+def line_chart(
+    lines: Sequence[Line], *, unit: str = "", x_name: str = "step", x_labels: Mapping[float, str] | None = None
+) -> str:
+    """Curves over the steps; empty if there is no point. Values that are not finite are left out.
+
+    `x_labels` names places along the x axis instead of round numbers.
+    """
     drawn = [
         Line(line.name, [kept for part in line.segments if (kept := [each for each in part if math.isfinite(each[1])])])
         for line in lines
@@ -42,9 +47,10 @@ def line_chart(lines: Sequence[Line], *, unit: str = "", x_name: str = "step") -
     points = [point for line in drawn for part in line.segments for point in part]
     if not points:
         return ""
-    x_axis = _Axis([x for x, _ in points], LEFT, WIDTH - RIGHT)
+    x_axis = _Axis([x for x, _ in points], LEFT, WIDTH - RIGHT, exact=x_labels is not None)
     y_axis = _Axis([y for _, y in points], HEIGHT - BOTTOM, TOP)
-    parts = [*_grid(x_axis, y_axis, unit, x_name)]
+    named = x_labels or {value: _number(value, x_axis.step) for value in x_axis.ticks}
+    parts = [*_grid(x_axis, y_axis, unit, x_name, named)]
     for number, line in enumerate(drawn):
         path = " ".join(
             "M" + " L".join(f"{x_axis.place(x):.1f},{y_axis.place(y):.1f}" for x, y in part) for part in line.segments
@@ -109,13 +115,13 @@ def _tick_step(rough: float) -> float:
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * 0.999)
 
 
-def _grid(x_axis: _Axis, y_axis: _Axis, unit: str, x_name: str) -> Iterable[str]:
+def _grid(x_axis: _Axis, y_axis: _Axis, unit: str, x_name: str, named: Mapping[float, str]) -> Iterable[str]:
     for value in y_axis.ticks:
         y = y_axis.place(value)
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield _label(_number(value, y_axis.step), LEFT - 6, y + 4, "end")
-    for value in x_axis.ticks:
-        yield _label(_number(value, x_axis.step), x_axis.place(value), HEIGHT - 10, "middle")
+    for value, name in named.items():
+        yield _label(name, x_axis.place(value), HEIGHT - 10, "middle")
     yield _label(x_name, WIDTH - RIGHT, HEIGHT, "end")
     if unit:
         yield _label(unit, LEFT + 4, TOP + 4, "start")
