@@ -255,7 +255,7 @@ def _site(base: Path, kind: str) -> Generator[tuple[str, SshHosts | None]]:
             yield "lab", None
         case "slurm":
             with slurm_cluster(base / "slurm", "n1", "n2", "n3") as cluster:
-                os.environ["SLURM_CONF"] = str(cluster.conf)
+                os.environ.update(cluster.environ)
                 settings = f"{{address: 127.0.0.1, folder: {base / 'nodes'}, options: [--exclusive]}}"
                 (targets / "lab.yaml").write_text(
                     f"kind: slurm\ncheckpoint_root: {base / 'checkpoints'}\nslurm: {settings}\n"

@@ -32,7 +32,7 @@ def main() -> None:
     count, results = options_of("bench.slurm", __doc__)
     headline("Slurm: 2 nodes x 1 rank, each node a slurmd of this machine")
     with tempfile.TemporaryDirectory() as base, slurm_cluster(Path(base) / "slurm", "n1", "n2", "n3") as cluster:
-        os.environ["SLURM_CONF"] = str(cluster.conf)
+        os.environ.update(cluster.environ)
         say(cluster.command("sinfo", "--version").strip())
         runs = TargetRuns(Path(base), {"two": _target(base, spares=0), "three": _target(base, spares=1)})
 

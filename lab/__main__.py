@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -13,6 +14,7 @@ import typer
 
 from holdfast.cli.error_report import report_error
 from lab.lab import Lab, build_all, nodes
+from lab.slurm_root import slurm_impossible_reason, slurm_root
 from lab.toolchain import build_impossible_reason
 
 app = typer.Typer(
@@ -25,18 +27,36 @@ app = typer.Typer(
 Name = Annotated[str, typer.Option(help="The lab's name; several can run at the same time.")]
 
 
+class Component(StrEnum):
+    """A part of the lab that is built by itself."""
+
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+
+
+_BUILDS: Mapping[Component, tuple[Callable[[], str | None], Callable[[], Iterable[Path]]]] = {
+    Component.KUBERNETES: (build_impossible_reason, build_all),
+    Component.SLURM: (slurm_impossible_reason, lambda: (slurm_root(),)),
+}
+"""Why a component cannot be built here, None if it can; and what builds it."""
+
+
 @app.command("build")
 def build_(
+    components: Annotated[list[Component] | None, typer.Argument(help="By default kubernetes.")] = None,
+    *,
     where_possible: Annotated[
         bool, typer.Option("--where-possible", help="If it is not possible, print why and exit with code 0.")
     ] = False,
 ) -> None:
     """Build the programs that the lab runs, if they are missing: minutes, once per version."""
-    if where_possible and (reason := build_impossible_reason()):
-        print(f"the lab is not built: {reason}")
-        return
-    for folder in build_all():
-        print(folder)
+    for component in components or [Component.KUBERNETES]:
+        impossible_reason, build = _BUILDS[component]
+        if where_possible and (reason := impossible_reason()):
+            print(f"{component} is not built: {reason}")
+            continue
+        for folder in build():
+            print(folder)
 
 
 @app.command()

@@ -1,7 +1,8 @@
 """Soak: one real run with random faults, up to a given number; then its outcome.
 
-.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|monarch|replicas|kubernetes] [--faults N] [--seed N]
-    [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch] [--replicas N] [--ledger]
+.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|slurm-24.11|monarch|replicas|kubernetes]
+    [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch]
+    [--replicas N] [--ledger]
 
 Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
 during a recovery, two together. Only a fault after several others without a committed step in between is delayed: equal
@@ -31,6 +32,7 @@ TARGETS = {
     "netns": ("local", 500),
     "hosts": ("local", 50),
     "slurm": ("local", 50),
+    "slurm-24.11": ("local", 50),
     "monarch": ("local", 50),
     "replicas": ("replicas", 500),
     "kubernetes": ("kubernetes", 20),

@@ -34,6 +34,7 @@ from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.report.status_reducer import update_status
 from holdfast.run_dir import RunDir
 from lab.slurm_cluster import slurm_cluster
+from lab.slurm_conf import SlurmRelease
 from lab.ssh_hosts import ssh_hosts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +44,7 @@ NODES = 2
 CHECKPOINTS = "checkpoints"
 BESIDE = "monarch-faults.txt"
 """Record of the faults of Monarch's processes, which the run's log does not have."""
+SLURM = {"slurm": SlurmRelease.INSTALLED, "slurm-24.11": SlurmRelease.V24_11}
 EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 SETTLED_S = 2.0
 """A step that begins this long after a fault was carried out has survived it: steps need all ranks."""
@@ -129,10 +131,10 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
             hosts = stack.enter_context(ssh_hosts(state / "hosts", "alpha", "beta", "gamma"))
             ssh = f"{{python: {sys.executable}, config: {hosts.config}}}"
             target = f"kind: hosts\nhosts: [{', '.join(hosts.names)}]\nssh: {ssh}\n"
-        elif options.target == "slurm":
-            cluster = stack.enter_context(slurm_cluster(state / "slurm", "n1", "n2", "n3"))
-            os.environ["SLURM_CONF"] = str(cluster.conf)
-            target = f"kind: slurm\nslurm: {{address: 127.0.0.1, spares: 1, folder: {state / 'nodes'}}}\n"
+        elif release := SLURM.get(options.target):
+            cluster = stack.enter_context(slurm_cluster(state / "slurm", "n1", "n2", "n3", release=release))
+            os.environ.update(cluster.environ)
+            target = f"kind: slurm\nslurm: {{address: {cluster.address}, spares: 1, folder: {state / 'nodes'}}}\n"
         else:
             target = f"isolation: {'netns' if options.target == 'netns' else 'process'}\ncode: shipped\n"
         return _soak(options, state, target)

@@ -13,6 +13,8 @@ import pytest
 
 from holdfast.launch.local import netns
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
+from lab.slurm_conf import SlurmRelease
+from lab.slurm_root import slurm_impossible_reason
 from lab.ssh_hosts import SshHosts, ssh_hosts
 
 
@@ -27,10 +29,19 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
 
 @pytest.fixture(scope="session")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A cluster of three nodes."""
+    """A cluster of three nodes, of the Slurm that this machine has."""
     if missing := [name for name in ("slurmctld", "slurmd", "munged") if shutil.which(name) is None]:
         pytest.skip(f"needs {missing[0]}: apt-get install slurm-wlm munge")
     with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def slurm_24_11(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """A cluster of three nodes of Slurm 24.11, each with its own network and processes, with accounting."""
+    if reason := slurm_impossible_reason() or netns.unavailable():
+        pytest.skip(f"Slurm 24.11 cannot run here: {reason}")
+    with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3", release=SlurmRelease.V24_11) as cluster:
         yield cluster
 
 
@@ -52,6 +63,13 @@ def accepted(base: Path, target: str) -> dict[str, str]:
     return {report["check"]: report["verdict"] for report in reports}
 
 
+def remove_sockets(base: Path, run: str, node: str) -> None:
+    """Delete what a lost node would have deleted, on Slurm, where nodes share this machine's disk."""
+    sockets = base / "nodes" / "runs" / run / "nodes" / node / "sockets"
+    if sockets.is_symlink():
+        shutil.rmtree(sockets.readlink())
+
+
 def write_target(base: Path, name: str, text: str) -> None:
     """Write a target file of the project in `base`."""
     folder = base / ".holdfast" / "targets"
@@ -64,6 +82,12 @@ def hosts_target(hosts: SshHosts, *names: str, python: str = sys.executable) -> 
     return f"kind: hosts\nhosts: [{', '.join(names)}]\nssh: {{python: {python}, config: {hosts.config}}}\n"
 
 
-def slurm_target(base: Path, *, spares: int = 0) -> str:
-    """A target file for the cluster that SLURM_CONF names."""
-    return f"kind: slurm\nslurm: {{address: 127.0.0.1, spares: {spares}, folder: {base / 'nodes'}}}\n"
+def slurm_target(cluster: SlurmCluster, base: Path, *, spares: int = 0) -> str:
+    """A target file for a cluster."""
+    return f"kind: slurm\nslurm: {{address: {cluster.address}, spares: {spares}, folder: {base / 'nodes'}}}\n"
+
+
+def use_cluster(cluster: SlurmCluster, patch: pytest.MonkeyPatch) -> None:
+    """Have Slurm's commands find a cluster."""
+    for name, value in cluster.environ.items():
+        patch.setenv(name, value)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
-from tests.runs.target_fixtures import hosts_target, slurm_target, write_target
+from tests.runs.target_fixtures import hosts_target, slurm_target, use_cluster, write_target
 from tests.waiting import until
 
 from holdfast import api
@@ -115,8 +115,8 @@ def test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code(s
 def test_training_that_moves_to_slurm_is_bit_exact(
     runs: Runs, project: Path, slurm: SlurmCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    write_target(project, "cluster", slurm_target(tmp_path))
+    use_cluster(slurm, monkeypatch)
+    write_target(project, "cluster", slurm_target(slurm, tmp_path))
     here = start(runs)
     step = saved_and_cancelled(here)
     there = resume(runs, here, "cluster", to_step(step + 100, tmp_path / "moved"))

@@ -1,4 +1,4 @@
-"""Runs in allocations of a real Slurm cluster, whose nodes are on this machine."""
+"""Runs in allocations of real Slurm clusters: of this machine's Slurm, and of 24.11 with a network for each node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
-from tests.runs.target_fixtures import accepted, slurm_target, write_target
+from tests.runs.target_fixtures import accepted, remove_sockets, slurm_target, use_cluster, write_target
 from tests.waiting import until
 
 from holdfast import api
@@ -33,15 +33,25 @@ if any(word.startswith("holdfast.controller") for word in sys.orig_argv):
 """Has a run give an allocation with too few nodes back at once."""
 
 
+ON_24_11 = pytest.mark.parametrize("cluster", ["slurm_24_11"], indirect=True)
+"""For what test_targets.py has on this machine's Slurm, or what does not depend on the release."""
+
+
+@pytest.fixture(scope="module", params=["slurm", "slurm_24_11"])
+def cluster(request: pytest.FixtureRequest) -> SlurmCluster:
+    """A cluster of each release."""
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
-def slurm_runs(runs: Runs, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+def slurm_runs(runs: Runs, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
     """Runs on the target `cluster`, and on `spare`, which has a node more than the job."""
-    monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
+    use_cluster(cluster, monkeypatch)
     for name, spares in (("cluster", 0), ("spare", 1)):
-        write_target(runs.base, name, slurm_target(runs.base, spares=spares))
+        write_target(runs.base, name, slurm_target(cluster, runs.base, spares=spares))
     yield runs
     runs.close()
-    until(lambda: slurm.command("squeue", "-h") == "")
+    until(lambda: cluster.command("squeue", "-h") == "")
     assert runs.left_on_hosts() == []
 
 
@@ -63,25 +73,32 @@ def allocation(watched: WatchedRun) -> int:
     return int((watched.folder.path / "allocation").read_text())
 
 
-def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+def block(cluster: SlurmCluster, *options: str) -> str:
+    """Submit a job that takes all nodes, and return its number."""
+    words = ("--parsable", "--nodes=3", "--exclusive", "--output=/dev/null", *options)
+    return cluster.command("sbatch", *words, "--wrap", "sleep 600").strip()
+
+
+def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, cluster: SlurmCluster) -> None:
     watched = steps(slurm_runs, 500)  # longer than Slurm takes to kill what has ignored SIGTERM
     watched.wait_for(StepCommitted)
     assert {*machines(watched).values()} == {"n1", "n3"}, "Slurm chooses nodes below one switch"
     first = allocation(watched)
-    slurm.command("scancel", str(first))
+    cluster.command("scancel", str(first))
     watched.wait_for(AttemptStarted)
     assert allocation(watched) > first
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert steps_once(watched) == list(range(1, 501))
 
 
-def test_announced_end_of_an_allocation_costs_one_restart_in_the_next(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+def test_preempted_allocation_costs_one_restart_in_the_next(slurm_runs: Runs, cluster: SlurmCluster) -> None:
     watched = steps(slurm_runs, 200, "spare")
     watched.wait_for(StepCommitted)
     assert machines(watched) == {0: "n1", 1: "n3"}, "ranks share a switch, and the spare is below the other"
     first = allocation(watched)
-    slurm.command("scancel", "--signal=TERM", str(first))
+    urgent = block(cluster, "--partition=urgent")
     watched.wait_for(NodePreemptionNotice)
+    cluster.command("scancel", urgent)
     watched.wait_for(AttemptStarted)
     assert allocation(watched) > first
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
@@ -93,8 +110,9 @@ def test_announced_end_of_an_allocation_costs_one_restart_in_the_next(slurm_runs
     assert steps_once(watched) == list(range(1, 201))
 
 
+@ON_24_11
 def test_run_that_loses_a_node_without_a_spare_continues_in_another_allocation(
-    slurm_runs: Runs, slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch
+    slurm_runs: Runs, cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = slurm_runs.base / "python"
     python.mkdir()
@@ -103,7 +121,7 @@ def test_run_that_loses_a_node_without_a_spare_continues_in_another_allocation(
     watched = steps(slurm_runs, 200)
     watched.wait_for(StepCommitted)
     first = allocation(watched)
-    slurm.kill_processes(machines(watched)[1])
+    cluster.kill_processes(machines(watched)[1])
     watched.wait_for(AttemptStarted)
     assert allocation(watched) > first
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
@@ -111,23 +129,21 @@ def test_run_that_loses_a_node_without_a_spare_continues_in_another_allocation(
 
 
 def test_waiting_run_says_what_slurm_says_and_a_cancelled_one_leaves_nothing(
-    slurm_runs: Runs, slurm: SlurmCluster
+    slurm_runs: Runs, cluster: SlurmCluster
 ) -> None:
-    blocker = slurm.command(
-        "sbatch", "--parsable", "-N3", "--exclusive", "--output=/dev/null", "--wrap", "sleep 600"
-    ).strip()
+    blocker = block(cluster)
     watched = steps(slurm_runs, 2000)
     waiting = watched.wait_for(NodeUnavailable, lambda event: "Resources" in event.reason)
     assert waiting.reason.endswith("pending, Resources: it is next, and waits until enough nodes are free")
-    slurm.command("scancel", blocker)
+    cluster.command("scancel", blocker)
     watched.wait_for(StepCommitted)
     api.cancel(watched.folder)
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
-    until(lambda: slurm.command("squeue", "-h") == "")
+    until(lambda: cluster.command("squeue", "-h") == "")
     assert list((slurm_runs.base / "nodes" / "runs").glob("*")) == []
 
 
-def test_refused_run_shows_what_slurm_says(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+def test_refused_run_shows_what_slurm_says(slurm_runs: Runs, cluster: SlurmCluster) -> None:
     target = slurm_runs.base / ".holdfast" / "targets" / "wrong.yaml"
     target.write_text("kind: slurm\nslurm: {address: 127.0.0.1, partition: nowhere}\n")
     found = api.check_target(None, "wrong", base=slurm_runs.base)
@@ -136,7 +152,7 @@ def test_refused_run_shows_what_slurm_says(slurm_runs: Runs, slurm: SlurmCluster
     assert api.check_target(None, "cluster", base=slurm_runs.base) == ()
 
 
-def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, slurm: SlurmCluster) -> None:
+def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, cluster: SlurmCluster) -> None:
     job = api.load_job(None, command=("python", "train.py"), nodes=2)
     text = api.render(job, "spare", base=slurm_runs.base).text
     assert "#SBATCH --nodes=3" in text
@@ -144,14 +160,31 @@ def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, slurm: SlurmClu
     assert "to start at" in tested.stderr
 
 
-def test_cluster_is_accepted_by_a_newcomers_commands_and_by_whole_gangs(slurm_runs: Runs) -> None:
-    text = slurm_target(slurm_runs.base).replace("spares: 0", "spares: 0, options: [--exclusive]")
+@ON_24_11
+def test_powered_off_node_is_replaced_by_a_spare(slurm_runs: Runs, cluster: SlurmCluster) -> None:
+    watched = steps(slurm_runs, 200, "spare")
+    watched.wait_for(StepCommitted)
+    cluster.kill_node("n3")
+    remove_sockets(slurm_runs.base, watched.folder.run_id, "node1.0")
+    watched.wait_for(AttemptStarted)
+    assert machines(watched) == {0: "n1", 1: "n2"}
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert steps_once(watched) == list(range(1, 201))
+    cluster.start_node("n3")
+
+
+@ON_24_11
+def test_cluster_is_accepted_by_a_newcomers_commands_and_by_whole_gangs(
+    slurm_runs: Runs, cluster: SlurmCluster
+) -> None:
+    text = slurm_target(cluster, slurm_runs.base).replace("spares: 0", "spares: 0, options: [--exclusive]")
     write_target(slurm_runs.base, "whole", text)
     assert accepted(slurm_runs.base, "whole") == {"gang": "passed", "first-run": "passed"}
 
 
+@ON_24_11
 def test_machine_of_a_failed_gpu_is_drained_and_left_out_until_it_is_released(
-    slurm_runs: Runs, slurm: SlurmCluster
+    slurm_runs: Runs, cluster: SlurmCluster
 ) -> None:
     first = steps(slurm_runs, 4000, "spare")
     first.wait_for(StepCommitted)
@@ -159,7 +192,7 @@ def test_machine_of_a_failed_gpu_is_drained_and_left_out_until_it_is_released(
     first.drill(FaultTarget.GPU, 1, FaultAction.FAIL)
     first.wait_for(StepCommitted, lambda event: event.attempt == 1)
     assert first.codes().count("machine-cordoned") == 1
-    assert f"holdfast: {first.folder.run_id}" in slurm.command("sinfo", "-h", "-R", "-n", bad, "-o", "%E")
+    assert f"holdfast: {first.folder.run_id}" in cluster.command("sinfo", "-h", "-R", "-n", bad, "-o", "%E")
     api.cancel(first.folder)
     first.wait_for_end()
     listed = api.machines("spare", base=slurm_runs.base).machines
@@ -168,8 +201,8 @@ def test_machine_of_a_failed_gpu_is_drained_and_left_out_until_it_is_released(
     }
     second = slurm_runs.start("true", nodes=2, target="spare")  # and so without the spare: two nodes are left
     second.wait_for(NodeCreated)
-    script = slurm.command("scontrol", "write", "batch_script", (second.folder.path / "allocation").read_text(), "-")
+    script = cluster.command("scontrol", "write", "batch_script", (second.folder.path / "allocation").read_text(), "-")
     assert f"#SBATCH --exclude={bad}\n" in script
     second.wait_for_end()
     assert api.release_machine(bad, "spare", base=slurm_runs.base) == ()
-    assert "drain" not in slurm.command("sinfo", "-h", "-n", bad, "-o", "%T")
+    assert "drain" not in cluster.command("sinfo", "-h", "-n", bad, "-o", "%T")

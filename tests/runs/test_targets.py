@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun, steps_done
 from tests.runs.replica_runs import assert_counted_once, attempts, finish_identical, start_and_step, wait_for_step
-from tests.runs.target_fixtures import hosts_target, slurm_target, write_target
+from tests.runs.target_fixtures import hosts_target, remove_sockets, slurm_target, use_cluster, write_target
 from tests.waiting import until
 
 from holdfast import api
@@ -97,9 +97,7 @@ class Site:
         lost = [event for event in watched.all(NodeCreated) if event.node == node][-1]
         self.kill_machine(lost.machine)
         self.killed.append(lost.machine)
-        sockets = self.runs.base / "nodes/runs" / watched.folder.run_id / f"nodes/node{node}.{lost.generation}/sockets"
-        if sockets.is_symlink():  # on Slurm, where machines share this one's disk; nothing on a lost one deletes it
-            shutil.rmtree(sockets.readlink())
+        remove_sockets(self.runs.base, watched.folder.run_id, f"node{node}.{lost.generation}")
 
     def give_back(self, watched: WatchedRun, node: int) -> None:
         if self.name in ON_THIS_MACHINE:
@@ -134,8 +132,8 @@ def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
                 kill_machine, start_machine = hosts.kill, hosts.start
             case _:
                 slurm: SlurmCluster = request.getfixturevalue("slurm")
-                patch.setenv("SLURM_CONF", str(slurm.conf))
-                targets = {"all": slurm_target(base, spares=1), "two": slurm_target(base)}
+                use_cluster(slurm, patch)
+                targets = {"all": slurm_target(slurm, base, spares=1), "two": slurm_target(slurm, base)}
                 kill_machine, start_machine = slurm.kill_processes, _stays
         for target, text in targets.items():
             write_target(base, target, text)
