@@ -13,7 +13,7 @@ from holdfast.plan.reliability_plan import ReliabilityRequest, reliability_reque
 
 FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 """Numbers of nodes, over the job's."""
-TRIALS = 4
+TRIALS = 16
 
 
 @dataclass(frozen=True, kw_only=True)

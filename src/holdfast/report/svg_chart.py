@@ -15,6 +15,8 @@ WIDE = 1120
 """Of a timeline, which takes the whole width of a page."""
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 10, 30
 COLOURS = 8
+DIGIT = 6
+"""Width of a digit of a label."""
 TICKS = 5
 
 
@@ -121,7 +123,9 @@ def _grid(x_axis: _Axis, y_axis: _Axis, unit: str, x_name: str, named: Mapping[f
         yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
         yield _label(_number(value, y_axis.step), LEFT - 6, y + 4, "end")
     for value, name in named.items():
-        yield _label(name, x_axis.place(value), HEIGHT - 10, "middle")
+        x = x_axis.place(value)
+        fits = x + len(name) * DIGIT / 2 <= WIDTH
+        yield _label(name, x, HEIGHT - 10, "middle" if fits else "end")
     yield _label(x_name, WIDTH - RIGHT, HEIGHT, "end")
     if unit:
         yield _label(unit, LEFT + 4, TOP + 4, "start")
