@@ -227,7 +227,7 @@ def _network(job: Job, spec: TargetSpec, predictions: Predictions) -> Iterator[R
     if predictions.plan is not None:
         for axis, sent in predictions.plan.best[0].sent_bytes.items():
             if sent:
-                how = "ring collectives; compare with the interfaces' counters"
+                how = "NCCL's rings; compare with the interfaces' counters"
                 yield _predicted(f"a rank sends along {axis}", f"{sent / 1e9:.3g} GB a step", how)
 
 
