@@ -51,7 +51,7 @@ def main() -> None:
         assert reader.stdout.readline(), "the reader has failed"
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "HOLDFAST_RANK_SOCKET": str(socket)}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "HF_HOME": folder, "HF_HUB_OFFLINE": "1"}
-        steps = {PEER: _stepper(_config(folder)), OURS: _stepper(with_holdfast(_config(folder)))}
+        steps = {PEER: Stepper(small_config(folder)).step, OURS: Stepper(with_holdfast(small_config(folder))).step}
         used_ms: dict[str, list[float]] = {PEER: [], OURS: [], PEER_AGAIN: []}
         sides = {
             side: _block(steps[PEER if side == PEER_AGAIN else side], options.steps, kept)
@@ -86,7 +86,7 @@ def main() -> None:
     say(table(("", "B/A", f"goal {GOAL}"), rows))
 
 
-def _config(folder: str) -> Trainer.Config:
+def small_config(folder: str) -> Trainer.Config:
     """The debug model with the example's text."""
     sys.path.insert(0, str(EXAMPLE))
     import small_text  # pyright: ignore[reportMissingImports]
@@ -102,20 +102,22 @@ def _config(folder: str) -> Trainer.Config:
     return config
 
 
-def _stepper(config: Trainer.Config) -> Callable[[], None]:
-    """A function that takes a step as TorchTitan's loop does."""
-    trainer: Any = config.build()
-    trainer.checkpointer.load()
-    batches = trainer.batch_generator(trainer.dataloader)
+class Stepper:
+    """A trainer that takes steps as TorchTitan's loop does."""
 
-    def step() -> None:
+    def __init__(self, config: Trainer.Config) -> None:
+        self.trainer: Any = config.build()
+        self.trainer.checkpointer.load()
+        self._batches = self.trainer.batch_generator(self.trainer.dataloader)
+
+    def step(self) -> None:
+        """One optimizer step."""
+        trainer = self.trainer
         assert trainer.should_continue_training()
         trainer.step += 1
         trainer.gc_handler.run(trainer.step)
-        trainer.train_step(batches)
+        trainer.train_step(self._batches)
         trainer.checkpointer.save(trainer.step)
-
-    return step
 
 
 def _block(step: Callable[[], None], count: int, used_ms: list[float]) -> Callable[[], float]:

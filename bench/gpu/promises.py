@@ -41,6 +41,8 @@ KILL_COLD = "`kill -9` of a rank → first step on the device, cold"
 KILL_PREWARMED = "`kill -9` of a rank → first step on the device, prewarmed"
 LLAMA_STEP = "step of a Llama-3-shaped model that fills the GPU, holdfast over plain torch"
 LLAMA_MFU = "its MFU with holdfast, attention counted in full"
+TITAN_STEP = "step of TorchTitan's Trainer, with a Session over alone"
+TITAN_MFU = "TorchTitan's MFU with a Session, by its own count of FLOPs"
 NCCL_LOG = "NCCL's set-up log of one rank is read"
 NCCL_REFUSAL = "two ranks on one GPU: NCCL's refusal is named"
 FLIGHT_RECORDER = "a Flight Recorder dump is read"
@@ -83,6 +85,7 @@ PROMISES = (
         claims=(LAUNCH, KILL_COLD, KILL_PREWARMED),
     ),
     Promise(what="Training is as fast as without holdfast", page="benchmarks", claims=(LLAMA_STEP, LLAMA_MFU)),
+    Promise(what="So is TorchTitan's", page="torchtitan", claims=(TITAN_STEP, TITAN_MFU)),
     Promise(what="NCCL's logs are read", page="interconnect", claims=(NCCL_LOG, NCCL_REFUSAL)),
     Promise(what="Flight Recorder dumps are read", page="diagnose", claims=(FLIGHT_RECORDER,)),
     Promise(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.gpu import llama, nccl_records, peers, probes, resume, saves, starts, steps
+from bench.gpu import llama, nccl_records, peers, probes, resume, saves, starts, steps, titan
 from bench.gpu.promises import (
     FLIGHT_RECORDER,
     KILL_COLD,
@@ -27,6 +27,8 @@ from bench.gpu.promises import (
     RESUME,
     SAVE_SIZES_GB,
     STALL,
+    TITAN_MFU,
+    TITAN_STEP,
     WRITE,
 )
 from bench.gpu.section import Section
@@ -50,6 +52,7 @@ SECTIONS = (
     Section(name="session", measure=steps.measure_overhead, deadline_s=40.0, claims=(OVERHEAD_READ, OVERHEAD_LEFT)),
     Section(name="profile", measure=steps.measure_profile, deadline_s=30.0, claims=(PARTS_ADD_UP, PROFILE_COST)),
     Section(name="llama", measure=llama.measure, deadline_s=100.0, claims=(LLAMA_STEP, LLAMA_MFU)),
+    Section(name="titan", measure=titan.measure, deadline_s=60.0, claims=(TITAN_STEP, TITAN_MFU)),
     Section(name="starts", measure=starts.measure, deadline_s=110.0, claims=(LAUNCH, KILL_COLD, KILL_PREWARMED)),
     Section(name="peers", measure=peers.measure, deadline_s=50.0, claims=(PEER_COST, PEER_SHARE)),
     *(
