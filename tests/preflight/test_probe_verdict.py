@@ -46,6 +46,17 @@ def test_node_that_a_stage_names_fails(stage: ProbeStage) -> None:
     assert (finding.where, finding.evidence) == ("rank 3", ("it was slow",))
 
 
+def test_storage_that_refuses_all_nodes_is_no_nodes_fault() -> None:
+    verdict = judge(reports(*(suspect(ProbeStage.STORAGE, number) for number in range(3))), new=NEW)
+    assert not verdict.failed
+    assert not verdict.passed
+    assert verdict.of_all is not None
+    assert (verdict.of_all.code, verdict.of_all.what) == ("probe-storage", "no node can write where checkpoints go")
+    assert verdict.of_all.evidence == ("it was slow",)
+    two = judge(reports(*(suspect(ProbeStage.STORAGE, number) for number in range(2))), new=NEW)
+    assert codes(two) == {4: "probe-storage", 7: "probe-storage"}
+
+
 def test_of_a_bad_link_the_later_node_is_replaced_then_the_other() -> None:
     found = reports(suspect(ProbeStage.PAIRS, 0, 2))
     verdict = judge(found, new=NEW)

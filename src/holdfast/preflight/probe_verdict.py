@@ -97,6 +97,10 @@ def judge(
     if len(silent - failed.keys()) > (len(nodes) - 1) / 2 and len(nodes) > 2:
         return ProbeVerdict(failed=failed | {nodes[0]: _unreachable(silent)})
     of_all, doubtful = None, set[int]()
+    refused = [each for each in suspects if each.stage is ProbeStage.STORAGE]
+    if len(refused) == len(nodes):
+        of_all = _no_storage(refused)
+        suspects = [each for each in suspects if each.stage is not ProbeStage.STORAGE]
     for suspect in suspects:
         named = tuple(nodes[each] for each in suspect.nodes)
         if suspect.stage is ProbeStage.ARRIVE and len(nodes) == 2:
@@ -213,6 +217,15 @@ def _no_result(evidence: tuple[str, ...]) -> Finding:
         evidence=evidence,
         remedy="Read `probe-*.log` in the node's folder, and check that nodes reach each other on all ports.",
         owner=Owner.CLUSTER,
+    )
+
+
+def _no_storage(refused: Sequence[ProbeSuspect]) -> Finding:
+    return msgspec.structs.replace(
+        _FINDINGS[ProbeStage.STORAGE],
+        what="no node can write where checkpoints go",
+        evidence=tuple(sorted({words for each in refused for words in each.evidence}))[:8],
+        remedy="Look at the file system, its quota and its free space: `df`, `mount`, the server's log.",
     )
 
 

@@ -65,7 +65,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "probe-storage",
-        "This node cannot write to the file system of checkpoints while the other nodes write there too.",
+        "This node cannot write to the file system of checkpoints while others write there too; or no node can.",
         "The error in the finding; `df` and `mount` on this node; the file system's own statistics.",
         "Mount it again, or have its server, quota or network path fixed.",
     ),

@@ -195,7 +195,8 @@ class RankProbe:
     def _measure_storage(self, folder: Path, step: Step) -> Report:
         seconds = min(STORAGE_S, step.deadline_s * MEASURE_SHARE)
         rates = AbortableCall().run(
-            lambda: storage.measure(folder, self.place.node, seconds), step.deadline_s * WORK_SHARE
+            lambda: storage.measure(folder, self.place.node, seconds, nodes=len(step.nodes)),
+            step.deadline_s * WORK_SHARE,
         )
         return Report(storage=rates)
 

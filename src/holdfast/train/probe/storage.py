@@ -18,19 +18,24 @@ BLOCKS_PER_SYNC = 16
 """A slow disk has few bytes to wait for when the time is over."""
 MOST_BYTES = 1 << 30
 """Bytes written at most."""
+SHARE_OF_FREE = 0.5
+"""Of the free bytes all nodes together write at most this share: a run may save there meanwhile."""
 MOST_FILES = 2000
 SYNCS = 16
 SYNC_BYTES = 4096
 
 
-def measure(folder: Path, node: int, seconds: float) -> StorageRates:
+def measure(folder: Path, node: int, seconds: float, *, nodes: int = 1) -> StorageRates:
     """Measure the folder's file system for about so many seconds; leaves no files. Raises OSError if it refuses.
 
-    Files have no name, or are in a folder that is removed, so that nothing of a job can be overwritten.
+    `nodes` measure at the same time. Files have no name, or are in a folder that is removed, so that nothing of a job
+    can be overwritten.
     """
     part_s = seconds / 4
+    disk = os.statvfs(folder)
+    most_bytes = min(MOST_BYTES, int(SHARE_OF_FREE * disk.f_bavail * disk.f_frsize / nodes))
     with tempfile.TemporaryFile(prefix=".holdfast-probe-", dir=folder, buffering=0) as file:
-        written_bytes, write_s = _write(file.fileno(), part_s)
+        written_bytes, write_s = _write(file.fileno(), part_s, most_bytes)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         read_bytes, read_s = _read(file.fileno(), part_s)
         sync_s = _syncs(file.fileno(), part_s)
@@ -44,11 +49,13 @@ def measure(folder: Path, node: int, seconds: float) -> StorageRates:
     )
 
 
-def _write(file: int, seconds: float) -> tuple[int, float]:
-    """Bytes written, and the seconds until they are on the disk."""
+def _write(file: int, seconds: float, most_bytes: int) -> tuple[int, float]:
+    """Bytes written, at least a small write's, and the seconds until they are on the disk."""
     began, written_bytes = time.monotonic(), 0
-    while written_bytes < MOST_BYTES and (not written_bytes or time.monotonic() - began < seconds):
-        written_bytes += sum(os.write(file, BLOCK) for _ in range(BLOCKS_PER_SYNC))
+    most_bytes = max(SYNC_BYTES, most_bytes)
+    while written_bytes < most_bytes and (not written_bytes or time.monotonic() - began < seconds):
+        for _ in range(BLOCKS_PER_SYNC):
+            written_bytes += os.write(file, BLOCK[: most_bytes - written_bytes])
         os.fsync(file)
     return written_bytes, time.monotonic() - began
 
