@@ -1,12 +1,13 @@
 """Soak: one real run with random faults, up to a given number; then its outcome.
 
-.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|slurm-24.11|monarch|replicas|kubernetes]
+.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|slurm-24.11|monarch|replicas|training|kubernetes]
     [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch]
     [--replicas N] [--ledger]
 
 Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
 during a recovery, two together. Only a fault after several others without a committed step in between is delayed: equal
-failures without progress are a crash loop, which rightly ends a run. On Kubernetes (the lab) they come at given steps.
+failures without progress are a crash loop, which rightly ends a run. On Kubernetes (the lab), and in a training with
+torch (`training`: each kind of fault once a round), they come at given steps.
 With `--state` it can be interrupted: the same command continues with the same run. It fails when a recovery fails, a
 step is lost or anything is left at the end; locally it prints the trend of descriptors, threads, memory and files.
 With `--ledger` its outcome becomes a line of bench/soak/ledger.jsonl; `python -m bench.soak.ledger` prints the totals.
@@ -35,6 +36,7 @@ TARGETS = {
     "slurm-24.11": ("local", 50),
     "monarch": ("local", 50),
     "replicas": ("replicas", 500),
+    "training": ("training", 39),
     "kubernetes": ("kubernetes", 20),
 }
 """The module of each target, and its faults by default."""

@@ -316,7 +316,12 @@ def _inexact(run: ObservedRun, different: Difference | None) -> Finding | None:
         what=f"step {different.step} differs from the run without failures: what differs first is {different.lost}",
         where=run.folder.run_id,
         evidence=(f"attempt {different.attempt}, metric {different.metric}",),
-        remedy="Save and load this state too: give it to the Session as `state={...}`, `scheduler` or `optimizer`.",
+        remedy=(
+            "With DDP on three or more ranks, set `find_unused_parameters=True` for this check (docs/checkpoints.md). "
+            if different.metric in (LOSS, "digest_result")
+            else ""
+        )
+        + "Save and load this state too: give it to the Session as `state={...}`, `scheduler` or `optimizer`.",
     )
 
 

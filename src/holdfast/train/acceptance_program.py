@@ -15,6 +15,7 @@ import os
 import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -125,7 +126,10 @@ class Training:
         plain = make_model(*(large if options.large else (options.width, options.layers))).to(self.device)
         self.parameters = list(plain.parameters())
         self.batch = self._batch_of(plain, options.step_s) if options.step_s else options.batch
-        self.model = DistributedDataParallel(plain) if self.world_size > 1 else plain
+        # DDP lays its buckets out again after its first step, and then rounds sums of three ranks or more otherwise: a
+        # resumed run, whose first step is a later one, would differ. Not while it looks for unused parameters.
+        wrap = partial(DistributedDataParallel, find_unused_parameters=options.compare)
+        self.model = wrap(plain) if self.world_size > 1 else plain
         self.optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-3)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=options.steps)
         torch.manual_seed(1 + int(os.environ.get("RANK", "0")))  # dropout differs between ranks

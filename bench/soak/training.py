@@ -1,0 +1,238 @@
+"""Soak of a training with torch on three nodes: each kind of fault of docs/drills.md in turn, in rounds.
+
+A round is one run with one fault of each kind, in an order drawn from the seed, each at its step. It passes when every
+fault was injected, each failure was recovered from, nothing is left, and every step that counts has the digests (of
+samples, random state, weights, optimizer) of a run of the same steps without faults. Nodes are network namespaces, so
+it needs root; the disks that faults fill are small ones, mounted for the soak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from bench.fault_outcomes import fault_outcomes
+from bench.paired_stats import percentile, say, table
+from bench.soak.faults import FaultRow, end
+from bench.soak.ledger import SoakOutcome
+from holdfast import api
+from holdfast.accept.restart_check import first_difference
+from holdfast.cli.event_text import event_line
+from holdfast.events import (
+    CheckpointCommitted,
+    FaultAction,
+    FaultInjected,
+    FaultRequested,
+    FaultTarget,
+    Outcome,
+    StepCommitted,
+)
+from holdfast.report.formatting import percentage
+from holdfast.run_dir import RunDir
+
+NODES = 3
+"""With three, the one that computes wrongly is told from the others."""
+FIRST_STEP, APART = 20, 40
+"""Step of the first fault, and steps between two."""
+PACE_S = 0.05
+DISK = "256m"
+
+_KILL, _STOP, _SLOW, _FAIL, _FLIP = (
+    FaultAction.KILL,
+    FaultAction.STOP,
+    FaultAction.SLOW,
+    FaultAction.FAIL,
+    FaultAction.BITFLIP,
+)
+_SKEW, _FILL, _HANG, _NAN, _SPIKE = (
+    FaultAction.CLOCK_SKEW,
+    FaultAction.FILL,
+    FaultAction.HANG,
+    FaultAction.NAN,
+    FaultAction.SPIKE,
+)
+
+
+def _row(
+    action: FaultAction, target: FaultTarget, *, for_s: float | None = None, amount: float | None = None
+) -> FaultRow:
+    lasting = None if for_s is None else (for_s, for_s)
+    exact = None if amount is None else (amount, amount)
+    return FaultRow(action=action, target=target, weight=1, for_s=lasting, amount=exact)
+
+
+ROWS = (
+    _row(_KILL, FaultTarget.RANK),
+    _row(_KILL, FaultTarget.NODE),
+    _row(_KILL, FaultTarget.AGENT),
+    _row(_KILL, FaultTarget.CONTROLLER),
+    _row(_STOP, FaultTarget.RANK),
+    _row(_STOP, FaultTarget.NODE, for_s=3.0),
+    _row(_STOP, FaultTarget.AGENT, for_s=3.0),
+    _row(_STOP, FaultTarget.CONTROLLER, for_s=3.0),
+    _row(FaultAction.PARTITION, FaultTarget.NODE, for_s=3.0),
+    _row(_SKEW, FaultTarget.AGENT, amount=3600.0),
+    _row(_SKEW, FaultTarget.CONTROLLER, amount=-3600.0),
+    _row(_FILL, FaultTarget.RUN_DIR, for_s=3.0),
+    _row(_FILL, FaultTarget.CHECKPOINTS, for_s=3.0),
+    _row(FaultAction.RAISE, FaultTarget.RANK),
+    _row(_HANG, FaultTarget.RANK),
+    _row(_HANG, FaultTarget.COLLECTIVE),
+    _row(_NAN, FaultTarget.LOSS),
+    _row(_NAN, FaultTarget.GRADIENT),
+    _row(_SPIKE, FaultTarget.LOSS, amount=1000.0),
+    _row(_SPIKE, FaultTarget.GRADIENT, amount=1000.0),
+    _row(_FLIP, FaultTarget.WEIGHTS),
+    _row(_FLIP, FaultTarget.OPTIMIZER),
+    _row(_FLIP, FaultTarget.GRADIENT),
+    _row(_FLIP, FaultTarget.ACTIVATIONS),
+    _row(_FAIL, FaultTarget.GPU),
+    _row(FaultAction.ECC_ERROR, FaultTarget.GPU),
+    _row(_FAIL, FaultTarget.NVLINK),
+    _row(_FAIL, FaultTarget.NIC),
+    _row(FaultAction.THROTTLE, FaultTarget.GPU, for_s=3.0),
+    _row(FaultAction.LINK_ERRORS, FaultTarget.NIC, for_s=3.0),
+    _row(_SLOW, FaultTarget.NODE, for_s=3.0, amount=3.0),
+    _row(_SLOW, FaultTarget.DATA, for_s=3.0, amount=1.5),
+    _row(_SLOW, FaultTarget.FORWARD, for_s=3.0, amount=1.5),
+    _row(_SLOW, FaultTarget.BACKWARD, for_s=3.0, amount=1.5),
+    _row(_SLOW, FaultTarget.OPTIMIZER, for_s=3.0, amount=1.5),
+    _row(_SLOW, FaultTarget.COMMUNICATION, for_s=3.0, amount=1.5),
+    _row(_SLOW, FaultTarget.HOST, for_s=3.0, amount=1.5),
+    _row(FaultAction.DATA_STALL, FaultTarget.RANK, for_s=3.0, amount=0.2),
+    _row(FaultAction.OOM, FaultTarget.NODE),
+)
+"""All kinds of the catalogue but these: the lighthouse's need replicas (`--target replicas`), `leak` takes minutes
+until the kernel ends it, and `remove` and `restore` need a machine to spare."""
+
+
+def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
+    """Soak round by round, and print the outcome."""
+    rounds = -(-options.faults // len(ROWS))
+    steps = FIRST_STEP + APART * (len(ROWS) + 1)
+    with _small_disks(state, ("reference", *map(str, range(rounds)))):
+        say(f"{steps} steps without faults")
+        reference = _run(state / "reference", steps, pace_s=0.0)
+        if not (expected := _steps(reference)):
+            raise SystemExit(f"the run without faults failed: {reference.path}")
+        found = [_round(state / str(number), steps, options.seed + number, expected) for number in range(rounds)]
+    faults = Counter[str]()
+    for each in found:
+        faults.update(each.faults)
+    return SoakOutcome(
+        faults=faults,
+        recoveries=sum(each.recoveries for each in found),
+        failed=sum(each.failed for each in found),
+        wrong=sum(each.wrong for each in found),
+        steps=sum(each.steps for each in found),
+        minutes=round(sum(each.minutes for each in found), 1),
+    )
+
+
+def plan(seed: int) -> list[FaultRequested]:
+    """One fault of each kind, in random order, each at its step and on a random rank or node."""
+    chance = random.Random(seed)
+    rows = chance.sample(ROWS, len(ROWS))
+    return [
+        FaultRequested(
+            at=time.time(),
+            target=row.target,
+            action=row.action,
+            index=chance.randrange(NODES) if row.target.is_numbered else 0,
+            at_step=FIRST_STEP + APART * number + chance.randrange(APART // 2),
+            for_s=row.for_s[0] if row.for_s else None,
+            amount=row.amount[0] if row.amount else None,
+        )
+        for number, row in enumerate(rows)
+    ]
+
+
+def _round(base: Path, steps: int, seed: int, expected: Sequence[StepCommitted]) -> SoakOutcome:
+    planned = plan(seed)
+    run = _run(base, steps, pace_s=PACE_S, faults=planned)
+    left = end(run)
+    events, summary = api.events(run), api.summary(run)
+    came = fault_outcomes(events, summary, {})
+    injected = sum(isinstance(event, FaultInjected) for event in events)
+    succeeded = summary.outcome is Outcome.SUCCEEDED
+    problems = [*came.problems, *left]
+    if not succeeded:
+        problems.append(f"the run did not succeed: {summary.reason}")
+    if injected < len(planned):
+        problems.append(f"{len(planned) - injected} of {len(planned)} faults were not injected")
+    if (different := first_difference(expected, _steps(run)) if succeeded else None) is not None:
+        problems.append(f"step {different.step} of attempt {different.attempt} differs: {different.lost}")
+    every = [second for seconds in came.recovered_s.values() for second in seconds]
+    spread = [f"{percentile(every, each):.2f} s" for each in (50, 100)] if every else ["-", "-"]
+    ettr = percentage(summary.account.ettr) if summary.account.ettr is not None else "-"
+    head = ("seed", "faults", "recoveries", "p50", "longest", "steps", "recomputed", "ETTR", "digests")
+    figures = (str(came.faults), str(len(every)), *spread, str(summary.account.steps))
+    equal = "DIFFER" if different else "equal" if succeeded else "-"
+    say(table(head, [(str(seed), *figures, str(summary.account.recomputed_steps), ettr, equal)]))
+    for problem in problems:
+        say(f"FAILED: {problem}")
+    if problems:
+        say("\n".join(event_line(each) for each in events if not isinstance(each, StepCommitted | CheckpointCommitted)))
+    return SoakOutcome(
+        faults=came.requested,
+        recoveries=len(every),
+        failed=came.unrecovered + (not succeeded),
+        wrong=len(problems) - (not succeeded),
+        steps=summary.account.steps,
+        minutes=round(summary.account.total_s / 60, 1),
+    )
+
+
+def _run(base: Path, steps: int, *, pace_s: float, faults: Sequence[FaultRequested] = ()) -> RunDir:
+    """A run from start to end, with these faults."""
+    targets = base / ".holdfast" / "targets"
+    targets.mkdir(parents=True)
+    (targets / "soak.yaml").write_text("isolation: netns\n")
+    os.environ["HOLDFAST_HOME"] = str(base / "home")
+    command = (
+        *(sys.executable, "-m", "holdfast.train.acceptance_program"),
+        *("--compare", "--steps", str(steps), "--pace", str(pace_s)),
+    )
+    overrides = (
+        "name=soak",
+        f"nodes={NODES}",
+        "env={OMP_NUM_THREADS: '1'}",
+        "resources.memory=3GiB",
+        f"checkpoint={{path: {base / 'checkpoints'}, every_steps: 10}}",
+        "recovery={max_restarts: 1000, step_timeout_s: 5, verify_every_steps: 10}",
+        "watch.spikes=act",
+    )
+    run = api.start(api.load_job(None, command=command, overrides=overrides), "soak", base=base)
+    try:
+        if faults:
+            api.inject_faults(run, faults)
+        for _ in api.follow(run):
+            pass
+    except BaseException:
+        end(run)
+        raise
+    return run
+
+
+def _steps(run: RunDir) -> list[StepCommitted]:
+    return [event for event in api.events(run) if isinstance(event, StepCommitted)]
+
+
+@contextlib.contextmanager
+def _small_disks(state: Path, names: Sequence[str]) -> Generator[None]:
+    """Each run's folder and its checkpoints on small disks of their own, which faults fill."""
+    with contextlib.ExitStack() as stack:
+        for name in names:
+            for disk in (state / name / "home", state / name / "checkpoints"):
+                disk.mkdir(parents=True)
+                subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", disk], check=True)
+                stack.callback(subprocess.run, ["umount", "--lazy", disk], check=True)
+        yield
