@@ -37,6 +37,10 @@ class SlurmCluster:
         return self._machines.address
 
     @property
+    def has_accounting(self) -> bool:
+        return self._accounting is not None
+
+    @property
     def environ(self) -> Mapping[str, str]:
         """The variables by which Slurm's commands find the cluster."""
         return {**self._machines.environ(), "SLURM_CONF": str(self._conf)}

@@ -75,6 +75,7 @@ from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir, runs_root
 
 if TYPE_CHECKING:
+    from holdfast.job.scheduler_account import SchedulerAccount
     from holdfast.launch.fetch_template import FetchedTemplate
     from holdfast.launch.kubernetes.foreign.lint import LintedManifest
     from holdfast.launch.policy_request import PolicyRequest
@@ -669,9 +670,17 @@ def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
 
 
 def record(run: RunDir) -> RunRecord:
-    """What a report shows of a run, from one pass over its log."""
+    """What a report shows of a run: one pass over its log, and its target's scheduler, which has 10 s to answer."""
     found = record_run(EventReader(run.events).read(), run.run_id)
-    return structs.replace(found, predicted_step=_predicted_step(run, found.status))
+    return structs.replace(found, predicted_step=_predicted_step(run, found.status), scheduler=_scheduler_account(run))
+
+
+def _scheduler_account(run: RunDir) -> SchedulerAccount | None:
+    """What the target's scheduler accounted for a run; None if it has none, or the job file cannot be read."""
+    try:
+        return target_of(run).scheduler_account(run)
+    except HoldfastError:
+        return None
 
 
 def _predicted_step(run: RunDir, status: RunStatus) -> PredictedStep | None:

@@ -141,6 +141,12 @@ def test_waiting_run_says_what_slurm_says_and_a_cancelled_one_leaves_nothing(
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
     until(lambda: cluster.command("squeue", "-h") == "")
     assert list((slurm_runs.base / "nodes" / "runs").glob("*")) == []
+    account = api.record(watched.folder).scheduler
+    assert account is not None
+    if cluster.has_accounting:
+        assert [(each.state, each.nodes) for each in account.jobs] == [("CANCELLED by 0", 2)]
+    else:
+        assert "accounting storage is disabled" in account.missing
 
 
 def test_refused_run_shows_what_slurm_says(slurm_runs: Runs, cluster: SlurmCluster) -> None:
@@ -162,7 +168,9 @@ def test_rendered_script_is_accepted_by_sbatch(slurm_runs: Runs, cluster: SlurmC
 
 @ON_24_11
 def test_powered_off_node_is_replaced_by_a_spare(slurm_runs: Runs, cluster: SlurmCluster) -> None:
-    watched = steps(slurm_runs, 200, "spare")
+    text = slurm_target(cluster, slurm_runs.base, spares=1).replace("spares: 1", "spares: 1, gres: gpu:1")
+    write_target(slurm_runs.base, "gpus", text)
+    watched = steps(slurm_runs, 200, "gpus")
     watched.wait_for(StepCommitted)
     cluster.kill_node("n3")
     remove_sockets(slurm_runs.base, watched.folder.run_id, "node1.0")
@@ -171,6 +179,12 @@ def test_powered_off_node_is_replaced_by_a_spare(slurm_runs: Runs, cluster: Slur
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
     assert steps_once(watched) == list(range(1, 201))
     cluster.start_node("n3")
+    account = api.record(watched.folder).scheduler
+    assert account is not None
+    assert [(each.nodes, each.node_names, each.resources["gres/gpu"]) for each in account.jobs] == [
+        (3, "n[1-3]", "3"),
+        *[(2, "n[1-2]", "2")] * (len(account.jobs) - 1),
+    ]
 
 
 @ON_24_11

@@ -22,6 +22,7 @@ from holdfast.launch.target_runs import run_not_on_target
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.findings import Finding
+    from holdfast.job.scheduler_account import SchedulerAccount
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.policy_request import PolicyRequest
     from holdfast.launch.target_machines import TargetMachines
@@ -84,6 +85,9 @@ class SupervisedTarget(Target, Protocol):
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """Nothing: the target reports missing machines in the run's log."""
+
+    def scheduler_account(self, run: RunDir) -> SchedulerAccount | None:
+        """None: no scheduler accounts for the machines."""
 
     def base_here(self, accepted: RunSpec) -> Path:
         """Where the run was started."""

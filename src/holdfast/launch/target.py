@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from holdfast.job.backend import Backend
     from holdfast.job.loader import LoadedJob
     from holdfast.job.run_spec import CodeArchive, ResumedRun, RunSpec
+    from holdfast.job.scheduler_account import SchedulerAccount
     from holdfast.job.spec import Job
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.local.run_network import RunNetwork
@@ -188,6 +189,10 @@ class Target(Protocol):
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """What keeps a run's nodes, or this user, away; None if nothing does."""
+        ...
+
+    def scheduler_account(self, run: RunDir) -> SchedulerAccount | None:
+        """What the target's scheduler accounted for a run, or why that is not known; None if it has no scheduler."""
         ...
 
     def base_here(self, accepted: RunSpec) -> Path:

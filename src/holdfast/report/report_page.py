@@ -19,6 +19,7 @@ from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_figures import figures_of, outcome_of
 from holdfast.report.run_history import RecoverySummary
 from holdfast.report.run_record import MarkKind, Quantity, RunRecord
+from holdfast.report.scheduler_text import ACCOUNTED_HEAD, accounted_rows, accounted_sentence
 from holdfast.report.svg_chart import Lane, Line, line_chart, timeline
 
 MAX_FAILURES = 60
@@ -73,6 +74,7 @@ def _one_run(record: RunRecord) -> str:
             section("What happened", _timeline(record)),
             section("Failures", _failures(record)),
             section("Other findings", _findings(record)),
+            section("Jobs, by the scheduler", _scheduler(record)),
             section("Checks and fabric", _checks(record)),
             section("Configuration", _configuration(record)),
         )
@@ -238,6 +240,14 @@ def _checks(record: RunRecord) -> str:
     lines += [f"traffic between nodes: {record.status.fabric}"] if record.status.fabric else []
     facts = table(("on all nodes", ""), [(name, value) for name, value in sorted(record.facts.items())])
     return "".join(f"<p>{text(line)}</p>" for line in lines) + (facts if record.facts else "")
+
+
+def _scheduler(record: RunRecord) -> str:
+    """What was accounted; empty on a target without a scheduler."""
+    if (account := record.scheduler) is None:
+        return ""
+    rows = [(job, state, *map(Number, figures)) for job, state, *figures in accounted_rows(account)]
+    return f"<p>{text(accounted_sentence(account))}</p>{table(ACCOUNTED_HEAD, rows) if rows else ''}"
 
 
 def _configuration(record: RunRecord) -> str:

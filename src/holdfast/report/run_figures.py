@@ -9,6 +9,7 @@ from holdfast.report.rank_times import SLOW_RANK_HEAD, rank_time_figures, slow_r
 from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_record import Quantity, RunRecord
 from holdfast.report.run_summary import format_ettr
+from holdfast.report.scheduler_text import ACCOUNTED_HEAD, accounted_document, accounted_rows, accounted_sentence
 
 MAX_FAILURES = 20
 """Failures in Markdown, the last ones."""
@@ -65,6 +66,7 @@ def report_document(record: RunRecord) -> Mapping[str, object]:
         "steps": account.steps,
         "restarts": record.status.restarts,
         "rank_times": record.rank_times,
+        "scheduler": accounted_document(record.scheduler),
         "figures": {name: value for name, value in figures_of(record).items() if value},
     }
 
@@ -91,6 +93,10 @@ def report_markdown(records: Sequence[RunRecord]) -> str:
         if (times := record.rank_times) and times.slowest:
             table = _rows(SLOW_RANK_HEAD, slow_rank_rows(times))
             lines += ["", f"## Slowest ranks of {record.status.run}", "", *table]
+        if record.scheduler is not None:
+            lines += ["", f"## Jobs of {record.status.run}, by the scheduler", "", accounted_sentence(record.scheduler)]
+            if rows := accounted_rows(record.scheduler):
+                lines += ["", *_rows(ACCOUNTED_HEAD, rows)]
         recoveries = record.status.history.recoveries
         failures = [[duration(each.after_s), each.finding.code, each.finding.what, each.action] for each in recoveries]
         if failures:

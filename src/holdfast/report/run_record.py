@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from holdfast import events
 from holdfast.events import AnyEvent, StepCommitted
+from holdfast.job.scheduler_account import SchedulerAccount
 from holdfast.report.predicted_step import PredictedStep
 from holdfast.report.rank_times import RankTimes, RankTimesRecorder
 from holdfast.report.run_status import RunStatus
@@ -135,6 +136,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     """None if no ranks measured their steps."""
     predicted_step: PredictedStep | None = None
     """None if no prediction can be made."""
+    scheduler: SchedulerAccount | None = None
+    """None on a target without a scheduler, and if it was not asked."""
 
     @property
     def last_at(self) -> float:

@@ -117,6 +117,9 @@ class KubernetesTarget:
         seen = read_pending_reason(read_cluster_ref(run))
         return seen and HoldfastError((seen,), EXIT_CODES.get(seen.code, ExitCode.UNAVAILABLE))
 
+    def scheduler_account(self, run: RunDir) -> None:
+        """None: a cluster accounts for no run."""
+
     def base_here(self, accepted: RunSpec) -> Path:
         """This folder: that of the run is a volume of the cluster."""
         return Path()

@@ -27,6 +27,11 @@ class Meeting:
     """The certificate that the controller presents, as PEM."""
 
 
+def slurm_job_name(run: str) -> str:
+    """The name of all Slurm jobs of a run."""
+    return f"holdfast-{run}"
+
+
 def node_folder(accepted: RunSpec) -> str:
     """The folder for holdfast's files on every node."""
     return accepted.slurm.folder or default_folder()
@@ -71,7 +76,7 @@ def _options(accepted: RunSpec, run: str) -> dict[str, str]:
     gpus = f"gpu:{job.gpus_per_node}" if job.gpus_per_node else ""
     signal_s = max(END_SIGNAL_S, int(job.recovery.stop_grace_s) + 30)
     return {
-        "job-name": f"holdfast-{run}",
+        "job-name": slurm_job_name(run),
         "nodes": str(job.node_slots + wanted.spares),
         "partition": wanted.partition or "",
         "account": wanted.account or "",

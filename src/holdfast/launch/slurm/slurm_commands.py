@@ -68,13 +68,13 @@ class SlurmJob:
 
 def submit(script: str) -> str:
     """Submit a batch script and return the job's number; raises HoldfastError with what Slurm says."""
-    return _run(("sbatch", "--parsable"), script, what="Slurm does not accept the run").strip().partition(";")[0]
+    return run_command(("sbatch", "--parsable"), script, what="Slurm does not accept the run").strip().partition(";")[0]
 
 
 def refusal(script: str) -> tuple[Finding, ...]:
     """Why Slurm would not accept a batch script; nothing if it would. Submits nothing."""
     try:
-        _run(("sbatch", "--test-only"), script, what="Slurm would not accept the run")
+        run_command(("sbatch", "--test-only"), script, what="Slurm would not accept the run")
     except HoldfastError as error:
         return error.findings
     return ()
@@ -83,7 +83,7 @@ def refusal(script: str) -> tuple[Finding, ...]:
 def show(number: str) -> SlurmJob | None:
     """What Slurm says of a job; None if it no longer knows it. Raises HoldfastError if Slurm does not answer."""
     try:
-        text = _run(("scontrol", "show", "job", "-o", number), "", what="Slurm does not answer")
+        text = run_command(("scontrol", "show", "job", "-o", number), what="Slurm does not answer")
     except HoldfastError as error:
         if "Invalid job id" in "".join(error.findings[0].evidence):
             return None
@@ -102,36 +102,51 @@ def parse_job(text: str) -> SlurmJob:
 
 def cancel(number: str) -> None:
     """End a job with all its processes; nothing if it has ended. Raises HoldfastError if Slurm does not answer."""
-    _run(("scancel", "--quiet", number), "", what="Slurm does not answer")
+    run_command(("scancel", "--quiet", number), what="Slurm does not answer")
 
 
 def node_names() -> tuple[str, ...]:
     """The cluster's nodes; raises HoldfastError if Slurm does not answer."""
-    text = _run(("sinfo", "--noheader", "--Node", "--format=%N"), "", what="Slurm does not answer")
+    text = run_command(("sinfo", "--noheader", "--Node", "--format=%N"), what="Slurm does not answer")
     return tuple(dict.fromkeys(text.split()))  # a node of several partitions is listed once for each
 
 
 def drain(node: str, why: str) -> None:
     """Have Slurm start no further job on a node; raises HoldfastError if this user may not."""
-    _run(_change(node, "drain", f"reason={DRAINED_BY} {why}"), "", what=f"{node} cannot be drained")
+    run_command(_change(node, "drain", f"reason={DRAINED_BY} {why}"), what=f"{node} cannot be drained")
 
 
 def undrain(node: str) -> None:
     """Undo what `drain` did; a node that somebody else has drained stays so. Raises HoldfastError if refused."""
     what = f"{node} cannot be resumed"
-    reasons = _run(("sinfo", "--noheader", f"--nodes={node}", "--format=%E"), "", what=what).splitlines()
+    reasons = run_command(("sinfo", "--noheader", f"--nodes={node}", "--format=%E"), what=what).splitlines()
     if any(reason.startswith(f"{DRAINED_BY} ") for reason in reasons):
-        _run(_change(node, "resume"), "", what=what)
+        run_command(_change(node, "resume"), what=what)
 
 
 def _change(node: str, state: str, *more: str) -> tuple[str, ...]:
     return ("scontrol", "update", f"nodename={node}", f"state={state}", *more)
 
 
-def _run(argv: Sequence[str], stdin: str, *, what: str) -> str:
+def run_command(
+    argv: Sequence[str],
+    stdin: str = "",
+    *,
+    what: str,
+    timeout_s: float = TIMEOUT_S,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """The output of one of Slurm's commands; raises HoldfastError, which `what` begins, with what Slurm says."""
     try:
         done = subprocess.run(
-            argv, input=stdin, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env=environ,
         )
     except FileNotFoundError as error:
         raise failure(
@@ -142,7 +157,7 @@ def _run(argv: Sequence[str], stdin: str, *, what: str) -> str:
             remedy="Start the run on a login node of the Slurm cluster.",
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise _refused(what, argv, f"no answer within {TIMEOUT_S:g} s", ExitCode.UNAVAILABLE) from error
+        raise _refused(what, argv, f"no answer within {timeout_s:g} s", ExitCode.UNAVAILABLE) from error
     if done.returncode:
         raise _refused(what, argv, done.stderr.strip() or done.stdout.strip(), ExitCode.CANNOT_RUN_HERE)
     return done.stdout

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, failure
+from holdfast.job.run_spec import RunSpec
 from holdfast.launch.code.package_code import code_findings
 from holdfast.launch.resumed_checkpoint import checkpoint_here
 from holdfast.launch.slurm.batch_script import Meeting, batch_script, node_folder, node_python
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
-    from holdfast.job.run_spec import RunSpec
+    from holdfast.job.scheduler_account import SchedulerAccount
     from holdfast.job.targets import TargetSpec
     from holdfast.launch.target_machines import TargetMachines
     from holdfast.run_dir import RunDir
@@ -64,6 +65,12 @@ class SlurmTarget(SupervisedTarget):
 
         undrain(machine)  # first: whoever may not resume the node keeps its quarantine
         return super().release_machine(name, spec, machine)
+
+    def scheduler_account(self, run: RunDir) -> SchedulerAccount:
+        """What sacct says of the run's allocations."""
+        from holdfast.launch.slurm.sacct import accounted
+
+        return accounted(run.run_id, RunSpec.read(run.job).created_at)
 
     def rendered(self, accepted: RunSpec) -> str:
         """The batch script, and every rank's environment and command."""
