@@ -106,7 +106,10 @@ def _start(site: Site, name: str, options: Sequence[str], nodes: int, terms: Res
 def plan_faults(
     terms: RestartTerms, accepted: RunSpec, run: str, *, seed: int
 ) -> tuple[tuple[FaultRequested, ...], tuple[str, ...]]:
-    """Faults at random steps, one in each part of the run, and why kinds that the run cannot have are left out."""
+    """Faults at random steps, one around the middle of each part of the run, and why other kinds are left out.
+
+    Half a part lies between two, so that each is recovered from before the next comes.
+    """
     chance = random.Random(seed)
     planned: list[FaultRequested] = []
     refused: list[str] = []
@@ -126,7 +129,7 @@ def plan_faults(
             target=target,
             index=index,
             action=action,
-            at_step=chance.randrange(begins - terms.steps_per_fault // 2, begins + terms.steps_per_fault // 2),
+            at_step=begins + chance.randint(-terms.steps_per_fault // 4, terms.steps_per_fault // 4),
         )
         try:
             check_fault(request, accepted, run)
