@@ -247,6 +247,7 @@ def _site(base: Path, kind: str) -> Generator[tuple[str, SshHosts | None]]:
     """A project with a target of this kind, and its hosts."""
     targets = base / ".holdfast" / "targets"
     targets.mkdir(parents=True)
+    lab = base.with_name(f"{base.name}-lab")  # not in the project: its code is shipped
     match kind:
         case "local":
             yield "local", None
@@ -254,19 +255,19 @@ def _site(base: Path, kind: str) -> Generator[tuple[str, SshHosts | None]]:
             (targets / "lab.yaml").write_text("kind: local\nisolation: netns\n")
             yield "lab", None
         case "slurm":
-            with slurm_cluster(base / "slurm", "n1", "n2", "n3") as cluster:
+            with slurm_cluster(lab / "slurm", "n1", "n2", "n3") as cluster:
                 os.environ.update(cluster.environ)
-                settings = f"{{address: 127.0.0.1, folder: {base / 'nodes'}, options: [--exclusive]}}"
+                settings = f"{{address: 127.0.0.1, folder: {lab / 'nodes'}, options: [--exclusive]}}"
                 (targets / "lab.yaml").write_text(
-                    f"kind: slurm\ncheckpoint_root: {base / 'checkpoints'}\nslurm: {settings}\n"
+                    f"kind: slurm\ncheckpoint_root: {lab / 'checkpoints'}\nslurm: {settings}\n"
                 )
                 yield "lab", None
         case _:
             count = int(kind[-1]) if kind[-1].isdigit() else 3
             names = ("alpha", "beta", "gamma")[:count]
-            with ssh_hosts(base / "hosts", *names) as hosts:
+            with ssh_hosts(lab / "hosts", *names) as hosts:
                 (targets / "lab.yaml").write_text(
-                    f"kind: hosts\nhosts: [{', '.join(names)}]\ncheckpoint_root: {base / 'checkpoints'}\n"
+                    f"kind: hosts\nhosts: [{', '.join(names)}]\ncheckpoint_root: {lab / 'checkpoints'}\n"
                     f"ssh: {{python: {sys.executable}, config: {hosts.config}}}\n"
                 )
                 yield "lab", hosts

@@ -71,7 +71,7 @@ def measure(place: Place) -> Iterator[Result]:
     per_token = flops_per_token(alone.trainer.metrics_processor)
     dist.destroy_process_group()
     flavor = "the smallest model" if place.tiny else f"Llama 3.2 {FLAVOR}"
-    conditions = f"TorchTitan 0.3, {flavor}, {tokens:,} tokens, {len(found)} rounds of {steps} steps"
+    conditions = f"TorchTitan 0.3, {flavor}, {tokens:,} tokens, {len(found)} rounds of {steps} steps, without an agent"
     result = from_rounds(TITAN_STEP, found, goal=GOAL, unit="ms", peer="TorchTitan alone")
     yield msgspec.structs.replace(result, conditions=conditions)
     known = find_device(place.device.name)

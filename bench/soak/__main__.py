@@ -8,8 +8,9 @@ Faults come at exponentially distributed times, drawn from the seed, in any stat
 during a recovery, two together. Only a fault after several others without a committed step in between is delayed: equal
 failures without progress are a crash loop, which rightly ends a run. On Kubernetes (the lab), and in a training with
 torch (`training`: each kind of fault once a round), they come at given steps.
-With `--state` it can be interrupted: the same command continues with the same run. It fails when a recovery fails, a
-step is lost or anything is left at the end; locally it prints the trend of descriptors, threads, memory and files.
+With `--state` it can be interrupted: the same command continues with the same run (not with `training`). It fails when
+a recovery fails, a step is lost or anything is left at the end; locally it prints the trend of descriptors, threads,
+memory and files.
 With `--ledger` its outcome becomes a line of bench/soak/ledger.jsonl; `python -m bench.soak.ledger` prints the totals.
 """
 
@@ -78,7 +79,7 @@ def main() -> int:
         try:
             outcome = importlib.import_module(f"bench.soak.{module}").soak(options, state.absolute())
         except KeyboardInterrupt:
-            say("\ninterrupted" + ("; the same command resumes it" if options.state else ""))
+            say("\ninterrupted" + ("; the same command resumes it" if options.state and module != "training" else ""))
             return ExitCode.CANCELLED
         if options.ledger:
             ledger.add(outcome, target=options.target, seed=options.seed, options=_further(options))

@@ -1,9 +1,9 @@
 """Soak of a training with torch on three nodes: each kind of fault of docs/drills.md in turn, in rounds.
 
-A round is one run with one fault of each kind, in an order drawn from the seed, each at its step. It passes when every
-fault was injected, each failure was recovered from, nothing is left, and every step that counts has the digests (of
-samples, random state, weights, optimizer) of a run of the same steps without faults. Nodes are network namespaces, so
-it needs root; the disks that faults fill are small ones, mounted for the soak.
+A round is one run with one fault of each kind in `ROWS`, in an order drawn from the seed, each at its step. It passes
+when every fault was injected, each failure was recovered from, nothing is left, and every step that was kept has the
+digests (of samples, random state, weights, optimizer) of a run of the same steps without faults. Nodes are network
+namespaces, so it needs root; the disks that faults fill are small ones, mounted for the soak.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -44,6 +45,10 @@ FIRST_STEP, APART = 20, 40
 """Step of the first fault, and steps between two."""
 PACE_S = 0.05
 DISK = "256m"
+ROUND_S = 3600.0
+"""A run that lasts longer makes no progress."""
+FAILED = "failed-run"
+"""Folder to which a run that went wrong is copied from its small disk, with `--state`."""
 
 _KILL, _STOP, _SLOW, _FAIL, _FLIP = (
     FaultAction.KILL,
@@ -116,13 +121,17 @@ until the kernel ends it, and `remove` and `restore` need a machine to spare."""
 
 def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
     """Soak round by round, and print the outcome."""
+    if any(state.iterdir()):
+        raise SystemExit(f"{state} has a soak already: a round is one run from start to end, and does not resume")
     rounds = -(-options.faults // len(ROWS))
     steps = FIRST_STEP + APART * (len(ROWS) + 1)
     with _small_disks(state, ("reference", *map(str, range(rounds)))):
         say(f"{steps} steps without faults")
         reference = _run(state / "reference", steps, pace_s=0.0)
-        if not (expected := _steps(reference)):
-            raise SystemExit(f"the run without faults failed: {reference.path}")
+        expected = _steps(reference)
+        if not expected or expected[-1].step != steps or "digest_result" not in expected[-1].metrics:
+            shutil.copytree(reference.path, state / "reference" / FAILED)
+            raise SystemExit(f"the run without faults failed: {state / 'reference' / FAILED}")
         found = [_round(state / str(number), steps, options.seed + number, expected) for number in range(rounds)]
     faults = Counter[str]()
     for each in found:
@@ -161,7 +170,7 @@ def _round(base: Path, steps: int, seed: int, expected: Sequence[StepCommitted])
     left = end(run)
     events, summary = api.events(run), api.summary(run)
     came = fault_outcomes(events, summary, {})
-    injected = sum(isinstance(event, FaultInjected) for event in events)
+    injected = len({event.requested_at for event in events if isinstance(event, FaultInjected)})
     succeeded = summary.outcome is Outcome.SUCCEEDED
     problems = [*came.problems, *left]
     if not succeeded:
@@ -180,6 +189,7 @@ def _round(base: Path, steps: int, seed: int, expected: Sequence[StepCommitted])
     for problem in problems:
         say(f"FAILED: {problem}")
     if problems:
+        shutil.copytree(run.path, base / FAILED, ignore=shutil.ignore_patterns("*.sock"))
         say("\n".join(event_line(each) for each in events if not isinstance(each, StepCommitted | CheckpointCommitted)))
     return SoakOutcome(
         faults=came.requested,
@@ -214,8 +224,10 @@ def _run(base: Path, steps: int, *, pace_s: float, faults: Sequence[FaultRequest
     try:
         if faults:
             api.inject_faults(run, faults)
+        ends_at = time.monotonic() + ROUND_S
         for _ in api.follow(run):
-            pass
+            if time.monotonic() > ends_at:
+                break
     except BaseException:
         end(run)
         raise

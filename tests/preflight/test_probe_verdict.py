@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from holdfast.events import NodeProbed
-from holdfast.events.probe_results import PairRate, ProbeOutcome, ProbeResult, ProbeStage, ProbeSuspect, keep_slowest
+from holdfast.events.probe_results import (
+    PairRate,
+    ProbeOutcome,
+    ProbeResult,
+    ProbeStage,
+    ProbeSuspect,
+    StorageRates,
+    keep_slowest,
+)
 from holdfast.findings import CheckOutcome, Severity
 from holdfast.preflight.probe_verdict import CHECKS, ProbeVerdict, judge, pair_rates, probe_results
 
@@ -53,8 +61,22 @@ def test_storage_that_refuses_all_nodes_is_no_nodes_fault() -> None:
     assert verdict.of_all is not None
     assert (verdict.of_all.code, verdict.of_all.what) == ("probe-storage", "no node can write where checkpoints go")
     assert verdict.of_all.evidence == ("it was slow",)
-    two = judge(reports(*(suspect(ProbeStage.STORAGE, number) for number in range(2))), new=NEW)
-    assert codes(two) == {4: "probe-storage", 7: "probe-storage"}
+
+
+def test_storage_that_refuses_all_who_write_there_adds_nothing_to_another_nodes_fault() -> None:
+    found = reports(suspect(ProbeStage.MATMUL, 0), *(suspect(ProbeStage.STORAGE, number) for number in (1, 2)))
+    assert codes(judge(found, new=NEW)) == {4: "probe-matmul"}
+
+
+def test_nodes_that_storage_refuses_while_others_write_fail() -> None:
+    found = reports(*(suspect(ProbeStage.STORAGE, number) for number in range(2)))
+    rates = StorageRates(node=2, folder="f", write_mb_s=1.0, read_mb_s=1.0, sync_s=0.1, files_per_s=1.0)
+    wrote = [msgspec.structs.replace(found[0], result=msgspec.structs.replace(found[0].result, storage=(rates,)))]
+    assert codes(judge([*wrote, *found[1:]], new=NEW)) == {4: "probe-storage", 7: "probe-storage"}
+
+
+def test_only_node_that_storage_refuses_is_replaced() -> None:
+    assert codes(judge(reports(suspect(ProbeStage.STORAGE, 0), nodes=(4,)), new=NEW)) == {4: "probe-storage"}
 
 
 def test_of_a_bad_link_the_later_node_is_replaced_then_the_other() -> None:

@@ -54,6 +54,16 @@ STATE: Mapping[str, str] = {
 """What is compared of a step, in the order in which a difference spreads to the next."""
 
 
+NOT_SAVED = (
+    "Save and load this state too: give it to the Session as `state={...}`, `scheduler` or `optimizer`. A loss differs "
+    "as well where arithmetic is not repeated exactly (docs/checkpoints.md)."
+)
+NOT_DETERMINISTIC = (
+    "Have torch repeat its arithmetic: `torch.use_deterministic_algorithms(True)`, and with DDP on three or more ranks "
+    "`find_unused_parameters=True` (docs/checkpoints.md)."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Difference:
     """The first step of a run that differs from the run without failures."""
@@ -182,7 +192,7 @@ def judge_restart(
             ),
             Figure(
                 name="equal to the run without failures",
-                value="every step, bit-exact" if different is None else f"until step {different.step}",
+                value="every step that was kept, bit-exact" if different is None else f"until step {different.step}",
                 agreed="every step",
                 met=different is None,
             ),
@@ -319,12 +329,7 @@ def _inexact(run: ObservedRun, different: Difference | None) -> Finding | None:
         what=f"step {different.step} differs from the run without failures: what differs first is {different.lost}",
         where=run.folder.run_id,
         evidence=(f"attempt {different.attempt}, metric {different.metric}",),
-        remedy=(
-            "With DDP on three or more ranks, set `find_unused_parameters=True` for this check (docs/checkpoints.md). "
-            if different.metric in (LOSS, "digest_result")
-            else ""
-        )
-        + "Save and load this state too: give it to the Session as `state={...}`, `scheduler` or `optimizer`.",
+        remedy=NOT_DETERMINISTIC if different.metric == "digest_result" else NOT_SAVED,
     )
 
 

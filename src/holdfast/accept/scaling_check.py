@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from holdfast import api
@@ -45,6 +45,8 @@ COMPUTES = (
 )
 
 
+OUTLASTING = 10
+"""Runs that use the rest of a machine have so many times the steps of the one that is measured."""
 MAX_WIDTH = 0.1
 """Of the interval of an efficiency, within which its middle decides."""
 
@@ -72,6 +74,8 @@ class ScalingRun:
     run: ObservedRun
     breakdown: Mapping[str, float]
     """Mean seconds of each part of a step; empty if no step could be profiled."""
+    was_alone: bool = False
+    """Whether other runs should have used the rest of its machine, and did not until its end."""
 
     @property
     def compared(self) -> RunRecord:
@@ -129,14 +133,22 @@ def _is_late(step: StepCommitted, last: int) -> bool:
 def _train(site: Site, nodes: int, terms: ScalingTerms, *, most_nodes: int, batch: int | None) -> ScalingRun:
     work = ("--step-s", f"{terms.step_s:g}") if batch is None else ("--batch", str(batch))
     wide = () if site.agreement.program else ("--large", *work)
-    # Nodes of one machine share its CPUs and memory: a run on few of them computes while equal ones do on the rest.
-    fields = {"env__OMP_NUM_THREADS": max(1, site.cpus // most_nodes)} if site.shares_machine else {}
+    # Nodes of one machine share its CPUs and memory: a run on few of them computes while others do on the rest.
+    fields = {"env__OMP_NUM_THREADS": max(1, site.cpus // most_nodes)} if site.is_one_machine else {}
     beside = most_nodes // nodes - 1 if site.shares_machine else 0
-    command = site.program("--steps", str(terms.steps), *wide)
+
+    def start(steps: int) -> RunDir:
+        return site.start("scaling", site.program("--steps", str(steps), *wide), nodes=nodes, **fields)
+
     with contextlib.ExitStack() as stack:
+        others: list[RunDir] = []
         for _ in range(beside):
-            stack.enter_context(site.ended(site.start("scaling", command, nodes=nodes, **fields)))
-        return _observe(site, site.start("scaling", command, nodes=nodes, **fields), nodes, terms)
+            others.append(start(OUTLASTING * terms.steps))
+            stack.enter_context(site.ended(others[-1]))
+        for other in others:
+            site.await_step(other, deadline_s=terms.deadline_s)
+        measured = _observe(site, start(terms.steps), nodes, terms)
+        return replace(measured, was_alone=any(map(api.is_finished, others)))
 
 
 def _observe(site: Site, run: RunDir, nodes: int, terms: ScalingTerms) -> ScalingRun:
@@ -208,6 +220,13 @@ def _lost(
     """Why the efficiency is below what was agreed, or why that is not known; None if it is not below."""
     if ratio is None or efficiency.low >= terms.min_efficiency:
         return None
+    if first.was_alone:
+        return Finding(
+            code="scaling-inconclusive",
+            what=f"the run on {count(first.nodes, 'node')} had its machine for itself, since others ended early",
+            where=first.run.folder.run_id,
+            remedy="`holdfast ps` shows the other runs named accept-scaling, and `holdfast diagnose` why they ended.",
+        )
     is_narrow = efficiency.high - efficiency.low <= MAX_WIDTH
     if efficiency.value >= terms.min_efficiency and is_narrow:
         return None

@@ -172,11 +172,19 @@ class Site:
 
     @contextlib.contextmanager
     def ended(self, run: RunDir) -> Generator[None]:
-        """Ends a run after the block."""
+        """Ends a run after the block, and waits until it has left its nodes."""
         try:
             yield
         finally:
             _end(run)
+            self.observe(run, deadline_s=LEAVE_S)
+
+    def await_step(self, run: RunDir, *, deadline_s: float) -> None:
+        """Wait until a run has committed a step, is over, or the deadline has passed."""
+        ends_at = time.monotonic() + deadline_s
+        for event in api.follow(run):
+            if isinstance(event, StepCommitted) or time.monotonic() > ends_at:
+                return
 
     @contextlib.contextmanager
     def ended_on_error(self, run: RunDir) -> Generator[None]:

@@ -290,8 +290,8 @@ class HangDetector:
         return await asyncio.gather(dump(pid, into), self._recorders.dump(rank))
 
     async def _watch_for_hangs(self, timeouts: StepTimeouts) -> None:
-        is_auto = timeouts.step_timeout_s == "auto"
-        ahead_s, poll_s = (DUMP_AHEAD_S, POLL_S) if is_auto else (0.0, LOOK_S)
+        fixed_s = timeouts.step_timeout_s
+        ahead_s, poll_s = (DUMP_AHEAD_S, POLL_S) if fixed_s == "auto" else (0.0, min(LOOK_S, fixed_s))
         while True:
             now = time.monotonic()
             next_at = now + poll_s
@@ -335,6 +335,9 @@ class HangDetector:
             stacks, shown = await self._dump(rank, progress.pid, state, into)
         await self._wait_due(progress, due)
         if progress.closed or progress.last_message_at != last_message_at:
+            return
+        if progress.stopped_since is not None and state_letter(progress.pid) != "T":
+            progress.hung = False  # it continues with work that may last longer than a step
             return
         silence = classify_silence(state=state, busy=busy, top_frame=stacks.top_frame, collectives=shown.collectives)
         silent_s = time.monotonic() - last_message_at

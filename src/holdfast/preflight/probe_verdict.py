@@ -98,9 +98,9 @@ def judge(
         return ProbeVerdict(failed=failed | {nodes[0]: _unreachable(silent)})
     of_all, doubtful = None, set[int]()
     refused = [each for each in suspects if each.stage is ProbeStage.STORAGE]
-    if len(refused) == len(nodes):
+    if len(refused) > 1 and not result.storage:
         of_all = _no_storage(refused)
-        suspects = [each for each in suspects if each.stage is not ProbeStage.STORAGE]
+        suspects = [each for each in suspects if each not in refused]
     for suspect in suspects:
         named = tuple(nodes[each] for each in suspect.nodes)
         if suspect.stage is ProbeStage.ARRIVE and len(nodes) == 2:

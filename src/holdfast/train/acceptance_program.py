@@ -137,10 +137,14 @@ class Training:
     def _batch_of(self, model: nn.Module, step_s: float) -> int:
         """Samples with which computing takes about so long on rank 0; the other ranks get the same number."""
         batch, took_s = self.options.batch, _compute_s(model, self.options.batch, self.device)
-        while took_s < step_s / 2:
-            batch *= 2
-            took_s = _compute_s(model, batch, self.device)
-        chosen = torch.tensor(max(1, round(batch * step_s / took_s)), device=self.device)
+        try:
+            while took_s < step_s / 2:
+                took_s = _compute_s(model, 2 * batch, self.device)
+                batch *= 2
+            batch = max(1, round(batch * step_s / took_s))
+        except torch.OutOfMemoryError:
+            pass  # the last that fitted
+        chosen = torch.tensor(batch, device=self.device)
         if self.world_size > 1:
             dist.broadcast(chosen, src=0)
         return int(chosen.item())

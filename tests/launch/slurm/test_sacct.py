@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -89,10 +90,11 @@ def test_report_shows_jobs_and_their_sum(said: Path) -> None:
 
 
 def test_command_asks_for_all_jobs_of_the_run_in_unix_seconds(said: Path) -> None:
+    began = datetime.fromtimestamp(1795893200.0).isoformat()  # in local time, as sacct reads it
     write_program(said, 'for word in "$@"; do echo "$word"; done >"$0.words"; echo "$SLURM_TIME_FORMAT" >"$0.format"')
     assert accounted("demo", 1795893200.0).jobs == ()
     words = said.with_name("sacct.words").read_text().split("\n")
-    assert {"--duplicates", "--allocations", "--name=holdfast-demo", "--starttime=2026-11-28T19:12:20"} < {*words}
+    assert {"--duplicates", "--allocations", "--name=holdfast-demo", f"--starttime={began}"} < {*words}
     assert said.with_name("sacct.format").read_text() == "%s\n"
 
 
