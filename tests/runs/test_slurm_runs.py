@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
@@ -33,6 +35,8 @@ if any(word.startswith("holdfast.controller") for word in sys.orig_argv):
 """Has a run give an allocation with too few nodes back at once."""
 
 
+Announcement = Callable[[SlurmCluster, int], AbstractContextManager[None]]
+"""Has Slurm announce the end of a job, by number."""
 ON_24_11 = pytest.mark.parametrize("cluster", ["slurm_24_11"], indirect=True)
 """For what test_targets.py has on this machine's Slurm, or what does not depend on the release."""
 
@@ -91,23 +95,47 @@ def test_run_continues_in_another_allocation_when_one_ends(slurm_runs: Runs, clu
     assert steps_once(watched) == list(range(1, 501))
 
 
-def test_preempted_allocation_costs_one_restart_in_the_next(slurm_runs: Runs, cluster: SlurmCluster) -> None:
-    watched = steps(slurm_runs, 200, "spare")
+@contextlib.contextmanager
+def preempted(cluster: SlurmCluster, _number: int) -> Iterator[None]:
+    """While it lasts, a job of a partition with a higher priority takes all nodes."""
+    urgent = block(cluster, "--partition=urgent")
+    yield
+    cluster.command("scancel", urgent)
+
+
+@contextlib.contextmanager
+def limited(cluster: SlurmCluster, number: int) -> Iterator[None]:
+    """Leave a job less time than the announcement of its end takes."""
+    cluster.command("scontrol", "update", f"JobId={number}", "TimeLimit=00:02:00")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("cluster", "announced"),
+    [("slurm", preempted), ("slurm_24_11", preempted), ("slurm_24_11", limited)],
+    indirect=["cluster"],
+)
+def test_announced_end_of_an_allocation_costs_one_restart_in_the_next(
+    slurm_runs: Runs, cluster: SlurmCluster, announced: Announcement
+) -> None:
+    watched = steps(slurm_runs, 1_000_000, "spare")
     watched.wait_for(StepCommitted)
     assert machines(watched) == {0: "n1", 1: "n3"}, "ranks share a switch, and the spare is below the other"
     first = allocation(watched)
-    urgent = block(cluster, "--partition=urgent")
-    watched.wait_for(NodePreemptionNotice)
-    cluster.command("scancel", urgent)
+    with announced(cluster, first):
+        watched.wait_for(NodePreemptionNotice)
     watched.wait_for(AttemptStarted)
     assert allocation(watched) > first
-    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    watched.wait_for(StepCommitted)
+    api.cancel(watched.folder)
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
     assert [event.attempt for event in watched.all(AttemptStarted)] == [0, 1]
     assert sorted((event.node, event.generation) for event in watched.all(NodeCreated)) == [
         *((0, 0), (0, 1)),
         *((1, 0), (1, 1)),
     ]
-    assert steps_once(watched) == list(range(1, 201))
+    done = steps_once(watched)
+    assert done == list(range(1, done[-1] + 1))
 
 
 @ON_24_11
