@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.launch.slurm import sacct
-from holdfast.launch.slurm.sacct import accounted, parse_jobs
+from holdfast.launch.slurm.sacct import BEFORE_S, accounted, parse_jobs
 from holdfast.report.run_figures import report_document, report_markdown
 from holdfast.report.run_record import RunRecord
 from holdfast.report.run_status import RunStatus
@@ -90,7 +90,7 @@ def test_report_shows_jobs_and_their_sum(said: Path) -> None:
 
 
 def test_command_asks_for_all_jobs_of_the_run_in_unix_seconds(said: Path) -> None:
-    began = datetime.fromtimestamp(1795893200.0).isoformat()  # in local time, as sacct reads it
+    began = datetime.fromtimestamp(1795893200.0 - BEFORE_S).isoformat()  # in local time, as sacct reads it
     write_program(said, 'for word in "$@"; do echo "$word"; done >"$0.words"; echo "$SLURM_TIME_FORMAT" >"$0.format"')
     assert accounted("demo", 1795893200.0).jobs == ()
     words = said.with_name("sacct.words").read_text().split("\n")
