@@ -188,7 +188,7 @@ def main() -> None:
         os.environ["HOLDFAST_HOME"] = f"{folder}/home"
         os.environ["OMP_NUM_THREADS"] = "1"
         if options.clean:
-            headline("acceptance of healthy targets, with the default agreement but for shared CPUs")
+            headline("acceptance of healthy targets, with the default agreement, on shared CPUs")
             results = [_accept_clean(Path(folder), target) for target in options.clean]
         else:
             headline(f"acceptance: {len(PLANTED)} planted defects")

@@ -40,7 +40,7 @@ from holdfast.report.formatting import percentage
 from holdfast.run_dir import RunDir
 
 NODES = 3
-"""With three, the one that computes wrongly is told from the others."""
+"""With three, a comparison shows which rank computes wrongly."""
 FIRST_STEP, APART = 20, 40
 """Step of the first fault, and steps between two."""
 PACE_S = 0.05
@@ -240,7 +240,7 @@ def _steps(run: RunDir) -> list[StepCommitted]:
 
 @contextlib.contextmanager
 def _small_disks(state: Path, names: Sequence[str]) -> Generator[None]:
-    """Each run's folder and its checkpoints on small disks of their own, which faults fill."""
+    """Each run's folder and its checkpoints on separate small disks, which faults fill."""
     with contextlib.ExitStack() as stack:
         for name in names:
             for disk in (state / name / "home", state / name / "checkpoints"):

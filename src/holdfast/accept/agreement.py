@@ -65,7 +65,7 @@ class ScalingTerms(Model):
     step_s: Seconds = 0.25
     """Seconds of computing in a step on the fewest nodes: holdfast's program makes its batch so large.
 
-    On more nodes each rank has the same batch. A program of your own has a batch of its own.
+    On more nodes each rank has the same batch. Your own program decides its batch itself.
     """
     deadline_s: Seconds = 900.0
     """Seconds in which each run must have ended."""

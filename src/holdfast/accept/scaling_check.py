@@ -46,7 +46,7 @@ COMPUTES = (
 
 
 OUTLASTING = 10
-"""Runs that use the rest of a machine have so many times the steps of the one that is measured."""
+"""Runs that use the rest of a machine have so many times the steps of the measured run."""
 MAX_WIDTH = 0.1
 """Of the interval of an efficiency, within which its middle decides."""
 
