@@ -19,7 +19,7 @@ from bench.paired_stats import headline, say, table
 from holdfast.plan.layout import Layout
 from holdfast.plan.model_catalog import MODELS
 from holdfast.plan.rank_layout import RankGrid, Topology, lay_out, ordered_nodes, topology
-from holdfast.plan.traffic import step_traffic
+from holdfast.plan.traffic import Step, step_traffic
 
 LEVELS = ("zone", "block", "rack")
 ZONES, BLOCKS, RACKS, PER_RACK, PER_NODE = 4, 40, 2500, 4, 8
@@ -66,7 +66,8 @@ def main() -> None:
     assert tree.leaves
     assert tree.leaf_domains
     build_ms = 1000 * (time.process_time() - began)
-    sent = step_traffic(MODELS["llama-3-405b"], LLAMA_405B, batch=2048, length=8192, gradient_bytes=4)
+    step = Step(model=MODELS["llama-3-405b"], layout=LLAMA_405B, batch=2048, length=8192, gradient_bytes=4)
+    sent = step_traffic(step)
     times = durations_ms(tree, dice, sent)
     p99 = quantiles(times, n=100)[-1]
     say(

@@ -11,13 +11,15 @@ one rank each, tests/programs/torch_free_trainer.py.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -27,6 +29,7 @@ from bench.paired_stats import headline, say, table
 from bench.soak.faults import Watch
 from holdfast import api
 from holdfast.control.policy import FailureKind
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import AnyEvent, FaultAction, FaultInjected, FaultTarget, RecoveryDecided, StepCommitted
 from holdfast.failure_rates import DAY_S
 from holdfast.job.spec import Recovery
@@ -130,6 +133,15 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
     headline(f"a run of {options.minutes:g} minutes with faults, and the same one simulated")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the run, as at Ctrl-C
+    try:
+        return _compare(options)
+    except KeyboardInterrupt:
+        say("\ninterrupted")
+        return ExitCode.CANCELLED
+
+
+def _compare(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="simulated-", ignore_cleanup_errors=True) as folder:
         os.environ["HOLDFAST_HOME"] = str(Path(folder) / "home")
         measured = first_run(Path(folder) / "first")
@@ -154,13 +166,12 @@ def main() -> int:
 
 def first_run(folder: Path) -> list[Outcome]:
     """What each kind of fault takes."""
-    run = _start(folder)
-    watch = FaultWatch(run)
-    for number in range(EACH_MEASURED * len(KINDS)):
-        watch.plant(KINDS[number % len(KINDS)], number // len(KINDS) % NODES)
-        watch.wait(lambda: not watch.pending)
-        watch.wait_for(time.monotonic() + BETWEEN_S)
-    _end(run)
+    with _started(folder) as run:
+        watch = FaultWatch(run)
+        for number in range(EACH_MEASURED * len(KINDS)):
+            watch.plant(KINDS[number % len(KINDS)], number // len(KINDS) % NODES)
+            watch.wait(lambda: not watch.pending)
+            watch.wait_for(time.monotonic() + BETWEEN_S)
     return watch.outcomes
 
 
@@ -204,15 +215,14 @@ def soak(
     folder: Path, coming: Sequence[Incident], total_s: float
 ) -> tuple[dict[str, float], list[Outcome], Recovery, float]:
     """Shares of the time of a run that meets these faults, what each took, and the run's recovery and step time."""
-    run = _start(folder)
-    watch = FaultWatch(run)
-    watch.wait(lambda: watch.first_step_at is not None)
-    began = watch.first_step_at or 0.0
-    for incident in coming:
-        watch.wait_for(began + incident.at)
-        watch.plant(BY_NAME[incident.cause.name], incident.node)
-    watch.wait_for(began + total_s)
-    _end(run)
+    with _started(folder) as run:
+        watch = FaultWatch(run)
+        watch.wait(lambda: watch.first_step_at is not None)
+        began = watch.first_step_at or 0.0
+        for incident in coming:
+            watch.wait_for(began + incident.at)
+            watch.plant(BY_NAME[incident.cause.name], incident.node)
+        watch.wait_for(began + total_s)
     account = api.summary(run).account
     total = account.total_s - sum(
         account.parts.get(part, 0.0) for part in (TimeCategory.STARTING, TimeCategory.STOPPING)
@@ -230,7 +240,9 @@ def shares(trial: Trial) -> dict[str, float]:
     return {"training": trial.ettr, **{how.value: lost[how] / trial.total_s for how in Loss if lost[how]}}
 
 
-def _start(folder: Path) -> RunDir:
+@contextlib.contextmanager
+def _started(folder: Path) -> Generator[RunDir]:
+    """A run that ends with the block, also after an error: it has more steps than anybody waits for."""
     folder.mkdir(parents=True)
     shutil.copy(PROGRAM, folder)
     overrides = (
@@ -242,13 +254,14 @@ def _start(folder: Path) -> RunDir:
         f"checkpoint.path={folder / 'checkpoints'}",
     )
     command = (sys.executable, PROGRAM.name, "100000000", str(STEP_S))
-    return api.start(api.load_job(None, command=command, overrides=overrides), "local", base=folder)
-
-
-def _end(run: RunDir) -> None:
-    api.cancel(run)
-    for _ in api.follow(run):
-        pass
+    run = api.start(api.load_job(None, command=command, overrides=overrides), "local", base=folder)
+    try:
+        yield run
+    finally:
+        with contextlib.suppress(HoldfastError):  # it has ended by itself
+            api.cancel(run, force=True)
+        for _ in api.follow(run):
+            pass
 
 
 def _mean(measured: Sequence[Outcome], kind: str) -> Outcome:

@@ -86,6 +86,7 @@ _WHOLE = {ranks: BATCH // ranks for ranks in (2, 4, 8)}
 CASES = (
     *(_case("DDP", Layout(dp=n, micro_batch=size, sharding=Sharding.DDP)) for n, size in _WHOLE.items()),
     *(_case("FSDP2", Layout(dp=n, micro_batch=size, sharding=Sharding.FSDP)) for n, size in _WHOLE.items()),
+    _case("FSDP2, two micro-batches", Layout(dp=2, micro_batch=4, sharding=Sharding.FSDP)),
     _case("HSDP 2 x 2", Layout(dp=4, micro_batch=4, sharding=Sharding.HSDP), shards=2),
     _case("HSDP 2 x 4", Layout(dp=8, micro_batch=2, sharding=Sharding.HSDP), shards=4),
     *(_case("TP", Layout(tp=n, micro_batch=BATCH)) for n in (2, 4, 8)),

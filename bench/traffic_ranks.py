@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,15 +129,13 @@ def step_of(layout: Layout, rank: int, *, batch: int, shards: int) -> Callable[[
         model = _sharded(model, layout.sharding, mesh, shards)
     if layout.pp > 1:
         return _pipelined(model, layout, mesh, stage, tokens)
-    return partial(_plain_step, model, tokens, divided=layout.tp > 1)
+    return partial(_plain_step, model, tokens.split(layout.micro_batch), divided=layout.tp > 1)
 
 
-def _plain_step(model: nn.Module, tokens: Tensor, *, divided: bool) -> None:
-    if divided:
-        with loss_parallel():
+def _plain_step(model: nn.Module, micro_batches: Sequence[Tensor], *, divided: bool) -> None:
+    for tokens in micro_batches:
+        with loss_parallel() if divided else nullcontext():
             cross_entropy(model(tokens), tokens).backward()
-    else:
-        cross_entropy(model(tokens), tokens).backward()
 
 
 def _divide(model: Decoder, mesh: DeviceMesh) -> None:

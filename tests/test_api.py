@@ -16,6 +16,7 @@ import pytest
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import (
+    AnyEvent,
     CancelRequested,
     FaultAction,
     FaultTarget,
@@ -26,8 +27,10 @@ from holdfast.events import (
 )
 from holdfast.events.log import encode_line
 from holdfast.events.log_writer import EventWriter
+from holdfast.job.quarantine import Quarantine, QuarantineRow
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
+from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.report.run_status import RunPhase
 from holdfast.report.run_summary import format_summary
 from holdfast.run_dir import RunDir
@@ -161,7 +164,7 @@ parallel: {dp: 8}
 """
 
 
-@pytest.mark.parametrize(("machine", "steps"), [("machine: h100-ndr", 40), ("machine: h100-ndr", 10), ("", 40)])
+@pytest.mark.parametrize(("machine", "steps"), [("machine: h100-ndr", 40), ("machine: h100-ndr", 29), ("", 40)])
 def test_steps_are_compared_with_the_prediction_where_there_is_one(
     run: RunDir, tmp_path: Path, machine: str, steps: int
 ) -> None:
@@ -174,7 +177,7 @@ def test_steps_are_compared_with_the_prediction_where_there_is_one(
     run.job.write_text(spec.model_dump_json(exclude_defaults=True))
     expected_s = api.plan(job, "lab", base=tmp_path, machine="h100-ndr").best[0].figures.step_s
     took_s = 2 * expected_s
-    log = [
+    log: list[AnyEvent] = [
         StepCommitted(
             at=at + took_s,
             replica=0,
@@ -182,17 +185,19 @@ def test_steps_are_compared_with_the_prediction_where_there_is_one(
             step=step,
             started=at,
             ended=at + took_s,
-            metrics={"data_wait_s": took_s},
+            metrics={"data_wait_s": took_s if step < steps - 1 else 0.0},
         )
         for step in range(steps)
         for at in (100 + step * took_s,)
     ]
     writer = EventWriter(run.events)
     writer.append([spec.created_event(run.run_id), *log])
+    found = api.record(run).predicted_step
+    assert api.summary(run).predicted_step is None
+    writer.append([RunFinished(at=10_000.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="")])
     writer.close()
-    found = api.summary(run).predicted_step
-    assert api.record(run).predicted_step == found
-    if not machine or steps < 20:
+    assert api.summary(run).predicted_step == api.record(run).predicted_step == found
+    if not machine or steps < 30:
         assert found is None
         return
     assert found is not None
@@ -212,6 +217,18 @@ def test_hosts_get_the_order_of_ranks_on_their_topology(home: Path, tmp_path: Pa
     three = api.load_job(None, command=["true"], overrides=("nodes=3", "checkpoint.path=/shared"))
     order = api._submission(three, "lab", tmp_path).spec.hosts  # pyright: ignore[reportPrivateUsage]
     assert order == ("b", "d", "f", "a", "c", "e")
+    avoided = QuarantineRow(machine="d", since=0.0, until=1e12, code="node-lost")
+    QuarantineFile("lab").change(lambda _: Quarantine(rows=(avoided,)))
+    for overrides, order, code in (
+        (("nodes=2",), ("a", "e", "b", "c", "d", "f"), None),
+        (("nodes=2..8",), ("a", "e", "b", "f", "c", "d"), None),
+        (("nodes=8",), ("a", "e", "b", "f", "c", "d"), "too-few-nodes"),
+        (("nodes=4", "parallel.tp=4"), ("a", "b", "c", "d", "e", "f"), "no-room-in-topology"),
+    ):
+        job = api.load_job(None, command=["true"], overrides=(*overrides, "checkpoint.path=/shared"))
+        assert api._submission(job, "lab", tmp_path).spec.hosts == order  # pyright: ignore[reportPrivateUsage]
+        told = {finding.code for finding in api.check(job, "lab", base=tmp_path)}
+        assert told & {"too-few-nodes", "no-room-in-topology"} == ({code} if code else set())
     (tmp_path / "nodes.json").write_text(json.dumps({"levels": ["rack"], "nodes": {"a": {"rack": "r1"}}}))
     with pytest.raises(HoldfastError) as raised:
         api.check(three, "lab", base=tmp_path)

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
@@ -665,7 +666,8 @@ def summary(run: RunDir, status: RunStatus | None = None) -> RunSummary:
         logs=str(run.logs) if run.logs.is_dir() else "",
         now=status.now,
         evidence=run.evidence_paths(),
-        predicted_step=_predicted_step(run, status),
+        # A layout is searched for about a second, so not at every look at a run in progress.
+        predicted_step=_predicted_step(run, status) if status.finished_at is not None else None,
     )
 
 
@@ -689,9 +691,12 @@ def _predicted_step(run: RunDir, status: RunStatus) -> PredictedStep | None:
         spec = accepted(run)
         if spec.job.model is None:
             return None
-        from holdfast.plan.run_prediction import compare_step  # most jobs name no model
+        from holdfast.plan.run_prediction import comparable_steps, compare_step  # most jobs name no model
 
-        return compare_step(plan(spec.job, spec.target, base=Path(spec.base)), status.leader)
+        steps = comparable_steps(status.leader)
+        if not steps:
+            return None
+        return compare_step(plan(spec.job, spec.target, base=Path(spec.base)), steps, status.leader.metrics)
     except HoldfastError:
         return None
 
@@ -927,9 +932,12 @@ def _submission(
 ) -> Submission:
     spec, loaded = _target_spec(target, base), _loaded(job)
     if spec.hosts and spec.topology:
+        from holdfast.launch.quarantine_file import QuarantineFile
         from holdfast.plan.topology_file import order_hosts  # few targets name a topology
 
-        hosts = order_hosts(loaded.job, spec.hosts, base / spec.topology)
+        out = {row.machine for row in QuarantineFile(target).read()[0].active(time.time())}
+        hosts, findings = order_hosts(loaded.job, spec.hosts, base / spec.topology, avoided=out)
+        loaded = replace(loaded, findings=(*loaded.findings, *findings))
         spec = spec.model_copy(update={"hosts": hosts})
     return Submission(loaded=loaded, target=target, spec=spec, base=base, tree=tree, resumption=resumption)
 

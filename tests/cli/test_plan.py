@@ -89,6 +89,10 @@ def test_pages_and_hostfile_are_written(cli: Cli) -> None:
     for shown in ("TP ", "64", "tokens/s/GPU", "efficiency"):
         assert shown in page
     assert cli("plan", *ON_H100, "--hostfile", "hosts").code == ExitCode.USAGE
+    Path("hosts").unlink()
+    words = ("--topology", "nodes.json", "--hostfile", "hosts", "--failures", "rsc-1", "--days", "1")
+    assert cli("plan", *ON_H100, *words).code == ExitCode.USAGE
+    assert not Path("hosts").exists()
     assert cli("plan", *ON_H100, "--failures", "rsc-1", "--days", "1", "--html", "ettr.html").code == ExitCode.OK
     page = Path("ettr.html").read_text()
     assert page.count("<svg") == 1

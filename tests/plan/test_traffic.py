@@ -10,7 +10,7 @@ import pytest
 from holdfast.plan.collectives import ALGORITHMS, Collective, Library
 from holdfast.plan.layout import Layout, Sharding
 from holdfast.plan.model_catalog import MODELS
-from holdfast.plan.traffic import Step, rank_traffic, stage_weights, step_traffic
+from holdfast.plan.traffic import Step, between_stages, rank_traffic, stage_weights, step_traffic
 
 MODEL = MODELS["llama-3-8b"]
 
@@ -76,7 +76,17 @@ def test_both_directions_of_a_pipeline_carry_the_same(chunks: int) -> None:
     whole = 16 * 128 * MODEL.shape.hidden * 2
     assert {(peer, rank): each for rank, peer, each in links} == {(rank, peer): each for rank, peer, each in links}
     assert sum(each for *_, each in links) == 2 * 2 * (4 * chunks - 1) * whole
-    assert step_traffic(load)["pp"] == 2 * chunks * whole
+    assert step_traffic(load)["pp"] == between_stages(load.layout, 2 * chunks * whole) == 2 * chunks * whole
+
+
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_two_stages_send_one_chunk_less_than_crosses_their_boundary(chunks: int) -> None:
+    load = step(Layout(pp=2, interleave=chunks))
+    each = 32 * 128 * MODEL.shape.hidden * 2
+    busiest = step_traffic(load)["pp"]
+    assert busiest == max(sum(message.sent_bytes for message in rank_traffic(load, rank)) for rank in range(2))
+    assert busiest == (2 * chunks - 1) * each
+    assert between_stages(load.layout, busiest) == pytest.approx(2 * chunks * each)
 
 
 def test_tensor_parallel_ranks_reduce_four_times_per_layer_and_in_embedding_and_head() -> None:

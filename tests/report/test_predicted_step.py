@@ -40,15 +40,14 @@ def test_no_part_is_named_that_has_less_than_half() -> None:
     assert "no part" in replace(STEP, measured_s=1.3, measured_parts=profiled).lines[1]
 
 
-def test_without_a_profile_only_waiting_and_checkpoints_are_known() -> None:
+def test_without_a_profile_only_waiting_for_data_is_known() -> None:
     slow = replace(STEP, measured_s=1.5)
     assert "holdfast profile" in slow.lines[1]
-    waiting = measured_parts({"data_wait_s": 0.4, "loss": 2.0})
+    assert measured_parts({"checkpoint_stall_s": 5.0, "loss": 2.0}, None) == {}  # one save's cost, not a step's
+    waiting = measured_parts({"data_wait_s": 9.0, "loss": 2.0}, 0.4)
     assert replace(slow, measured_parts=waiting).lines[1] == "most of it is waiting for data: 0.400 s instead of 0.00 s"
 
 
 def test_forward_and_backward_are_both_computation() -> None:
     metrics = {breakdown_metric(part): 1.0 for part in StepPart}
-    assert measured_parts(metrics | {"data_wait_s": 9.0}) == {
-        part: 2.0 if part is WorkPart.COMPUTATION else 1.0 for part in WorkPart
-    }
+    assert measured_parts(metrics, 9.0) == {part: 2.0 if part is WorkPart.COMPUTATION else 1.0 for part in WorkPart}

@@ -67,6 +67,8 @@ def plan(
 
     if hostfile and not topology:
         raise typer.BadParameter("needs --topology, which says where nodes are", param_hint="--hostfile")
+    if topology and failures is not None:
+        raise typer.BadParameter("places ranks, which --failures does not", param_hint="--topology")
     loaded, base = job_from_args(file, (), overrides, nodes=nodes, gpus_per_node=gpus_per_node)
     if failures is not None:
         lost = api.plan_failures(

@@ -26,6 +26,9 @@ from holdfast.job.target_templates import read_target_source
 from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, printable
 
+HOSTS = "hosts"
+"""The kind of target that reaches its hosts over ssh."""
+
 
 class CodeDelivery(StrEnum):
     """How ranks get the code."""
@@ -352,6 +355,16 @@ def read_target(
         if kinds and target.kind not in kinds:
             source.findings.append(
                 _unknown("unknown-target-kind", source, "kind", target.kind, kinds, noun="kind of target")
+            )
+        if target.topology is not None and target.kind != HOSTS:
+            source.findings.append(
+                finding_at(
+                    source.location(("topology",)),
+                    ("topology",),
+                    code="unknown-field",
+                    what=f"`topology` is not a field of a target with `kind: {printable(target.kind)}`",
+                    remedy=f"Remove it; targets with `kind: {HOSTS}` have it.",
+                )
             )
         if fabrics and target.fabric is not None and target.fabric not in fabrics:
             source.findings.append(_unknown("unknown-fabric", source, "fabric", target.fabric, fabrics, noun="fabric"))

@@ -55,7 +55,7 @@ class Predicted:
     figures: Figures
     losses: dict[str, float]
     sent_bytes: dict[str, float]
-    """Bytes that a rank sends per step, by axis (`dp`, `tp`, `pp`)."""
+    """Bytes that a rank of the busiest stage sends per step, by axis (`dp`, `tp`, `pp`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

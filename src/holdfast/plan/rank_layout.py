@@ -195,7 +195,8 @@ class RankLayout:
 def lay_out(tree: Topology, grid: RankGrid, sent_bytes: Mapping[str, float]) -> RankLayout | None:
     """The nodes of a job in the order of its ranks; None if there is no room.
 
-    `sent_bytes` are those that a rank sends per step along `dp`, `tp` and `pp` (plan/traffic.py).
+    `sent_bytes` are those that a rank sends per step along `dp` and `tp`, and for `pp` those between two stages in both
+    directions (plan/traffic.py).
     """
     best = ordered_nodes(tree, grid, sent_bytes)
     if best is None:

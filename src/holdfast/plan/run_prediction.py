@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+
 from holdfast.plan.predict import Plan
 from holdfast.plan.step_time import StepTime
 from holdfast.report.predicted_step import PredictedStep, WorkPart, measured_parts
-from holdfast.report.run_status import ReplicaStatus
+from holdfast.report.run_status import ReplicaStatus, mean_step_s
+from holdfast.report.run_status import StepTime as LoggedSteps
 
+EARLY_STEPS = 10
+"""The first steps of an attempt, which are left out: they compile and fill caches."""
 MIN_STEPS = 20
-"""Steps of an attempt before its time is compared: the first ones compile and fill caches."""
+"""Steps after them before their time is compared."""
 
 _PARTS: dict[WorkPart, tuple[str, ...]] = {
     WorkPart.COMPUTATION: ("matmul", "attention", "elementwise", "recompute", "host"),
@@ -18,14 +24,21 @@ _PARTS: dict[WorkPart, tuple[str, ...]] = {
 """Parts of StepTime; a profile counts a pipeline's bubble as communication, since the rank waits for another."""
 
 
-def compare_step(plan: Plan, leader: ReplicaStatus) -> PredictedStep | None:
-    """The best layout's step time and the measured one; None before enough steps, or while nodes are missing."""
-    measured_s, change = leader.seconds_per_step, leader.world_size_change
-    steps = leader.recent_steps
-    if measured_s is None or steps[-1].step - steps[0].first + 1 < MIN_STEPS:
-        return None
+def comparable_steps(leader: ReplicaStatus) -> Sequence[LoggedSteps]:
+    """The latest steps without an attempt's early ones; none before there are enough, or while nodes are missing."""
+    change = leader.world_size_change
     if change is not None and change.missing_nodes:
+        return ()
+    steps = [each for each in leader.recent_steps if each.first >= (leader.first_step or 0) + EARLY_STEPS]
+    return steps if steps and steps[-1].step - steps[0].first + 1 >= MIN_STEPS else ()
+
+
+def compare_step(plan: Plan, steps: Sequence[LoggedSteps], metrics: Mapping[str, float]) -> PredictedStep | None:
+    """The best layout's step time and that of comparable steps; `metrics` are the run's latest."""
+    measured_s = mean_step_s(steps)
+    if measured_s is None:
         return None
+    waits = [each.data_wait_s for each in steps if each.data_wait_s is not None]
     best = plan.best[0]
     return PredictedStep(
         layout=best.layout,
@@ -33,7 +46,7 @@ def compare_step(plan: Plan, leader: ReplicaStatus) -> PredictedStep | None:
         predicted_s=best.figures.step_s,
         measured_s=measured_s,
         predicted_parts=predicted_parts(best.candidate.time),
-        measured_parts=measured_parts(leader.metrics),
+        measured_parts=measured_parts(metrics, fmean(waits) if waits else None),
     )
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Job
 from holdfast.plan.layout import Layout
 from holdfast.plan.predict import Plan
 from holdfast.plan.rank_layout import RankGrid, RankLayout, Topology, lay_out, ordered_nodes, topology
 from holdfast.plan.request import json_object
+from holdfast.plan.traffic import between_stages
 
 
 class TopologyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -45,63 +47,60 @@ def lay_out_plan(plan: Plan, path: Path) -> RankLayout:
     """The best layout of a plan on the nodes of a file; raises HoldfastError if they have no room for it."""
     best, tree = plan.best[0], read_topology(path)
     grid = RankGrid(layout=best.candidate.layout, per_node=plan.gpus // plan.nodes)
-    if not grid.is_even:
-        raise _uneven(path, grid)
-    found = lay_out(tree, grid, best.sent_bytes)
+    sent = best.sent_bytes | {"pp": between_stages(grid.layout, best.sent_bytes["pp"])}
+    found = lay_out(tree, grid, sent) if grid.is_even else None
     if found is None:
-        raise _too_few(path, tree, grid)
+        raise HoldfastError((_no_room(path, tree, grid),), ExitCode.CANNOT_RUN_HERE)
     return found
 
 
 GRADIENTS_FIRST: Mapping[str, float] = {"dp": 1.0, "tp": 1.0, "pp": 0.0}
-"""What ranks send, as far as the order of nodes depends on it, if the job does not say what it trains."""
+"""What ranks are taken to send, whatever the job trains: gradients, and nothing between stages."""
 
 
-def order_hosts(job: Job, hosts: Sequence[str], path: Path) -> tuple[str, ...]:
-    """Hosts in the order of a job's ranks, then those that it does not need; raises HoldfastError as `lay_out_plan`.
+def order_hosts(
+    job: Job, hosts: Sequence[str], path: Path, *, avoided: Collection[str] = ()
+) -> tuple[tuple[str, ...], tuple[Finding, ...]]:
+    """Hosts in the order of a job's ranks, then those that it does not need or must not use; and a warning, if any.
 
-    The job's `parallel` is the layout. Of pipelines, the nodes of a stage become neighbours.
+    The job's `parallel` is the layout; an elastic job is laid out on as many hosts as it can get. The nodes of a stage
+    become neighbours. Hosts keep their order if the layout has no room. Raises HoldfastError for an unsuitable file.
     """
     tree = read_topology(path)
     if lacking := sorted({*hosts} - {*tree.nodes}):
         raise _refused(path, f"it lacks {', '.join(lacking)} of the target's hosts")
-    known = [node for node, name in enumerate(tree.nodes) if name in hosts]
+    usable = {*hosts} - {*avoided}
+    known = [node for node, name in enumerate(tree.nodes) if name in usable]
     own = Topology(
         levels=tree.levels,
         nodes=tuple(tree.nodes[node] for node in known),
         domains=tuple(tuple(domains[node] for node in known) for domains in tree.domains),
     )
-    grid = RankGrid(layout=_layout_of(job), per_node=job.local_world_size)
-    if not grid.is_even:
-        raise _uneven(path, grid)
-    order = ordered_nodes(own, grid, GRADIENTS_FIRST)
+    nodes = max(1, min(job.nodes.max, len(known)))
+    grid = RankGrid(layout=_layout_of(job, nodes), per_node=job.local_world_size)
+    order = ordered_nodes(own, grid, GRADIENTS_FIRST) if grid.is_even else None
     if order is None:
-        raise _too_few(path, own, grid)
+        return tuple(hosts), (_no_room(path, own, grid, Severity.WARNING),)
     first = [own.nodes[node] for node in order]
-    return (*first, *(host for host in hosts if host not in first))
+    return (*first, *(host for host in hosts if host not in first)), ()
 
 
-def _layout_of(job: Job) -> Layout:
+def _layout_of(job: Job, nodes: int) -> Layout:
     """Replicas are further data-parallel ranks."""
     given = job.parallel
     tp, cp, pp = (given.tp, given.cp, given.pp) if given else (1, 1, 1)
-    return Layout(tp=tp, cp=cp, pp=pp, dp=max(1, job.world_size // (tp * cp * pp)))
+    return Layout(tp=tp, cp=cp, pp=pp, dp=max(1, nodes * job.local_world_size // (tp * cp * pp)))
 
 
-def _uneven(path: Path, grid: RankGrid) -> HoldfastError:
-    return _no_room(path, f"groups of `{grid.layout}` do not divide nodes of {grid.per_node} ranks evenly")
-
-
-def _too_few(path: Path, tree: Topology, grid: RankGrid) -> HoldfastError:
-    free = f"{len(tree.nodes)} nodes have no room for {grid.nodes}"
-    return _no_room(path, f"{free} with {grid.group} in one lowest domain for each tensor-parallel group")
-
-
-def _no_room(path: Path, why: str) -> HoldfastError:
-    return failure(
-        "no-room-in-topology",
-        why,
-        exit_code=ExitCode.CANNOT_RUN_HERE,
+def _no_room(path: Path, tree: Topology, grid: RankGrid, severity: Severity = Severity.ERROR) -> Finding:
+    what = f"{len(tree.nodes)} nodes have no room for {grid.nodes}"
+    what += f" with {grid.group} in one lowest domain for each tensor-parallel group"
+    if not grid.is_even:
+        what = f"groups of `{grid.layout}` do not divide nodes of {grid.per_node} ranks evenly"
+    return Finding(
+        code="no-room-in-topology",
+        severity=severity,
+        what=what if severity is Severity.ERROR else f"{what}; nodes keep the order of `hosts`",
         where=str(path),
         remedy="Add free nodes to the file, take fewer nodes, or set `parallel.tp`.",
     )

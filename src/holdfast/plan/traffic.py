@@ -65,17 +65,23 @@ def ddp_bytes(parameters: float, ranks: int, *, gradient_bytes: int, library: Li
 
 
 def step_traffic(step: Step) -> dict[str, float]:
-    """Bytes that a rank of the busiest stage sends per step along each axis; zero where an axis has size 1.
-
-    Along `pp` it is what a middle stage sends, which also is what crosses a boundary of two stages in both directions.
-    """
+    """Bytes that a rank of the busiest stage sends per step along each axis; zero where an axis has size 1."""
     layout = step.layout
-    sent = {"dp": 0.0, "tp": 0.0, "pp": 2 * layout.interleave * _handed_on(step) if layout.pp > 1 else 0.0}
+    sent = {"dp": 0.0, "tp": 0.0, "pp": 0.0}
     for stage in range(layout.pp):
         of_rank = list(rank_traffic(step, stage * layout.gpus // layout.pp))
-        for axis in ("dp", "tp"):
-            sent[axis] = max(sent[axis], sum(each.sent_bytes for each in of_rank if each.axis == axis))
+        for axis, most in sent.items():
+            sent[axis] = max(most, sum(each.sent_bytes for each in of_rank if each.axis == axis))
     return sent
+
+
+def between_stages(layout: Layout, sent_bytes: float) -> float:
+    """Bytes in both directions between two neighbouring ranks of a pipeline, given what `step_traffic` has for `pp`.
+
+    A middle stage sends as much, half of it to each side. Each of two stages sends one chunk less.
+    """
+    both = 2 * layout.interleave
+    return sent_bytes * both / (both - (layout.pp == 2))
 
 
 def rank_traffic(step: Step, rank: int) -> Iterator[Message]:
@@ -114,7 +120,8 @@ def _data(step: Step, stage: int, group: Sequence[int], rank: int) -> Iterator[_
     def of(kind: Collective, payload: float, ranks: Sequence[int] = group) -> _Collective:
         return _Collective(axis="dp", kind=kind, payload=payload, group=ranks)
 
-    # The root module, which holds embedding and head, stays gathered from the forward to the backward pass (FSDP2).
+    # The root module, which holds embedding and head, stays gathered from a micro-batch's forward pass to its backward
+    # pass (FSDP2), and is gathered again for the next micro-batch.
     gathered = passes * (2 * parameters - ends) * WEIGHT_BYTES
     match step.layout.sharding:
         case Sharding.DDP:

@@ -33,8 +33,6 @@ _PROFILED: Mapping[StepPart, WorkPart] = {
     StepPart.CHECKPOINT: WorkPart.CHECKPOINT,
     StepPart.OTHER: WorkPart.OTHER,
 }
-_ALWAYS_MEASURED = {"data_wait_s": WorkPart.DATA, "checkpoint_stall_s": WorkPart.CHECKPOINT}
-"""What a session reports of every step, profiled or not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class PredictedStep:
     measured_s: float
     predicted_parts: Mapping[WorkPart, float]
     measured_parts: Mapping[WorkPart, float] = field(default_factory=dict[WorkPart, float])
-    """All parts of a profiled step; else those that sessions always report."""
+    """All parts of a profiled step; else waiting for data, which sessions always report."""
 
     @property
     def difference(self) -> float:
@@ -75,10 +73,12 @@ class PredictedStep:
         return ["`holdfast profile` of a run in progress measures in which part"]
 
 
-def measured_parts(metrics: Mapping[str, float]) -> dict[WorkPart, float]:
-    """Seconds of the parts of a step, by a run's latest metrics."""
+def measured_parts(metrics: Mapping[str, float], data_wait_s: float | None) -> dict[WorkPart, float]:
+    """Seconds of the parts of a step: of a profiled one by a run's latest metrics, else the mean wait for data."""
     parts: dict[WorkPart, float] = {}
     for part, kind in _PROFILED.items():
         if (spent := metrics.get(breakdown_metric(part))) is not None:
             parts[kind] = parts.get(kind, 0.0) + spent
-    return parts or {kind: metrics[name] for name, kind in _ALWAYS_MEASURED.items() if name in metrics}
+    if not parts and data_wait_s is not None:
+        parts[WorkPart.DATA] = data_wait_s
+    return parts

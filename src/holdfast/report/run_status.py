@@ -84,6 +84,17 @@ class StepTime(Struct, frozen=True, kw_only=True):
     started: float
     ended: float
     tokens: float | None
+    data_wait_s: float | None = None
+    """Of the last of them."""
+
+
+def mean_step_s(steps: Sequence[StepTime]) -> float | None:
+    """Seconds per step of samples in a row, even if the log omits some steps; None if there are none."""
+    if not steps:
+        return None
+    first, last = steps[0], steps[-1]
+    spent = last.ended - first.started
+    return spent / (last.step - first.first + 1) if spent > 0 and last.step >= first.first else None
 
 
 class FabricStatus(Struct, frozen=True, kw_only=True):
@@ -126,6 +137,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
     loss: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])
     """The latest value of each metric in this attempt; see metrics/metric_catalog.py."""
+    first_step: int | None = None
+    """The first step of this attempt; None before it is committed."""
     recent_steps: tuple[StepTime, ...] = ()
     """The latest steps of this attempt."""
     step_times: StepTimesCompared | None = None
@@ -160,12 +173,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Mean over the window; correct even if the log omits some steps."""
-        if not self.recent_steps:
-            return None
-        first, last = self.recent_steps[0], self.recent_steps[-1]
-        spent = last.ended - first.started
-        return spent / (last.step - first.first + 1) if spent > 0 and last.step >= first.first else None
+        """Mean over the window."""
+        return mean_step_s(self.recent_steps)
 
     @property
     def tokens_per_s(self) -> float | None:

@@ -282,6 +282,7 @@ def _attempt_started(status: RunStatus, event: events.AttemptStarted) -> RunStat
         hung_at=None,
         ranks=RankTable(),
         metrics={},
+        first_step=None,
         recent_steps=(),
         step_times=None,
         fabric=None,
@@ -338,7 +339,14 @@ def _step_committed(status: RunStatus, event: events.StepCommitted) -> RunStatus
         history=status.history.with_step(event, status.code),
     )
     tokens = event.metrics.get("tokens")
-    time = StepTime(first=event.first, step=event.step, started=event.started, ended=event.ended, tokens=tokens)
+    time = StepTime(
+        first=event.first,
+        step=event.step,
+        started=event.started,
+        ended=event.ended,
+        tokens=tokens,
+        data_wait_s=event.metrics.get("data_wait_s"),
+    )
     total = event.metrics.get("total_steps")
     world = replica.world_size_change
     if world is not None and world.attempt == event.attempt:
@@ -350,6 +358,7 @@ def _step_committed(status: RunStatus, event: events.StepCommitted) -> RunStatus
         total_steps=replica.total_steps if total is None else int(total),
         loss=event.metrics.get("loss", replica.loss),
         metrics={**replica.metrics, **event.metrics, **_stall(event)},
+        first_step=event.first if replica.first_step is None else replica.first_step,
         recent_steps=(*replica.recent_steps, time)[-SPEED_WINDOW_STEPS:],
         recovering=False,
     )

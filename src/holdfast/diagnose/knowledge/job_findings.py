@@ -33,7 +33,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("unreadable-file", "The user may not read the file.", "`ls -l`.", "Change its permissions."),
     (
         "unknown-field",
-        "No field has this name; most often a typing error.",
+        "No field has this name, most often a typing error, or only other kinds of target have it.",
         "`holdfast schema`.",
         "Use the name that the finding suggests.",
     ),
@@ -94,7 +94,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "no-room-in-topology",
-        "The topology has too few nodes for the job, or none with a whole tensor-parallel group in a lowest domain.",
+        "The topology has too few nodes for the job, or none with a whole tensor-parallel group in a lowest domain. "
+        "On hosts it is a warning: nodes keep the order of `hosts`.",
         "Count the nodes of each lowest domain.",
         "Add free nodes, take fewer, or set a smaller `parallel.tp`.",
     ),
