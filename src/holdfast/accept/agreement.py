@@ -103,7 +103,7 @@ class RestartTerms(Model):
 
     faults: Annotated[Count, Field(ge=1, le=10)] = 10
     """Faults of as many kinds, at random steps of one run."""
-    steps_per_fault: Annotated[Count, Field(ge=10, le=80)] = 20
+    steps_per_fault: Annotated[Count, Field(ge=10, le=80)] = 40
     """Steps of the run, for each fault; of a run of more than 1,000 steps the log does not have each."""
     checkpoint_steps: Annotated[Count, Field(ge=1)] = 5
     """Steps between checkpoints."""

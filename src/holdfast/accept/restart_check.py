@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import random
-import time
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 
 from holdfast import api
 from holdfast.accept.agreement import CheckName, RestartTerms
 from holdfast.accept.check_report import CheckReport, Figure, Verdict
+from holdfast.accept.fault_sequence import NO_RESTART, FaultSequence, plan_faults
 from holdfast.accept.site import ObservedRun, Site
 from holdfast.errors import HoldfastError
 from holdfast.events import (
-    FaultAction,
     FaultInjected,
     FaultRequested,
-    FaultTarget,
     StepCommitted,
 )
 from holdfast.findings import Finding
-from holdfast.job.fault_catalog import check_fault
-from holdfast.job.run_spec import RunSpec
 from holdfast.report.run_history import RecoverySummary
 from holdfast.run_dir import RunDir
 
-KINDS: tuple[tuple[FaultTarget, FaultAction], ...] = (
-    (FaultTarget.RANK, FaultAction.KILL),
-    (FaultTarget.AGENT, FaultAction.KILL),
-    (FaultTarget.RANK, FaultAction.RAISE),
-    (FaultTarget.CONTROLLER, FaultAction.KILL),
-    (FaultTarget.NODE, FaultAction.KILL),
-    (FaultTarget.RANK, FaultAction.HANG),
-    (FaultTarget.GRADIENT, FaultAction.NAN),
-    (FaultTarget.RANK, FaultAction.STOP),
-    (FaultTarget.NIC, FaultAction.FAIL),
-    (FaultTarget.COLLECTIVE, FaultAction.HANG),
-)
-"""The kinds of faults, in the order in which they are added; none takes a machine away."""
-NO_RESTART = (FaultTarget.CONTROLLER,)
-"""Targets whose loss makes no rank restart."""
 PACE_S = 0.05
 """Least time of a step, so that a fault at a step finds the run there."""
 LOSS = "loss"
@@ -96,10 +78,16 @@ def check_restart(site: Site) -> CheckReport:
     run = _start(site, "restart", options, nodes, terms)
     planned, refused = plan_faults(terms, api.accepted(run), run.run_id, seed=site.agreement.seed)
     site.log(f"the same with {len(planned)} faults: {', '.join(f'{each.action} {each.target}' for each in planned)}")
-    with site.ended_on_error(run):
-        api.inject_faults(run, planned)
-    observed = site.observe(run, deadline_s=terms.deadline_s)
+    faults = FaultSequence(planned, partial(_inject, run), patience_steps=2 * terms.steps_per_fault)
+    observed = site.observe(run, deadline_s=terms.deadline_s, on_event=faults.on_event)
     return judge_restart(reference, observed, planned, terms, refused)
+
+
+def _inject(run: RunDir, fault: FaultRequested) -> bool:
+    with contextlib.suppress(HoldfastError):  # no controller answers now, or the run is over
+        api.inject_faults(run, (fault,))
+        return True
+    return False
 
 
 def _start(site: Site, name: str, options: Sequence[str], nodes: int, terms: RestartTerms) -> RunDir:
@@ -111,43 +99,6 @@ def _start(site: Site, name: str, options: Sequence[str], nodes: int, terms: Res
         recovery__step_timeout_s=terms.hang_s,
         recovery__max_restarts=50,
     )
-
-
-def plan_faults(
-    terms: RestartTerms, accepted: RunSpec, run: str, *, seed: int
-) -> tuple[tuple[FaultRequested, ...], tuple[str, ...]]:
-    """Faults at random steps, one around the middle of each part of the run, and why other kinds are left out.
-
-    Half a part lies between two, so that each is recovered from before the next comes.
-    """
-    chance = random.Random(seed)
-    planned: list[FaultRequested] = []
-    refused: list[str] = []
-    for target, action in KINDS:
-        if len(planned) == terms.faults:
-            break
-        begins = terms.steps_per_fault * (len(planned) + 1)
-        index = (
-            0
-            if not target.is_numbered
-            else accepted.job.world_size - 1
-            if target.is_rank
-            else accepted.job.node_slots - 1
-        )
-        request = FaultRequested(
-            at=time.time(),
-            target=target,
-            index=index,
-            action=action,
-            at_step=begins + chance.randint(-terms.steps_per_fault // 4, terms.steps_per_fault // 4),
-        )
-        try:
-            check_fault(request, accepted, run)
-        except HoldfastError as error:
-            refused.append(f"not possible here: {action} {target}: {error.findings[0].what}")
-        else:
-            planned.append(request)
-    return tuple(planned), tuple(refused)
 
 
 def judge_restart(
