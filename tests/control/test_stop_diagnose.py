@@ -18,6 +18,7 @@ from holdfast.control.policy import Action, Failure, FailureKind, Verdict, decid
 from holdfast.control.rollout import TRIAL_STEPS
 from holdfast.control.state import CheckPhase, ProbePhase
 from holdfast.events import (
+    CheckpointCommitted,
     NodeChecked,
     NumericFault,
     NumericFaultObserved,
@@ -277,6 +278,24 @@ def test_going_back_is_not_repeated_by_a_later_start_and_not_lost_with_an_attemp
     (fourth,) = all_stopped(run, 3)
     assert isinstance(fourth, StartAttempt)
     assert fourth.checkpoints_back == 0
+
+
+def test_checkpoints_that_were_taken_after_the_numbers_became_wrong_are_not_resumed_from() -> None:
+    run = training()
+    for number in (4, 5, 9):
+        run.do(CheckpointCommitted(at=20.0, node=0, replica=0, attempt=0, step=number, path=f"step-{number}"))
+    run.do(step(9), damaged())  # after step 5, reported late
+    all_stopped(run)
+    assert any("checkpoints of steps 5, 9" in line for line in decision(run).finding.evidence)
+    assert pass_checks(run, 1).checkpoints_back == 2
+    run.do(exited(0, code=1, at=33.0, attempt=1, error="ValueError: x"))
+    (again,) = all_stopped(run, 1)
+    assert isinstance(again, StartAttempt)
+    assert again.checkpoints_back == 2  # no step was made: it may not have gone back
+    run.do(step(6, 2), damaged(attempt=2, at=34.0))
+    (third,) = all_stopped(run, 2)
+    assert isinstance(third, StartAttempt)
+    assert third.checkpoints_back == 1  # those of then are gone
 
 
 def applied() -> Run:

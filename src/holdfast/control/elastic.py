@@ -17,6 +17,8 @@ from holdfast.protocol.orders import CheckpointAndExit
 
 MAX_REASONS = 4
 """Maximum number of missing nodes whose reason is reported."""
+REMEMBERED = 32
+"""Checkpoints of a replica whose steps the state has."""
 
 
 def min_nodes(job: Job, state: State) -> int:
@@ -84,7 +86,9 @@ def request_exit(ctx: Context, replica: ReplicaState, nodes: tuple[int, ...]) ->
 
 
 def checkpoint_committed(ctx: Context, event: CheckpointCommitted) -> None:
-    """Ranks that were requested to exit have `EXIT_GRACE_S` to do so."""
+    """Remember its step; ranks that were requested to exit have `EXIT_GRACE_S` to do so."""
+    earlier = (step for step in ctx.state.replicas[event.replica].checkpoints if step < event.step)
+    ctx.change_replica(event.replica, checkpoints=(*earlier, event.step)[-REMEMBERED:])
     if ctx.state.replicas[event.replica].exit_requested:
         shorten_exit_timeout(ctx, event.replica)
 

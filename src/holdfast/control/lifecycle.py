@@ -269,7 +269,9 @@ def _recover(ctx: Context, replica: ReplicaState, failure: Failure) -> None:
     # An attempt that has made no step may not have gone back as far as it was to.
     pending = 0 if replica.has_stepped else replica.checkpoints_back
     _gather(ctx, index, failures=(*replica.failures, failure))
-    ctx.change_replica(index, checkpoints_back=max(verdict.checkpoints_back, pending))
+    tainted = failure.tainted_checkpoints
+    left = replica.checkpoints[: len(replica.checkpoints) - tainted]
+    ctx.change_replica(index, checkpoints_back=max(verdict.checkpoints_back + tainted, pending), checkpoints=left)
     if verdict.rolls_code_back:
         rollout.undo_last_update(ctx, verdict.finding)
     if verdict.action is Action.STOP:

@@ -181,6 +181,8 @@ class Failure:
     """Whether a detector saw it often enough to be sure of the node."""
     is_origin: bool = True
     """Whether it began with this rank; False for wrong numbers that it may have received from another."""
+    tainted_checkpoints: int = 0
+    """Newest checkpoints that were taken after its numbers had become wrong."""
     was_updated: bool = False
     """Whether the run's code was updated, and the code before that update can run again."""
     excused: bool = False

@@ -326,6 +326,8 @@ class ReplicaState(_Frozen):
     """Number of replays so far."""
     replay_until: int | None = None
     """The last step that its nodes are to repeat before its next attempt; None without a replay."""
+    checkpoints: tuple[int, ...] = ()
+    """Steps of its latest checkpoints, oldest first."""
     checkpoints_back: int = 0
     """Newest checkpoints that its next attempt sets aside."""
     compared: tuple[int, ...] = ()

@@ -25,7 +25,8 @@ def numeric_fault_observed(ctx: Context, event: events.NumericFaultObserved) -> 
         _report_once(ctx, event.replica, event.finding)
     else:  # the decision has the finding
         kind = FailureKind.SPIKED if is_spike else FailureKind.NUMBERS_DAMAGED
-        _fail(ctx, event.replica, event, kind, rank=event.rank, is_origin=event.is_origin)
+        tainted = tuple(step for step in ctx.state.replicas[event.replica].checkpoints if step >= event.step)
+        _fail(ctx, event.replica, event, kind, rank=event.rank, is_origin=event.is_origin, tainted=tainted)
 
 
 def device_fault_observed(ctx: Context, event: events.DeviceFaultObserved) -> None:
@@ -96,10 +97,16 @@ def _fail(
     rank: int | None = None,
     *,
     is_origin: bool = True,
+    tainted: tuple[int, ...] = (),
 ) -> None:
-    """End the attempt of a replica, as if the rank or the node had failed with this evidence."""
+    """End the attempt of a replica, as if the rank or the node had failed with this evidence.
+
+    The checkpoints of the `tainted` steps were taken too late to resume from.
+    """
     replica = ctx.state.replicas[index]
     first, *rest = event.finding.evidence or (event.finding.what,)
+    if tainted:
+        rest.append(f"not resumed from, since taken later: checkpoints of steps {', '.join(map(str, tainted[:8]))}")
     failure = Failure(
         kind=kind,
         at=event.at,
@@ -115,6 +122,7 @@ def _fail(
         uptime_s=event.at - replica.started_at,
         confirmed=True,
         is_origin=is_origin,
+        tainted_checkpoints=len(tainted),
     )
     ctx.change_replica(index, observed=(*replica.observed, failure))
     ctx.raise_(FollowUp.STOP, index=index)
