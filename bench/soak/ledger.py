@@ -90,7 +90,8 @@ def _commit() -> str:
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "src", "bench", "lab")
+    ours = ("src", "bench", "lab", f":!{LEDGER.relative_to(ROOT)}")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", *ours)
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
