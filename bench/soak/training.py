@@ -19,10 +19,11 @@ import time
 from collections import Counter
 from collections.abc import Generator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.fault_outcomes import fault_outcomes
 from bench.paired_stats import percentile, say, table
-from bench.soak.faults import FaultRow, end
+from bench.soak.faults import end
 from bench.soak.ledger import SoakOutcome
 from holdfast import api
 from holdfast.accept.restart_check import first_difference
@@ -50,70 +51,56 @@ ROUND_S = 3600.0
 FAILED = "failed-run"
 """Folder to which a run that went wrong is copied from its small disk, with `--state`."""
 
-_KILL, _STOP, _SLOW, _FAIL, _FLIP = (
-    FaultAction.KILL,
-    FaultAction.STOP,
-    FaultAction.SLOW,
-    FaultAction.FAIL,
-    FaultAction.BITFLIP,
-)
-_SKEW, _FILL, _HANG, _NAN, _SPIKE = (
-    FaultAction.CLOCK_SKEW,
-    FaultAction.FILL,
-    FaultAction.HANG,
-    FaultAction.NAN,
-    FaultAction.SPIKE,
-)
 
+class Kind(NamedTuple):
+    """A kind of fault; without `for_s` it is permanent."""
 
-def _row(
-    action: FaultAction, target: FaultTarget, *, for_s: float | None = None, amount: float | None = None
-) -> FaultRow:
-    lasting = None if for_s is None else (for_s, for_s)
-    exact = None if amount is None else (amount, amount)
-    return FaultRow(action=action, target=target, weight=1, for_s=lasting, amount=exact)
+    action: FaultAction
+    target: FaultTarget
+    for_s: float | None = None
+    amount: float | None = None
 
 
 ROWS = (
-    _row(_KILL, FaultTarget.RANK),
-    _row(_KILL, FaultTarget.NODE),
-    _row(_KILL, FaultTarget.AGENT),
-    _row(_KILL, FaultTarget.CONTROLLER),
-    _row(_STOP, FaultTarget.RANK),
-    _row(_STOP, FaultTarget.NODE, for_s=3.0),
-    _row(_STOP, FaultTarget.AGENT, for_s=3.0),
-    _row(_STOP, FaultTarget.CONTROLLER, for_s=3.0),
-    _row(FaultAction.PARTITION, FaultTarget.NODE, for_s=3.0),
-    _row(_SKEW, FaultTarget.AGENT, amount=3600.0),
-    _row(_SKEW, FaultTarget.CONTROLLER, amount=-3600.0),
-    _row(_FILL, FaultTarget.RUN_DIR, for_s=3.0),
-    _row(_FILL, FaultTarget.CHECKPOINTS, for_s=3.0),
-    _row(FaultAction.RAISE, FaultTarget.RANK),
-    _row(_HANG, FaultTarget.RANK),
-    _row(_HANG, FaultTarget.COLLECTIVE),
-    _row(_NAN, FaultTarget.LOSS),
-    _row(_NAN, FaultTarget.GRADIENT),
-    _row(_SPIKE, FaultTarget.LOSS, amount=1000.0),
-    _row(_SPIKE, FaultTarget.GRADIENT, amount=1000.0),
-    _row(_FLIP, FaultTarget.WEIGHTS),
-    _row(_FLIP, FaultTarget.OPTIMIZER),
-    _row(_FLIP, FaultTarget.GRADIENT),
-    _row(_FLIP, FaultTarget.ACTIVATIONS),
-    _row(_FAIL, FaultTarget.GPU),
-    _row(FaultAction.ECC_ERROR, FaultTarget.GPU),
-    _row(_FAIL, FaultTarget.NVLINK),
-    _row(_FAIL, FaultTarget.NIC),
-    _row(FaultAction.THROTTLE, FaultTarget.GPU, for_s=3.0),
-    _row(FaultAction.LINK_ERRORS, FaultTarget.NIC, for_s=3.0),
-    _row(_SLOW, FaultTarget.NODE, for_s=3.0, amount=3.0),
-    _row(_SLOW, FaultTarget.DATA, for_s=3.0, amount=1.5),
-    _row(_SLOW, FaultTarget.FORWARD, for_s=3.0, amount=1.5),
-    _row(_SLOW, FaultTarget.BACKWARD, for_s=3.0, amount=1.5),
-    _row(_SLOW, FaultTarget.OPTIMIZER, for_s=3.0, amount=1.5),
-    _row(_SLOW, FaultTarget.COMMUNICATION, for_s=3.0, amount=1.5),
-    _row(_SLOW, FaultTarget.HOST, for_s=3.0, amount=1.5),
-    _row(FaultAction.DATA_STALL, FaultTarget.RANK, for_s=3.0, amount=0.2),
-    _row(FaultAction.OOM, FaultTarget.NODE),
+    Kind(FaultAction.KILL, FaultTarget.RANK),
+    Kind(FaultAction.KILL, FaultTarget.NODE),
+    Kind(FaultAction.KILL, FaultTarget.AGENT),
+    Kind(FaultAction.KILL, FaultTarget.CONTROLLER),
+    Kind(FaultAction.STOP, FaultTarget.RANK),
+    Kind(FaultAction.STOP, FaultTarget.NODE, for_s=3.0),
+    Kind(FaultAction.STOP, FaultTarget.AGENT, for_s=3.0),
+    Kind(FaultAction.STOP, FaultTarget.CONTROLLER, for_s=3.0),
+    Kind(FaultAction.PARTITION, FaultTarget.NODE, for_s=3.0),
+    Kind(FaultAction.CLOCK_SKEW, FaultTarget.AGENT, amount=3600.0),
+    Kind(FaultAction.CLOCK_SKEW, FaultTarget.CONTROLLER, amount=-3600.0),
+    Kind(FaultAction.FILL, FaultTarget.RUN_DIR, for_s=3.0),
+    Kind(FaultAction.FILL, FaultTarget.CHECKPOINTS, for_s=3.0),
+    Kind(FaultAction.RAISE, FaultTarget.RANK),
+    Kind(FaultAction.HANG, FaultTarget.RANK),
+    Kind(FaultAction.HANG, FaultTarget.COLLECTIVE),
+    Kind(FaultAction.NAN, FaultTarget.LOSS),
+    Kind(FaultAction.NAN, FaultTarget.GRADIENT),
+    Kind(FaultAction.SPIKE, FaultTarget.LOSS, amount=1000.0),
+    Kind(FaultAction.SPIKE, FaultTarget.GRADIENT, amount=1000.0),
+    Kind(FaultAction.BITFLIP, FaultTarget.WEIGHTS),
+    Kind(FaultAction.BITFLIP, FaultTarget.OPTIMIZER),
+    Kind(FaultAction.BITFLIP, FaultTarget.GRADIENT),
+    Kind(FaultAction.BITFLIP, FaultTarget.ACTIVATIONS),
+    Kind(FaultAction.FAIL, FaultTarget.GPU),
+    Kind(FaultAction.ECC_ERROR, FaultTarget.GPU),
+    Kind(FaultAction.FAIL, FaultTarget.NVLINK),
+    Kind(FaultAction.FAIL, FaultTarget.NIC),
+    Kind(FaultAction.THROTTLE, FaultTarget.GPU, for_s=3.0),
+    Kind(FaultAction.LINK_ERRORS, FaultTarget.NIC, for_s=3.0),
+    Kind(FaultAction.SLOW, FaultTarget.NODE, for_s=3.0, amount=3.0),
+    Kind(FaultAction.SLOW, FaultTarget.DATA, for_s=3.0, amount=1.5),
+    Kind(FaultAction.SLOW, FaultTarget.FORWARD, for_s=3.0, amount=1.5),
+    Kind(FaultAction.SLOW, FaultTarget.BACKWARD, for_s=3.0, amount=1.5),
+    Kind(FaultAction.SLOW, FaultTarget.OPTIMIZER, for_s=3.0, amount=1.5),
+    Kind(FaultAction.SLOW, FaultTarget.COMMUNICATION, for_s=3.0, amount=1.5),
+    Kind(FaultAction.SLOW, FaultTarget.HOST, for_s=3.0, amount=1.5),
+    Kind(FaultAction.DATA_STALL, FaultTarget.RANK, for_s=3.0, amount=0.2),
+    Kind(FaultAction.OOM, FaultTarget.NODE),
 )
 """All kinds of the catalogue but these: the lighthouse's need replicas (`--target replicas`), `leak` takes minutes
 until the kernel ends it, and `remove` and `restore` need a machine to spare."""
@@ -157,8 +144,8 @@ def plan(seed: int) -> list[FaultRequested]:
             action=row.action,
             index=chance.randrange(NODES) if row.target.is_numbered else 0,
             at_step=FIRST_STEP + APART * number + chance.randrange(APART // 2),
-            for_s=row.for_s[0] if row.for_s else None,
-            amount=row.amount[0] if row.amount else None,
+            for_s=row.for_s,
+            amount=row.amount,
         )
         for number, row in enumerate(rows)
     ]

@@ -69,6 +69,8 @@ def test_unknown_target_lists_known_ones(tmp_path: Path, name: str) -> None:
         ("isolation: netsn", "bad-value", ":1"),
         ("kind: local\nisolaton: netns", "unknown-field", ":2"),
         ("kind: local\ntopology: nodes.json", "unknown-field", ":2"),
+        ("kind: local\nhosts: [a]", "unknown-field", ":2"),
+        ("kind: local\nslurm: {partition: long}", "unknown-field", ":2"),
         ("kind: slurm", "unknown-target-kind", ":1"),
         ("kind: kubernets", "unknown-target-kind", ":1"),
         ("backend: local", "unknown-field", ":1"),

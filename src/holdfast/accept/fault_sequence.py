@@ -41,10 +41,7 @@ NO_RESTART = (FaultTarget.CONTROLLER,)
 def plan_faults(
     terms: RestartTerms, accepted: RunSpec, run: str, *, seed: int
 ) -> tuple[tuple[FaultRequested, ...], tuple[str, ...]]:
-    """Faults at random steps, one around the middle of each part of the run, and why other kinds are left out.
-
-    Half a part lies between two, so that each is recovered from before the next comes.
-    """
+    """Faults at random steps, one near the end of each part of the run but the last, and why kinds are left out."""
     chance = random.Random(seed)
     planned: list[FaultRequested] = []
     refused: list[str] = []
@@ -76,7 +73,7 @@ def plan_faults(
 
 
 class FaultSequence:
-    """Requests faults one by one, as the events of a run come: two at once would count as one failure.
+    """Requests faults one by one, as the events of a run come: two together would count as one failure.
 
     A fault is over with the first step after the ranks, or the controller, have started again. One that had no effect
     is given up `patience_steps` after its step.

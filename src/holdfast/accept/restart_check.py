@@ -14,11 +14,7 @@ from holdfast.accept.check_report import CheckReport, Figure, Verdict
 from holdfast.accept.fault_sequence import NO_RESTART, FaultSequence, plan_faults
 from holdfast.accept.site import ObservedRun, Site
 from holdfast.errors import HoldfastError
-from holdfast.events import (
-    FaultInjected,
-    FaultRequested,
-    StepCommitted,
-)
+from holdfast.events import FaultInjected, FaultRequested, StepCommitted
 from holdfast.findings import Finding
 from holdfast.report.run_history import RecoverySummary
 from holdfast.run_dir import RunDir
@@ -34,8 +30,6 @@ STATE: Mapping[str, str] = {
     "digest_result": "the computation itself: all that is compared before the step is equal",
 }
 """What is compared of a step, in the order in which a difference spreads to the next."""
-
-
 NOT_SAVED = (
     "Save and load this state too: give it to the Session as `state={...}`, `scheduler` or `optimizer`. A loss differs "
     "as well where arithmetic is not repeated exactly (docs/checkpoints.md)."

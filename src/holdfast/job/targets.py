@@ -26,8 +26,8 @@ from holdfast.job.target_templates import read_target_source
 from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, printable
 
-HOSTS = "hosts"
-"""The kind of target that reaches its hosts over ssh."""
+FIELDS_OF_KIND: Mapping[str, str] = {"hosts": "hosts", "ssh": "hosts", "topology": "hosts", "slurm": "slurm"}
+"""Fields that are refused on a target of another kind than this one, where they would have no effect."""
 
 
 class CodeDelivery(StrEnum):
@@ -356,16 +356,17 @@ def read_target(
             source.findings.append(
                 _unknown("unknown-target-kind", source, "kind", target.kind, kinds, noun="kind of target")
             )
-        if target.topology is not None and target.kind != HOSTS:
-            source.findings.append(
-                finding_at(
-                    source.location(("topology",)),
-                    ("topology",),
-                    code="unknown-field",
-                    what=f"`topology` is not a field of a target with `kind: {printable(target.kind)}`",
-                    remedy=f"Remove it; targets with `kind: {HOSTS}` have it.",
+        for name, kind in FIELDS_OF_KIND.items():
+            if name in target.model_fields_set and target.kind != kind:
+                source.findings.append(
+                    finding_at(
+                        source.location((name,)),
+                        (name,),
+                        code="unknown-field",
+                        what=f"`{name}` is not a field of a target with `kind: {printable(target.kind)}`",
+                        remedy=f"Remove it; targets with `kind: {kind}` have it.",
+                    )
                 )
-            )
         if fabrics and target.fabric is not None and target.fabric not in fabrics:
             source.findings.append(_unknown("unknown-fabric", source, "fabric", target.fabric, fabrics, noun="fabric"))
     if target is None or source.findings:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.plan.ettr_by_scale import EttrCurve
 from holdfast.plan.predict import PARTS, Plan, ScalePoint
 from holdfast.plan.reliability_plan import ReliabilityPlan
-from holdfast.report.html_page import Number, html_page, section, table, text
-from holdfast.report.svg_chart import COLOURS, Line, line_chart
+from holdfast.report.html_page import Number, curve_keys, html_page, section, table, text
+from holdfast.report.svg_chart import Line, line_chart
 
 
 def plan_page(job: str, plan: Plan) -> str:
@@ -44,7 +44,7 @@ def reliability_page(job: str, plan: ReliabilityPlan, curves: Sequence[EttrCurve
         f"failures of {job}",
         (
             f"<h1>Failures of {text(job)}, simulated</h1><p class='dim'>{text(what)}</p>",
-            section("ETTR by number of GPUs", f"{_keys(curve.name for curve in curves)}{chart}"),
+            section("ETTR by number of GPUs", f"{curve_keys(curve.name for curve in curves)}{chart}"),
             section("GPU-hours lost", table(("to", "GPU-hours"), lost)),
         ),
     )
@@ -85,15 +85,9 @@ def _scaling(points: Sequence[ScalePoint]) -> str:
         for point in points
     ]
     chart = line_chart(lines, unit="tokens/s/GPU", x_name="GPUs", x_labels=places)
-    return _keys(names) + chart + table(("nodes", "GPUs", "efficiency", "lost to", "layout"), rows)
+    return curve_keys(names) + chart + table(("nodes", "GPUs", "efficiency", "lost to", "layout"), rows)
 
 
 def _places(gpus: Iterable[int]) -> Mapping[float, str]:
     """Doublings of the number of GPUs are equally far apart."""
     return {math.log2(each): f"{each:,}" for each in gpus}
-
-
-def _keys(names: Iterable[str]) -> str:
-    return "".join(
-        f'<p><span class="key line{number % COLOURS}"></span> {text(name)}</p>' for number, name in enumerate(names)
-    )

@@ -8,6 +8,7 @@ from importlib.resources import files
 from typing import NamedTuple
 
 from holdfast.report.formatting import sanitize
+from holdfast.report.svg_chart import COLOURS
 
 
 class Raw(NamedTuple):
@@ -44,6 +45,13 @@ def text(words: object) -> str:
 def section(title: str, content: str) -> str:
     """A heading with what follows; empty without content."""
     return f"<h2>{escape(title)}</h2>\n{content}\n" if content else ""
+
+
+def curve_keys(names: Iterable[str]) -> str:
+    """A line for each curve of a chart, with its colour."""
+    return "".join(
+        f'<p><span class="key line{number % COLOURS}"></span> {text(name)}</p>' for number, name in enumerate(names)
+    )
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

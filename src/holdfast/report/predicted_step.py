@@ -1,4 +1,4 @@
-"""The predicted time of a step beside the measured one, with the part of the step in which they differ. Pure."""
+"""The predicted and the measured time of a step, and the part of the step in which they differ. Pure."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from holdfast.findings import OWNER_TEXT, Finding
 from holdfast.metrics.metric_text import BREAKDOWN, format_metrics
 from holdfast.report.formatting import count, duration, percentage, sanitize, short_digest
 from holdfast.report.goodput import TimeCategory
-from holdfast.report.html_page import Cell, Number, Raw, html_page, section, table, text
+from holdfast.report.html_page import Cell, Number, Raw, curve_keys, html_page, section, table, text
 from holdfast.report.rank_times import SLOW_RANK_HEAD, slow_rank_rows
 from holdfast.report.run_comparison import job_differences, step_time_ratio
 from holdfast.report.run_figures import figures_of, outcome_of
@@ -82,12 +82,8 @@ def _one_run(record: RunRecord) -> str:
 
 
 def _several_runs(records: Sequence[RunRecord]) -> list[str]:
-    keys = "".join(
-        f'<p><span class="key line{number % 8}"></span> {text(record.status.run)}</p>'
-        for number, record in enumerate(records)
-    )
     return [
-        f"<h1>{len(records)} runs compared</h1>{keys}",
+        f"<h1>{len(records)} runs compared</h1>{curve_keys(record.status.run for record in records)}",
         section("Figures", _figures(records)),
         section("Time of a step, relative to the first run", _ratios(records)),
         section("Curves", _charts(records)),
