@@ -73,7 +73,7 @@ HOLDFAST = Path(sys.executable).with_name("holdfast")
 DEFECTS = Path(__file__).parent / "programs" / "acceptance_defects.py"
 HOOK = Path(__file__).parent / "planted" / "controller_hook"
 PAGE = "page.md"
-SHARED: Mapping[str, Any] = {"shares_machine": True, "scaling": {"min_efficiency": 0.85, "steps": 200}}
+SHARED: Mapping[str, Any] = {"shares_machine": True, "scaling": {"min_efficiency": 0.85, "steps": 120, "step_s": 0.5}}
 """Of all healthy targets here: their nodes, agents and controllers share this machine's CPUs."""
 INIT, ATTACHED = 'holdfast init ${IMAGE:+--image "$IMAGE"}', "holdfast logs\n"
 SHORT_RESTART = {"faults": 2, "steps_per_fault": 20}

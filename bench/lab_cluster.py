@@ -19,6 +19,7 @@ from bench.contenders import BIN, ContenderFailed
 from holdfast import api
 from holdfast.job.spec import Job
 from holdfast.launch.kubernetes.object_names import PLACEHOLDER_ID
+from holdfast.launch.local.netns import NetnsInterface
 from holdfast.security.tls import make_identity
 from holdfast.security.tokens import TokenIssuer, new_token
 from lab import Lab
@@ -149,7 +150,7 @@ def until(ready: Callable[[], bool], within_s: float, words: Callable[[], str]) 
 
 
 @contextlib.contextmanager
-def site(kept: Path | None = None) -> Generator[LabSite]:
+def site(kept: Path | None = None, interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)) -> Generator[LabSite]:
     """A cluster for the bench, which ends with it.
 
     With a directory that is kept, the cluster stays until the bench succeeds, and the next command finds it.
@@ -166,7 +167,7 @@ def site(kept: Path | None = None) -> Generator[LabSite]:
     if not (project / "keys.json").exists():
         (project / "keys.json").write_text(json.dumps(_keys(folder)))
     (project / "commands.log").touch()
-    lab.up(dies_with_parent=kept is None)
+    lab.up(interfaces=interfaces, dies_with_parent=kept is None)
     gone_on_with = False
     try:
         if f"namespace/{namespace}" not in lab.kubectl("get", "namespaces", "-o", "name").split():

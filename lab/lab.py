@@ -81,6 +81,7 @@ class Lab:
         self,
         *,
         nodes: tuple[NodeSpec, ...] = FOUR_NODES,
+        interfaces: tuple[netns.NetnsInterface, ...] = (netns.NetnsInterface(),),
         dies_with_parent: bool = False,
         log: Callable[[str], None] = print,
     ) -> None:
@@ -99,7 +100,7 @@ class Lab:
             else:
                 self._end()
                 try:
-                    self._start(nodes, dies_with_parent=dies_with_parent)
+                    self._start(nodes, interfaces, dies_with_parent=dies_with_parent)
                 except BaseException:
                     self._end()
                     raise
@@ -174,7 +175,9 @@ class Lab:
         made = (make(paths) for make in programs.ALL)
         self._run(next(program for program in made if program.name == name))
 
-    def _start(self, nodes: tuple[NodeSpec, ...], *, dies_with_parent: bool) -> None:
+    def _start(
+        self, nodes: tuple[NodeSpec, ...], interfaces: tuple[netns.NetnsInterface, ...], *, dies_with_parent: bool
+    ) -> None:
         self.folder.mkdir(mode=0o700)
         for name in ("log", "configuration", "kubelet", "tmp/k8s-webhook-server"):
             (self.folder / name).mkdir(parents=True)
@@ -182,7 +185,13 @@ class Lab:
         try:
             state.save(
                 self.folder,
-                LabState(ports=chosen, data=str(self._data()), nodes=nodes, dies_with_parent=dies_with_parent),
+                LabState(
+                    ports=chosen,
+                    data=str(self._data()),
+                    nodes=nodes,
+                    interfaces=interfaces,
+                    dies_with_parent=dies_with_parent,
+                ),
             )
             pki.make_pki(self.folder / "pki")
             (self.folder / "tmp/k8s-webhook-server/serving-certs").symlink_to(self.folder / "pki")
@@ -267,6 +276,7 @@ class Lab:
             operator_manifests=published,
             ports=known.ports,
             nodes=known.nodes,
+            interfaces=known.interfaces,
         )
 
     def _data(self) -> Path:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from holdfast.launch.local.netns import NetnsInterface
 from lab.kubelet.configuration import KubeletConfig
 from lab.kubelet.nodes import NodeSpec
 from lab.state import SUPERVISOR
@@ -35,6 +36,7 @@ class LabPaths:
     """The operators' manifests (manifests.py)."""
     ports: Mapping[str, int]
     nodes: tuple[NodeSpec, ...]
+    interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)
 
     @property
     def pki(self) -> Path:
@@ -329,6 +331,7 @@ def kubelet(paths: LabPaths) -> LabProgram:
             port=paths.ports["kubelet"],
             apiserver=paths.ports["kube-apiserver"],
             nodes=paths.nodes,
+            interfaces=paths.interfaces,
             bad_images=BAD_IMAGES,
         ),
         ready=f"{paths.server}/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/{last}",

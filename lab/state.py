@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.host.processes import ProcessId
+from holdfast.launch.local.netns import NetnsInterface
 from lab.cache import locked
 from lab.kubelet.nodes import NodeSpec
 
@@ -36,6 +37,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     data: str
     """etcd's folder."""
     nodes: tuple[NodeSpec, ...]
+    interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)
+    """Network interfaces of every pod."""
     dies_with_parent: bool
     """Whether the lab ends with the process that started it."""
     processes: dict[str, ProcessId] = {}

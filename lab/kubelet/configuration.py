@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.launch.local.netns import NetnsInterface
 from lab.kubelet.nodes import NodeSpec
 
 
@@ -22,6 +23,8 @@ class KubeletConfig(msgspec.Struct, frozen=True, kw_only=True):
     apiserver: int
     """Port of the API server."""
     nodes: tuple[NodeSpec, ...]
+    interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)
+    """Network interfaces of every pod."""
     bad_images: tuple[str, ...] = ()
     """Patterns of images that cannot be pulled."""
 

@@ -30,7 +30,7 @@ class Kubelet:
         self._configuration = configuration
         self._api = KubeletApi(configuration.api_socket, configuration.pki)
         self._nodes = SimulatedNodes(self._api, configuration.nodes, host=configuration.host, port=configuration.port)
-        self._sandboxes = PodSandboxes(configuration.tag, configuration.folder)
+        self._sandboxes = PodSandboxes(configuration.tag, configuration.folder, configuration.interfaces)
         self._pods: dict[str, LabPod] = {}
         self._services: dict[tuple[str, str], KubeObject] = {}
         self._pod_tasks: set[asyncio.Task[None]] = set()

@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.launch.local.netns import NetnsNetwork, NetnsNode, remove
+from holdfast.launch.local.netns import NetnsInterface, NetnsNetwork, NetnsNode, remove
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +29,9 @@ class PodSandbox:
 class PodSandboxes:
     """All pods' sandboxes, in one network."""
 
-    def __init__(self, tag: str, folder: Path) -> None:
+    def __init__(self, tag: str, folder: Path, interfaces: tuple[NetnsInterface, ...]) -> None:
         remove(tag)
-        self._network = NetnsNetwork.create(tag)
+        self._network = NetnsNetwork.create(tag, interfaces=interfaces)
         self._folder = folder
         self._lock = asyncio.Lock()
         self.address = self._network.address

@@ -16,8 +16,9 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Iterable
 
-from holdfast.host.processes import adopt_orphans, children, command_line, reap, send_signal
+from holdfast.host.processes import adopt_orphans, children, command_line, descendants, reap, send_signal
 from holdfast.launch.hosts.host_process import ADDRESS
 from holdfast.security.tls import CONTROLLER_NAME
 
@@ -28,6 +29,8 @@ ALONE_S = 3600.0
 """Longest time without a controller, after which agents have ended; the allocation is then given back."""
 READ_BYTES = 1 << 16
 LOSS_MS = 12_000
+LEAVE_S = 2.0
+"""Time without an agent, after Slurm has announced the end, before this process ends: the last logs are sent in it."""
 
 
 async def _serve(address: str, port: int) -> None:
@@ -93,17 +96,31 @@ async def _copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
             await sink.drain()
 
 
-def _tell_agents() -> None:
-    """Slurm announces the end of the allocation: agents have their ranks save a checkpoint."""
-    for pid in children(os.getpid()):
-        if "holdfast.agent" in command_line(pid):
-            send_signal(pid, signal.SIGTERM)
+def _agents(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if "holdfast.agent" in command_line(pid)]
+
+
+async def _leave(announced: asyncio.Event) -> None:
+    """Wait for Slurm's announcement of the end, have agents end, and return when none has been left for a while.
+
+    Slurm sends the same signal when the run cancels its job; a node that stayed would hold it until `KillWait`.
+    """
+    await announced.wait()
+    for pid in _agents(children(os.getpid())):
+        send_signal(pid, signal.SIGTERM)  # ranks save a checkpoint
+    without = 0
+    while without < LEAVE_S / RETRY_S:
+        await asyncio.sleep(RETRY_S)
+        without = 0 if _agents(descendants(os.getpid())) else without + 1
 
 
 async def _main() -> None:
-    for number in (signal.SIGTERM, signal.SIGCONT):
-        asyncio.get_running_loop().add_signal_handler(number, _tell_agents if number == signal.SIGTERM else int)
-    await _serve(sys.argv[1], int(sys.argv[2]))
+    announced = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, announced.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, int)
+    serving = asyncio.ensure_future(_serve(sys.argv[1], int(sys.argv[2])))
+    leaving = asyncio.ensure_future(_leave(announced))
+    await asyncio.wait([serving, leaving], return_when=asyncio.FIRST_COMPLETED)
 
 
 if __name__ == "__main__":
