@@ -21,6 +21,8 @@ _NODE_LOST_AFTER_S = 10
 """Seconds after its last heartbeat at which a node counts as lost."""
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
+_POD_GROUPS = "--feature-gates=GenericWorkload=true"
+"""Lets the scheduler place the pods of a PodGroup at once or not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +115,8 @@ def apiserver(paths: LabPaths) -> LabProgram:
             f"--token-auth-file={pki / 'tokens.csv'}",
             "--authorization-mode=RBAC",
             "--allow-privileged=true",
+            _POD_GROUPS,
+            "--runtime-config=scheduling.k8s.io/v1beta1=true",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={pki / 'sa.pub'}",
             f"--service-account-signing-key-file={pki / 'sa.key'}",
@@ -140,6 +144,7 @@ def controller_manager(paths: LabPaths) -> LabProgram:
             f"--service-account-private-key-file={paths.pki / 'sa.key'}",
             f"--root-ca-file={paths.pki / 'ca.crt'}",
             "--use-service-account-credentials=true",
+            _POD_GROUPS,
             "--node-monitor-period=1s",
             f"--node-monitor-grace-period={_NODE_LOST_AFTER_S}s",
         ),
@@ -148,10 +153,10 @@ def controller_manager(paths: LabPaths) -> LabProgram:
 
 
 def scheduler(paths: LabPaths) -> LabProgram:
-    """The scheduler with its defaults."""
+    """The scheduler with its defaults, and with gangs."""
     return LabProgram(
         name="kube-scheduler",
-        argv=(paths.controlplane / "kube-scheduler", *_delegated(paths, "kube-scheduler")),
+        argv=(paths.controlplane / "kube-scheduler", *_delegated(paths, "kube-scheduler"), _POD_GROUPS),
         ready=f"https://{paths.address('kube-scheduler')}/readyz",
     )
 

@@ -276,6 +276,11 @@ class TargetSpec(Model):
     """Kubernetes: to what a run's pods may connect besides one another and DNS; none means everything."""
     service_account: ObjectName | None = None
     """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
+    pod_group: bool = False
+    """Kubernetes: whether the scheduler places all nodes of a run or none, by a PodGroup.
+
+    For Kubernetes 1.37 or later with the feature gate GenericWorkload, on the API server and the scheduler.
+    """
     evictions: Evictions = Evictions.REPLICA
     """Kubernetes: nodes of a run that drains may evict at a time: `any`, `replica` for those of one replica, `none`."""
     ttl_s: Annotated[Count, Field(ge=60, le=2**31 - 1)] = 86_400

@@ -73,6 +73,18 @@ def test_pod_monitor_needs_the_prometheus_operator() -> None:
     assert found(replace(GOOD, served=served), monitored) == {}
 
 
+def test_pod_group_needs_an_api_server_that_serves_it() -> None:
+    grouped = CASES["jobset-pod-group"]
+    missing = replace(GOOD, suspended_by_kueue=None)
+    finding = found(missing, grouped)["operator-missing"]
+    assert "podgroups (scheduling.k8s.io)" in finding.what
+    assert "GenericWorkload" in finding.remedy
+    older = SERVED | {("scheduling.k8s.io", "podgroups"): frozenset({"v1alpha2"})}
+    assert "v1beta1" in found(replace(missing, served=older), grouped)["operator-version"].what
+    served = SERVED | {("scheduling.k8s.io", "podgroups"): frozenset({"v1beta1"})}
+    assert found(replace(missing, served=served), grouped) == {}
+
+
 def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
     findings = found(GOOD, CASES["jobset-tcp-bare"])
     assert set(findings) == {"queue-required"}

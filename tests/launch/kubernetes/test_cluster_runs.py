@@ -612,6 +612,32 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
     assert [event.finding.code for event in heard if isinstance(event, RecoveryDecided)] == ["node-preempted"] * 2
 
 
+def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: Site) -> None:
+    """Of two runs of three nodes, on four machines with room for one each, the second waits without a machine."""
+    block = "node_selector: {cloud.provider.com/topology-block: b0}\npod_group: true\n"
+    site.target("jobset", volume=VOLUME + block)
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    fields: dict[str, Any] = {"nodes": 3, "resources.cpu": 100, "recovery.max_restarts": 0}
+    first = site.start("python", "wait.py", str(enough), **fields)
+    reach(first, lambda known: known.phase is RunPhase.RUNNING)
+    second = site.start("python", "wait.py", str(enough), **fields)
+    reach(second, lambda known: len(known.nodes) == 3 and all(node.reason for node in known.nodes.values()))
+    assert all("nodes can take its pods" in node.reason for node in api.status(second).nodes.values())
+    placed = site.kubectl("get", "pods", "-l", f"holdfast/run={second.run_id}", "-o", "json")
+    nodes = [pod for pod in json.loads(placed)["items"] if pod["metadata"]["labels"]["holdfast/part"] == "node"]
+    assert len(nodes) == 3
+    assert not any(pod["spec"].get("nodeName") for pod in nodes), "it takes the one that is free"
+
+    lost = next(name for name in site.pods("node").values() if name.startswith(first.run_id))
+    site.evict(lost)
+    reach(first, lambda known: known.restarts == 1 and known.phase is RunPhase.RUNNING)
+    enough.touch()
+    assert [to_its_end(run)[0].outcome for run in (first, second)] == [Outcome.SUCCEEDED] * 2
+    site.kubectl("delete", "jobset", "--all")
+    until(lambda: site.left() == [], "the groups are deleted with their runs")
+
+
 def test_code_that_no_secret_holds_is_brought(site: Site) -> None:
     (site.folder / "table.bin").write_bytes(os.urandom(MAX_CODE_IN_SECRET_BYTES))
     run = site.start("python", "-c", "import os; print('bytes', os.path.getsize('table.bin'))")

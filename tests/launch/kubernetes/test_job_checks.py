@@ -264,6 +264,13 @@ def test_production_that_lacks_one_thing_is_refused_and_a_demo_is_told(
     assert told["demo-template"].evidence == (refused[code].what,)
 
 
+def test_pod_group_is_a_gang_for_production_and_only_of_a_jobset() -> None:
+    assert found({}, {**PRODUCTION, "queue": None, "pod_group": True}) == {}
+    refused = found({}, {**PRODUCTION, "pod_group": True, "workload": "trainjob"})["not-supported"]
+    assert refused.where == "target.pod_group"
+    assert "TrainJob" in refused.what or "trainjob" in refused.what
+
+
 def test_one_node_needs_neither_gang_nor_fabric() -> None:
     assert found({"nodes": 1}, {**PRODUCTION, "queue": None, "fabric_verified": None}) == {}
 

@@ -83,6 +83,7 @@ def no_gang(workload: TrainingWorkload) -> Iterator[Mistake]:
     pods = [group.pod for group in workload.groups]
     scheduled = any(pod.spec.get("schedulerName") not in {None, "default-scheduler"} for pod in pods)
     grouped = any("pod-group" in key or "podgroup" in key or "gang" in key for pod in pods for key in pod.labels)
+    grouped |= any("schedulingGroup" in pod.spec for pod in pods)
     if workload.queue or scheduled or grouped or target.at(("spec", "runPolicy", "schedulingPolicy")):
         return
     yield Mistake(
@@ -90,8 +91,8 @@ def no_gang(workload: TrainingWorkload) -> Iterator[Mistake]:
         what="no queue or gang scheduler admits all pods together: two jobs can each hold half of the GPUs and "
         "wait for each other forever",
         path=("metadata",),
-        remedy="Name a Kueue LocalQueue in the label `kueue.x-k8s.io/queue-name` (the patch: `user-queue`), or the "
-        "cluster's gang scheduler in `schedulerName`.",
+        remedy="Name a Kueue LocalQueue in the label `kueue.x-k8s.io/queue-name` (the patch: `user-queue`), the "
+        "cluster's gang scheduler in `schedulerName`, or a PodGroup in `schedulingGroup`.",
         patch=put(target, ("metadata", "labels", QUEUE_LABEL), "user-queue"),
         evidence=(),
     )

@@ -18,6 +18,7 @@ from holdfast.launch.kubernetes.manifests.pod_additions import (
     volume_mounts,
     volumes,
 )
+from holdfast.launch.kubernetes.manifests.pod_group import scheduling_group
 from holdfast.launch.kubernetes.manifests.pod_patch import with_patch
 from holdfast.launch.kubernetes.manifests.quantities import format_cores, format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -105,6 +106,7 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
         ),
         "runtimeClassName": own.runtime_class,
         "schedulerName": own.scheduler,
+        "schedulingGroup": scheduling_group(ctx),
         "priorityClassName": target.priority_class,
         "nodeSelector": target.node_selector or None,
         "tolerations": tolerations(target.tolerations) or None,

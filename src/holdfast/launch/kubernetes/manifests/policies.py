@@ -55,8 +55,13 @@ def _storage(_: PolicyRequest) -> Sequence[tuple[str, str]]:
 
 
 def _gang(_: PolicyRequest) -> Sequence[tuple[str, str]]:
-    queued = f"has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels"
-    return [(queued, f"without a queue some nodes may start and wait for the rest: set the label {QUEUE_LABEL}")]
+    queued = f"(has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels)"
+    grouped = (
+        "(object.kind == 'JobSet' && object.spec.replicatedJobs.all(r, "
+        "has(r.template.spec.template.spec.schedulingGroup)))"
+    )
+    message = f"without a queue some nodes may start and wait for the rest: set the label {QUEUE_LABEL}"
+    return [(f"{queued} || {grouped}", f"{message}, or have the pods in a PodGroup")]
 
 
 def _labels(request: PolicyRequest) -> Sequence[tuple[str, str]]:

@@ -12,6 +12,7 @@ from holdfast.launch.kubernetes.manifests.disruption_budget import disruption_bu
 from holdfast.launch.kubernetes.manifests.jobset import jobset
 from holdfast.launch.kubernetes.manifests.mpijob import mpijob
 from holdfast.launch.kubernetes.manifests.network_policies import network_policies
+from holdfast.launch.kubernetes.manifests.pod_group import pod_group
 from holdfast.launch.kubernetes.manifests.pytorchjob import pytorchjob
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.trainjob import training_runtime, trainjob
@@ -67,7 +68,7 @@ def render(ctx: RenderContext) -> RunManifests:
         )
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), *network_policies(ctx))
-    owned = (*run_objects.fabric_claim(ctx), *owned, *disruption_budget(ctx))
+    owned = (*run_objects.fabric_claim(ctx), *owned, *disruption_budget(ctx), *pod_group(ctx))
     before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
     if ctx.workload is Workload.TRAINJOB:
         before.append(training_runtime(ctx))
@@ -89,6 +90,7 @@ def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
         *network_policies(ctx),
         *run_objects.fabric_claim(ctx),
         *disruption_budget(ctx),
+        *pod_group(ctx),
     ]
     if ctx.target.agent:
         objects += [

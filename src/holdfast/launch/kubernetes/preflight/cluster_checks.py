@@ -21,7 +21,7 @@ from holdfast.job.targets import Toleration, Workload
 from holdfast.launch.kubernetes.client.api_errors import REJECTION_RULES
 from holdfast.launch.kubernetes.client.api_paths import KubeObject, collection_path
 from holdfast.launch.kubernetes.client.message_rules import match_rule
-from holdfast.launch.kubernetes.manifests import controller_objects
+from holdfast.launch.kubernetes.manifests import controller_objects, pod_group
 from holdfast.launch.kubernetes.manifests.pod_template import node_limits
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
@@ -109,8 +109,17 @@ class OperatorKind(NamedTuple):
     resource: str
     field: str
     """The field of the target because of which a run needs it."""
+    remedy: str = "Install its operator"
+    """What else than changing that field helps."""
 
 
+POD_GROUPS = OperatorKind(
+    pod_group.GROUP,
+    pod_group.VERSION,
+    "podgroups",
+    "pod_group",
+    f"Have Kubernetes 1.37 or later serve {pod_group.GROUP}/{pod_group.VERSION} with the feature gate GenericWorkload",
+)
 PODMONITORS = OperatorKind("monitoring.coreos.com", "v1", "podmonitors", "pod_monitor")
 
 
@@ -120,6 +129,7 @@ def operator_kinds(ctx: RenderContext) -> list[OperatorKind]:
     return [
         OperatorKind(kind.group, kind.version, kind.resource, "workload"),
         *([OperatorKind(KUEUE, KUEUE_VERSION, "localqueues", "queue")] if ctx.queue else ()),
+        *([POD_GROUPS] if ctx.target.pod_group else ()),
         *([PODMONITORS] if ctx.target.pod_monitor else ()),
     ]
 
@@ -130,7 +140,7 @@ def operators(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding
         served = cluster.served.get((kind.group, kind.resource), frozenset())
         if not served:
             what = f"the cluster does not know {kind.resource} ({kind.group})"
-            yield _finding("operator-missing", kind.field, what, f"Install its operator, or change `{kind.field}`.")
+            yield _finding("operator-missing", kind.field, what, f"{kind.remedy}, or change `{kind.field}`.")
         elif kind.version not in served:
             known = ", ".join(sorted(served))
             what = f"{kind.resource} are served as {known}, and the manifests are written for {kind.version}"

@@ -104,6 +104,14 @@ def queue(ctx: RenderContext) -> Iterator[Finding]:
         yield _error("bad-name", "queue", what, "Lower-case letters, digits, hyphens and dots, at most 63.")
 
 
+def pod_group(ctx: RenderContext) -> Iterator[Finding]:
+    """Only the pods of a JobSet can refer to a PodGroup: the other kinds' operators know no such field."""
+    if ctx.target.pod_group and ctx.workload is not Workload.JOBSET:
+        what = f"the pods of a {ctx.workload} cannot be in a PodGroup: its operator does not know the field"
+        remedy = "Write `workload: jobset` in the target, or a `queue` in place of `pod_group`."
+        yield _error("not-supported", f"{TARGET_PREFIX}pod_group", what, remedy)
+
+
 def placement(ctx: RenderContext) -> Iterator[Finding]:
     """Checks that levels have labels, and that a queue places the nodes."""
     wanted = ctx.job.placement
@@ -255,9 +263,10 @@ def _production_gaps(ctx: RenderContext) -> Iterator[Finding]:
         what = "checkpoints are lost with their pod: there is neither a shared volume nor a store"
         remedy = "Write `volume: {claim: NAME}` in the target, or a URL as `checkpoint.path`."
         yield _error("checkpoint-not-shared", "checkpoint.path", what, remedy)
-    if job.nodes.max > 1 and ctx.queue is None:
+    if job.nodes.max > 1 and ctx.queue is None and not target.pod_group:
         what = "without a queue nodes are placed one by one: two jobs may each hold half of what they need, and wait"
-        yield _error("no-gang-scheduling", "queue", what, "Write `queue: NAME` in the job or in the target.")
+        remedy = "Write `queue: NAME` in the job or in the target, or `pod_group: true` in the target."
+        yield _error("no-gang-scheduling", "queue", what, remedy)
     if "max_restarts" not in job.recovery.model_fields_set:
         what = "the job does not set how often it may be restarted"
         remedy = "Write `recovery: {max_restarts: 10}` in the job."
@@ -270,6 +279,7 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
     volume,
     quantities,
     queue,
+    pod_group,
     placement,
     fabric,
     rank_starter,
