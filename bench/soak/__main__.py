@@ -37,7 +37,7 @@ TARGETS = {
     "slurm-24.11": ("local", 50),
     "monarch": ("local", 50),
     "replicas": ("replicas", 500),
-    "training": ("training", 39),
+    "training": ("training", 41),
     "kubernetes": ("kubernetes", 20),
 }
 """The module of each target, and its faults by default."""

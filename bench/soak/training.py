@@ -101,9 +101,13 @@ ROWS = (
     Kind(FaultAction.SLOW, FaultTarget.HOST, for_s=3.0, amount=1.5),
     Kind(FaultAction.DATA_STALL, FaultTarget.RANK, for_s=3.0, amount=0.2),
     Kind(FaultAction.OOM, FaultTarget.NODE),
+    Kind(FaultAction.LEAK, FaultTarget.RANK, amount=250.0),
+    Kind(FaultAction.REMOVE, FaultTarget.NODE),
 )
-"""All kinds of the catalogue but these: the lighthouse's need replicas (`--target replicas`), `leak` takes minutes
-until the kernel ends it, and `remove` and `restore` need a machine to spare."""
+"""All kinds of the catalogue but two: the lighthouse's needs replicas (`--target replicas`), and `restore`, without a
+step, follows `remove`."""
+MACHINES = 24
+"""Enough for the nodes, the machine that is removed, and those that are quarantined for a device that fails."""
 
 
 def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
@@ -192,7 +196,7 @@ def _run(base: Path, steps: int, *, pace_s: float, faults: Sequence[FaultRequest
     """A run from start to end, with these faults."""
     targets = base / ".holdfast" / "targets"
     targets.mkdir(parents=True)
-    (targets / "soak.yaml").write_text("isolation: netns\n")
+    (targets / "soak.yaml").write_text(f"isolation: netns\ncapacity: {MACHINES}\n")
     os.environ["HOLDFAST_HOME"] = str(base / "home")
     command = (
         *(sys.executable, "-m", "holdfast.train.acceptance_program"),
@@ -212,7 +216,12 @@ def _run(base: Path, steps: int, *, pace_s: float, faults: Sequence[FaultRequest
         if faults:
             api.inject_faults(run, faults)
         ends_at = time.monotonic() + ROUND_S
-        for _ in api.follow(run):
+        removals: dict[float, int] = {}
+        for event in api.follow(run):
+            if isinstance(event, FaultRequested) and event.action is FaultAction.REMOVE:
+                removals[event.at] = event.index
+            elif isinstance(event, FaultInjected) and (node := removals.pop(event.requested_at, None)) is not None:
+                api.inject_fault(run, target=FaultTarget.NODE, index=node, action=FaultAction.RESTORE)
             if time.monotonic() > ends_at:
                 break
     except BaseException:
