@@ -195,8 +195,11 @@ def _is_installed(spec: ModuleSpec) -> bool:
 
 
 def _installed(path: str) -> bool:
-    """Whether a path is in a package installation folder, and so not part of the program."""
-    return os.path.realpath(path).startswith(_INSTALLED)
+    """Whether a path is in a package installation folder, and so not part of the program.
+
+    Installers may link the files or folders of a package to a store elsewhere, so the path counts as it is written too.
+    """
+    return any(each.startswith(_INSTALLED) for each in (os.path.abspath(path), os.path.realpath(path)))
 
 
 def _folders() -> tuple[str, ...]:
@@ -204,7 +207,8 @@ def _folders() -> tuple[str, ...]:
     known = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     known += [*site.getsitepackages(), site.getusersitepackages(), HOLDFAST_ROOT]
     zipped = [path for path in sys.path if path.endswith(".zip") and path.startswith(sys.base_prefix)]
-    return tuple(f"{os.path.realpath(path)}/" for path in known) + tuple(map(os.path.realpath, zipped))
+    written = dict.fromkeys(each for path in known for each in (os.path.abspath(path), os.path.realpath(path)))
+    return tuple(f"{path}/" for path in written) + tuple(map(os.path.realpath, zipped))
 
 
 _INSTALLED = _folders()
