@@ -5,7 +5,7 @@
 Each defect is real: a limited link, a controller that places nodes one by one, a training program that loses a part of
 its state, a page without a step. `--clean` runs all checks on healthy targets instead, with the default agreement
 except that nodes share a machine: `local`, `netns`, `hosts`, `slurm`, `kubernetes` (the lab, with a queue of Kueue).
-It needs root.
+`pod-group` is the lab without Kueue, where the scheduler itself places gangs, and only the check `gang`. It needs root.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,15 @@ from lab.ssh_hosts import SshHosts, ssh_hosts
 
 TITLE = "Acceptance"
 CLEAN_GOAL_S = 25 * 60
-CLEAN = ("local", "netns", "hosts", "slurm", "kubernetes")
+CLEAN: Mapping[str, tuple[CheckName, ...]] = {
+    "local": (),
+    "netns": (),
+    "hosts": (),
+    "slurm": (),
+    "kubernetes": (),
+    "pod-group": (CheckName.GANG,),
+}
+"""Healthy targets, and the checks that run there; none means all."""
 QUEUE = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -68,6 +76,7 @@ metadata: {name: urgent}
 value: 1000
 """
 """Has room for two nodes of `CLUSTER_JOB`, and not for four."""
+TWO_MACHINES = {"cloud.provider.com/topology-rack": "b0-r0"}
 CLUSTER_JOB = {"image": "none", "queue": "training", "resources": {"cpu": 0.8, "memory": "4GiB"}}
 HOLDFAST = Path(sys.executable).with_name("holdfast")
 DEFECTS = Path(__file__).parent / "programs" / "acceptance_defects.py"
@@ -301,10 +310,10 @@ def _accept(base: Path, target: str, defect: Defect) -> tuple[dict[str, Any], in
 
 def _accept_clean(folder: Path, kind: str) -> Result:
     load_gate.wait_until_idle()
-    with _cluster() if kind == "kubernetes" else _clean_site(folder / kind, kind) as (base, target, agreement):
+    with _CLUSTERS.get(kind, lambda: _clean_site(folder / kind, kind))() as (base, target, agreement):
         (base / "acceptance.yaml").write_text(json.dumps(agreement))
         began = time.monotonic()
-        words = [str(HOLDFAST), "accept", "--on", target, "--agreement", "acceptance.yaml", "-o", "json"]
+        words = [str(HOLDFAST), "accept", *CLEAN[kind], "--on", target, "--agreement", "acceptance.yaml", "-o", "json"]
         done = subprocess.run(words, cwd=base, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
         took_s = time.monotonic() - began
     reports = json.loads(done.stdout)["reports"]
@@ -312,7 +321,7 @@ def _accept_clean(folder: Path, kind: str) -> Result:
     say(table(("check", "verdict", "took", "why not"), [_row(report) for report in reports]))
     passed = done.returncode == 0
     return Result(
-        claim=f"acceptance of a healthy target: {kind}",
+        claim=f"acceptance of a healthy target: {kind}{''.join(f', check `{each}`' for each in CLEAN[kind])}",
         command=result_file.command(),
         date=today(),
         figure=Figure(value=took_s / 60, unit="min", decimals=1),
@@ -338,6 +347,22 @@ def _cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
             "lab",
             {**SHARED, "nodes": 2, "job": CLUSTER_JOB, "gang": {"priorities": ["research", "urgent"]}},
         )
+
+
+@contextlib.contextmanager
+def _grouping_cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
+    """The lab, on two machines of which each has room for one node, with the scheduler's own gangs."""
+    with lab_cluster.site() as site:
+        target = site.folder / ".holdfast" / "targets" / "lab.yaml"
+        place = json.loads(target.read_text()) | {"pod_group": True, "node_selector": TWO_MACHINES}
+        target.write_text(json.dumps(place))
+        yield site.folder, "lab", {**SHARED, "nodes": 2, "job": {"image": "none", "resources": {"cpu": 100}}}
+
+
+_CLUSTERS: Mapping[str, Callable[[], contextlib.AbstractContextManager[tuple[Path, str, Mapping[str, Any]]]]] = {
+    "kubernetes": _cluster,
+    "pod-group": _grouping_cluster,
+}
 
 
 def _row(report: Mapping[str, Any]) -> tuple[str, ...]:
