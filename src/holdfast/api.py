@@ -7,7 +7,6 @@ separate process; these functions start it, read its log, and send it requests.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,7 +15,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
-from msgspec import structs
+from msgspec import json, structs
 
 from holdfast import code_update, controller_client, prune_runs, resume_run, run_diagnosis, run_profile
 from holdfast.controller_client import (
@@ -709,7 +708,7 @@ def write_report(records: Sequence[RunRecord], output: str, path: Path | None = 
         case "md":
             text = report_markdown(records)
         case "json":
-            text = "".join(f"{json.dumps(report_document(each), default=str)}\n" for each in records)
+            text = "".join(f"{json.encode(report_document(each), enc_hook=str).decode()}\n" for each in records)
         case _:
             text = report_page(records)
     written = path or Path(f"{records[0].status.run}.{output}")
