@@ -622,8 +622,11 @@ def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: 
     first = site.start("python", "wait.py", str(enough), **fields)
     reach(first, lambda known: known.phase is RunPhase.RUNNING)
     second = site.start("python", "wait.py", str(enough), **fields)
-    reach(second, lambda known: len(known.nodes) == 3 and all(node.reason for node in known.nodes.values()))
-    assert all("nodes can take its pods" in node.reason for node in api.status(second).nodes.values())
+    waits = "minCount (3) cannot be satisfied"
+    reach(second, lambda known: any(waits in node.reason for node in known.nodes.values()))
+    reason = api.pending_reason(second)
+    assert reason is not None
+    assert reason.code == "pod-group-waiting"
     placed = site.kubectl("get", "pods", "-l", f"holdfast/run={second.run_id}", "-o", "json")
     nodes = [pod for pod in json.loads(placed)["items"] if pod["metadata"]["labels"]["holdfast/part"] == "node"]
     assert len(nodes) == 3

@@ -109,6 +109,27 @@ def test_queue_that_makes_nothing_of_a_run_is_told_from_one_that_lets_it_wait() 
     assert waiting.code == "run-queued"
 
 
+def test_gang_of_the_scheduler_names_its_room_whichever_pod_says_so() -> None:
+    told = (
+        "0/4 nodes are available: 4 Insufficient cpu.",
+        "minCount (3) cannot be satisfied: 1 scheduled, 1 remaining",
+    )
+    pods = [
+        {
+            "metadata": {"name": f"{RUN}-node-{number}"},
+            "spec": {"schedulingGroup": {"podGroupName": RUN}},
+            "status": {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]},
+        }
+        for number, message in enumerate(told)
+    ]
+    owner = {"kind": "JobSet", "metadata": {"name": RUN}, "spec": {}}
+    finding = find_pending_reason(PendingRun(owner=owner, pods=pods))
+    assert finding is not None
+    assert (finding.code, finding.where) == ("pod-group-waiting", f"podgroup {RUN}")
+    assert "its 3 nodes are placed at once or not at all, and now 1 of them would fit" in finding.what
+    assert finding.evidence == ("; ".join(told),)
+
+
 def test_pod_that_is_gated_names_its_gates() -> None:
     told = {
         "type": "PodScheduled",

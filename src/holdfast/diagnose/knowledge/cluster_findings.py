@@ -245,6 +245,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Ask the controller that set the gate; Kueue gates pods that are in none of its queues.",
     ),
     (
+        "pod-group-waiting",
+        "Too few machines are free for all nodes of the run, which the scheduler places at once or not at all.",
+        "`kubectl describe podgroup RUN`, and `kubectl describe nodes` for what others use.",
+        "Wait until other runs end, or ask for fewer nodes, or for less on each.",
+    ),
+    (
         "claim-missing",
         "The volume claim (PVC) does not exist.",
         "`kubectl get pvc`.",

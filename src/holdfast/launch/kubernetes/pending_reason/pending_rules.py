@@ -143,6 +143,13 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         message="a pod of it may not be scheduled until {gates} is removed",
         remedy="Its owner knows what the gate waits for; Kueue gates pods that are in none of its queues.",
     ),
+    # pod group is unschedulable, minCount (3) cannot be satisfied: 1 scheduled, 1 remaining, pod group preemption: ...
+    MessageRule(
+        pattern=r"minCount \((?P<all>\d+)\) cannot be satisfied: (?P<fit>\d+) scheduled",
+        code="pod-group-waiting",
+        message="its {all} nodes are placed at once or not at all, and now {fit} of them would fit",
+        remedy="Wait until other runs end, or ask for fewer nodes, or for less on each.",
+    ),
     # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
     MessageRule(
         pattern=r'persistentvolumeclaim "(?P<name>[^"]+)" (?P<state>not found|is being deleted)',
@@ -291,9 +298,19 @@ def _messages(seen: PendingRun) -> Iterator[ClusterMessage]:
         for kind in ("QuotaReserved", "Evicted") if waits else ():
             if message := conditions.get(kind, {}).get("message"):
                 yield ClusterMessage(where=f"workload {_name(seen.workload)}, {kind}", text=message)
+    if grouped := _group_messages(seen.pods):
+        yield ClusterMessage(where=f"podgroup {_name(seen.owner)}", text="; ".join(grouped))
     for pod in seen.pods:
         yield from _pod_messages(pod)
     yield from _event_messages(seen, "FailedMount", "FailedAttachVolume")
+
+
+def _group_messages(pods: Sequence[KubeObject]) -> list[str]:
+    """What the scheduler says of the pods of a PodGroup; each of them may name another part of the reason."""
+    grouped = [pod for pod in pods if "schedulingGroup" in pod.get("spec", {})]
+    conditions = (one for pod in grouped for one in pod.get("status", {}).get("conditions", ()))
+    waits = (one for one in conditions if one["type"] == "PodScheduled" and one["status"] == "False")
+    return sorted({message for one in waits if (message := one.get("message"))})
 
 
 def _pod_messages(pod: KubeObject) -> Iterator[ClusterMessage]:
