@@ -29,6 +29,7 @@ _MAX_WIDTH = 44
 """Longer lines do not shift the comments of the others."""
 _TITLE = "# Where `--on {name}` runs jobs. `holdfast target init` wrote what the cluster shows; edit it freely.\n"
 _HOST = "kubernetes.io/hostname"
+_NO_QUEUE = "runs start without Kueue; from Kubernetes 1.37 on, `pod_group: true` places all nodes or none"
 
 
 def draft_target(name: str, *, context: str | None, namespace: str | None) -> str:
@@ -87,7 +88,7 @@ def _queue(queues: Listed) -> Iterator[Line]:
     if len(names) == 1:
         yield f"queue: {as_yaml(names[0])}", "the only LocalQueue here"
     else:
-        yield "# queue: NAME", _none_of_several("LocalQueues", queues, "runs start without Kueue")
+        yield "# queue: NAME", _none_of_several("LocalQueues", queues, _NO_QUEUE)
 
 
 def _volume(claims: Listed) -> Iterator[Line]:
