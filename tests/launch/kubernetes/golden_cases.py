@@ -158,7 +158,7 @@ CASES: Mapping[str, Case] = {
     "mpijob-rdma-shared": Case(job={**MPIRUN, "fabric": "rdma-shared"}, target={"agent": False, "user": 0}),
     "jobset-tcp-mpi": Case(job=MPIRUN),
     "jobset-pod": Case(target={"pod": POD, "ttl_s": 3600}),
-    "jobset-pod-group": Case(target={"pod_group": True, "queue": None, "priority_class": "research"}),
+    "jobset-pod-group": Case(target={"pod_group": True, "queue": None}),
     "jobset-pod-monitor": Case(target={"pod_monitor": True}),
     "jobset-egress": Case(
         target={

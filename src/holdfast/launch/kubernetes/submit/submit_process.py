@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +22,6 @@ DETACH = b"detach\n"
 """Message that confirms the submission; a worker that does not receive it rolls back."""
 ROLL_BACK_TIMEOUT_S = 60.0
 """Longest time to wait for the rollback."""
-
-_process: SubmitProcess | None = None
 
 
 class SubmitProcess:
@@ -83,25 +82,33 @@ class SubmitProcess:
         return tuple(self._stderr.read().decode(errors="replace").splitlines()[-5:])
 
 
+class _Prestarted(threading.local):
+    """The worker that was started and not taken yet: each thread starts its own runs."""
+
+    process: SubmitProcess | None = None
+
+
+_prestarted = _Prestarted()
+
+
 def prestart() -> None:
     """Start a worker early, unless one is running; an unused worker ends with this process."""
-    global _process
-    _process = _process or SubmitProcess()
+    _prestarted.process = _prestarted.process or SubmitProcess()
 
 
 def connect(context: str | None, namespace: str) -> None:
     """Make the prestarted worker, or a new one, connect; `request` reports a failure."""
-    global _process
-    if _process is not None and _process.connecting:  # left by a failed start
-        _process.roll_back()
-        _process = None
-    _process = _process or SubmitProcess()
-    _process.connect(context, namespace)
+    known = _prestarted.process
+    if known is not None and known.connecting:  # left by a failed start
+        known.roll_back()
+        known = None
+    _prestarted.process = known or SubmitProcess()
+    _prestarted.process.connect(context, namespace)
 
 
 def take_process() -> SubmitProcess:
     """The worker that has the cluster address."""
-    global _process
-    assert _process is not None
-    found, _process = _process, None
+    found = _prestarted.process
+    assert found is not None
+    _prestarted.process = None
     return found
