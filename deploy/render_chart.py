@@ -72,7 +72,8 @@ def _context(workload: Workload, *, account: str | None) -> RenderContext:
         service_account=account,
         agent=agent,
         queue="queue",
-        evictions=Evictions.NONE,  # takes another object
+        evictions=Evictions.NONE,  # takes another object, and so does the next line
+        pod_group=workload is Workload.JOBSET,
     )
     accepted = RunSpec(
         job=job,

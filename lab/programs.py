@@ -22,7 +22,7 @@ _NODE_LOST_AFTER_S = 10
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
 _POD_GROUPS = "--feature-gates=GenericWorkload=true"
-"""Lets the scheduler place the pods of a PodGroup at once or not at all."""
+"""Lets the scheduler place the pods of a PodGroup together or not at all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -126,7 +126,7 @@ def test_gang_of_the_scheduler_names_its_room_whichever_pod_says_so() -> None:
     finding = find_pending_reason(PendingRun(owner=owner, pods=pods))
     assert finding is not None
     assert (finding.code, finding.where) == ("pod-group-waiting", f"podgroup {RUN}")
-    assert "its 3 nodes are placed at once or not at all, and now 1 of them would fit" in finding.what
+    assert "its 3 nodes are placed together or not at all, and now 1 of them would fit" in finding.what
     assert finding.evidence == ("; ".join(told),)
 
 

@@ -246,7 +246,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "pod-group-waiting",
-        "Too few machines are free for all nodes of the run, which the scheduler places at once or not at all.",
+        "Too few machines are free for all nodes of the run, which the scheduler places together or not at all.",
         "`kubectl describe podgroup RUN`, and `kubectl describe nodes` for what others use.",
         "Wait until other runs end, or ask for fewer nodes, or for less on each.",
     ),

@@ -22,7 +22,7 @@ def pod_group(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
             ctx.names.name,
             spec={
                 "schedulingPolicy": {
-                    "gang": {"minCount": Commented(ctx.job.nodes.max, "All nodes are placed at once, or none.")}
+                    "gang": {"minCount": Commented(ctx.job.nodes.max, "All nodes are placed together, or none.")}
                 },
                 "disruptionMode": {disrupted: Commented({}, _DISRUPTED[disrupted])},
                 "priorityClassName": ctx.target.priority_class,

@@ -147,7 +147,7 @@ PENDING_RULES: tuple[MessageRule, ...] = (
     MessageRule(
         pattern=r"minCount \((?P<all>\d+)\) cannot be satisfied: (?P<fit>\d+) scheduled",
         code="pod-group-waiting",
-        message="its {all} nodes are placed at once or not at all, and now {fit} of them would fit",
+        message="its {all} nodes are placed together or not at all, and now {fit} of them would fit",
         remedy="Wait until other runs end, or ask for fewer nodes, or for less on each.",
     ),
     # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
