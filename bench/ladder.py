@@ -79,7 +79,7 @@ def main() -> None:
         with _cluster() if name == "kubernetes" else _folder(name) as (work, fields):
             load_gate.wait_until_idle()
             rungs = _climb(work, name, [f"env.STEPS={options.steps}", *fields])
-        results += [_result(name, rung) for rung in rungs if rung["status"] == "succeeded" and rung.get("ratio")]
+        results += [_result(name, rung) for rung in rungs if rung["status"] == "succeeded" and rung["floor"]]
     result_file.save(options.json, TITLE, results)
 
 
