@@ -66,6 +66,7 @@ MODULE_FIXTURES = (
     "tests/runs/test_targets.py",
     "tests/runs/test_torchtitan.py",
     "tests/runs/test_slurm_runs.py",
+    "tests/runs/test_slurm_controller.py",
     "tests/runs/test_unmodified_programs.py",
     "tests/train/test_hang_culprit.py",
     "tests/train/test_optimizer_state.py",

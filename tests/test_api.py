@@ -29,6 +29,7 @@ from holdfast.events.log import encode_line
 from holdfast.events.log_writer import EventWriter
 from holdfast.job.quarantine import Quarantine, QuarantineRow
 from holdfast.job.run_spec import RunSpec
+from holdfast.launch import supervised_target
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.report.run_status import RunPhase
@@ -260,7 +261,7 @@ def test_slower_of_two_that_revive_a_run_is_not_told_of_a_fault(run: RunDir, mon
         run.lock()
         raise failure("start-failed", "the run has a controller already", exit_code=ExitCode.UNAVAILABLE, remedy="wait")
 
-    monkeypatch.setattr(api, "start_supervisor", beaten)
+    monkeypatch.setattr(supervised_target, "start_supervisor", beaten)
     assert not api.restart_controller(run)
 
 

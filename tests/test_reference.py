@@ -210,6 +210,7 @@ SHOWN_ELSEWHERE = {
     (Feature.REPLICAS, "kubernetes"): "test_replicas_meet_in_a_cluster_and_continue_without_one_that_is_evicted",
     (Feature.SUBMITTER_LEAVES, "kubernetes"): "test_client_that_was_away_and_another_machine_follow_the_run_and_end_it_"
     "without_a_trace",
+    (Feature.SUBMITTER_LEAVES, "slurm"): "test_run_goes_on_without_the_process_that_started_it",
     (Feature.RESUME, "local"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "hosts"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "slurm"): "test_training_that_moves_to_slurm_is_bit_exact",

@@ -38,7 +38,7 @@ from holdfast.diagnose.device_fault_lines import FAULT_OF_RULE
 from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
-from holdfast.launch.target_features import REASONS, TARGETS, UNTESTED, Feature, reason_against
+from holdfast.launch.target_features import CONDITIONS, REASONS, TARGETS, UNTESTED, Feature, reason_against
 from holdfast.metrics import devices, flops, metric_catalog
 from holdfast.observe.alert_catalog import ALERTS
 from holdfast.observe.exported_metrics import EXPORTED, PREFIX, Kind
@@ -648,11 +648,13 @@ def _doc(thing: type) -> str:
 
 def targets_page() -> str:
     """What a run survives on each target, with the reason where it does not."""
-    reasons = list(dict.fromkeys(REASONS.values()))
+    notes = list(dict.fromkeys((*REASONS.values(), *CONDITIONS.values())))
 
     def cell(feature: Feature, target: str) -> str:
         if reason := reason_against(feature, target):
-            return f"no ({reasons.index(reason) + 1})"
+            return f"no ({notes.index(reason) + 1})"
+        if condition := CONDITIONS.get((feature, target)):
+            return f"yes ({notes.index(condition) + 1})"
         return "untested" if (feature, target) in UNTESTED else "yes"
 
     rows = ((feature.value, *(cell(feature, target) for target in TARGETS)) for feature in Feature)
@@ -665,7 +667,7 @@ def targets_page() -> str:
             "(`tests/launch/kubernetes/test_cluster_runs.py`). This page is generated from "
             "`launch/target_features.py`. *untested*: the code is that of other targets, and no test has shown it.",
             _table(("what happens", *TARGETS.values()), rows),
-            "\n".join(f"{number}. {reason[:1].upper()}{reason[1:]}." for number, reason in enumerate(reasons, 1)),
+            "\n".join(f"{number}. {note[:1].upper()}{note[1:]}." for number, note in enumerate(notes, 1)),
             "How each target is set up: [hosts](hosts.md), [Slurm](slurm.md), [Monarch](monarch.md), "
             "[Kubernetes](kubernetes.md).",
         )

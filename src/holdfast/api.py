@@ -60,8 +60,16 @@ from holdfast.launch.code.upload_progress import UploadProgress
 from holdfast.launch.init_target import init_target as init_target_file
 from holdfast.launch.new_run import one_start_at_a_time
 from holdfast.launch.node_requirements import node_requirements
-from holdfast.launch.start_supervisor import start_supervisor
-from holdfast.launch.target import TARGET_KINDS, Rendered, Resumption, Submission, open_target, refuse_errors, target_of
+from holdfast.launch.target import (
+    TARGET_KINDS,
+    Rendered,
+    Resumption,
+    Submission,
+    is_alive,
+    open_target,
+    refuse_errors,
+    target_of,
+)
 from holdfast.launch.target_runs import NOTHING_ARRIVED, run_not_on_target
 from holdfast.os_errors import probe_disk, waiting_finding
 from holdfast.report.log_problems import unreadable_log
@@ -507,12 +515,12 @@ def _start(
 
 def restart_controller(run: RunDir) -> bool:
     """Start a controller for an unfinished run without one; returns whether this call did so."""
-    if is_finished(run) or run.alive() or not run.secrets.exists():
+    if is_finished(run) or is_alive(run) or not run.secrets.exists():
         return False
     try:
-        start_supervisor(run, accepted(run))
+        target_of(run).start_controller(run, accepted(run))
     except HoldfastError:
-        if run.alive():  # another process was quicker
+        if is_alive(run):  # another process was quicker
             return False
         raise
     return True
@@ -522,10 +530,11 @@ def cancel(run: RunDir, *, force: bool = False, requested_by: str = "command lin
     """End a run: SIGTERM and its grace period, or SIGKILL immediately with `force`; returns whether its controller does
     it.
 
-    With `force` a local run whose controller does not answer is ended without it.
+    With `force` a local run whose controller does not answer is ended without it, and so is a run whose target is yet
+    to start its controller.
     """
     request = CancelRequested(at=time.time(), force=force, requested_by=requested_by)
-    kill = _force_cancel(run) if force else None
+    kill = _force_cancel(run) if force or (is_alive(run) and not run.alive()) else None
     if kill is None:
         send_request(run, request)
         return True
@@ -609,7 +618,7 @@ def accepted(run: RunDir) -> RunSpec:
 
 def is_orphaned(run: RunDir) -> bool:
     """Whether a run is unfinished and has no controller, until `restart_controller`."""
-    return not run.alive() and not is_finished(run)
+    return not is_finished(run) and not is_alive(run)
 
 
 def events(run: RunDir) -> list[AnyEvent]:
@@ -896,7 +905,7 @@ def follow(run: RunDir, *, poll_s: float = POLL_S) -> Iterator[AnyEvent | None]:
     """
     reader = EventReader(run.events)
     while True:
-        alive = run.alive()
+        alive = is_alive(run)
         count = 0
         for event in reader.read():
             count += 1

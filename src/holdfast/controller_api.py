@@ -143,6 +143,7 @@ class ControllerApi:
                 Route(routes.TRACES + "{name:path}", self._store_trace, methods=["PUT"]),
                 Route(routes.BOOTSTRAP, self._bootstrap, methods=["POST"]),
                 Route(routes.METRICS, metrics.answer),
+                Route(routes.CLOCK, _clock),
                 *(
                     Route(path, self._request_endpoint(kind), methods=["POST"])
                     for kind, path in routes.REQUEST_ROUTES.items()
@@ -333,6 +334,11 @@ async def _carry(websocket: WebSocket, reader: asyncio.StreamReader, writer: asy
 def _allowed_principals(path: str) -> tuple[type[Principal], ...]:
     """Who may use a path."""
     return (NodeAgent,) if path.startswith((routes.CODE, routes.TRACES)) else _PRINCIPALS.get(path, (User,))
+
+
+async def _clock(_request: Request) -> Response:
+    """Monotonic seconds of this machine."""
+    return Response(repr(time.monotonic()), media_type="text/plain")
 
 
 def _expires(request: Request) -> float:

@@ -5,7 +5,6 @@ An executed request is in the run's log, so the log shows the result even withou
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +19,7 @@ from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.files import read_line
 from holdfast.job.run_spec import RunSpec, corrupt_file_error
 from holdfast.launch.cluster_contact import lost_contact
-from holdfast.launch.target import target_of
+from holdfast.launch.target import is_alive, target_of
 from holdfast.os_errors import disk_usage
 from holdfast.protocol import routes
 from holdfast.report.formatting import duration
@@ -53,8 +52,8 @@ def refuse_finished(run: RunDir) -> None:
 
 
 def controller_dead(run: RunDir) -> HoldfastError:
-    """The error for a run whose controller died and is not restarted."""
-    return failure(
+    """The error for a run whose controller died and is not restarted; the target may know more of the reason."""
+    return target_reason(run) or failure(
         "controller-dead",
         f"the controller of {run.run_id} has died and nothing restarts it",
         exit_code=ExitCode.UNAVAILABLE,
@@ -68,7 +67,7 @@ def controller_dead(run: RunDir) -> HoldfastError:
 def controller_failing(run: RunDir) -> Finding | None:
     """The finding for controllers that fail repeatedly, as their supervisor recorded; None if they do not."""
     found = run.read_controller_record()
-    if found.get("failed", 0) < 2 or is_finished(run) or not run.alive():
+    if found.get("failed", 0) < 2 or is_finished(run) or not is_alive(run):
         return None
     for_s = max(0.0, time.time() - found.get("failing_since", time.time()))
     return Finding(
@@ -83,38 +82,30 @@ def controller_failing(run: RunDir) -> Finding | None:
 
 
 def send_request(run: RunDir, event: RequestEvent) -> None:
-    """Send a request to a run's controller over its Unix socket.
+    """Send a request to a run's controller.
 
     Without an answer the run's log shows whether it was executed; a controller that reads it too late drops it.
     """
     import httpx
     import msgspec
 
+    from holdfast.launch.controller_http import open_controller
+
     refuse_finished(run)
     path, is_cancel = routes.REQUEST_ROUTES[type(event)], isinstance(event, CancelRequested)
     if not is_cancel:
         _refuse_without_agent(run, path.rpartition("/")[2])
     event = msgspec.structs.replace(event, request_id=secrets.token_hex(8))
-    directory = os.open(run.path, os.O_PATH | os.O_DIRECTORY)
+    token, content = _token(run), msgspec.json.encode(event)
     try:
-        # Through /proc the path stays short however deep the folder lies; a Unix socket path has at most 107 bytes.
-        transport = httpx.HTTPTransport(uds=f"/proc/self/fd/{directory}/{run.control_socket.name}")
-        headers = {"Authorization": f"Bearer {_token(run)}", EXPIRES: repr(time.monotonic() + REQUEST_TIMEOUT_S)}
-        client = httpx.Client(
-            transport=transport,
-            base_url="http://controller",
-            headers=headers,
-            timeout=REQUEST_TIMEOUT_S + ANSWER_MARGIN_S,
-        )
-        with client:
-            answer = client.post(path, content=msgspec.json.encode(event))
+        with open_controller(run, token, timeout_s=REQUEST_TIMEOUT_S + ANSWER_MARGIN_S) as controller:
+            expires = {EXPIRES: repr(controller.clock() + REQUEST_TIMEOUT_S)}
+            answer = controller.post(path, content, expires)
     except (httpx.TransportError, OSError) as error:
         # A controller that received a request to kill itself, for example, cannot answer.
         if _was_accepted(run, event) or (is_cancel and _has_ended(run)):
             return
         raise _no_answer(run, event) from error
-    finally:
-        os.close(directory)
     if answer.status_code == 401:
         what, remedy = f"{run.run_id} refused this token", f"Start `{run.run_id}` again: {run.path}/token was changed."
         raise failure("token-refused", what, exit_code=ExitCode.NOT_PERMITTED, where=str(run.path), remedy=remedy)
@@ -181,7 +172,7 @@ def _has_ended(run: RunDir) -> bool:
 def _no_answer(run: RunDir, request: Request) -> HoldfastError:
     """Why a run's controller has not answered, and what happens to the request."""
     refuse_finished(run)
-    if not run.alive():
+    if not is_alive(run):
         return controller_dead(run)
     if failing := controller_failing(run):
         return HoldfastError((failing,), ExitCode.UNAVAILABLE)
@@ -193,10 +184,20 @@ def _no_answer(run: RunDir, request: Request) -> HoldfastError:
 
 def pending_reason(run: RunDir) -> HoldfastError | None:
     """What keeps the nodes of a remote run, or this user, away, or why that is unknown; None if it runs here."""
+    if not run.remote.exists():
+        return target_reason(run)
     try:
-        return target_of(run).pending_reason(run) if run.remote.exists() else None
+        return target_of(run).pending_reason(run)
     except HoldfastError as corrupt:
         return corrupt
+
+
+def target_reason(run: RunDir) -> HoldfastError | None:
+    """Why a run that nothing here supervises has no controller, as its target says; None if it does not know."""
+    try:
+        return None if run.alive() else target_of(run).pending_reason(run)
+    except HoldfastError:
+        return None
 
 
 def staleness(run: RunDir, *, now: float) -> Finding | None:
@@ -343,7 +344,7 @@ def follow_request(
                     yield known, event
                 case _:
                     pass
-        if not run.alive():
+        if not is_alive(run):
             raise controller_dead(run)
         if time.monotonic() > deadline:
             remedy = (

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from holdfast.events.log import UnsupportedFormat
 from holdfast.job.targets import TargetSpec
-from holdfast.launch.target import open_target
+from holdfast.launch.target import is_alive, open_target
 from holdfast.launch.target_runs import TargetRunPhase, TargetRuns
 from holdfast.report.run_row import read_run_row
 from holdfast.run_dir import RunDir
@@ -80,7 +80,7 @@ def _reason_to_keep(run: RunDir, *, now: float, older_than_s: float, is_named: b
     try:
         if run.path.stat().st_uid != os.geteuid():
             return "it belongs to another user"
-        if run.alive():
+        if is_alive(run):
             return "the run is alive"
         finished_at = read_run_row(run).finished_at
     except (UnsupportedFormat, LookupError, OSError) as error:

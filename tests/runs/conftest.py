@@ -49,6 +49,7 @@ STARTED_BY_EXEC = (
         "test_host_runs.py",
         "test_monarch_runs.py",
         "test_slurm_runs.py",
+        "test_slurm_controller.py",
         "test_network_faults.py",
         "test_prewarm.py",
         "test_secret_exposure.py",

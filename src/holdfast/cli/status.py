@@ -67,7 +67,8 @@ def status(
         storage, failing = api.storage_finding(found), api.controller_failing(found)
         still = api.standstill_finding(found, known)
         present = [finding for finding in (unheard, waits, failing, storage, still) if finding]
-        present += api.controller_dead(found).findings if abandoned else ()
+        if abandoned:
+            present += [each for each in api.controller_dead(found).findings if each not in present]
         if verbose:
             print_text("\n".join(monitor_lines(known.nodes.values())))
         if findings := [*render_recent(known, known.now), *map(render_finding, present)]:

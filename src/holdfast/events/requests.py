@@ -125,7 +125,7 @@ MAX_TRACED_RANKS = 64
 MAX_STACK_ROUNDS = 20
 
 EXPIRES = "holdfast-expires"
-"""Request header: monotonic seconds of this machine after which the request has expired.
+"""Request header: monotonic seconds of the controller's machine after which the request has expired.
 
 The controller does not execute an expired request, and the client reports it as expired.
 """

@@ -162,6 +162,15 @@ SlurmWord = Annotated[str, Field(pattern=r"^[^\s\"'`$\\]{1,256}$")]
 """A value of an option of sbatch."""
 
 
+class ControllerPlace(StrEnum):
+    """Where the controller of a Slurm run is."""
+
+    LOGIN = "login"
+    """Where `holdfast run` is typed; that machine has to stay up."""
+    ALLOCATION = "allocation"
+    """On the first node of the allocation; the folder of runs has to be on a file system that nodes share."""
+
+
 class SlurmSettings(Model):
     """What a run asks Slurm for, and where Python is on its nodes."""
 
@@ -183,12 +192,19 @@ class SlurmSettings(Model):
     """Nodes to allocate in addition to the job's, which replace lost ones immediately."""
     options: tuple[Annotated[str, Field(pattern=r"^--[a-z][a-z-]*(=[^\s\"'`$\\]{1,256})?$")], ...] = ()
     """Further options of sbatch, such as `--exclusive`."""
+    controller: ControllerPlace = ControllerPlace.LOGIN
+    """Where the controller is: `login`, the machine that starts the run, or `allocation`, the first of its nodes."""
     python: NonEmpty | None = None
     """Python with holdfast on the nodes; none means the path of the Python that starts the run."""
     folder: AbsolutePath | None = None
     """Absolute folder on each node for the files of runs; none means `/var/tmp/holdfast-USER`."""
     address: NonEmpty | None = None
-    """Address by which nodes reach the machine that starts the run; none means that of its host name."""
+    """With `controller: login`: address by which nodes reach that machine; none means that of its host name."""
+
+    @property
+    def in_allocation(self) -> bool:
+        """Whether the controller is on a node of the allocation."""
+        return self.controller is ControllerPlace.ALLOCATION
 
 
 class Evictions(StrEnum):

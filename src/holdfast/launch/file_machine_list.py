@@ -16,6 +16,7 @@ from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.machine_pool import MACHINE_NAME
 from holdfast.launch.quarantine_file import QuarantineFile
+from holdfast.launch.target import is_alive
 from holdfast.launch.target_machines import TargetMachines, list_machines, not_quarantined
 from holdfast.run_dir import RunDir, runs_root
 
@@ -53,7 +54,7 @@ def _uses(target: str) -> Iterator[tuple[str, str]]:
     for path in sorted(runs_root().glob("*")):
         run = RunDir(path)
         with contextlib.suppress(HoldfastError, OSError):
-            if run.alive() and RunSpec.read(run.job).target == target:
+            if RunSpec.read(run.job).target == target and is_alive(run):
                 yield from ((machine, run.run_id) for machine in _machines(run))
 
 

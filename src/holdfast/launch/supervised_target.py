@@ -75,13 +75,21 @@ class SupervisedTarget(Target, Protocol):
             base = wanted.base.absolute()
             notify = read_notify_secrets(accepted.notify, base, os.environ)
             write_inputs(folder, accepted, read_secrets(wanted.job, base, os.environ), notify)
-            start_supervisor(folder, accepted)
+            self.start_controller(folder, accepted)
         return folder
 
     def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
         """The process that restarts the controller."""
         interfaces = (f"--interface={name}={mbit}" for name, mbit in accepted.interfaces.items())
         return ("holdfast.launch.local.local_supervisor", "--isolation", accepted.isolation, *interfaces)
+
+    def start_controller(self, run: RunDir, accepted: RunSpec) -> None:
+        """Start the supervisor here."""
+        start_supervisor(run, accepted)
+
+    def keeps_alive(self, run: RunDir) -> bool:
+        """No: the run has only its supervisor."""
+        return False
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """Nothing: the target reports missing machines in the run's log."""

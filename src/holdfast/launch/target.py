@@ -183,6 +183,17 @@ class Target(Protocol):
         """Module and options of the process on this machine that supervises a run, or mirrors it from elsewhere."""
         ...
 
+    def start_controller(self, run: RunDir, accepted: RunSpec) -> None:
+        """Start what keeps a run's controller running: `supervisor` here, or what the target has for it.
+
+        Raises HoldfastError if that is impossible.
+        """
+        ...
+
+    def keeps_alive(self, run: RunDir) -> bool:
+        """Whether the target itself runs a run's controller, or will, though nothing holds the lock in its folder."""
+        ...
+
     def force_cancel(self) -> Callable[[RunDir, CancelRequested], None] | None:
         """What ends a run from here when its controller does not answer; None if nothing can."""
         ...
@@ -266,6 +277,16 @@ def target_of(run: RunDir) -> Target:
         if not os.path.lexists(run.nodes):
             raise
         return open_target(LOCAL)
+
+
+def is_alive(run: RunDir) -> bool:
+    """Whether a run has a supervisor or a controller, or gets one, wherever that is."""
+    if run.alive():
+        return True
+    try:
+        return target_of(run).keeps_alive(run)
+    except HoldfastError:
+        return False
 
 
 def prestart(name: str, *, start: Path, environ: Mapping[str, str]) -> None:

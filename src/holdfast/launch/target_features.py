@@ -42,9 +42,13 @@ REASONS: Mapping[tuple[Feature, str], str] = {
     (Feature.SUBMITTER_LEAVES, "netns"): HERE,
     (Feature.SUBMITTER_LEAVES, "monarch"): HERE,
     (Feature.SUBMITTER_LEAVES, "hosts"): HERE,
-    (Feature.SUBMITTER_LEAVES, "slurm"): HERE,
 }
 """Why a target cannot do something."""
+
+CONDITIONS: Mapping[tuple[Feature, str], str] = {
+    (Feature.SUBMITTER_LEAVES, "slurm"): "with `slurm: {controller: allocation}` in the target",
+}
+"""What a target can do something with, where that is not the default."""
 
 UNTESTED = frozenset(
     {

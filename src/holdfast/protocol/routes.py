@@ -27,6 +27,8 @@ UPLOADS = "/v1/uploads/"
 TRACES = "/v1/traces/"
 """Followed by the name of the trace in the run's folder of traces."""
 
+CLOCK = "/v1/clock"
+"""Monotonic seconds of the controller's machine: a client elsewhere says by them when its request expires."""
 METRICS = "/metrics"
 """Where Prometheus looks by default."""
 

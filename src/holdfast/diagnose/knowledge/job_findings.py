@@ -519,6 +519,25 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Set `slurm.address` in the target to its address on the cluster's network.",
     ),
     (
+        "run-folder-not-shared",
+        "The run's controller is to be in its allocation, and the first node does not see the run's folder.",
+        "`srun -N1 ls FOLDER`, with the folder in the finding; the message in /tmp/holdfast-RUN-JOB.log on that node.",
+        "Set HOLDFAST_HOME to a folder on a shared file system, or use `slurm: {controller: login}`.",
+    ),
+    (
+        "allocation-pending",
+        "The run's controller is in its allocation, and Slurm has not started that yet, or not again.",
+        "`squeue --job JOB --start`.",
+        "Wait; `holdfast cancel RUN` ends the run now.",
+    ),
+    (
+        "allocation-ended",
+        "The run's controller was in an allocation that has ended, and Slurm does not start its job again: somebody "
+        "cancelled it, or its batch script failed.",
+        "`sacct --job JOB`; batch.log and controller.log in the run's folder.",
+        "`holdfast attach RUN` submits the script again, and the run resumes; `holdfast cancel --force RUN` ends it.",
+    ),
+    (
         "no-netns",
         "This machine cannot create nodes with their own network namespace.",
         "`unshare -rn true`.",

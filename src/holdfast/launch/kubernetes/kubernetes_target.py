@@ -23,6 +23,7 @@ from holdfast.job.targets import ManifestTemplate, TargetSpec, located_in_target
 from holdfast.launch.code.package_code import code_findings, submitted_code
 from holdfast.launch.new_run import new_run_dir, write_inputs
 from holdfast.launch.secret_values import missing_secrets, read_notify_secrets, read_secrets
+from holdfast.launch.start_supervisor import start_supervisor
 from holdfast.launch.target import ON_NODES, ControllerHooks, Rendered, Submission, Target, refuse_errors
 
 if TYPE_CHECKING:
@@ -101,6 +102,14 @@ class KubernetesTarget:
     def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
         """The process that mirrors the run's folder."""
         return ("holdfast.launch.kubernetes.sync.run_sync",)
+
+    def start_controller(self, run: RunDir, accepted: RunSpec) -> None:
+        """Start the process that mirrors the run's folder; the cluster restarts the controller itself."""
+        start_supervisor(run, accepted)
+
+    def keeps_alive(self, run: RunDir) -> bool:
+        """No: without the process that mirrors it, nothing more is known here."""
+        return False
 
     def force_cancel(self) -> None:
         """Nothing: the sync process deletes a run whose controller does not answer."""

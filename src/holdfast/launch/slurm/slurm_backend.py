@@ -1,4 +1,7 @@
-"""Runs nodes in a Slurm allocation: asks for it, takes the connections of its nodes, and asks again when it ends."""
+"""Runs nodes in a Slurm allocation: asks for it, takes the connections of its nodes, and asks again when it ends.
+
+allocation_backend.py has what differs for a controller that is in the allocation itself.
+"""
 
 from __future__ import annotations
 
@@ -201,14 +204,22 @@ class SlurmBackend(LinkedHosts):
         job = self._slurm_job
         if job is not None and job.state == "RUNNING" and self._is_ending() and not self._existing():
             log.info("Slurm job %s ends soon, and no node uses it; it is given back for another", number)
-            await asyncio.to_thread(slurm_commands.cancel, number)
+            await asyncio.to_thread(self._give_back, number)
             return
         waits = bool(self._pending) and self._may_place()
         self._waiting_since = min(self._waiting_since, time.monotonic()) if waits else float("inf")
         if time.monotonic() - self._waiting_since > NEW_ALLOCATION_S and not self._job.nodes.is_elastic:
             log.warning("Slurm job %s has too few nodes left; it is given back for another", number)
             self._waiting_since = float("inf")
-            await asyncio.to_thread(slurm_commands.cancel, number)
+            await asyncio.to_thread(self._give_back, number)
+
+    def _give_back(self, number: str) -> None:
+        """End a job, so that the run gets another; raises HoldfastError if Slurm does not answer."""
+        slurm_commands.cancel(number)
+
+    def _end_job(self, number: str) -> None:
+        """End the run's last job; raises HoldfastError if Slurm does not answer."""
+        slurm_commands.cancel(number)
 
     async def _submit_job(self, port: int) -> None:
         meeting = Meeting(
@@ -314,7 +325,7 @@ class SlurmBackend(LinkedHosts):
             await asyncio.wait(self._serving, timeout=END_TIMEOUT_S)
         if number:
             try:
-                await asyncio.to_thread(slurm_commands.cancel, number)
+                await asyncio.to_thread(self._end_job, number)
             except HoldfastError as error:
                 log.warning("Slurm job %s was not ended: %s", number, error)
         for node_id in self._existing():

@@ -46,6 +46,10 @@ _REASONS: Mapping[str, str] = {
 }
 
 
+_FIELDS = ("JobState", "Reason", "NumNodes", "NodeList", "BatchHost", "ExitCode", "PreemptTime")
+"""What is read of a job."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SlurmJob:
     """What Slurm says of a job."""
@@ -54,11 +58,24 @@ class SlurmJob:
     reason: str
     nodes: int
     """Nodes that it has, or asks for."""
+    node_list: str = ""
+    """Those that it has, as Slurm writes them."""
+    batch_host: str = ""
+    """The node of its batch script."""
+    exit_status: int = 0
+    """Exit status of its batch script, if that has ended."""
+    preempted: bool = False
+    """Whether another job has taken its nodes."""
 
     @property
     def is_live(self) -> bool:
         """Whether it has nodes, or may get some."""
         return self.state in _LIVE
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether it runs, or Slurm itself ended it: at its time limit, or for another job."""
+        return self.state == "RUNNING" or self.reason.startswith("TimeLimit") or self.preempted
 
     def explain(self) -> str:
         """Why it has no nodes."""
@@ -93,16 +110,39 @@ def show(number: str) -> SlurmJob | None:
 
 def parse_job(text: str) -> SlurmJob:
     """A line of `scontrol show job -o`."""
-    found = dict(re.findall(r"(?:^|\s)(JobState|Reason|NumNodes)=(\S+)", text))
-    nodes = re.match(r"\d+", found.get("NumNodes", ""))
+    found = dict(re.findall(rf"(?:^|\s)({'|'.join(_FIELDS)})=(\S+)", text))
+    nodes, status = (re.match(r"\d+", found.get(name, "")) for name in ("NumNodes", "ExitCode"))
     return SlurmJob(
-        state=found.get("JobState", "UNKNOWN"), reason=found.get("Reason", "None"), nodes=int(nodes[0]) if nodes else 0
+        state=found.get("JobState", "UNKNOWN"),
+        reason=found.get("Reason", "None"),
+        nodes=int(nodes[0]) if nodes else 0,
+        node_list=found.get("NodeList", ""),
+        batch_host=found.get("BatchHost", ""),
+        exit_status=int(status[0]) if status else 0,
+        preempted=found.get("PreemptTime", "None") != "None",
     )
 
 
 def cancel(number: str) -> None:
     """End a job with all its processes; nothing if it has ended. Raises HoldfastError if Slurm does not answer."""
     run_command(("scancel", "--quiet", number), what="Slurm does not answer")
+
+
+def requeue(number: str) -> None:
+    """End a job, and have Slurm start its batch script again; raises HoldfastError if Slurm does not."""
+    run_command(("scontrol", "requeue", number), what=f"Slurm job {number} is not started again")
+
+
+def expand(node_list: str) -> tuple[str, ...]:
+    """The names in a list of nodes; raises HoldfastError if Slurm does not answer."""
+    return tuple(run_command(("scontrol", "show", "hostnames", node_list), what="Slurm does not answer").split())
+
+
+def node_address(node: str) -> str:
+    """Where Slurm reaches a node: an address or a host name. Raises HoldfastError if Slurm does not say."""
+    text = run_command(("scontrol", "show", "node", "-o", node), what=f"Slurm does not know the node {node}")
+    found = re.search(r"(?:^|\s)NodeAddr=(\S+)", text)
+    return found[1] if found else node
 
 
 def node_names() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """On each node of an allocation: connects to the run's controller, and runs host_process.py for each connection.
 
-`python -m holdfast.launch.slurm.slurm_node ADDRESS PORT`, started by srun. Agents outlive a connection.
+`python -m holdfast.launch.slurm.slurm_node [--in-job] ADDRESS PORT`, started by srun. Agents outlive a connection. With
+`--in-job` the controller is on a node of the same job, which Slurm may lose.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterable
 
 from holdfast.host.processes import adopt_orphans, children, command_line, descendants, reap, send_signal
 from holdfast.launch.hosts.host_process import ADDRESS
+from holdfast.launch.slurm.own_job import OwnJob
 from holdfast.security.tls import CONTROLLER_NAME
 
 log = logging.getLogger("holdfast.slurm_node")
@@ -31,22 +33,28 @@ READ_BYTES = 1 << 16
 LOSS_MS = 12_000
 LEAVE_S = 2.0
 """Time without an agent, after Slurm has announced the end, before this process ends: the last logs are sent in it."""
+ASK_SLURM_S = 10.0
+"""Time without a controller after which a node asks Slurm whether the job has lost its first node, and until it asks
+again."""
 
 
-async def _serve(address: str, port: int) -> None:
-    """Connect until no controller has answered for ALONE_S."""
+async def _serve(address: str, port: int, own: OwnJob | None) -> None:
+    """Connect until no controller has answered for ALONE_S, or the job `own`, which it is in, has lost its node."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=base64.b64decode(os.environ.pop("HOLDFAST_CA")).decode())
     key = os.environ.pop("HOLDFAST_HOST_KEY")
-    heard_at = time.monotonic()
+    heard_at = asked_at = time.monotonic()
     while time.monotonic() - heard_at < ALONE_S:
         with contextlib.suppress(OSError):
             reader, writer = await asyncio.open_connection(
                 address, port, ssl=context, server_hostname=CONTROLLER_NAME, limit=READ_BYTES
             )
             await _connection(reader, writer, key)
-            heard_at = time.monotonic()
+            heard_at = asked_at = time.monotonic()
+        if own is not None and time.monotonic() - asked_at > ASK_SLURM_S:
+            await asyncio.to_thread(own.continue_without_batch_host)
+            asked_at = time.monotonic()
         reap(children(os.getpid()))
         await asyncio.sleep(RETRY_S)
     log.warning("no controller answered for %g s", ALONE_S)
@@ -118,7 +126,9 @@ async def _main() -> None:
     announced = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, announced.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, int)
-    serving = asyncio.ensure_future(_serve(sys.argv[1], int(sys.argv[2])))
+    *options, address, port = sys.argv[1:]
+    own = OwnJob.of(os.environ) if "--in-job" in options else None
+    serving = asyncio.ensure_future(_serve(address, int(port), own))
     leaving = asyncio.ensure_future(_leave(announced))
     await asyncio.wait([serving, leaving], return_when=asyncio.FIRST_COMPLETED)
 

@@ -1,4 +1,4 @@
-"""The target `slurm`: nodes of an allocation; the controller runs where the run was started, such as a login node."""
+"""The target `slurm`: nodes of an allocation, and the controller on the first of them, or where the run was started."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from holdfast.errors import ExitCode, failure
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.code.package_code import code_findings
 from holdfast.launch.resumed_checkpoint import checkpoint_here
-from holdfast.launch.slurm.batch_script import Meeting, batch_script, node_folder, node_python
+from holdfast.launch.slurm.batch_script import Meeting, batch_script, controller_script, node_folder, node_python
 from holdfast.launch.supervised_target import SupervisedTarget, accepted_spec, had_no_controller
 from holdfast.launch.target import ControllerHooks, Submission, Target
+from holdfast.run_dir import RunDir, runs_root
 
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
+    from holdfast.job.backend import Backend
     from holdfast.job.scheduler_account import SchedulerAccount
     from holdfast.job.targets import TargetSpec
+    from holdfast.launch.local.run_network import RunNetwork
     from holdfast.launch.target_machines import TargetMachines
-    from holdfast.run_dir import RunDir
 
 
 class SlurmTarget(SupervisedTarget):
@@ -49,8 +51,7 @@ class SlurmTarget(SupervisedTarget):
 
         with tempfile.TemporaryDirectory() as scratch:
             accepted = self.accept(wanted, Path(scratch))
-        script = batch_script(accepted, "check", Meeting(address="127.0.0.1", port="1", key="", ca=""))
-        return (*refusal(script), *checkpoint_here(wanted))
+        return (*refusal(_script(accepted, "check")), *checkpoint_here(wanted))
 
     def machines(self, name: str, spec: TargetSpec) -> TargetMachines:
         """The cluster's nodes, those that this user's runs use, and those that they avoid."""
@@ -74,14 +75,33 @@ class SlurmTarget(SupervisedTarget):
 
     def rendered(self, accepted: RunSpec) -> str:
         """The batch script, and every rank's environment and command."""
-        meeting = Meeting(address="CONTROLLER_ADDRESS", port="CONTROLLER_PORT", key="HOST_KEY", ca="CA")
-        script = batch_script(accepted, "RUN_ID", meeting)
-        return f"{script}\n# then, on the nodes:\n\n{super().rendered(accepted)}"
+        return f"{_script(accepted, 'RUN_ID')}\n# then, on the nodes:\n\n{super().rendered(accepted)}"
 
     def supervisor(self, accepted: RunSpec) -> tuple[str, ...]:
         """The process that restarts the controller here, which nodes reach over the network."""
         module, *options = super().supervisor(accepted)
         return (module, *options, "--listen", _own_address(accepted))
+
+    def start_controller(self, run: RunDir, accepted: RunSpec) -> None:
+        """Start the supervisor here, or submit the batch script that does on a node."""
+        if not accepted.slurm.in_allocation:
+            super().start_controller(run, accepted)
+            return
+        from holdfast.launch.slurm.allocation_run import submit_run
+
+        submit_run(run, accepted)
+
+    def keeps_alive(self, run: RunDir) -> bool:
+        """Whether the controller is in a job that Slurm runs or will run."""
+        from holdfast.launch.slurm.allocation_run import is_live
+
+        return RunSpec.read(run.job).slurm.in_allocation and is_live(run)
+
+    def pending_reason(self, run: RunDir) -> HoldfastError | None:
+        """What Slurm says of the job that the controller is in; a controller here logs it."""
+        from holdfast.launch.slurm.allocation_run import no_controller
+
+        return no_controller(run) if RunSpec.read(run.job).slurm.in_allocation else None
 
     def force_cancel(self) -> Callable[[RunDir, CancelRequested], None]:
         """Ends the controller here, and the allocation."""
@@ -90,12 +110,11 @@ class SlurmTarget(SupervisedTarget):
         return force_cancel
 
     def controller_hooks(self) -> ControllerHooks:
-        """The controller is where the run was started; nodes connect to it."""
+        """Nodes connect to the controller."""
         from holdfast.launch.hosts.linked_hosts import remote_resources, run_dir_on_nodes
-        from holdfast.launch.slurm.slurm_backend import SlurmBackend
 
         return ControllerHooks(
-            backend=SlurmBackend,
+            backend=_make_backend,
             node_resources=lambda accepted, _environ: remote_resources(accepted.job, node_python(accepted)),
             controller_host=lambda _folder, host: host,
             had_controller=had_no_controller,
@@ -103,6 +122,23 @@ class SlurmTarget(SupervisedTarget):
             others_may_listen=True,
             relays_quorum=True,
         )
+
+
+def _script(accepted: RunSpec, run: str) -> str:
+    """The batch script of a run that has no folder yet."""
+    if accepted.slurm.in_allocation:
+        return controller_script(accepted, RunDir(runs_root() / run))
+    meeting = Meeting(address="CONTROLLER_ADDRESS", port="CONTROLLER_PORT", key="HOST_KEY", ca="CA")
+    return batch_script(accepted, run, meeting)
+
+
+def _make_backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend:
+    """The run's backend, by where its controller is."""
+    from holdfast.launch.slurm.allocation_backend import AllocationBackend
+    from holdfast.launch.slurm.slurm_backend import SlurmBackend
+
+    make = AllocationBackend if accepted.slurm.in_allocation else SlurmBackend
+    return make(folder=folder, accepted=accepted, networks=networks, url=url)
 
 
 def _own_address(accepted: RunSpec) -> str:

@@ -1,0 +1,118 @@
+"""The batch script's process: keeps the run's controller on this node, and starts a process on each of the job's nodes.
+
+`python -m holdfast.launch.slurm.batch_step RUN_FOLDER`. If Slurm starts the job again, the next one continues the run
+from the log in its folder.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+
+from holdfast.errors import ExitCode, HoldfastError
+from holdfast.host.files import atomic_write, read_line
+from holdfast.host.processes import adopt_orphans, descendants, kill_all
+from holdfast.job.run_spec import RunSecrets, RunSpec
+from holdfast.launch.slurm.batch_script import Meeting, node_environ, node_step
+from holdfast.launch.slurm.own_job import OwnJob
+from holdfast.launch.slurm.slurm_backend import JOB_NAME, PORT_NAME
+from holdfast.launch.slurm.slurm_commands import node_address
+from holdfast.run_dir import RunDir
+from holdfast.security.tokens import TokenIssuer
+
+log = logging.getLogger("holdfast.batch_step")
+
+POLL_S = 0.1
+KILL_TIMEOUT_S = 10.0
+LOCK_TIMEOUT_S = 300.0
+"""Longest wait for the controller of the run's former allocation: a file server may keep the lock of a lost node."""
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    """Run the controller and the nodes until the run is over or the allocation ends; returns the exit status."""
+    folder, own = RunDir(Path(sys.argv[1])), OwnJob.of(environ)
+    if not folder.secrets.exists():
+        log.warning("%s is over", folder.run_id)
+        return 0
+    signal.signal(signal.SIGTERM, _stay)
+    adopt_orphans()  # a controller whose supervisor was killed
+    if not _is_free(folder):
+        log.error("another controller of %s has held its lock for %g s", folder.run_id, LOCK_TIMEOUT_S)
+        return ExitCode.UNAVAILABLE
+    accepted, address = RunSpec.read(folder.job), socket.gethostbyname(node_address(own.node))
+    atomic_write(folder.path / JOB_NAME, own.number.encode())
+    (folder.path / PORT_NAME).unlink(missing_ok=True)  # a former controller's
+    controller = _start_controller(folder, address, environ)
+    nodes: subprocess.Popen[bytes] | None = None
+    while controller.poll() is None and (nodes is None or nodes.poll() is None):
+        if nodes is None and (folder.path / PORT_NAME).exists():
+            nodes = _start_nodes(folder, accepted, address, environ)
+        time.sleep(POLL_S)
+    code = controller.returncode
+    kill_all(lambda: descendants(os.getpid()), within_s=KILL_TIMEOUT_S)
+    if code is None or code < 0:  # the supervisor, or srun, was killed
+        own.continue_elsewhere()
+        return ExitCode.UNAVAILABLE
+    return code
+
+
+def _stay(_number: int, _frame: FrameType | None) -> None:
+    """Slurm signals all processes of the script when it ends the job; this one has the job started again."""
+
+
+def _is_free(folder: RunDir) -> bool:
+    """Wait until no controller has the run's lock; returns whether that came."""
+    deadline = time.monotonic() + LOCK_TIMEOUT_S
+    while folder.alive():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _start_controller(folder: RunDir, address: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the controller's supervisor, with the environment of the run's first start and Slurm's."""
+    of_job = {name: value for name, value in environ.items() if name.startswith("SLURM")}
+    module = ("-m", "holdfast.launch.local.local_supervisor", str(folder.path))
+    with folder.controller_log.open("ab") as output:
+        return subprocess.Popen(
+            (sys.executable, *module, "--isolation", "process", "--listen", address),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**RunSecrets.read(folder.secrets).environ, **of_job},
+            cwd="/",
+        )
+
+
+def _start_nodes(
+    folder: RunDir, accepted: RunSpec, address: str, environ: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    meeting = Meeting(
+        address=address,
+        port=read_line(folder.path / PORT_NAME),
+        key=TokenIssuer(read_line(folder.token)).host_key(),
+        ca=folder.ca.read_text(),
+    )
+    return subprocess.Popen(
+        node_step(accepted, meeting, "--in-job"),
+        stdin=subprocess.DEVNULL,
+        env={**environ, **node_environ(accepted, meeting)},
+    )
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        sys.exit(main())
+    except HoldfastError as error:
+        log.critical("%s", error)
+        sys.exit(error.exit_code)

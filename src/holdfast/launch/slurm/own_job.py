@@ -1,0 +1,54 @@
+"""The Slurm job that a process of a run is in: its number, and what has Slurm start it again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from holdfast.errors import HoldfastError
+from holdfast.launch.slurm import slurm_commands
+
+log = logging.getLogger("holdfast.slurm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnJob:
+    """A job, seen from within."""
+
+    number: str
+    start: str
+    """Tells its starts apart: a job that is requeued keeps its number."""
+    node: str
+    """The node of this process."""
+
+    @classmethod
+    def of(cls, environ: Mapping[str, str]) -> OwnJob:
+        """The job that an environment belongs to; raises KeyError outside of one."""
+        number = environ["SLURM_JOB_ID"]
+        start = f"{number}.{environ.get('SLURM_RESTART_COUNT', '0')}"
+        return cls(number=number, start=start, node=environ["SLURMD_NODENAME"])
+
+    def continue_elsewhere(self) -> None:
+        """Have Slurm start it again, unless somebody cancelled it, or Slurm does so already."""
+        try:
+            job = slurm_commands.show(self.number)
+            if job is not None and job.is_cut_short:
+                slurm_commands.requeue(self.number)
+                log.warning("Slurm job %s is requeued", self.number)
+        except HoldfastError as error:
+            log.warning("Slurm job %s is not requeued: %s", self.number, error)
+
+    def continue_without_batch_host(self) -> None:
+        """Have Slurm start it again if it runs without the node of its batch script.
+
+        Slurm itself does so only if that was its last node: with `--no-kill` it keeps the others.
+        """
+        try:
+            job = slurm_commands.show(self.number)
+            if job is None or job.state != "RUNNING" or job.batch_host in slurm_commands.expand(job.node_list):
+                return
+        except HoldfastError as error:
+            log.warning("%s", error)
+            return
+        self.continue_elsewhere()
