@@ -59,6 +59,34 @@ def ssh_processes(hosts: SshHosts) -> list[int]:
     return [pid for pid in all_pids() if command_line(pid).startswith(f"ssh -F {hosts.config}")]
 
 
+def test_connection_that_the_user_has_opened_is_used_and_left_without_the_runs_forwarding(
+    host_runs: Runs, hosts: SshHosts, tmp_path: Path
+) -> None:
+    """As where logging in asks for a second factor: without the open connection there is no way in."""
+    master, shared = tmp_path / "master", tmp_path / "shared"
+    path = f"Host *\n  ControlPath {tmp_path}/%n\n"
+    opened, known = Path(hosts.config).read_text(), re.compile(r"^  IdentityFile .*\n", re.MULTILINE)
+    master.write_text(path + opened)
+    shared.write_text(path + known.sub("  IdentityFile /dev/null\n", opened))
+    target = f"{hosts_target(hosts, 'alpha', 'beta')}"
+    write_target(
+        host_runs.base,
+        "shared",
+        target.replace(f"config: {hosts.config}", f"config: {shared}, shared_connection: true"),
+    )
+    for name in ("alpha", "beta"):
+        subprocess.run(["ssh", "-F", master, "-MNf", name], check=True)
+    try:
+        watched = steps(host_runs, 30, "shared")
+        assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+        listening = hosts.node("alpha").prefix
+        found = subprocess.run([*listening, "ss", "-Hltn"], capture_output=True, text=True, check=True).stdout
+        assert [line for line in found.splitlines() if "127.0.0.1" in line] == []
+    finally:
+        for name in ("alpha", "beta"):
+            subprocess.run(["ssh", "-F", master, "-O", "exit", name], check=True)
+
+
 def test_by_the_page_alone_ranks_on_two_hosts_meet_their_output_comes_back_and_no_file_stays(
     host_runs: Runs, hosts: SshHosts
 ) -> None:

@@ -152,6 +152,8 @@ class SshSettings(Model):
     """Configuration file of OpenSSH; none means the user's own."""
     addresses: dict[HostName, NonEmpty] = {}
     """Addresses by which hosts reach one another; by default each host's own end of the ssh connection."""
+    shared_connection: bool = False
+    """Whether to use a connection that you have opened (`ControlMaster`), where logging in asks for a second factor."""
 
 
 InterfaceName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,9}$")]

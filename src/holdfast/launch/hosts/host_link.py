@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from holdfast.launch.hosts.host_messages import (
     decode_from_host,
     encode,
 )
-from holdfast.launch.hosts.ssh_command import explain_ssh, host_folder, ssh_argv
+from holdfast.launch.hosts.ssh_command import explain_ssh, host_folder, ssh_argv, unforward_argv
 
 log = logging.getLogger("holdfast.controller")
 
@@ -178,6 +178,13 @@ async def connected(
     finally:
         await _end(process)
         reading.cancel()
+        if forward and settings.ssh.shared_connection:
+            await _unforward(unforward_argv(host, settings.ssh, settings.base, forward))
+
+
+async def _unforward(argv: Sequence[str]) -> None:
+    nowhere = asyncio.subprocess.DEVNULL
+    await _end(await asyncio.create_subprocess_exec(*argv, stdin=nowhere, stdout=nowhere, stderr=nowhere))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

@@ -13,15 +13,15 @@ from holdfast.job.targets import SshSettings
 CONNECT_TIMEOUT_S = 10
 ALIVE_INTERVAL_S, ALIVE_COUNT = 3, 3
 """A connection whose other end does not answer ends after their product."""
+_OWN_CONNECTION = {"ControlPath": "none"}
+"""One for each host and run, which ends with it."""
 _OPTIONS = {
     "BatchMode": "yes",  # there is no terminal for a question
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(ALIVE_INTERVAL_S),
     "ServerAliveCountMax": str(ALIVE_COUNT),
     "ExitOnForwardFailure": "yes",
-    # One connection for each host and run, which ends with it: a shared one would keep the run's forwarding.
     "ControlMaster": "no",
-    "ControlPath": "none",
     "ForwardAgent": "no",
     "ForwardX11": "no",
     "ClearAllForwardings": "no",
@@ -63,10 +63,23 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 
 def ssh_argv(host: str, ssh: SshSettings, base: Path, *, forward: tuple[int, int] | None = None) -> list[str]:
     """The command that starts host_boot.py on a host; `forward` is a port there and the one here it leads to."""
-    config = ["-F", str(base / ssh.config)] if ssh.config else []
-    options = [word for name, value in _OPTIONS.items() for word in ("-o", f"{name}={value}")]
-    ports = ["-R", f"127.0.0.1:{forward[0]}:127.0.0.1:{forward[1]}"] if forward else []
-    return ["ssh", *config, *options, *ports, "--", host, _remote_command(ssh.python)]
+    chosen = _OPTIONS if ssh.shared_connection else _OPTIONS | _OWN_CONNECTION
+    options = [word for name, value in chosen.items() for word in ("-o", f"{name}={value}")]
+    ports = _forwarding(forward) if forward else []
+    return ["ssh", *_config(ssh, base), *options, *ports, "--", host, _remote_command(ssh.python)]
+
+
+def unforward_argv(host: str, ssh: SshSettings, base: Path, forward: tuple[int, int]) -> list[str]:
+    """The command that ends a forwarding on a shared connection, which would keep it."""
+    return ["ssh", *_config(ssh, base), "-O", "cancel", *_forwarding(forward), "--", host]
+
+
+def _config(ssh: SshSettings, base: Path) -> list[str]:
+    return ["-F", str(base / ssh.config)] if ssh.config else []
+
+
+def _forwarding(forward: tuple[int, int]) -> list[str]:
+    return ["-R", f"127.0.0.1:{forward[0]}:127.0.0.1:{forward[1]}"]
 
 
 def _remote_command(python: str) -> str:
