@@ -46,6 +46,7 @@ LAB_TESTS = (
             "gang_scheduling",
             "kubernetes_backend",
             "manifests_accepted",
+            "moving_runs",
             "pending_rules",
             "policies",
             "topology_gangs",

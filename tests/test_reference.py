@@ -214,6 +214,7 @@ SHOWN_ELSEWHERE = {
     (Feature.RESUME, "local"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "hosts"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "slurm"): "test_training_that_moves_to_slurm_is_bit_exact",
+    (Feature.RESUME, "kubernetes"): "test_training_that_moves_into_a_cluster_and_back_is_bit_exact",
 }
 """The test of a feature on a target that another file has."""
 

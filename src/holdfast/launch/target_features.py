@@ -54,7 +54,6 @@ UNTESTED = frozenset(
     {
         (Feature.RESUME, "netns"),
         (Feature.RESUME, "monarch"),
-        (Feature.RESUME, "kubernetes"),
         (Feature.RANK_RAISES, "kubernetes"),
         (Feature.HANG, "kubernetes"),
         (Feature.CODE_SHIPPED, "kubernetes"),
