@@ -172,7 +172,7 @@ def _reclaim(site: lab_cluster.LabSite, _: str) -> None:
 
 
 def _deactivate(site: lab_cluster.LabSite, _: str) -> None:
-    (workload,) = site.kubectl("get", "workloads", "-o", "name").split()
+    (workload,) = site.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "name").split()
     for active in (False, True):
         site.kubectl("patch", workload, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
         if not active:

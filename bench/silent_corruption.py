@@ -2,7 +2,7 @@
 
 .venv/bin/python -m bench.silent_corruption [--quick] [--json FILE]
 
-Ranks are forked processes on one CPU, with DDP over Gloo and AdamW. Each case flips a bit on one rank after a step; a
+Ranks are processes on one CPU, with DDP over Gloo and AdamW. Each case flips a bit on one rank after a step; a
 flip in weights or optimizer state stays, and one in gradients or activations comes again in each later step, as from a
 device with a defect. A flip in one step only is found if that step is verified: those cases verify every step. Then a
 clean run, whose findings would all be false, and the time of a step with and without verification.
@@ -167,7 +167,9 @@ def _rank(rank: int, ranks: int, store: str, cases: Sequence[Case], pipe: Connec
 
 def run(cases: Sequence[Case], ranks: int = RANKS) -> list[list[Outcome]]:
     """The outcome of each case on each rank. Raises RuntimeError if a rank fails otherwise."""
-    forks = multiprocessing.get_context("fork")
+    # Not forks of this process: once it has computed gradients, its forks cannot.
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["bench.silent_corruption"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [forks.Pipe() for _ in range(ranks)]
         processes = [

@@ -594,7 +594,7 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
 
     def set_active(active: bool) -> None:
-        (admission,) = site.kubectl("get", "workloads", "-o", "name").split()
+        (admission,) = site.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "name").split()
         site.kubectl("patch", admission, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
 
     set_active(False)

@@ -407,7 +407,7 @@ def owner(namespace: str, job: Mapping[str, Any], place: Mapping[str, Any]) -> d
 def reserved(lab: Lab, namespace: str) -> str:
     """What is said of the quota of the one workload in a namespace; empty where there is none yet, or nothing said."""
     said = "jsonpath={.items[*].status.conditions[?(@.type=='QuotaReserved')].status}"
-    return lab.kubectl("get", "workloads", "-n", namespace, "-o", said)
+    return lab.kubectl("get", "workloads.kueue.x-k8s.io", "-n", namespace, "-o", said)
 
 
 def found(lab: Lab, situation: str, namespace: str) -> None:

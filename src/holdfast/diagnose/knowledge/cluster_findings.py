@@ -346,7 +346,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "workload-deactivated",
         "A user, or Kueue after too many retries, deactivated the run's workload.",
-        "`kubectl get workloads -o yaml`: spec.active.",
+        "`kubectl get workloads.kueue.x-k8s.io -o yaml`: spec.active.",
         "Set it to true again.",
     ),
     (
@@ -358,7 +358,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "quota-in-use",
         "Other workloads hold the quota that the run needs.",
-        "`kubectl get workloads -A`.",
+        "`kubectl get workloads.kueue.x-k8s.io -A`.",
         "Wait, or raise the run's priority.",
     ),
     (
@@ -376,7 +376,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "placement-needs-requests",
         "The job has a `placement` and requests no resource of its queue, so Kueue assigns no flavor and no machines.",
-        "`kubectl describe workload`: no TAS flavor assigned; `coveredResources` of the ClusterQueue.",
+        "`kubectl describe workloads.kueue.x-k8s.io`: no TAS flavor assigned; `coveredResources` of the ClusterQueue.",
         "Set `resources` (`cpu: 1` is enough), or `gpus_per_node`, or leave `placement` out.",
     ),
     (
@@ -436,7 +436,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     (
         "run-queued",
         "The run waits in its queue.",
-        "`kubectl get workloads`.",
+        "`kubectl get workloads.kueue.x-k8s.io`.",
         "Nothing.",
     ),
     (
