@@ -534,7 +534,9 @@ def cancel(run: RunDir, *, force: bool = False, requested_by: str = "command lin
     to start its controller.
     """
     request = CancelRequested(at=time.time(), force=force, requested_by=requested_by)
-    kill = _force_cancel(run) if force or (is_alive(run) and not run.alive()) else None
+    # Where a file system shows no locks of other machines, a run with a controller must be asked, not killed.
+    is_waiting = is_alive(run) and controller_client.target_reason(run) is not None
+    kill = _force_cancel(run) if force or is_waiting else None
     if kill is None:
         send_request(run, request)
         return True

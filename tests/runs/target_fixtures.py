@@ -45,6 +45,16 @@ def slurm_24_11(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmClust
         yield cluster
 
 
+@pytest.fixture(scope="module", params=["slurm", "slurm_24_11"])
+def cluster(request: pytest.FixtureRequest) -> SlurmCluster:
+    """A cluster of each release."""
+    return request.getfixturevalue(request.param)
+
+
+ON_24_11 = pytest.mark.parametrize("cluster", ["slurm_24_11"], indirect=True)
+"""For what other tests have on 22.05 or does not depend on the release. Each node has its own name and network."""
+
+
 def accepted(base: Path, target: str) -> dict[str, str]:
     """The verdicts of an acceptance of a target in `base`, of the checks that no other test makes there."""
     (base / "acceptance.yaml").write_text("gang: {rounds: 1}\n")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun, leftovers_of, processes_of
-from tests.runs.target_fixtures import remove_sockets, slurm_target, use_cluster, write_target
+from tests.runs.target_fixtures import ON_24_11, remove_sockets, slurm_target, use_cluster, write_target
 from tests.runs.test_slurm_runs import allocation, block, machines, preempted, steps, steps_once
 from tests.waiting import until
 
@@ -35,12 +35,6 @@ from lab.slurm_cluster import SlurmCluster
 
 INSIDE = "inside"
 """The target whose runs have their controller in the allocation."""
-
-
-@pytest.fixture(scope="module", params=["slurm", "slurm_24_11"])
-def cluster(request: pytest.FixtureRequest) -> SlurmCluster:
-    """A cluster of each release."""
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture
@@ -75,10 +69,6 @@ def remove_former_sockets(runs: Runs, watched: WatchedRun) -> None:
 def code(error: HoldfastError | None) -> str:
     assert error is not None
     return error.findings[0].code
-
-
-ON_24_11 = pytest.mark.parametrize("cluster", ["slurm_24_11"], indirect=True)
-"""Each node has its own name and network, so that requests to the controller cross the network with TLS."""
 
 
 def test_run_goes_on_without_the_process_that_started_it(inside: Runs, cluster: SlurmCluster) -> None:

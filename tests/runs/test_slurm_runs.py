@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 import pytest
 from tests.runs.conftest import Runs, WatchedRun
-from tests.runs.target_fixtures import accepted, remove_sockets, slurm_target, use_cluster, write_target
+from tests.runs.target_fixtures import ON_24_11, accepted, remove_sockets, slurm_target, use_cluster, write_target
 from tests.waiting import until
 
 from holdfast import api
@@ -37,14 +37,6 @@ if any(word.startswith("holdfast.controller") for word in sys.orig_argv):
 
 Announcement = Callable[[SlurmCluster, int], AbstractContextManager[None]]
 """Has Slurm announce the end of a job, by number."""
-ON_24_11 = pytest.mark.parametrize("cluster", ["slurm_24_11"], indirect=True)
-"""For what test_targets.py has on this machine's Slurm, or what does not depend on the release."""
-
-
-@pytest.fixture(scope="module", params=["slurm", "slurm_24_11"])
-def cluster(request: pytest.FixtureRequest) -> SlurmCluster:
-    """A cluster of each release."""
-    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

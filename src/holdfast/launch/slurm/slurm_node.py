@@ -39,7 +39,7 @@ again."""
 
 
 async def _serve(address: str, port: int, own: OwnJob | None) -> None:
-    """Connect until no controller has answered for ALONE_S, or the job `own`, which it is in, has lost its node."""
+    """Connect until no controller has answered for ALONE_S; have a job `own` that lost its first node start again."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_verify_locations(cadata=base64.b64decode(os.environ.pop("HOLDFAST_CA")).decode())
