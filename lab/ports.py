@@ -41,7 +41,13 @@ NAMES = (
 
 
 def claim_ports() -> tuple[int, dict[str, int]]:
-    """Claim a free block; return the descriptor that holds it, and the ports by name."""
+    """Claim a free block for the lab; return the descriptor that holds it, and the ports by name."""
+    descriptor, first = claim_block(len(NAMES))
+    return descriptor, {name: first + index for index, name in enumerate(NAMES)}
+
+
+def claim_block(count: int) -> tuple[int, int]:
+    """Claim so many consecutive ports, at most a block; return the descriptor that holds them, and the first."""
     folder = home() / "ports"
     folder.mkdir(parents=True, exist_ok=True)
     end = int(_RANGE.read_text().split()[0])
@@ -49,8 +55,8 @@ def claim_ports() -> tuple[int, dict[str, int]]:
     random.shuffle(blocks)
     for first in blocks:
         descriptor = os.open(folder / str(first), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        if _locks(descriptor) and all(_free(port) for port in range(first, first + len(NAMES))):
-            return descriptor, {name: first + index for index, name in enumerate(NAMES)}
+        if _locks(descriptor) and all(_free(port) for port in range(first, first + count)):
+            return descriptor, first
         os.close(descriptor)
     raise failure(
         "lab-no-free-ports",

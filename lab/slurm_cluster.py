@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import subprocess
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.host.processes import all_pids, by_env, kill_all
+from lab.ports import claim_block
 from lab.slurm_accounting import SlurmAccounting
 from lab.slurm_conf import SlurmNode, SlurmRelease, write_conf
 from lab.slurm_machines import CONTROL, ChrootMachines, Machines, SharedMachine
@@ -130,7 +130,7 @@ def slurm_cluster(folder: Path, *names: str, release: SlurmRelease = SlurmReleas
     `SlurmRelease.INSTALLED` needs Slurm and munge; `slurm_impossible_reason` says what another needs.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    base = random.randrange(20000, 32000, 64)  # below the ports that the kernel gives to programs
+    claim, base = claim_block(2 + len(names))
     munge = folder / "munge" / "socket"
     machines: Machines = SharedMachine()
     accounting = None
@@ -155,6 +155,7 @@ def slurm_cluster(folder: Path, *names: str, release: SlurmRelease = SlurmReleas
     finally:
         cluster.stop()
         machines.remove()
+        os.close(claim)
 
 
 def _node(machines: Machines, name: str, port: int) -> SlurmNode:
