@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -13,8 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import fsspec
+import numpy
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from tests.train.conftest import Line
 from tests.train.forged_manifests import rewrite
 
@@ -245,6 +249,48 @@ def test_a_second_session_continues_after_the_first(tmp_path: Path, capsys):
     assert list(second.steps(3)) == []
     assert next(second.steps(5)) == 4
     assert "resumed after step 3" in capsys.readouterr().err
+
+
+class _DrawingStore(MemoryFileSystem):
+    """A store whose client draws random numbers, as libraries do that are imported for it."""
+
+    protocol = "drawing"
+    cachable = False
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(**options)
+        draw()
+
+    def ls(self, path: str, detail: bool = True, **options: object) -> list[Any]:
+        draw()
+        return super().ls(path, detail, **options)
+
+
+def draw() -> list[float]:
+    return [random.random(), float(numpy.random.random()), torch.rand(1).item()]
+
+
+def test_a_session_leaves_its_programs_random_numbers_as_they_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    fsspec.register_implementation(_DrawingStore.protocol, _DrawingStore, clobber=True)
+
+    def numbers(*, through: bool) -> list[list[float]]:
+        """Those of a program after its seeds, and after a checkpoint from which it resumes if it saves one."""
+        model = torch.nn.Linear(2, 2)
+        given = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+        told = (
+            {"checkpoint_path": f"drawing:/{tmp_path}/store", "checkpoint_local": tmp_path / "node"} if through else {}
+        )
+        for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+            seed(3)
+        first = Session(**given, config=RankConfig(**told))
+        found = [draw()]
+        for _ in first.steps(3):
+            first.commit()
+        if through:
+            Session(**given, config=RankConfig(**told))
+        return [*found, draw()]
+
+    assert numbers(through=True) == numbers(through=False)
 
 
 def test_seconds_between_checkpoints_are_counted(tmp_path: Path):

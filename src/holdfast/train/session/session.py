@@ -21,6 +21,7 @@ from holdfast.findings import Finding, Severity
 from holdfast.metrics.flops import FlopsPerToken
 from holdfast.protocol.rank_messages import Activity
 from holdfast.protocol.watch_levels import WatchLevel
+from holdfast.train.checkpoint import rng
 from holdfast.train.checkpoint.manager import CheckpointManager, Saved
 from holdfast.train.checkpoint.remote_tier import RemoteTier
 from holdfast.train.checkpoint.retention_policy import RetentionPolicy
@@ -96,6 +97,7 @@ class Session:
 
         `report_to` names trackers that also receive each step: "tensorboard", "wandb", "mlflow".
         """
+        random = rng.capture()
         settings = config or RankConfig.from_env()
         if settings.replay_until is not None:
             settings = settings.for_replay()
@@ -165,6 +167,7 @@ class Session:
             self._replicas = strategy(settings, train_state, self._coordinator, self._resume, trust)
         else:
             self._resume()
+            random = rng.capture() if self.step else random
             self._rank_verifier.restored(self.step)
         self._replay = GroupReplay.of(settings, self.step, model, optimizer, ranks)
         self._batch_world_size = settings.batch_world_size
@@ -177,6 +180,7 @@ class Session:
         self._step_discarded = False
         """Whether the current step was discarded."""
         self._coordinator.start()
+        rng.restore(random())  # libraries that were imported here may have drawn from the program's generators
 
     def steps(self, total: int) -> Iterator[int]:
         """The numbers, from 1, of the remaining steps; `commit` each before taking the next."""
@@ -409,7 +413,10 @@ class Session:
         """Resume from the newest checkpoint, if there is one."""
         if self._checkpoints is None:
             return TrainingProgress(self.step, self._samples)
+        random = rng.capture()
         self.step, findings, self._samples, node_s, where, saved_world_size = self._checkpoints.restore()
+        if not self.step:
+            rng.restore(random())  # as in __init__; of replicas this is called later
         self._coordinator.restore_node_s(node_s)
         for finding in findings:
             self._coordinator.report_finding(finding)
