@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from holdfast.controller_client import STACK_DUMP, follow_request, is_finished
+from holdfast.controller_client import STACK_DUMP, controller_dead, follow_request, is_finished
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AnyEvent, Outcome, RankExited, RunFinished, StackDumpRequested, StacksCompared, StacksDumped
 from holdfast.events.log import line_of, read_events
@@ -23,6 +23,7 @@ from holdfast.findings import Finding
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Launch
 from holdfast.job.yaml_source import printable
+from holdfast.launch.target import is_alive
 from holdfast.protocol.nccl_log_files import private_files
 from holdfast.report.log_tail import last_lines
 from holdfast.report.rank_logs import RankLog, find_rank_logs
@@ -91,6 +92,19 @@ def diagnose_run(
     `known` are the events to use; by default the whole log. `taken` are stacks of a live run's ranks; by default they
     are dumped if it makes no progress. `hide` replaces secrets in a line before it is cut.
     """
+    answer = _diagnose_events(run, read_events(run.events) if known is None else known, taken, hide)
+    if is_finished(run) or is_alive(run):
+        return answer
+    notes = (f"{each.what}: {each.remedy}" for each in controller_dead(run).findings)
+    return replace(answer, notes=(*answer.notes, *notes))
+
+
+def _diagnose_events(
+    run: RunDir,
+    known: Sequence[AnyEvent],
+    taken: Sequence[StacksDumped] | None,
+    hide: Callable[[str], str] | None,
+) -> Diagnosis:
     from holdfast.diagnose.failed_attempt import last_failure, quoted_warnings
     from holdfast.diagnose.log_input import LogInput
     from holdfast.diagnose.pipeline import diagnose as diagnose_logs
@@ -105,7 +119,6 @@ def diagnose_run(
         without_evidence,
     )
 
-    known = read_events(run.events) if known is None else known
     failed = last_failure(known, str(run.events))
     fabric = CATALOG.get(RunSpec.read(run.job).fabric)
     if failed is None:

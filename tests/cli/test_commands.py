@@ -305,8 +305,11 @@ def test_run_that_cannot_be_read_is_listed_beside_the_others(cli: Cli) -> None:
 def test_run_without_a_controller_is_reported_with_what_to_do(cli: Cli) -> None:
     run = make_run("lonely").run_id
     assert f"`holdfast attach {run}`" in cli("ps").out
-    assert "[controller-dead]" in cli("status").out
+    shown = cli("status").out
+    assert f"{run}  no controller; last known: pending" in shown
+    assert "[controller-dead]" in shown
     assert cli("status", "-o", "json").data["orphaned"] is True
+    assert f"nothing restarts it: holdfast attach {run}" in " ".join(cli("diagnose").out.split())
 
 
 def completed(line: str, folder: Path) -> list[str]:

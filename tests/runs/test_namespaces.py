@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from tests.runs.conftest import Runs
+from tests.runs.conftest import TORCH_FREE_TRAINER, Runs
 
-from holdfast.events import AgentConnected, Outcome
+from holdfast import api
+from holdfast.events import AgentConnected, FaultAction, FaultTarget, Outcome, RecoveryDecided, StepCommitted
+from holdfast.host.processes import all_pids, by_env
 from holdfast.launch.local import netns
 
 
@@ -22,4 +25,30 @@ def test_nodes_have_addresses_and_names_of_their_own(isolated_runs: Runs, tmp_pa
     assert addresses[0] != addresses[1]
     for node in (0, 1):
         assert watched.log(node).split() == [f"node{node}", addresses[node], addresses[0]]
+    assert netns.leftovers(watched.folder.run_id.rpartition("-")[2]) == []
+
+
+def abstract_sockets(pid: int) -> set[str]:
+    """Names of the Unix sockets without a file in a process's network."""
+    lines = Path(f"/proc/{pid}/net/unix").read_text().splitlines()
+    return {line.rpartition(" ")[2] for line in lines if "@" in line}
+
+
+def test_monarch_places_nodes_there_and_its_sockets_are_the_runs_own(isolated_runs: Runs) -> None:
+    overrides = ("orchestrator=monarch", "recovery.max_restarts=10")
+    command = (sys.executable, str(TORCH_FREE_TRAINER), "1000000", "0.02")
+    watched = isolated_runs.start(*command, target="apart", overrides=overrides)
+    watched.wait_for(StepCommitted)
+    client = min(by_env(all_pids(), HOLDFAST_NODE=f"{watched.folder.run_id}/monarch"))
+    addresses = {event.node: event.address for event in watched.all(AgentConnected)}
+    assert addresses[0] != addresses[1]
+    assert abstract_sockets(client)
+    assert not abstract_sockets(client) & abstract_sockets(1)
+    for fault in (FaultTarget.AGENT, FaultTarget.NODE):
+        watched.drill(fault, 1, FaultAction.KILL)
+        assert watched.wait_for(RecoveryDecided).finding.code == "node-lost"
+        attempt = watched.all(RecoveryDecided)[-1].attempt
+        watched.wait_for(StepCommitted, lambda event, last=attempt: event.attempt > last)
+    api.cancel(watched.folder)
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
     assert netns.leftovers(watched.folder.run_id.rpartition("-")[2]) == []

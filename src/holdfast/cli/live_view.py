@@ -91,9 +91,13 @@ class LiveView:
         )
 
 
-def render_status(status: RunStatus, now: float, ettr: str = "") -> RenderableType:
-    """Headline, progress, and the table of nodes and ranks; `ettr` covers the run up to `now`."""
-    parts: list[RenderableType] = [_headline(status, now), *_world_sizes(status), *_progress(status, now, ettr)]
+def render_status(status: RunStatus, now: float, ettr: str = "", *, abandoned: bool = False) -> RenderableType:
+    """Headline, progress, and the table of nodes and ranks; `ettr` covers the run up to `now`.
+
+    `abandoned`: no controller reports what becomes of it.
+    """
+    headline = _headline(status, now, abandoned)
+    parts: list[RenderableType] = [headline, *_world_sizes(status), *_progress(status, now, ettr)]
     if fabric := status.worst_fabric:
         parts.append(Text(f"fabric: {sanitize(fabric.line)}", style="bold yellow" if fabric.severity else "dim"))
     if status.waiting_for:
@@ -103,14 +107,15 @@ def render_status(status: RunStatus, now: float, ettr: str = "") -> RenderableTy
     return Group(*parts)
 
 
-def _headline(status: RunStatus, now: float) -> Text:
+def _headline(status: RunStatus, now: float, abandoned: bool) -> Text:
     end = now if status.finished_at is None else status.finished_at
     age = duration(end - status.created_at) if status.created_at is not None else ""
     restarts = count(status.restarts, "restart") if status.restarts else ""
     code = f"code {short_digest(status.code)}" if status.code else ""
     resumed = f"resumes {status.resumed_run} after step {status.resumed_step:,}" if status.resumed_run else ""
     facts = [fact for fact in (age, restarts, resumed, code, _prewarm_text(status)) if fact]
-    phase = (status.phase.value, _PHASE_STYLES[status.phase])
+    last_known = "no controller; last known: " if abandoned else ""
+    phase = (f"{last_known}{status.phase.value}", "bold yellow" if abandoned else _PHASE_STYLES[status.phase])
     return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
 
 

@@ -61,7 +61,7 @@ def status(
         if known.phase is RunPhase.FAILED:
             print_text(f"why   `holdfast diagnose {found.run_id}`")
     else:
-        print_rich(render_status(known, known.now, format_ettr(known.account(known.now))))
+        print_rich(render_status(known, known.now, format_ettr(known.account(known.now)), abandoned=abandoned))
         if upload:
             print_text(upload.text)
         storage, failing = api.storage_finding(found), api.controller_failing(found)

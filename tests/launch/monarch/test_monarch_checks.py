@@ -27,13 +27,16 @@ def test_local_target_warns_that_monarch_does_not_authenticate() -> None:
     assert [each.code for each in found(MONARCH)] == ["orchestrator-not-authenticated"]
 
 
+def test_isolated_nodes_have_monarchs_sockets_for_themselves() -> None:
+    assert found(MONARCH, isolation="netns") == []
+
+
 @pytest.mark.parametrize(
     ("target", "what"),
     [
         ({"kind": "slurm"}, "`kind: slurm`"),
         ({"kind": "hosts", "hosts": ["a"]}, "`kind: hosts`"),
         ({"kind": "kubernetes"}, "`kind: kubernetes`"),
-        ({"isolation": "netns"}, "`isolation: netns`"),
     ],
 )
 def test_target_that_monarch_does_not_reach_is_refused(target: dict[str, object], what: str) -> None:

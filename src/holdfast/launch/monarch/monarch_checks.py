@@ -20,13 +20,12 @@ def check_orchestrator(job: Job, spec: TargetSpec) -> Iterator[Finding]:
     """What prevents that Monarch places a job's agents, and what the user must know of it."""
     if job.orchestrator is not Orchestrator.MONARCH:
         return
-    if spec.kind != LOCAL or spec.isolation is not Isolation.PROCESS:
-        where = f"a target with `kind: {spec.kind}`" if spec.kind != LOCAL else "`isolation: netns`"
+    if spec.kind != LOCAL:
         yield Finding(
             code="not-supported",
-            what=f"Monarch cannot place agents on {where} yet",
+            what=f"Monarch cannot place agents on a target with `kind: {spec.kind}` yet",
             where="orchestrator",
-            remedy="Leave `orchestrator` out, which works on every target, or use a local target without `netns`.",
+            remedy="Leave `orchestrator` out, which works on every target, or use a local target.",
         )
     elif lacking := missing_extra("monarch", "monarch", "`orchestrator: monarch` needs"):
         yield lacking
@@ -37,13 +36,14 @@ def check_orchestrator(job: Job, spec: TargetSpec) -> Iterator[Finding]:
             where="orchestrator",
             remedy=f"Run `pip install 'torchmonarch=={SUPPORTED}.*'`, or leave `orchestrator` out.",
         )
-    else:
+    elif spec.isolation is Isolation.PROCESS:  # otherwise the sockets are in the run's own network namespace
         yield Finding(
             code="orchestrator-not-authenticated",
             severity=Severity.WARNING,
             what="Monarch's sockets have no authentication: other users of this machine may be able to run code as you",
             where="orchestrator",
-            remedy="Leave `orchestrator` out on a machine that you share with users whom you do not trust.",
+            remedy="On a machine that you share with users whom you do not trust, use a target with "
+            "`isolation: netns`, or leave `orchestrator` out.",
         )
 
 
