@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from holdfast.accept import scaling_check
 from holdfast.accept.agreement import (
     SMOKE,
     Agreement,
@@ -22,8 +25,8 @@ from holdfast.accept.fabric_check import LEAST_SHARE, _bus_gbit_s, _too_slow
 from holdfast.accept.first_run_check import blocks_of, first_run_page
 from holdfast.accept.gang_check import Holding, judge_gang
 from holdfast.accept.restart_check import first_difference, judge_restart
-from holdfast.accept.scaling_check import ScalingRun, judge_scaling
-from holdfast.accept.site import ObservedRun
+from holdfast.accept.scaling_check import ScalingRun, check_scaling, judge_scaling
+from holdfast.accept.site import ObservedRun, Site
 from holdfast.errors import HoldfastError
 from holdfast.events import AgentConnected, AnyEvent, Outcome, RunCreated, RunFinished, StepCommitted
 from holdfast.events.probe_results import AllReduceRate, PairRate, ProbeOutcome, ProbeResult
@@ -157,6 +160,22 @@ def test_noise_on_the_most_nodes_is_inconclusive_too() -> None:
     report = judge_scaling([scaled(1, STEADY), last], ScalingTerms(), None)
     assert report.finding is not None
     assert report.finding.code == "scaling-inconclusive"
+
+
+def test_inconclusive_comparison_is_made_once_more_with_twice_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(1)
+    made: list[tuple[int, int]] = []
+
+    def train(_site: Site, nodes: int, terms: ScalingTerms, **_: object) -> ScalingRun:
+        made.append((nodes, terms.steps))
+        varies = terms.steps == 60
+        return scaled(nodes, [chance.choice((0.08, 0.14)) if varies else 0.1 for _ in range(terms.steps)])
+
+    monkeypatch.setattr(scaling_check, "_train", train)
+    terms = Agreement.model_validate({"scaling": {"nodes": [1, 2], "steps": 60}})
+    site = cast("Site", SimpleNamespace(agreement=terms, nodes=2, log=lambda _: None))
+    assert check_scaling(site, None).verdict is Verdict.PASSED
+    assert made == [(1, 60), (2, 60), (1, 120), (2, 120)]
 
 
 def test_work_that_is_shared_among_more_nodes_counts_once() -> None:

@@ -47,6 +47,8 @@ COMPUTES = (
 
 OUTLASTING = 10
 """Runs that use the rest of a machine have so many times the steps of the measured run."""
+REPEATED = 2
+"""An inconclusive comparison is made once more, with runs of so many times the steps."""
 MAX_WIDTH = 0.1
 """Of the interval of an efficiency, within which its middle decides."""
 
@@ -117,13 +119,23 @@ def check_scaling(site: Site, bus_bytes_s: float | None) -> CheckReport:
         remedy = "Add nodes to the target, or agree on other numbers as `scaling.nodes`."
         found = Finding(code="acceptance-not-applicable", what=why, where="scaling.nodes", remedy=remedy)
         return CheckReport(check=CheckName.SCALING, verdict=Verdict.NOT_APPLICABLE, finding=found)
+    report = judge_scaling(_train_on_each(site, counts, terms), terms, bus_bytes_s)
+    if report.finding is None or report.finding.code != "scaling-inconclusive":
+        return report
+    site.log(f"{report.finding.what}; each run again, {REPEATED} times as long")
+    longer = terms.model_copy(update={"steps": REPEATED * terms.steps, "deadline_s": REPEATED * terms.deadline_s})
+    return judge_scaling(_train_on_each(site, counts, longer), longer, bus_bytes_s)
+
+
+def _train_on_each(site: Site, counts: Sequence[int], terms: ScalingTerms) -> list[ScalingRun]:
+    """A run on each number of nodes, up to one that fails."""
     runs: list[ScalingRun] = []
     for nodes in counts:
         site.log(f"training on {nodes} of {counts[-1]} nodes, {terms.steps} steps")
         runs.append(_train(site, nodes, terms, most_nodes=counts[-1], batch=runs[0].batch if runs else None))
         if runs[-1].run.problem:
             break
-    return judge_scaling(runs, terms, bus_bytes_s)
+    return runs
 
 
 def _is_late(step: StepCommitted, last: int) -> bool:
