@@ -2,7 +2,7 @@
 
 .venv/bin/python -m bench.ladder [--on TARGET ...] [--steps N] [--json FILE]
 
-`netns` has rungs 1, 3 and 4, with 100 Mbit/s on the first network; `kubernetes` (the lab, pods with the same networks,
+`netns` has rungs 1 to 4, with 100 Mbit/s on the first network; `kubernetes` (the lab, pods with the same networks,
 and a queue of Kueue that knows racks) has 1, 3, 4 and 5; `plain`, this machine, has 1 to 3, Monarch included. It needs
 root. The floor is what two halves of the first rung differ by.
 """

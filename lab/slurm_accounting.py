@@ -35,7 +35,8 @@ class SlurmAccounting:
         """Start both daemons, and wait until slurmdbd answers."""
         data, database = self._folder / "data", self._folder / "database"
         self._folder.mkdir()
-        shutil.copytree(self._root / "var/lib/mysql", data)
+        empty = next(self._root.glob("var/lib/m*/mysql")).parent  # the name of the folder differs between releases
+        shutil.copytree(empty, data)
         options = ("--no-defaults", "--user=root", f"--datadir={data}", f"--socket={database}", "--skip-networking")
         # Else slurmdbd creates it, and on that connection Debian 13's client library refuses every result afterwards.
         (data / "slurm_acct_db").mkdir()

@@ -134,8 +134,8 @@ def slurm_cluster(folder: Path, *names: str, release: SlurmRelease = SlurmReleas
     munge = folder / "munge" / "socket"
     machines: Machines = SharedMachine()
     accounting = None
-    if release is not SlurmRelease.INSTALLED:
-        root = slurm_root() / "root"
+    if release.in_chroot:
+        root = slurm_root(release) / "root"
         machines = ChrootMachines.create(root, folder, names)
         accounting = SlurmAccounting(folder, root, base + 1, munge)
     cluster = SlurmCluster(folder, names, machines, accounting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -16,6 +15,13 @@ class SlurmRelease(StrEnum):
     """What this machine has, 22.05 on Debian 12; all nodes are this machine, and nothing is accounted."""
     V24_11 = "24.11"
     """Debian 13's, in a chroot, each node with its own network and processes; jobs are accounted."""
+    V26_05 = "26.05"
+    """The same with the packages of Debian's next release, which change."""
+
+    @property
+    def in_chroot(self) -> bool:
+        """Whether nodes have a separate root file system (slurm_root.py)."""
+        return self is not SlurmRelease.INSTALLED
 
 
 _COMMON = """\
@@ -49,9 +55,8 @@ TopologyPlugin=topology/tree
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP GraceTime=30
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
-_OWN: Mapping[SlurmRelease, str] = {
-    SlurmRelease.INSTALLED: "SwitchType=switch/none\n",
-    SlurmRelease.V24_11: """\
+_OWN_INSTALLED = "SwitchType=switch/none\n"
+_OWN_IN_CHROOT = """\
 CommunicationParameters=NoCtldInAddrAny
 GresTypes=gpu
 AccountingStorageType=accounting_storage/slurmdbd
@@ -61,8 +66,7 @@ AccountingStoragePass={munge}
 AccountingStorageTRES=gres/gpu
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=task=5
-""",
-}
+"""
 _NODE = (
     "NodeName={name} NodeHostname={host} NodeAddr={address} Port={port} CPUs=2 RealMemory=1000{gres} State=UNKNOWN\n"
 )
@@ -91,9 +95,9 @@ def write_conf(
     munge: Path,
 ) -> None:
     """Write a cluster's configuration; every other node is below another switch."""
-    text = _COMMON + _OWN[release]
+    text = _COMMON + (_OWN_IN_CHROOT if release.in_chroot else _OWN_INSTALLED)
     values = {"control": control, "address": address, "port": port, "dbd_port": dbd_port, "munge": munge}
-    gres = " Gres=gpu:1" if release is SlurmRelease.V24_11 else ""
+    gres = " Gres=gpu:1" if release.in_chroot else ""
     lines = [
         _NODE.format(name=node.name, host=node.host, address=node.address, port=node.port, gres=gres) for node in nodes
     ]
@@ -103,7 +107,7 @@ def write_conf(
         f"SwitchName=leaf0 Nodes={','.join(names[::2])}\nSwitchName=leaf1 Nodes={','.join(names[1::2])}\n"
         "SwitchName=spine Switches=leaf[0-1]\n"
     )
-    if release is SlurmRelease.V24_11:
+    if release.in_chroot:
         (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         device = folder / "gpu0"
         os.mknod(device, 0o600 | 0o020000, os.makedev(1, 3))  # Slurm counts devices only: this is another /dev/null

@@ -1,7 +1,8 @@
 """Soak: one real run with random faults, up to a given number; then its outcome.
 
-.venv/bin/python -m bench.soak [--target local|netns|hosts|slurm|slurm-24.11|monarch|replicas|training|kubernetes]
-    [--faults N] [--seed N] [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch]
+.venv/bin/python -m bench.soak [--faults N]
+    [--target local|netns|hosts|slurm|slurm-24.11|slurm-26.05|monarch|replicas|training|kubernetes]
+    [--seed N] [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch]
     [--replicas N] [--ledger]
 
 Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
@@ -35,6 +36,7 @@ TARGETS = {
     "hosts": ("local", 50),
     "slurm": ("local", 50),
     "slurm-24.11": ("local", 50),
+    "slurm-26.05": ("local", 50),
     "monarch": ("local", 50),
     "replicas": ("replicas", 500),
     "training": ("training", 41),

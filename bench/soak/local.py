@@ -44,7 +44,11 @@ NODES = 2
 CHECKPOINTS = "checkpoints"
 BESIDE = "monarch-faults.txt"
 """Record of the faults of Monarch's processes, which the run's log does not have."""
-SLURM = {"slurm": SlurmRelease.INSTALLED, "slurm-24.11": SlurmRelease.V24_11}
+SLURM = {
+    "slurm": SlurmRelease.INSTALLED,
+    "slurm-24.11": SlurmRelease.V24_11,
+    "slurm-26.05": SlurmRelease.V26_05,
+}
 EVERY_S, TORCH_EVERY_S = 3.0, 25.0
 SETTLED_S = 2.0
 """A step that begins this long after a fault was carried out has survived it: steps need all ranks."""

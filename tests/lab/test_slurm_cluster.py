@@ -14,18 +14,22 @@ from holdfast.host.processes import all_pids, by_env
 from holdfast.launch.local import netns
 from lab.slurm_cluster import slurm_cluster
 from lab.slurm_conf import SlurmRelease
-from lab.slurm_root import slurm_impossible_reason, slurm_root
+from lab.slurm_root import is_slurm_built, slurm_impossible_reason, slurm_root
 
 SRUN = ("srun", "--nodelist=n2", "--gres=gpu:1", "sh", "-c", "hostname; exit 3")
 FIELDS = ("-X", "-n", "-P", "-o", "JobID,State,ExitCode,NodeList,AllocTRES")
 
 
+RELEASES = [SlurmRelease.V24_11, *([SlurmRelease.V26_05] if is_slurm_built(SlurmRelease.V26_05) else [])]
+
+
 @pytest.mark.slow
-def test_slurm_24_11_isolates_nodes_accounts_jobs_and_leaves_nothing(tmp_path: Path) -> None:
-    if reason := slurm_impossible_reason() or netns.unavailable():
-        pytest.skip(f"Slurm 24.11 cannot run here: {reason}")
-    with slurm_cluster(tmp_path, "n1", "n2", release=SlurmRelease.V24_11) as cluster:
-        assert cluster.command("sinfo", "--version").startswith("slurm-wlm 24.11")
+@pytest.mark.parametrize("release", RELEASES)
+def test_cluster_isolates_nodes_accounts_jobs_and_leaves_nothing(tmp_path: Path, release: SlurmRelease) -> None:
+    if reason := slurm_impossible_reason(release) or netns.unavailable():
+        pytest.skip(f"Slurm {release} cannot run here: {reason}")
+    with slurm_cluster(tmp_path, "n1", "n2", release=release) as cluster:
+        assert f" {release}." in cluster.command("sinfo", "--version")
         environ = {**os.environ, **cluster.environ}
         done = subprocess.run(("env", *SRUN), env=environ, capture_output=True, text=True, check=False)
         assert (done.stdout, done.returncode) == ("n2\n", 3)
@@ -34,7 +38,7 @@ def test_slurm_24_11_isolates_nodes_accounts_jobs_and_leaves_nothing(tmp_path: P
         assert _is_here(cluster.address)
     assert by_env(all_pids(), SLURM_CONF=cluster.environ["SLURM_CONF"]) == []
     assert not _is_here(cluster.address)
-    assert str(slurm_root()) not in Path("/proc/self/mountinfo").read_text()
+    assert str(slurm_root(release)) not in Path("/proc/self/mountinfo").read_text()
 
 
 def _is_here(address: str) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.runs.target_fixtures import cluster, hosts, slurm, slurm_24_11
+from tests.runs.target_fixtures import cluster, hosts, slurm, slurm_24_11, slurm_26_05
 from tests.waiting import until
 
 from holdfast import api
@@ -61,7 +61,7 @@ STARTED_BY_EXEC = (
 NCCL_LIKE = "env.NCCL_LIKE=1"
 """Makes a program's ranks, or its replicas, communicate by a group that fails like NCCL (programs/nccl_like.py)."""
 
-__all__ = ["cluster", "hosts", "slurm", "slurm_24_11"]
+__all__ = ["cluster", "hosts", "slurm", "slurm_24_11", "slurm_26_05"]
 
 E = TypeVar("E", bound=AnyEvent)
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from holdfast.launch.local import netns
 from lab.slurm_cluster import SlurmCluster, slurm_cluster
 from lab.slurm_conf import SlurmRelease
-from lab.slurm_root import slurm_impossible_reason
+from lab.slurm_root import is_slurm_built, slurm_impossible_reason
 from lab.ssh_hosts import SshHosts, ssh_hosts
 
 
@@ -36,16 +37,32 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
         yield cluster
 
 
+def _in_chroot(release: SlurmRelease, folder: Path) -> AbstractContextManager[SlurmCluster]:
+    """A cluster of three nodes, each with its own network and processes, with accounting."""
+    if reason := slurm_impossible_reason(release) or netns.unavailable():
+        pytest.skip(f"Slurm {release} cannot run here: {reason}")
+    return slurm_cluster(folder, "n1", "n2", "n3", release=release)
+
+
 @pytest.fixture(scope="session")
 def slurm_24_11(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    """A cluster of three nodes of Slurm 24.11, each with its own network and processes, with accounting."""
-    if reason := slurm_impossible_reason() or netns.unavailable():
-        pytest.skip(f"Slurm 24.11 cannot run here: {reason}")
-    with slurm_cluster(tmp_path_factory.mktemp("slurm"), "n1", "n2", "n3", release=SlurmRelease.V24_11) as cluster:
+    """Slurm 24.11."""
+    with _in_chroot(SlurmRelease.V24_11, tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
 
-@pytest.fixture(scope="module", params=["slurm", "slurm_24_11"])
+@pytest.fixture(scope="session")
+def slurm_26_05(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    """Slurm 26.05."""
+    with _in_chroot(SlurmRelease.V26_05, tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+NEXT_RELEASE = ("slurm_26_05",) if is_slurm_built(SlurmRelease.V26_05) else ()
+"""Debian may have another one by now: then `lab build` has none, and no test uses it."""
+
+
+@pytest.fixture(scope="module", params=["slurm", "slurm_24_11", *NEXT_RELEASE])
 def cluster(request: pytest.FixtureRequest) -> SlurmCluster:
     """A cluster of each release."""
     return request.getfixturevalue(request.param)

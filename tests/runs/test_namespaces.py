@@ -28,22 +28,14 @@ def test_nodes_have_addresses_and_names_of_their_own(isolated_runs: Runs, tmp_pa
     assert netns.leftovers(watched.folder.run_id.rpartition("-")[2]) == []
 
 
-def abstract_sockets(pid: int) -> set[str]:
-    """Names of the Unix sockets without a file in a process's network."""
-    lines = Path(f"/proc/{pid}/net/unix").read_text().splitlines()
-    return {line.rpartition(" ")[2] for line in lines if "@" in line}
-
-
-def test_monarch_places_nodes_there_and_its_sockets_are_the_runs_own(isolated_runs: Runs) -> None:
+def test_monarch_places_nodes_there_and_replaces_them(isolated_runs: Runs) -> None:
     overrides = ("orchestrator=monarch", "recovery.max_restarts=10")
     command = (sys.executable, str(TORCH_FREE_TRAINER), "1000000", "0.02")
     watched = isolated_runs.start(*command, target="apart", overrides=overrides)
     watched.wait_for(StepCommitted)
-    client = min(by_env(all_pids(), HOLDFAST_NODE=f"{watched.folder.run_id}/monarch"))
     addresses = {event.node: event.address for event in watched.all(AgentConnected)}
     assert addresses[0] != addresses[1]
-    assert abstract_sockets(client)
-    assert not abstract_sockets(client) & abstract_sockets(1)
+    assert by_env(all_pids(), HOLDFAST_NODE=f"{watched.folder.run_id}/monarch")
     for fault in (FaultTarget.AGENT, FaultTarget.NODE):
         watched.drill(fault, 1, FaultAction.KILL)
         assert watched.wait_for(RecoveryDecided).finding.code == "node-lost"

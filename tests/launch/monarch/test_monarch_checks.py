@@ -23,12 +23,9 @@ def test_job_without_monarch_has_no_findings_anywhere() -> None:
     assert found(Job.model_validate({"command": "true"}), kind="slurm") == []
 
 
-def test_local_target_warns_that_monarch_does_not_authenticate() -> None:
-    assert [each.code for each in found(MONARCH)] == ["orchestrator-not-authenticated"]
-
-
-def test_isolated_nodes_have_monarchs_sockets_for_themselves() -> None:
-    assert found(MONARCH, isolation="netns") == []
+@pytest.mark.parametrize("isolation", ["process", "netns"])
+def test_local_target_warns_that_monarch_does_not_authenticate(isolation: str) -> None:
+    assert [each.code for each in found(MONARCH, isolation=isolation)] == ["orchestrator-not-authenticated"]
 
 
 @pytest.mark.parametrize(

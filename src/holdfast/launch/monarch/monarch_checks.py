@@ -7,7 +7,6 @@ from importlib.metadata import PackageNotFoundError, version
 
 from holdfast.errors import missing_extra
 from holdfast.findings import Finding, Severity
-from holdfast.job.isolation import Isolation
 from holdfast.job.spec import Job, Orchestrator
 from holdfast.job.target_files import LOCAL
 from holdfast.job.targets import TargetSpec
@@ -36,14 +35,13 @@ def check_orchestrator(job: Job, spec: TargetSpec) -> Iterator[Finding]:
             where="orchestrator",
             remedy=f"Run `pip install 'torchmonarch=={SUPPORTED}.*'`, or leave `orchestrator` out.",
         )
-    elif spec.isolation is Isolation.PROCESS:  # otherwise the sockets are in the run's own network namespace
+    else:
         yield Finding(
             code="orchestrator-not-authenticated",
             severity=Severity.WARNING,
             what="Monarch's sockets have no authentication: other users of this machine may be able to run code as you",
             where="orchestrator",
-            remedy="On a machine that you share with users whom you do not trust, use a target with "
-            "`isolation: netns`, or leave `orchestrator` out.",
+            remedy="Leave `orchestrator` out on a machine that you share with users whom you do not trust.",
         )
 
 
