@@ -245,13 +245,12 @@ def _row(part: tuple[str, Sequence[Round]]) -> tuple[str, ...]:
 
 def _results(name: str, rounds: Sequence[Round]) -> list[result_file.Result]:
     part = PARTS[name]
-    claim = f"machine's power cut → first step on another, `node_grace_s: {part.node_grace_s:g}`"
+    claim = f"power cut → first step, `node_grace_s: {part.node_grace_s:g}`"
     ours = estimate([each[OURS] for each in rounds]).median
     ratio = estimate([each[OURS] / each[PEER] for each in rounds]).median
-    peer = f"JobSet's restart, toleration of {part.toleration_s:g} s, then the taint out-of-service"
     return [
         result_file.absolute(claim, ours, "s", goal=part.node_grace_s + BEYOND_GRACE_S, decimals=1),
-        result_file.absolute(claim, ratio, "×", goal=SHARE_GOAL, peer=peer),
+        result_file.absolute(claim, ratio, "×", goal=SHARE_GOAL, peer="JobSet"),
     ]
 
 
