@@ -535,7 +535,8 @@ def cancel(run: RunDir, *, force: bool = False, requested_by: str = "command lin
     """
     request = CancelRequested(at=time.time(), force=force, requested_by=requested_by)
     # Where a file system shows no locks of other machines, a run with a controller must be asked, not killed.
-    is_waiting = is_alive(run) and controller_client.target_reason(run) is not None
+    waits = controller_client.target_reason(run) if is_alive(run) else None
+    is_waiting = waits is not None and waits.findings[0].code == "allocation-pending"
     kill = _force_cancel(run) if force or is_waiting else None
     if kill is None:
         send_request(run, request)

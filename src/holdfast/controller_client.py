@@ -53,7 +53,8 @@ def refuse_finished(run: RunDir) -> None:
 
 def controller_dead(run: RunDir) -> HoldfastError:
     """The error for a run whose controller died and is not restarted; the target may know more of the reason."""
-    return target_reason(run) or failure(
+    known = None if run.remote.exists() else target_reason(run)
+    return known or failure(
         "controller-dead",
         f"the controller of {run.run_id} has died and nothing restarts it",
         exit_code=ExitCode.UNAVAILABLE,

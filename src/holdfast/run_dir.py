@@ -242,8 +242,12 @@ class RunDir:
 
     def controller_log_tail(self) -> tuple[str, ...]:
         """The last lines of the controller's log; empty if there is none."""
+        return self.log_tail(self.controller_log)
+
+    def log_tail(self, log: Path) -> tuple[str, ...]:
+        """The last lines of a log; empty if there is none."""
         try:
-            with open_regular(self.controller_log) as file:
+            with open_regular(log) as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 return tuple(file.read().decode(errors="replace").splitlines()[-5:])
         except OSError:

@@ -18,6 +18,9 @@ from holdfast import api
 from holdfast.events import (
     AgentConnected,
     AgentDisconnected,
+    ControllerStarted,
+    FaultAction,
+    FaultTarget,
     NodeCreated,
     NodeUnavailable,
     Outcome,
@@ -77,7 +80,10 @@ def test_connection_that_the_user_has_opened_is_used_and_left_without_the_runs_f
     for name in ("alpha", "beta"):
         subprocess.run(["ssh", "-F", master, "-MNf", name], check=True)
     try:
-        watched = steps(host_runs, 30, "shared")
+        watched = steps(host_runs, 300, "shared")
+        watched.wait_for(StepCommitted)
+        watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)  # it ends no forwarding
+        watched.wait_for(ControllerStarted)
         assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
         listening = hosts.node("alpha").prefix
         found = subprocess.run([*listening, "ss", "-Hltn"], capture_output=True, text=True, check=True).stdout

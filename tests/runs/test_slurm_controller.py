@@ -135,7 +135,10 @@ def test_job_that_is_cancelled_in_slurm_ends_and_can_be_submitted_again(inside: 
     assert api.restart_controller(watched.folder)
     until(lambda: (seen := api.pending_reason(watched.folder)) is not None and seen.code == "allocation-pending")
     assert not api.is_orphaned(watched.folder)
-    assert not api.cancel(watched.folder), "Slurm has started no controller that could do it"
+    shown = holdfast(inside, "status", watched.folder.run_id)
+    assert "no controller; last known: running" in shown
+    assert "[allocation-pending]" in shown
+    assert "was cancelled while it waited" in holdfast(inside, "cancel", watched.folder.run_id)
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
     cluster.command("scancel", blocker)
 

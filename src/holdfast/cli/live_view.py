@@ -91,12 +91,12 @@ class LiveView:
         )
 
 
-def render_status(status: RunStatus, now: float, ettr: str = "", *, abandoned: bool = False) -> RenderableType:
+def render_status(status: RunStatus, now: float, ettr: str = "", *, without_controller: bool = False) -> RenderableType:
     """Headline, progress, and the table of nodes and ranks; `ettr` covers the run up to `now`.
 
-    `abandoned`: no controller reports what becomes of it.
+    `without_controller`: nothing reports what becomes of it now.
     """
-    headline = _headline(status, now, abandoned)
+    headline = _headline(status, now, without_controller)
     parts: list[RenderableType] = [headline, *_world_sizes(status), *_progress(status, now, ettr)]
     if fabric := status.worst_fabric:
         parts.append(Text(f"fabric: {sanitize(fabric.line)}", style="bold yellow" if fabric.severity else "dim"))
@@ -107,15 +107,15 @@ def render_status(status: RunStatus, now: float, ettr: str = "", *, abandoned: b
     return Group(*parts)
 
 
-def _headline(status: RunStatus, now: float, abandoned: bool) -> Text:
+def _headline(status: RunStatus, now: float, without_controller: bool) -> Text:
     end = now if status.finished_at is None else status.finished_at
     age = duration(end - status.created_at) if status.created_at is not None else ""
     restarts = count(status.restarts, "restart") if status.restarts else ""
     code = f"code {short_digest(status.code)}" if status.code else ""
     resumed = f"resumes {status.resumed_run} after step {status.resumed_step:,}" if status.resumed_run else ""
     facts = [fact for fact in (age, restarts, resumed, code, _prewarm_text(status)) if fact]
-    last_known = "no controller; last known: " if abandoned else ""
-    phase = (f"{last_known}{status.phase.value}", "bold yellow" if abandoned else _PHASE_STYLES[status.phase])
+    last_known = "no controller; last known: " if without_controller else ""
+    phase = (f"{last_known}{status.phase.value}", "bold yellow" if without_controller else _PHASE_STYLES[status.phase])
     return Text.assemble((status.run, "bold"), "  ", phase, f"  {', '.join(facts)}")
 
 

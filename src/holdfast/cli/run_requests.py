@@ -31,7 +31,8 @@ def cancel(
     found = api.find_run(run, on)
     by_controller = api.cancel(found, force=force)
     how = "is being killed" if force else "is stopping"
-    how = how if by_controller else "was killed without its controller, which did not answer"
+    if not by_controller:
+        how = "was killed without its controller, which did not answer" if force else "was cancelled while it waited"
     print_result(output, {"run": found.run_id, "force": force, "by_controller": by_controller}, f"{found.run_id} {how}")
 
 

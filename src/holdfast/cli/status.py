@@ -44,7 +44,10 @@ def status(
     known = api.status(found)
     unheard = api.staleness(found)
     upload = api.upload_progress(found)
-    waits = api.pending_reason(found) if known.phase in (RunPhase.PENDING, RunPhase.RECOVERING) else None
+    # A run without a controller may wait for one, whatever it did last.
+    may_wait = known.phase in (RunPhase.PENDING, RunPhase.RECOVERING) or not found.remote.exists()
+    waits = api.pending_reason(found) if may_wait and known.finished_at is None else None
+    no_controller = abandoned or (waits is not None and known.phase is RunPhase.RUNNING)
     if output is Output.JSON:
         summary = api.summary(found, known)
         moves = known.is_progressing(known.now)
@@ -61,7 +64,9 @@ def status(
         if known.phase is RunPhase.FAILED:
             print_text(f"why   `holdfast diagnose {found.run_id}`")
     else:
-        print_rich(render_status(known, known.now, format_ettr(known.account(known.now)), abandoned=abandoned))
+        print_rich(
+            render_status(known, known.now, format_ettr(known.account(known.now)), without_controller=no_controller)
+        )
         if upload:
             print_text(upload.text)
         storage, failing = api.storage_finding(found), api.controller_failing(found)

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from holdfast import api
+from holdfast.errors import HoldfastError
 from holdfast.host.processes import machine_id
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import ControllerPlace, SlurmSettings
 from holdfast.launch.controller_http import elsewhere
+from holdfast.launch.slurm import batch_step, slurm_commands
 from holdfast.launch.slurm.batch_script import NOT_SHARED, controller_script
+from holdfast.launch.slurm.batch_step import own_address
 from holdfast.launch.slurm.own_job import OwnJob
 from holdfast.launch.slurm.slurm_commands import parse_job
+from holdfast.launch.slurm.slurm_target import _folder_findings
 from holdfast.run_dir import RunDir
 
 # Fields of `scontrol show job -o`, in its order.
@@ -41,6 +45,31 @@ def test_start_of_a_requeued_job_differs_from_its_former_one() -> None:
     again = {**first, "SLURM_RESTART_COUNT": "1"}
     assert OwnJob.of(first).start != OwnJob.of(again).start
     assert OwnJob.of(first).number == OwnJob.of(again).number == "7"
+
+
+def test_a_former_start_does_not_requeue_the_job_that_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = OwnJob.of({"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"})
+    requeued: list[str] = []
+    monkeypatch.setattr(slurm_commands, "requeue", requeued.append)
+    for restarts in (1, 0):
+        monkeypatch.setattr(slurm_commands, "show", lambda _, count=restarts: parse_job(f"{RUNNING} Restarts={count}"))
+        own.continue_elsewhere()
+    assert requeued == ["7"]
+
+
+def test_address_that_only_the_node_itself_reaches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = OwnJob(number="7", restarts=0, node="n1")
+    monkeypatch.setattr(batch_step, "node_address", lambda _: "127.0.0.1")
+    assert own_address(own) == "127.0.0.1", "it is what slurm.conf says"
+    monkeypatch.setattr(batch_step, "node_address", lambda _: "localhost")
+    with pytest.raises(HoldfastError) as raised:
+        own_address(own)
+    assert raised.value.findings[0].code == "no-address"
+
+
+def test_folder_of_nodes_is_not_that_of_the_controller(home: Path) -> None:
+    assert [each.code for each in _folder_findings(str(home))] == ["bad-path"]
+    assert list(_folder_findings(f"{home}-nodes")) == []
 
 
 @pytest.fixture

@@ -133,9 +133,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("bad-value", "The field does not accept this value.", "The finding lists the accepted values.", "Choose one."),
     (
         "bad-path",
-        "A path that must be absolute is relative, or has characters that Kubernetes refuses.",
+        "A path that must be absolute is relative, has characters that Kubernetes refuses, or is in use otherwise.",
         "The line in the finding.",
-        "Write it as /folder/folder.",
+        "Write it as /folder/folder; name another folder if this one is in use.",
     ),
     (
         "bad-volume",

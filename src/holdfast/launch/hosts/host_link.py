@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,11 @@ class HostSettings:
     """Folder that relative paths of the target start from."""
     port: int
     """The controller's port on this machine's loopback; 0 for none."""
+    run: str = ""
+
+    def first_port(self, host: str) -> int:
+        """The port of a host's loopback that the run tries first, the same for each of its controllers."""
+        return random.Random(f"{self.run}/{host}").choice(PORTS)
 
 
 class HostLink:
@@ -89,7 +94,7 @@ class HostLink:
         self.tried = asyncio.Event()
         """Set once it was connected, or could not be."""
         self._input: asyncio.StreamWriter | None = None
-        self._port = random.choice(PORTS)
+        self._port = settings.first_port(host)
         """The forwarded port there; it stays the same while it can, so agents find the controller again immediately."""
         self._closed = False
 
@@ -151,6 +156,8 @@ async def connected(
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
     """Run a module on a host, with the packages that it needs; raises HostUnusable with what prevents that."""
     forward = (remote_port, settings.port) if settings.port else None
+    if forward:
+        await end_forwarding(host, settings, remote_port)  # of a controller that was killed
     process = await asyncio.create_subprocess_exec(
         *ssh_argv(host, settings.ssh, settings.base, forward=forward),
         stdin=asyncio.subprocess.PIPE,
@@ -178,11 +185,15 @@ async def connected(
     finally:
         await _end(process)
         reading.cancel()
-        if forward and settings.ssh.shared_connection:
-            await _unforward(unforward_argv(host, settings.ssh, settings.base, forward))
+        if forward:
+            await end_forwarding(host, settings, remote_port)
 
 
-async def _unforward(argv: Sequence[str]) -> None:
+async def end_forwarding(host: str, settings: HostSettings, remote_port: int) -> None:
+    """End the forwarding of a host's port to the controller on a connection of the user's, which would keep it."""
+    if not settings.ssh.shared_connection:
+        return
+    argv = unforward_argv(host, settings.ssh, settings.base, (remote_port, settings.port))
     nowhere = asyncio.subprocess.DEVNULL
     await _end(await asyncio.create_subprocess_exec(*argv, stdin=nowhere, stdout=nowhere, stderr=nowhere))
 

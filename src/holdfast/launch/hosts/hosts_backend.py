@@ -23,7 +23,9 @@ class HostsBackend(LinkedHosts):
 
     def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
         super().__init__(folder, accepted, accepted.hosts)
-        settings = HostSettings(ssh=accepted.ssh, base=Path(accepted.base), port=urlsplit(url).port or 0)
+        settings = HostSettings(
+            ssh=accepted.ssh, base=Path(accepted.base), port=urlsplit(url).port or 0, run=folder.run_id
+        )
         self._connections = tuple(
             HostLink(
                 host,

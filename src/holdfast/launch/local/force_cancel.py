@@ -146,7 +146,8 @@ def _log_end(run: RunDir, request: CancelRequested) -> None:
     if isinstance(last, RunFinished):
         return
     at = max(request.at, last.at if last else 0.0)
-    code, outcome, why = ExitCode.CANCELLED, Outcome.CANCELLED, "cancelled by force, without its controller"
+    code, outcome = ExitCode.CANCELLED, Outcome.CANCELLED
+    why = "cancelled by force, without its controller" if request.force else "cancelled while it had no controller"
     events = (
         replace(request, at=at),
         ShutdownDecided(at=at, outcome=outcome, exit_code=code, reason=why),

@@ -7,7 +7,6 @@ import os
 from holdfast.host.files import atomic_write
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.local.run_network import RunNetwork
-from holdfast.launch.slurm import slurm_commands
 from holdfast.launch.slurm.own_job import OwnJob
 from holdfast.launch.slurm.slurm_backend import ENDING_NAME, JOB_NAME, SlurmBackend
 from holdfast.run_dir import RunDir
@@ -33,7 +32,7 @@ class AllocationBackend(SlurmBackend):
 
     def _give_back(self, number: str) -> None:
         """Have Slurm start the job again, with other nodes."""
-        slurm_commands.requeue(number)
+        self._own.continue_elsewhere()
 
     def _end_job(self, number: str) -> None:
         """Nothing: the job ends with its batch script, which waits for this process."""

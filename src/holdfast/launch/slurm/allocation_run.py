@@ -77,8 +77,8 @@ def no_controller(run: RunDir) -> HoldfastError | None:
         "allocation-ended",
         f"Slurm job {number} of {run.run_id} has ended, and Slurm does not start it again",
         exit_code=ExitCode.UNAVAILABLE,
-        where=str(run.path / "batch.log"),
-        evidence=(state, *run.controller_log_tail()),
+        where=str(batch_log := run.path / "batch.log"),
+        evidence=(state, *run.log_tail(batch_log), *run.controller_log_tail()),
         remedy=f"`holdfast attach {run.run_id}` submits it again, and it resumes; `holdfast cancel --force "
         f"{run.run_id}` ends it.",
         owner=Owner.CLUSTER,
@@ -126,11 +126,20 @@ def _number(run: RunDir) -> str:
 
 
 def _job(run: RunDir) -> SlurmJob | None:
-    """The run's job, as Slurm showed it at most ASK_AGAIN_S ago; None if there is none."""
+    """The run's job, as Slurm showed it at most ASK_AGAIN_S ago; None if there is none.
+
+    Raises HoldfastError if Slurm did not answer then.
+    """
     number = _number(run)
-    return _shown(number, int(time.monotonic() / ASK_AGAIN_S)) if number else None
+    found = _shown(number, int(time.monotonic() / ASK_AGAIN_S)) if number else None
+    if isinstance(found, HoldfastError):
+        raise found
+    return found
 
 
 @lru_cache(maxsize=64)
-def _shown(number: str, _period: int) -> SlurmJob | None:
-    return slurm_commands.show(number)
+def _shown(number: str, _period: int) -> SlurmJob | HoldfastError | None:
+    try:
+        return slurm_commands.show(number)
+    except HoldfastError as error:
+        return error

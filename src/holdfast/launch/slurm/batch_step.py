@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 
-from holdfast.errors import ExitCode, HoldfastError
+from holdfast.errors import ExitCode, HoldfastError, failure
+from holdfast.findings import Owner
 from holdfast.host.files import atomic_write, read_line
 from holdfast.host.processes import adopt_orphans, descendants, kill_all
 from holdfast.job.run_spec import RunSecrets, RunSpec
@@ -47,7 +48,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     if not _is_free(folder):
         log.error("another controller of %s has held its lock for %g s", folder.run_id, LOCK_TIMEOUT_S)
         return ExitCode.UNAVAILABLE
-    accepted, address = RunSpec.read(folder.job), socket.gethostbyname(node_address(own.node))
+    accepted, address = RunSpec.read(folder.job), own_address(own)
     atomic_write(folder.path / JOB_NAME, own.number.encode())
     (folder.path / PORT_NAME).unlink(missing_ok=True)  # a former controller's
     controller = _start_controller(folder, address, environ)
@@ -62,6 +63,31 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         own.continue_elsewhere()
         return ExitCode.UNAVAILABLE
     return code
+
+
+def own_address(own: OwnJob) -> str:
+    """Where other machines reach this node; raises HoldfastError if only this node itself would."""
+    name = node_address(own.node)
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        raise _no_address(own, f"{name}: {error}") from error
+    if address.startswith("127.") and address != name:  # Debian's installer writes such a line to /etc/hosts
+        raise _no_address(own, f"{name} means {address} there")
+    return address
+
+
+def _no_address(own: OwnJob, why: str) -> HoldfastError:
+    return failure(
+        "no-address",
+        f"it is not known how other machines reach {own.node}, where the controller is to run",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=own.node,
+        evidence=(why,),
+        remedy="Have the node's /etc/hosts, or its NodeAddr in slurm.conf, name its address on the cluster's network, "
+        "or set `slurm: {controller: login}` in the target.",
+        owner=Owner.CLUSTER,
+    )
 
 
 def _stay(_number: int, _frame: FrameType | None) -> None:

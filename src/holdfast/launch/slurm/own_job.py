@@ -17,23 +17,27 @@ class OwnJob:
     """A job, seen from within."""
 
     number: str
-    start: str
-    """Tells its starts apart: a job that is requeued keeps its number."""
+    restarts: int
+    """How often Slurm had started it again by now."""
     node: str
     """The node of this process."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> OwnJob:
         """The job that an environment belongs to; raises KeyError outside of one."""
-        number = environ["SLURM_JOB_ID"]
-        start = f"{number}.{environ.get('SLURM_RESTART_COUNT', '0')}"
-        return cls(number=number, start=start, node=environ["SLURMD_NODENAME"])
+        restarts = int(environ.get("SLURM_RESTART_COUNT", "0"))
+        return cls(number=environ["SLURM_JOB_ID"], restarts=restarts, node=environ["SLURMD_NODENAME"])
+
+    @property
+    def start(self) -> str:
+        """Tells its starts apart: a job that is requeued keeps its number."""
+        return f"{self.number}.{self.restarts}"
 
     def continue_elsewhere(self) -> None:
-        """Have Slurm start it again, unless somebody cancelled it, or Slurm does so already."""
+        """Have Slurm start it again, unless somebody cancelled it, or Slurm has done so or does so already."""
         try:
             job = slurm_commands.show(self.number)
-            if job is not None and job.is_cut_short:
+            if job is not None and job.is_cut_short and job.restarts == self.restarts:
                 slurm_commands.requeue(self.number)
                 log.warning("Slurm job %s is requeued", self.number)
         except HoldfastError as error:

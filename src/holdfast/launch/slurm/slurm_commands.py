@@ -46,7 +46,7 @@ _REASONS: Mapping[str, str] = {
 }
 
 
-_FIELDS = ("JobState", "Reason", "NumNodes", "NodeList", "BatchHost", "ExitCode", "PreemptTime")
+_FIELDS = ("JobState", "Reason", "NumNodes", "NodeList", "BatchHost", "ExitCode", "PreemptTime", "Restarts")
 """What is read of a job."""
 
 
@@ -66,6 +66,8 @@ class SlurmJob:
     """Exit status of its batch script, if that has ended."""
     preempted: bool = False
     """Whether another job has taken its nodes."""
+    restarts: int = 0
+    """How often Slurm has started it again."""
 
     @property
     def is_live(self) -> bool:
@@ -111,7 +113,7 @@ def show(number: str) -> SlurmJob | None:
 def parse_job(text: str) -> SlurmJob:
     """A line of `scontrol show job -o`."""
     found = dict(re.findall(rf"(?:^|\s)({'|'.join(_FIELDS)})=(\S+)", text))
-    nodes, status = (re.match(r"\d+", found.get(name, "")) for name in ("NumNodes", "ExitCode"))
+    nodes, status, restarts = (re.match(r"\d+", found.get(name, "")) for name in ("NumNodes", "ExitCode", "Restarts"))
     return SlurmJob(
         state=found.get("JobState", "UNKNOWN"),
         reason=found.get("Reason", "None"),
@@ -120,6 +122,7 @@ def parse_job(text: str) -> SlurmJob:
         batch_host=found.get("BatchHost", ""),
         exit_status=int(status[0]) if status else 0,
         preempted=found.get("PreemptTime", "None") != "None",
+        restarts=int(restarts[0]) if restarts else 0,
     )
 
 

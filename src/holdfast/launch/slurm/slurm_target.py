@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, failure
+from holdfast.findings import Finding
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.code.package_code import code_findings
 from holdfast.launch.resumed_checkpoint import checkpoint_here
@@ -21,7 +22,6 @@ from holdfast.run_dir import RunDir, runs_root
 if TYPE_CHECKING:
     from holdfast.errors import HoldfastError
     from holdfast.events import CancelRequested
-    from holdfast.findings import Finding
     from holdfast.job.backend import Backend
     from holdfast.job.scheduler_account import SchedulerAccount
     from holdfast.job.targets import TargetSpec
@@ -43,7 +43,8 @@ class SlurmTarget(SupervisedTarget):
         from holdfast.launch.hosts.hosts_checks import check_without_cluster
 
         here = check_without_cluster(wanted.job, wanted.spec, base=wanted.base, environ=os.environ)
-        return (*wanted.job_findings(), *map(wanted.loaded.located, (*here, *code_findings(wanted))))
+        found = (*_folder_findings(wanted.spec.slurm.folder), *here, *code_findings(wanted))
+        return (*wanted.job_findings(), *map(wanted.loaded.located, found))
 
     def check_there(self, wanted: Submission) -> tuple[Finding, ...]:
         """Whether Slurm would accept the run, and a resumed checkpoint is on this machine, as it should be on nodes."""
@@ -95,7 +96,8 @@ class SlurmTarget(SupervisedTarget):
         """Whether the controller is in a job that Slurm runs or will run."""
         from holdfast.launch.slurm.allocation_run import is_live
 
-        return RunSpec.read(run.job).slurm.in_allocation and is_live(run)
+        # A run that is over has no secrets, and Slurm need not be asked.
+        return run.secrets.exists() and RunSpec.read(run.job).slurm.in_allocation and is_live(run)
 
     def pending_reason(self, run: RunDir) -> HoldfastError | None:
         """What Slurm says of the job that the controller is in; a controller here logs it."""
@@ -121,6 +123,18 @@ class SlurmTarget(SupervisedTarget):
             node_folder=lambda folder, accepted: run_dir_on_nodes(node_folder(accepted), folder.run_id),
             others_may_listen=True,
             relays_quorum=True,
+        )
+
+
+def _folder_findings(folder: str | None) -> Iterator[Finding]:
+    """Nodes delete their files of a run at its end, and those of the controller are in `HOLDFAST_HOME`."""
+    home = runs_root().parent
+    if folder is not None and Path(folder).resolve() == home.resolve():
+        yield Finding(
+            code="bad-path",
+            what=f"nodes would delete the files of runs in {home}, where the controller has its own",
+            where="slurm.folder",
+            remedy="Name a folder of each node, or leave it out: it is `/var/tmp/holdfast-USER` then.",
         )
 
 

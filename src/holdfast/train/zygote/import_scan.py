@@ -197,9 +197,12 @@ def _is_installed(spec: ModuleSpec) -> bool:
 def _installed(path: str) -> bool:
     """Whether a path is in a package installation folder, and so not part of the program.
 
-    Installers may link the files or folders of a package to a store elsewhere, so the path counts as it is written too.
+    Installers may link the files or folders of a package to a store elsewhere, so the path counts as it is written too,
+    unless it leads back to the program's own folder.
     """
-    return any(each.startswith(_INSTALLED) for each in (os.path.abspath(path), os.path.realpath(path)))
+    real = os.path.realpath(path)
+    is_own = real.startswith(os.path.join(os.path.realpath(os.curdir), ""))
+    return real.startswith(_INSTALLED) or (not is_own and os.path.abspath(path).startswith(_INSTALLED))
 
 
 def _folders() -> tuple[str, ...]:
