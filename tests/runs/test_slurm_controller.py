@@ -138,7 +138,12 @@ def test_job_that_is_cancelled_in_slurm_ends_and_can_be_submitted_again(inside: 
     shown = holdfast(inside, "status", watched.folder.run_id)
     assert "no controller; last known: running" in shown
     assert "[allocation-pending]" in shown
-    assert "was cancelled while it waited" in holdfast(inside, "cancel", watched.folder.run_id)
+    program = Path(sys.executable).with_name("holdfast")
+    with subprocess.Popen([program, "attach", watched.folder.run_id], stdout=subprocess.PIPE, text=True) as attached:
+        assert attached.stdout is not None
+        assert any("is pending" in line for line in attached.stdout)  # else it would wait for events without a word
+        assert "was cancelled while it waited" in holdfast(inside, "cancel", watched.folder.run_id)
+        assert "cancelled" in attached.stdout.read()
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
     cluster.command("scancel", blocker)
 

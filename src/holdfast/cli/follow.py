@@ -57,11 +57,14 @@ def follow_run(
 
 
 def _show(run: RunDir, screen: Screen, presses: InterruptCounter, answer: InterruptHandler) -> RunFinished | None:
-    answered = 0
+    answered, told = 0, ""
     for event in api.follow(run):
         screen.on_event(event)
         if isinstance(event, RunFinished):
             return event
+        if event is None and (reason := _waits_for(run)) not in {"", told}:
+            told = reason
+            screen.add_note(reason)
         while answered < presses.count:
             answered += 1
             note = answer(answered)
@@ -69,6 +72,12 @@ def _show(run: RunDir, screen: Screen, presses: InterruptCounter, answer: Interr
                 return None
             screen.add_note(note)
     return None
+
+
+def _waits_for(run: RunDir) -> str:
+    """Why a run has no controller that could report anything; a cluster's run has events that say it."""
+    reason = None if run.remote.exists() else api.pending_reason(run)
+    return reason.what if reason else ""
 
 
 def cancel_on_interrupt(run: RunDir) -> InterruptHandler:
