@@ -202,7 +202,7 @@ def _soaked(site: lab_cluster.LabSite, kills: Sequence[Kill]) -> tuple[RunDir, P
         before = api.events(run)
         began = time.monotonic()
         KINDS[kill.what].do(site, run, kill)
-        _until(run, lambda events, kill=kill, before=before: _recovered(kill, before, events[len(before) :]))
+        _until(run, lambda events, kill=kill, before=before: _recovered(run, kill, before, events[len(before) :]))
         seconds = time.monotonic() - began
         with (site.folder / "done.jsonl").open("a") as file:
             file.write(json.dumps({"what": kill.what, "seconds": seconds}) + "\n")
@@ -228,9 +228,13 @@ def _step(events: Sequence[AnyEvent]) -> int:
     return max((event.step for event in events if isinstance(event, StepCommitted)), default=0)
 
 
-def _recovered(kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) -> bool:
+def _recovered(run: RunDir, kill: Kill, before: Sequence[AnyEvent], new: Sequence[AnyEvent]) -> bool:
     """Whether the ranks have reached the gate, in a new attempt where the kill causes one, with every pod present."""
     saved = any(isinstance(event, CheckpointCommitted) and event.step >= kill.gate - 1 for event in (*before, *new))
+    # A machine that loses power does not report the last step that it took.
+    saved = saved or any(
+        f"resumed after step {kill.gate - 1} " in path.read_text() for path in run.logs.glob("attempt-*/rank-0.log")
+    )
     attempt = max((event.attempt for event in before if isinstance(event, AttemptStarted)), default=0)
     if KINDS[kill.what].restarts:
         before, attempt = (), attempt + 1
