@@ -64,6 +64,8 @@ class ReplicaWatch(Watch):
         self._injected_at: dict[int, float] = {}
         """When the latest came."""
         self._attempts: dict[int, int] = {}
+        self._furthest: dict[int, int] = {}
+        """The last step of each replica: one that it takes again is no progress, as for the run's own judgement."""
         self.recoveries = 0
         super().__init__(run)
 
@@ -71,6 +73,8 @@ class ReplicaWatch(Watch):
         match event:
             case StepCommitted(replica=replica):
                 after = event.ended > self._injected_at.get(replica, 0.0) + EFFECT_S
+                after &= event.step > self._furthest.get(replica, 0)
+                self._furthest[replica] = max(event.step, self._furthest.get(replica, 0))
                 if after and event.attempt == self._attempts.get(replica):
                     self.unstepped[replica] = list(self._due.values()).count(replica)
             case FaultRequested() if event.target.is_numbered:
