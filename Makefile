@@ -34,7 +34,7 @@ test: $(READY) ## all that CI checks; what this machine cannot run is skipped wi
 	step 'types' basedpyright && \
 	step 'import contract' lint-imports && \
 	step 'docs' sphinx-build -W --keep-going -q -b html docs docs/_build/html && \
-	step 'lab (about ten minutes, once for each version)' python -m lab build kubernetes slurm slurm-26.05 --where-possible && \
+	step 'lab (about ten minutes, once for each version)' python -m lab build kubernetes volcano slurm slurm-26.05 --where-possible && \
 	step 'tests' .ci/tests
 
 quick: $(READY) ## only the tests that take no more than a second or two

@@ -5,7 +5,8 @@
 Each defect is real: a limited link, a controller that places nodes one by one, a training program that loses a part of
 its state, a page without a step. `--clean` runs all checks on healthy targets instead, with the default agreement
 except that nodes share a machine: `local`, `netns`, `hosts`, `slurm`, `kubernetes` (the lab, with a queue of Kueue).
-`pod-group` is the lab without Kueue, where the scheduler itself places gangs, and only the check `gang`. It needs root.
+`pod-group` is the lab without Kueue, where the scheduler itself places gangs, `volcano` with Volcano's scheduler; both
+have only the check `gang`. It needs root.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from holdfast.accept.first_run_check import first_run_page
 from holdfast.launch.local.netns import NetnsNode, ip_command
 from lab.slurm_cluster import slurm_cluster
 from lab.ssh_hosts import SshHosts, ssh_hosts
+from lab.volcano_scheduler import volcano_scheduler
 
 TITLE = "Acceptance"
 CLEAN_GOAL_S = 25 * 60
@@ -41,6 +43,7 @@ CLEAN: Mapping[str, tuple[CheckName, ...]] = {
     "slurm": (),
     "kubernetes": (),
     "pod-group": (CheckName.GANG,),
+    "volcano": (CheckName.GANG,),
 }
 """Healthy targets, and the checks that run there; none means all."""
 QUEUE = """
@@ -350,18 +353,22 @@ def _cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
 
 
 @contextlib.contextmanager
-def _grouping_cluster() -> Generator[tuple[Path, str, Mapping[str, Any]]]:
-    """The lab, on two machines of which each has room for one node, with the scheduler's own gangs."""
-    with lab_cluster.site() as site:
+def _grouping_cluster(scheduler: str) -> Generator[tuple[Path, str, Mapping[str, Any]]]:
+    """The lab, on two machines of which each has room for one node, with a scheduler's own gangs."""
+    with (
+        lab_cluster.site() as site,
+        volcano_scheduler(site.lab) if scheduler == "volcano" else contextlib.nullcontext(),
+    ):
         target = site.folder / ".holdfast" / "targets" / "lab.yaml"
-        place = json.loads(target.read_text()) | {"pod_group": True, "node_selector": TWO_MACHINES}
+        place = json.loads(target.read_text()) | {"pod_group": scheduler, "node_selector": TWO_MACHINES}
         target.write_text(json.dumps(place))
         yield site.folder, "lab", {**SHARED, "nodes": 2, "job": {"image": "none", "resources": {"cpu": 100}}}
 
 
 _CLUSTERS: Mapping[str, Callable[[], contextlib.AbstractContextManager[tuple[Path, str, Mapping[str, Any]]]]] = {
     "kubernetes": _cluster,
-    "pod-group": _grouping_cluster,
+    "pod-group": lambda: _grouping_cluster("kubernetes"),
+    "volcano": lambda: _grouping_cluster("volcano"),
 }
 
 

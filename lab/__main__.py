@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from lab.lab import Lab, build_all, nodes
 from lab.slurm_conf import SlurmRelease
 from lab.slurm_root import slurm_impossible_reason, slurm_root
-from lab.toolchain import build_impossible_reason
+from lab.toolchain import VOLCANO, build_impossible_reason, program_folder
 
 app = typer.Typer(
     help="A Kubernetes control plane without containers, for trial runs of cluster jobs and for tests.",
@@ -34,6 +34,7 @@ class Component(StrEnum):
 
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
+    VOLCANO = "volcano"
     NEXT_SLURM = "slurm-26.05"
     """From a Debian that changes: tests use it where it could be built."""
 
@@ -42,6 +43,7 @@ SLURM, NEXT_SLURM = SlurmRelease.V24_11, SlurmRelease.V26_05
 
 _BUILDS: Mapping[Component, tuple[Callable[[], str | None], Callable[[], Iterable[Path]]]] = {
     Component.KUBERNETES: (build_impossible_reason, build_all),
+    Component.VOLCANO: (lambda: build_impossible_reason(VOLCANO), lambda: (program_folder(VOLCANO),)),
     Component.SLURM: (lambda: slurm_impossible_reason(SLURM), lambda: (slurm_root(SLURM),)),
     Component.NEXT_SLURM: (lambda: slurm_impossible_reason(NEXT_SLURM), lambda: (slurm_root(NEXT_SLURM),)),
 }

@@ -34,7 +34,7 @@ def install(client: LabClient, objects: Iterable[dict[str, Any]]) -> None:
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         list(pool.map(client.create, kinds))
         list(pool.map(client.create, [one for one in same if one["kind"] not in _KINDS]))
-    _await_established(client, {one["metadata"]["name"] for one in kinds if one["kind"] == "CustomResourceDefinition"})
+    await_established(client, {one["metadata"]["name"] for one in kinds if one["kind"] == "CustomResourceDefinition"})
 
 
 def install_for_lab(client: LabClient, paths: LabPaths, objects: Iterable[dict[str, Any]]) -> None:
@@ -86,7 +86,9 @@ def _secrets(paths: LabPaths) -> Iterator[dict[str, Any]]:
         yield {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data}
 
 
-def _await_established(client: LabClient, names: set[str]) -> None:
+def await_established(client: LabClient, kinds: Iterable[str]) -> None:
+    """Return when the API server serves these custom kinds, by the names of their definitions."""
+    names = set(kinds)
     deadline = time.monotonic() + _ESTABLISHED_WITHIN_S
     while names:
         if time.monotonic() > deadline:

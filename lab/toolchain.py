@@ -1,6 +1,6 @@
-"""Builds the lab's programs with Go from two pinned modules, once per change of those.
+"""Builds the lab's programs with Go from three pinned modules, once per change of those.
 
-There are two modules because Trainer needs a type that the control plane's version of k8s.io/api no longer has.
+Trainer and Volcano each need types that the control plane's version of k8s.io/api no longer has.
 """
 
 from __future__ import annotations
@@ -97,14 +97,18 @@ OPERATORS = Module(
 )
 
 
+VOLCANO = Module(name="volcano", packages=("volcano.sh/volcano/cmd/scheduler",))
+"""Built when a test or a bench needs it (volcano_scheduler.py)."""
+
+
 def program_folder(module: Module) -> Path:
     """The folder of a module's programs; if they are missing, build them, which takes minutes and is logged."""
     return cached_dir(module.name, _ingredients(module), lambda folder: _build(module, folder))
 
 
-def build_impossible_reason() -> str | None:
-    """Why a lab is impossible here: nothing is built, and nothing can be; None if it is possible."""
-    if all(is_cached(module.name, _ingredients(module)) for module in (CONTROLPLANE, OPERATORS)):
+def build_impossible_reason(*modules: Module) -> str | None:
+    """Why modules, by default those of a lab, cannot be had here: not built, and cannot be; None if they can."""
+    if all(is_cached(module.name, _ingredients(module)) for module in modules or (CONTROLPLANE, OPERATORS)):
         return None
     return _no_go()
 

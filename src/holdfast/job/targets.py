@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
@@ -209,6 +209,17 @@ class SlurmSettings(Model):
         return self.controller is ControllerPlace.ALLOCATION
 
 
+class GangScheduler(StrEnum):
+    """What places all nodes of a run on Kubernetes or none, by a PodGroup."""
+
+    KUBERNETES = "kubernetes"
+    VOLCANO = "volcano"
+
+
+def _gang_scheduler(value: object) -> object:
+    return {True: GangScheduler.KUBERNETES, False: None}.get(value, value) if isinstance(value, bool) else value
+
+
 class Evictions(StrEnum):
     """How many of a run's nodes the cluster may evict at a time, as a drain does."""
 
@@ -294,10 +305,13 @@ class TargetSpec(Model):
     """Kubernetes: to what a run's pods may connect besides one another and DNS; none means everything."""
     service_account: ObjectName | None = None
     """Kubernetes: an existing ServiceAccount for controllers; none means that each run creates one, with its Role."""
-    pod_group: bool = False
-    """Kubernetes: whether the scheduler places all nodes of a run or none, by a PodGroup.
+    pod_group: Annotated[
+        GangScheduler | None, BeforeValidator(_gang_scheduler, json_schema_input_type=bool | GangScheduler | None)
+    ] = None
+    """Kubernetes: the scheduler that places all nodes of a run or none, by a PodGroup; none means one node at a time.
 
-    For Kubernetes 1.37 or later with the feature gate GenericWorkload, on the API server and the scheduler.
+    `kubernetes`, or `true`, is that of Kubernetes 1.37 or later with the feature gate GenericWorkload, on the API
+    server and the scheduler. `volcano` is Volcano's.
     """
     evictions: Evictions = Evictions.REPLICA
     """Kubernetes: nodes of a run that drains may evict at a time: `any`, `replica` for those of one replica, `none`."""

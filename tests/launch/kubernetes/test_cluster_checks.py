@@ -85,6 +85,14 @@ def test_pod_group_needs_an_api_server_that_serves_it() -> None:
     assert found(replace(missing, served=served), grouped) == {}
 
 
+def test_pod_group_of_volcano_needs_volcano() -> None:
+    grouped = CASES["jobset-pod-group-volcano"]
+    known = replace(GOOD, suspended_by_kueue=None, priority_classes=GOOD.priority_classes)
+    finding = found(known, grouped)["operator-missing"]
+    assert "podgroups (scheduling.volcano.sh)" in finding.what
+    assert "Install Volcano" in finding.remedy
+
+
 def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
     findings = found(GOOD, CASES["jobset-tcp-bare"])
     assert set(findings) == {"queue-required"}

@@ -49,6 +49,7 @@ from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.run_dir import RunDir
 from lab import Lab
+from lab.volcano_scheduler import volcano_scheduler
 
 pytestmark = pytest.mark.slow
 
@@ -612,9 +613,16 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
     assert [event.finding.code for event in heard if isinstance(event, RecoveryDecided)] == ["node-preempted"] * 2
 
 
-def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: Site) -> None:
+@pytest.fixture(params=["kubernetes", "volcano"])
+def gang_scheduler(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each scheduler that places the nodes of a PodGroup."""
+    with volcano_scheduler(lab) if request.param == "volcano" else contextlib.nullcontext():
+        yield request.param
+
+
+def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: Site, gang_scheduler: str) -> None:
     """Of two runs of three nodes, on four machines with room for one each, the second waits without a machine."""
-    block = "node_selector: {cloud.provider.com/topology-block: b0}\npod_group: true\n"
+    block = f"node_selector: {{cloud.provider.com/topology-block: b0}}\npod_group: {gang_scheduler}\n"
     site.target("jobset", volume=VOLUME + block)
     (site.folder / "wait.py").write_text(WAITS)
     enough = site.folder.parent / "enough"
@@ -622,7 +630,7 @@ def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: 
     first = site.start("python", "wait.py", str(enough), **fields)
     reach(first, lambda known: known.phase is RunPhase.RUNNING)
     second = site.start("python", "wait.py", str(enough), **fields)
-    waits = "minCount (3) cannot be satisfied"
+    waits = {"kubernetes": "minCount (3) cannot be satisfied", "volcano": "3 minAvailable"}[gang_scheduler]
     reach(second, lambda known: any(waits in node.reason for node in known.nodes.values()))
     reason = api.pending_reason(second)
     assert reason is not None

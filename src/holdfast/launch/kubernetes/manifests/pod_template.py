@@ -18,7 +18,7 @@ from holdfast.launch.kubernetes.manifests.pod_additions import (
     volume_mounts,
     volumes,
 )
-from holdfast.launch.kubernetes.manifests.pod_group import scheduling_group
+from holdfast.launch.kubernetes.manifests.pod_group import group_annotations, scheduler_name, scheduling_group
 from holdfast.launch.kubernetes.manifests.pod_patch import with_patch
 from holdfast.launch.kubernetes.manifests.quantities import format_cores, format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -60,6 +60,7 @@ def pod_template(
     path = ctx.job.checkpoint.path or ""
     if "://" in path:
         annotations[CHECKPOINT_ANNOTATION] = path
+    annotations |= group_annotations(ctx)
     metadata = pod_metadata(ctx, NODE, labels={FABRIC_LABEL: ctx.fabric.name}, annotations=annotations)
     template = {"metadata": metadata, "spec": _pod_spec(ctx, spec, restart)}
     return with_patch(template, ctx.target.pod.patch, to_plain(spec.container["name"]))
@@ -105,7 +106,7 @@ def _pod_spec(ctx: RenderContext, occupant: ContainerSpec, restart: str | None) 
             "then the kubelet kills the pod.",
         ),
         "runtimeClassName": own.runtime_class,
-        "schedulerName": own.scheduler,
+        "schedulerName": scheduler_name(ctx),
         "schedulingGroup": scheduling_group(ctx),
         "priorityClassName": target.priority_class,
         "nodeSelector": target.node_selector or None,

@@ -150,6 +150,13 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         message="its {all} nodes are placed together or not at all, and now {fit} of them would fit",
         remedy="Wait until other runs end, or ask for fewer nodes, or for less on each.",
     ),
+    # 3/3 tasks in gang unschedulable: pod group is not ready, 3 Pending, 3 minAvailable; Pending: 1 Unschedulable, ...
+    MessageRule(
+        pattern=r"pod group is not ready, .*?(?P<all>\d+) minAvailable",
+        code="pod-group-waiting",
+        message="its {all} nodes are placed together or not at all, and there is no room for all of them",
+        remedy="Wait until other runs end, or ask for fewer nodes, or for less on each.",
+    ),
     # 0/4 nodes are available: persistentvolumeclaim "checkpoints" not found.
     MessageRule(
         pattern=r'persistentvolumeclaim "(?P<name>[^"]+)" (?P<state>not found|is being deleted)',

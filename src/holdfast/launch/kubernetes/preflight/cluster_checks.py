@@ -17,7 +17,7 @@ import msgspec
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.quarantine import QuarantineRow
 from holdfast.job.quarantine_text import avoided_finding
-from holdfast.job.targets import Toleration, Workload
+from holdfast.job.targets import GangScheduler, Toleration, Workload
 from holdfast.launch.kubernetes.client.api_errors import REJECTION_RULES
 from holdfast.launch.kubernetes.client.api_paths import KubeObject, collection_path
 from holdfast.launch.kubernetes.client.message_rules import match_rule
@@ -113,13 +113,14 @@ class OperatorKind(NamedTuple):
     """What else than changing that field helps."""
 
 
-POD_GROUPS = OperatorKind(
-    pod_group.GROUP,
-    pod_group.VERSION,
-    "podgroups",
-    "pod_group",
-    f"Have Kubernetes 1.37 or later serve {pod_group.GROUP}/{pod_group.VERSION} with the feature gate GenericWorkload",
-)
+_GANG_REMEDIES = {
+    GangScheduler.KUBERNETES: "Have Kubernetes 1.37 or later serve it with the feature gate GenericWorkload",
+    GangScheduler.VOLCANO: "Install Volcano",
+}
+POD_GROUPS: Mapping[GangScheduler, OperatorKind] = {
+    scheduler: OperatorKind(*pod_group.GROUPS[scheduler], "podgroups", "pod_group", remedy)
+    for scheduler, remedy in _GANG_REMEDIES.items()
+}
 PODMONITORS = OperatorKind("monitoring.coreos.com", "v1", "podmonitors", "pod_monitor")
 
 
@@ -129,7 +130,7 @@ def operator_kinds(ctx: RenderContext) -> list[OperatorKind]:
     return [
         OperatorKind(kind.group, kind.version, kind.resource, "workload"),
         *([OperatorKind(KUEUE, KUEUE_VERSION, "localqueues", "queue")] if ctx.queue else ()),
-        *([POD_GROUPS] if ctx.target.pod_group else ()),
+        *([POD_GROUPS[ctx.target.pod_group]] if ctx.target.pod_group else ()),
         *([PODMONITORS] if ctx.target.pod_monitor else ()),
     ]
 

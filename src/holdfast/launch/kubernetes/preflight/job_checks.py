@@ -105,9 +105,9 @@ def queue(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def pod_group(ctx: RenderContext) -> Iterator[Finding]:
-    """Only the pods of a JobSet can refer to a PodGroup: the other kinds' operators know no such field."""
+    """Only the pods of a JobSet can refer to a PodGroup: the other kinds' operators do not know the field."""
     if ctx.target.pod_group and ctx.workload is not Workload.JOBSET:
-        what = f"the pods of a {ctx.workload} cannot be in a PodGroup: its operator does not know the field"
+        what = f"the pods of a {ctx.workload} cannot be in the run's PodGroup; those of a JobSet can"
         remedy = "Write `workload: jobset` in the target, or a `queue` in place of `pod_group`."
         yield _error("not-supported", f"{TARGET_PREFIX}pod_group", what, remedy)
 
@@ -265,7 +265,7 @@ def _production_gaps(ctx: RenderContext) -> Iterator[Finding]:
         yield _error("checkpoint-not-shared", "checkpoint.path", what, remedy)
     if job.nodes.max > 1 and ctx.queue is None and not target.pod_group:
         what = "without a queue nodes are placed one by one: two jobs may each hold half of what they need, and wait"
-        remedy = "Write `queue: NAME` in the job or in the target, or `pod_group: true` in the target."
+        remedy = "Write `queue: NAME` in the job or the target, or `pod_group: kubernetes` or `volcano` in it."
         yield _error("no-gang-scheduling", "queue", what, remedy)
     if "max_restarts" not in job.recovery.model_fields_set:
         what = "the job does not set how often it may be restarted"

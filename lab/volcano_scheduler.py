@@ -1,0 +1,59 @@
+"""Volcano's scheduler in a lab, for as long as a test or a bench needs it; built with Go the first time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Generator
+
+from holdfast.host import processes
+from lab.install import await_established
+from lab.lab import Lab
+from lab.runner import MARK
+from lab.toolchain import VOLCANO, program_folder, source_folder
+
+NAME = "volcano"
+"""What pods call it in `schedulerName`."""
+_CRDS = "installer/helm/chart/volcano/crd/bases"
+_KINDS = ("podgroups.scheduling.volcano.sh", "queues.scheduling.volcano.sh")
+
+
+def install_kinds(lab: Lab) -> None:
+    """Have a lab serve Volcano's kinds of objects."""
+    lab.kubectl("apply", "--server-side", "-f", source_folder(VOLCANO, "volcano.sh/volcano") / _CRDS)
+    await_established(lab.client(), _KINDS)
+
+
+@contextlib.contextmanager
+def volcano_scheduler(lab: Lab) -> Generator[None]:
+    """Run the scheduler, which creates the queue `default`.
+
+    Volcano's controllers and webhooks do not run: they are for its own kinds of jobs.
+    """
+    install_kinds(lab)
+    argv = (
+        program_folder(VOLCANO) / "scheduler",
+        f"--kubeconfig={lab.kubeconfig}",
+        f"--scheduler-name={NAME}",
+        "--leader-elect=false",
+        "--schedule-period=500ms",
+        "--cache-dumper=false",
+        "--logtostderr",
+    )
+    with (lab.folder / "log" / f"{NAME}.log").open("ab") as output:
+        scheduler = subprocess.Popen(
+            argv,
+            env={**os.environ, MARK: str(lab.folder)},
+            cwd=lab.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 it makes one system call
+        )
+    try:
+        yield
+    finally:
+        scheduler.kill()
+        scheduler.wait()
