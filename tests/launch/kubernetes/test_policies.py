@@ -88,8 +88,9 @@ def test_each_policy_refuses_what_it_is_about_and_allows_a_run_that_is_right(
         alone = of_kind(Case(job=SMALL, target={**here, "queue": None}), workload)
         assert "without a queue" in refused(lab, to_plain(render(render_context(alone)).owner), "gang")
         if workload == "jobset":
-            grouped = Case(job=alone.job, target={**alone.target, "pod_group": True})
-            assert "created (server dry run)" in answer(lab, to_plain(render(render_context(grouped)).owner))
+            for scheduler in ("kubernetes", "volcano"):
+                grouped = Case(job=alone.job, target={**alone.target, "pod_group": scheduler})
+                assert "created (server dry run)" in answer(lab, to_plain(render(render_context(grouped)).owner))
         queued = render(render_context(of_kind(case, workload))).owner
         assert "created (server dry run)" in answer(lab, to_plain(queued))
     stored = Case(job={**SMALL, "checkpoint": {"path": "s3://bucket/run"}}, target={**here, "volume": None})

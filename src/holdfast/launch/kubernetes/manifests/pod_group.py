@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from holdfast.job.targets import GangScheduler
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
+from holdfast.launch.kubernetes.object_names import VOLCANO_GROUP
 
 GROUPS: Mapping[GangScheduler, tuple[str, str]] = {
     GangScheduler.KUBERNETES: ("scheduling.k8s.io", "v1beta1"),
@@ -41,7 +42,7 @@ def scheduling_group(ctx: RenderContext) -> YamlValue:
 def group_annotations(ctx: RenderContext) -> dict[str, YamlValue]:
     """A node's reference to the group of Volcano."""
     is_volcano = ctx.target.pod_group is GangScheduler.VOLCANO
-    return {"scheduling.k8s.io/group-name": ctx.names.name} if is_volcano else {}
+    return {VOLCANO_GROUP: ctx.names.name} if is_volcano else {}
 
 
 def scheduler_name(ctx: RenderContext) -> str | None:

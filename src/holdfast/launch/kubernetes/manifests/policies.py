@@ -11,7 +11,13 @@ from dataclasses import dataclass
 
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
-from holdfast.launch.kubernetes.object_names import CHECKPOINT_ANNOTATION, FABRIC_LABEL, QUEUE_LABEL, RUN_LABEL
+from holdfast.launch.kubernetes.object_names import (
+    CHECKPOINT_ANNOTATION,
+    FABRIC_LABEL,
+    QUEUE_LABEL,
+    RUN_LABEL,
+    VOLCANO_GROUP,
+)
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.policy_request import PolicyRequest
 
@@ -56,9 +62,11 @@ def _storage(_: PolicyRequest) -> Sequence[tuple[str, str]]:
 
 def _gang(_: PolicyRequest) -> Sequence[tuple[str, str]]:
     queued = f"(has(object.metadata.labels) && '{QUEUE_LABEL}' in object.metadata.labels)"
+    metadata = "r.template.spec.template.metadata"
+    by_volcano = f"(has({metadata}.annotations) && '{VOLCANO_GROUP}' in {metadata}.annotations)"
     grouped = (
         "(object.kind == 'JobSet' && object.spec.replicatedJobs.all(r, "
-        "has(r.template.spec.template.spec.schedulingGroup)))"
+        f"has(r.template.spec.template.spec.schedulingGroup) || {by_volcano}))"
     )
     message = f"without a queue some nodes may start and wait for the rest: set the label {QUEUE_LABEL}"
     return [(f"{queued} || {grouped}", f"{message}, or have the pods in a PodGroup")]

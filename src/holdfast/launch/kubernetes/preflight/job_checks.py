@@ -265,7 +265,7 @@ def _production_gaps(ctx: RenderContext) -> Iterator[Finding]:
         yield _error("checkpoint-not-shared", "checkpoint.path", what, remedy)
     if job.nodes.max > 1 and ctx.queue is None and not target.pod_group:
         what = "without a queue nodes are placed one by one: two jobs may each hold half of what they need, and wait"
-        remedy = "Write `queue: NAME` in the job or the target, or `pod_group: kubernetes` or `volcano` in it."
+        remedy = "Write `queue: NAME` in the job or the target, or `pod_group: kubernetes` or `volcano` in the target."
         yield _error("no-gang-scheduling", "queue", what, remedy)
     if "max_restarts" not in job.recovery.model_fields_set:
         what = "the job does not set how often it may be restarted"
