@@ -15,7 +15,7 @@ from pathlib import Path
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
-from holdfast.job.targets import Evictions, TargetSpec, Volume, Workload
+from holdfast.job.targets import Evictions, GangScheduler, TargetSpec, Volume, Workload
 from holdfast.launch.kubernetes.manifests import run_objects
 from holdfast.launch.kubernetes.manifests.policies import RULES, render_policies
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -61,7 +61,7 @@ def templates() -> Mapping[str, str]:
     }
 
 
-def _context(workload: Workload, *, account: str | None) -> RenderContext:
+def _context(workload: Workload, *, account: str | None, gangs: GangScheduler | None = None) -> RenderContext:
     """A run of each kind: with the target's account or its own, without a volume, which takes more permissions."""
     job = Job.model_validate({"command": ["true"], "image": "image", "nodes": 2})
     agent = workload is not Workload.MPIJOB
@@ -73,7 +73,7 @@ def _context(workload: Workload, *, account: str | None) -> RenderContext:
         agent=agent,
         queue="queue",
         evictions=Evictions.NONE,  # takes another object, and so does the next line
-        pod_group=workload is Workload.JOBSET,
+        pod_group=gangs,
     )
     accepted = RunSpec(
         job=job,
@@ -125,8 +125,9 @@ def _cordon() -> list[Mapping[str, YamlValue]]:
 def _users() -> list[Mapping[str, YamlValue]]:
     """What users need to start runs with the controllers' account, and to release machines from the quarantine."""
     rules = list[Rule]()
-    for workload in Workload:
-        for each in required_permissions(_context(workload, account=ACCOUNT)):
+    kinds = [*((workload, None) for workload in Workload), *((Workload.JOBSET, gangs) for gangs in GangScheduler)]
+    for workload, gangs in kinds:
+        for each in required_permissions(_context(workload, account=ACCOUNT, gangs=gangs)):
             resource = f"{each.resource}/{each.subresource}".rstrip("/")
             rules.append({"apiGroups": [each.group], "resources": [resource], "verbs": [each.verb]})
     rules += [_rule("", "configmaps", "get"), {**_rule("", "configmaps", "patch"), "resourceNames": [QUARANTINE]}]
