@@ -107,7 +107,7 @@ def program_folder(module: Module) -> Path:
 
 
 def build_impossible_reason(*modules: Module) -> str | None:
-    """Why modules, by default those of a lab, cannot be had here: not built, and cannot be; None if they can."""
+    """Why modules, by default those of a lab, are not available here: neither built nor buildable; None if they are."""
     if all(is_cached(module.name, _ingredients(module)) for module in modules or (CONTROLPLANE, OPERATORS)):
         return None
     return _no_go()
