@@ -22,7 +22,9 @@ def start(base: Path, program: str, **given: object) -> runs.Run:
 
 
 def test_handle_waits_for_the_end_and_has_output_status_and_events(home: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, "import os; print(os.environ['RANK'], flush=True); raise SystemExit(3)", nodes=2)
+    # Only one ends: a rank that is stopped because another has failed may not have printed anything yet.
+    program = "import os, time; r = os.environ['RANK']; print(r, flush=True); exit(3) if r == '1' else time.sleep(600)"
+    run = start(tmp_path, program, nodes=2)
     assert run.id.startswith("night-")
     assert run.wait() == 3
     assert (run.logs(rank=1)[:2], run.status().phase) == ("1\n", RunPhase.FAILED)
