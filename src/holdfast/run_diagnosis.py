@@ -92,11 +92,12 @@ def diagnose_run(
     `known` are the events to use; by default the whole log. `taken` are stacks of a live run's ranks; by default they
     are dumped if it makes no progress. `hide` replaces secrets in a line before it is cut.
     """
+    from holdfast.diagnose.run_context import without_controller
+
     answer = _diagnose_events(run, read_events(run.events) if known is None else known, taken, hide)
     if is_finished(run) or is_alive(run):
         return answer
-    notes = (f"{each.what}: {each.remedy}" for each in controller_dead(run).findings)
-    return replace(answer, notes=(*answer.notes, *notes))
+    return without_controller(answer, controller_dead(run).findings[0])
 
 
 def _diagnose_events(

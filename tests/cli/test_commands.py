@@ -309,7 +309,9 @@ def test_run_without_a_controller_is_reported_with_what_to_do(cli: Cli) -> None:
     assert f"{run}  no controller; last known: pending" in shown
     assert "[controller-dead]" in shown
     assert cli("status", "-o", "json").data["orphaned"] is True
-    assert f"nothing restarts it: holdfast attach {run}" in " ".join(cli("diagnose").out.split())
+    said = " ".join(cli("diagnose").out.split())
+    assert said.startswith("nothing has failed so far, but the run has no controller")
+    assert f"nothing restarts it. What to do: holdfast attach {run}" in said
 
 
 def completed(line: str, folder: Path) -> list[str]:

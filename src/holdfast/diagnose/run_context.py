@@ -12,6 +12,7 @@ from holdfast.diagnose.rules import RULES
 from holdfast.diagnose.rules.evidence_requests import EVIDENCE_REQUESTS
 from holdfast.diagnose.stack_groups import describe_stacks
 from holdfast.events import FaultInjected, Outcome, StacksCompared, StacksDumped
+from holdfast.findings import Finding
 from holdfast.job.fault_attribution import format_fault, remedy_for
 
 RUN_LOGS_EVIDENCE = ("all-ranks", "peer-log", "first-traceback", "who-joined")
@@ -103,3 +104,10 @@ def nothing_failed(answer: Diagnosis, outcome: Outcome | None) -> Diagnosis:
         transport=answer.transport,
         notes=answer.notes,
     )
+
+
+def without_controller(answer: Diagnosis, dead: Finding) -> Diagnosis:
+    """The diagnosis of an unfinished run that nothing controls, for the reason in the finding."""
+    if answer.what == _NOTHING_FAILED[None]:
+        answer = replace(answer, what="nothing has failed so far, but the run has no controller")
+    return replace(answer, notes=(*answer.notes, f"{dead.what}. What to do: {dead.remedy}"))

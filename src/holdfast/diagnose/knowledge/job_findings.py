@@ -514,9 +514,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "no-address",
-        "The nodes of an allocation connect to the machine that starts the run, and its name means only itself.",
-        "`getent hosts $(hostname)`.",
-        "Set `slurm.address` in the target to its address on the cluster's network.",
+        "The nodes of an allocation connect to the controller's machine, and its name means only itself there.",
+        "`getent hosts $(hostname)` on the machine in the finding.",
+        "Set `slurm.address` for the machine that starts the run; on a node, correct `/etc/hosts` or `NodeAddr`.",
     ),
     (
         "run-folder-not-shared",
