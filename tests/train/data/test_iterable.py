@@ -14,6 +14,7 @@ from tests.train.data.fake_training import FakeTraining, as_they_are
 from holdfast.errors import HoldfastError
 from holdfast.train import Data
 from holdfast.train.data import iterable as streams
+from holdfast.train.data.sharding import ShardPlan
 
 LENGTH = 30
 
@@ -123,6 +124,38 @@ def test_state_that_leads_elsewhere_is_not_believed_and_that_is_told():
         training.run(Data(Deceived(), batch_size=5, collate=as_they_are), world_size=1, steps=2)
     assert [sample[:2] for sample in training.taken] == [(0, number * 7 % LENGTH) for number in range(20)]
     assert [finding.code for finding in training.findings] == ["data-state-not-bit-exact", "data-replayed"]
+
+
+class Packed:
+    """As TorchTitan's text: it goes on where it was, and keeps the lists that it loads."""
+
+    def __init__(self) -> None:
+        self.read, self.ahead = 0, list[int]()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self.read, "ahead": self.ahead}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.read, self.ahead = state["read"], state["ahead"]
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.ahead += [self.read * 3 + each for each in range(3)]
+            self.read += 1
+            while len(self.ahead) > 1:
+                yield self.ahead.pop(0)
+
+
+def test_stream_is_at_the_same_sample_for_each_reader_of_a_process():
+    """As in a replica that goes back with others before it has a place to go back to."""
+    data = Data(Packed(), batch_size=5, collate=as_they_are)
+    plan = ShardPlan(global_batch=5, micro_batch_size=5, rank=0, world_size=1)
+    place = None
+    for first in (0, 0, 50, 10, 10):
+        reading = data.read(plan, first, place)
+        batches = [next(reading) for _ in range(12)]
+        assert [each.data for each in batches] == [[*range(at, at + 5)] for at in range(first, first + 60, 5)]
+        place = place or next(each.resume_point for each in batches if each.resume_point)._replace(state=None)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from holdfast.train.data.index_shuffle import VERSION, IndexShuffle
 from holdfast.train.data.iterable import ResumePoint, dataset_too_small, read_stream
 from holdfast.train.data.map_style import read_map_style
 from holdfast.train.data.sharding import ShardPlan
+from holdfast.train.data.stream_iterator import StreamIterator
 
 
 class Data:
@@ -64,6 +65,8 @@ class Data:
             "pin_memory": pin_memory,
         }
         self._order: IndexShuffle | None = None
+        self._unread: Any = None
+        """The state of a stream before its first sample: without workers, reading changes the stream itself."""
         if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
             if len(dataset) == 0:
                 raise dataset_too_small(batch_size, 0, self._name)
@@ -75,6 +78,8 @@ class Data:
                 exit_code=ExitCode.USAGE,
                 remedy="give something with __len__ and __getitem__, or with __iter__",
             )
+        elif hasattr(dataset, "load_state_dict"):
+            self._unread = StreamIterator.state_of(dataset)
 
     @property
     def _name(self) -> str:
@@ -105,7 +110,14 @@ class Data:
     def read(self, plan: ShardPlan, first: int, resume_point: ResumePoint | None) -> Iterator[Any]:
         """The data of this rank's micro-batches, starting with the step whose first sample is `first`."""
         if self._order is None:
-            return read_stream(self._dataset, plan, first - self.start_sample, resume_point, **self._loader_options)
+            return read_stream(
+                self._dataset,
+                plan,
+                first - self.start_sample,
+                resume_point,
+                unread=self._unread,
+                **self._loader_options,
+            )
         if self._order.length < plan.global_batch:
             raise dataset_too_small(plan.global_batch, self._order.length, self._name)
         return read_map_style(self._dataset, self._order, plan, first - self.start_sample, **self._loader_options)

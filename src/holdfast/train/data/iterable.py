@@ -7,6 +7,7 @@ state is used only if it yields the same block; otherwise the reader replays the
 
 from __future__ import annotations
 
+import copy
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -62,14 +63,18 @@ def read_stream(
     first: int,
     resume_point: ResumePoint | None,
     *,
+    unread: Any,
     seed: int,
     workers: int,
     collate: Collate,
     pin_memory: bool,
 ) -> Iterator[StreamBatch]:
-    """The data of this rank's micro-batches, starting with the step whose first sample is `first`."""
+    """The data of this rank's micro-batches, starting with the step whose first sample is `first`.
+
+    `unread` is the stream's state before its first sample was read, by whichever reader; None if it cannot be loaded.
+    """
     loader: DataLoader[Any] = DataLoader(
-        _StepDataset(stream, plan, first, resume_point, seed, collate),
+        _StepDataset(stream, unread, plan, first, resume_point, seed, collate),
         batch_size=None,
         num_workers=min(workers, 1),  # Each worker would read the whole stream.
         collate_fn=cast("Any", _as_it_is),
@@ -87,6 +92,7 @@ def _as_it_is(filled: StreamBatch) -> StreamBatch:
 @dataclass(frozen=True)
 class _StepDataset(IterableDataset[Any]):
     stream: Any
+    unread: Any
     plan: ShardPlan
     first: int
     resume_point: ResumePoint | None
@@ -101,7 +107,7 @@ class _StepDataset(IterableDataset[Any]):
             yield from repeat(WorkerFailure(error.findings, error.exit_code))
 
     def _filled(self) -> Iterator[StreamBatch]:
-        reader = StreamReader(self.stream, seed=self.seed, min_length=self.plan.global_batch)
+        reader = StreamReader(self.stream, unread=self.unread, seed=self.seed, min_length=self.plan.global_batch)
         findings = reader.resume(self.first, self.resume_point)
         for begin in count(self.first, self.plan.global_batch):
             parts = self.plan.step(begin)
@@ -122,14 +128,19 @@ class StreamReader:
     the process's own generators unchanged.
     """
 
-    def __init__(self, stream: Any, *, seed: int, min_length: int) -> None:
+    def __init__(self, stream: Any, *, unread: Any, seed: int, min_length: int) -> None:
         """`min_length` is the minimum length of an epoch; in a shorter one a step would take a sample twice."""
-        self._stream, self._seed, self._min_length = stream, seed, min_length
-        self._unread = StreamIterator.state_of(stream)
+        self._stream, self._unread, self._seed, self._min_length = stream, unread, seed, min_length
         self._resume_point: ResumePoint | None = None
         self._marked_at = 0.0
         self._ahead = deque[Any]()
-        self._open(0, epoch=0, epoch_start=0)
+        self._open_unread(epoch=0, epoch_start=0)
+
+    def _open_unread(self, *, epoch: int, epoch_start: int) -> None:
+        """Position the stream at the start of an epoch, wherever another reader has left it."""
+        if self._unread is not None:
+            self._stream.load_state_dict(copy.deepcopy(self._unread))  # it may keep and change what it loads
+        self._open(epoch_start, epoch=epoch, epoch_start=epoch_start)
 
     def _open(self, sample: int, *, epoch: int, epoch_start: int, state: Any = None) -> None:
         """Position the stream so that `sample`, the start of a block, is read next."""
@@ -191,10 +202,8 @@ class StreamReader:
 
     def _replay(self, resume_point: ResumePoint) -> None:
         """Replay the epoch of the resume point from its beginning."""
-        if hasattr(self._stream, "load_state_dict"):
-            self._stream.load_state_dict(self._unread)
         self._ahead.clear()
-        self._open(resume_point.epoch_start, epoch=resume_point.epoch, epoch_start=resume_point.epoch_start)
+        self._open_unread(epoch=resume_point.epoch, epoch_start=resume_point.epoch_start)
         self.skip_to(resume_point.sample)
         if self._next_fingerprint() != resume_point.fingerprint:
             raise failure(
