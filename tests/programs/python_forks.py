@@ -2,11 +2,12 @@
 
 A program that such a fork starts is a fork of it in turn, so that parents, process groups, signals and exit codes are
 those of real starts: only `execve` is replaced. A fork has its own `__main__`, environment and arguments (also where
-the kernel shows them), default signal handlers, no open files of its parent, and fresh modules of holdfast. What cannot
-be done so (another executable, other PYTHON* variables, an option of Python) is started as usual.
+the kernel shows them), default signal handlers, and no open files of its parent. The modules of holdfast that this
+process has imported are as they were then: to import them anew took most of the CPU time of a run. What cannot be done
+so (another executable, other PYTHON* variables, an option of Python) is started as usual.
 
 tests/runs/forked_starts.py sends one JSON object per start, with the descriptors that the program gets, and receives
-its pid.
+its pid; or the names of more modules that this process is to import.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import array
 import atexit
 import builtins
 import contextlib
+import copy
 import ctypes
 import faulthandler
 import fcntl
+import functools
 import gc
 import importlib
 import importlib.machinery
@@ -49,8 +52,13 @@ IMPORTED = (
     "holdfast.lighthouse.__main__",
     "holdfast.train.session.session",
 )
-FRESH = ("__main__", "__mp_main__", "holdfast", "lab", "tests")
-"""Packages that each program imports anew: their modules have state."""
+RESTORED = "holdfast"
+"""Package whose modules each program has as they were imported."""
+FRESH = ("__main__", "__mp_main__", "lab", "tests")
+"""Packages that each program imports anew."""
+CONTAINERS = (dict, set, weakref.WeakSet)
+LOCK = type(threading.Lock())
+CACHE = type(functools.cache(abs))
 SAME_VARIABLES = ("PYTHON", "LD_")
 """Prefixes of variables that only a new process can obey."""
 OBEYED = ("PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
@@ -60,6 +68,8 @@ FIRST_FREE = 400
 _exec_program: Callable[..., int] = cast("Any", subprocess)._fork_exec
 _path = sys.path[1:]
 _variables = {name: value for name, value in os.environ.items() if name.startswith(SAME_VARIABLES)}
+_imported: dict[ModuleType, dict[str, tuple[object, object]]] = {}
+"""The variables of the modules of holdfast after their import, and the content of those that can change."""
 _kept: list[object] = []
 """Whatever must not be freed: its destructor might close a descriptor that the fork has opened anew."""
 
@@ -217,10 +227,13 @@ def _reset_signals() -> None:
 
 
 def _reset_modules() -> None:
-    """Forget the parent's modules of holdfast, its exit handlers, temporary folder, event loop and logs."""
-    for name in list(sys.modules):
-        if name.partition(".")[0] in FRESH:
+    """Forget the parent's state in modules of holdfast, its exit handlers, temporary folder, event loop and logs."""
+    for name, module in list(sys.modules.items()):
+        package = name.partition(".")[0]
+        if package in FRESH or (package == RESTORED and module not in _imported):
             _kept.append(sys.modules.pop(name))
+    for module, variables in _imported.items():
+        _restore(module, variables)
     cast("Any", atexit)._clear()
     finalize = cast("Any", weakref.finalize)
     _kept.append(dict(finalize._registry))
@@ -239,13 +252,49 @@ def _reset_modules() -> None:
     root.handlers.clear()
     root.setLevel(logging.WARNING)
     for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in FRESH:
+        if isinstance(logger, logging.Logger) and name.partition(".")[0] in (*FRESH, RESTORED):
             logger.handlers.clear()
             logger.setLevel(logging.NOTSET)
     if (torch := sys.modules.get("torch")) is not None:
         cast("Any", torch).default_generator.seed()
     if (numpy := sys.modules.get("numpy")) is not None:
         cast("Any", numpy).random.seed()
+
+
+def _import(modules: Iterable[str]) -> None:
+    """Import modules, and keep what those of holdfast are like now."""
+    gc.disable()
+    for name in modules:
+        importlib.import_module(name)
+    gc.enable()
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] == RESTORED:
+            _imported[module] = {key: _content(value) for key, value in vars(module).items()}
+    _reset_modules()
+    sys.modules["__main__"] = _kept_main
+    gc.collect()
+    gc.freeze()
+
+
+def _content(value: object) -> tuple[object, object]:
+    """A variable, and a copy of it if its content can change."""
+    return value, copy.copy(cast("Any", value)) if isinstance(value, CONTAINERS) else None
+
+
+def _restore(module: ModuleType, variables: dict[str, tuple[object, object]]) -> None:
+    """Give a module the variables, and their content, that it had after its import."""
+    now = vars(module)
+    for key in now.keys() - variables.keys():  # a module of its package that was imported later
+        _kept.append(now.pop(key))
+    for key, (value, content) in variables.items():
+        if content is not None and value != content:
+            container = cast("Any", value)
+            _kept.append(copy.copy(container))
+            container.clear()
+            container.update(content)
+        elif isinstance(value, CACHE):
+            cast("Any", value).cache_clear()
+        now[key] = threading.Lock() if isinstance(value, LOCK) else value
 
 
 def _show(argv: list[str], environ: dict[str, str]) -> None:
@@ -273,6 +322,11 @@ def serve(link: socket.socket) -> None:
         if not data:
             os._exit(0)
         request: dict[str, Any] = json.loads(data)
+        if modules := request.get("modules"):
+            os.environ.update(request["environ"])
+            _import(modules)
+            link.sendall(b"0")
+            continue
         descriptors = array.array("i")
         for _, _, packed in ancillary:
             descriptors.frombytes(packed)
@@ -315,14 +369,9 @@ def _fork_outside_of_lookups() -> None:
 
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
-    for name in IMPORTED:
-        importlib.import_module(name)
     cast("Any", subprocess)._fork_exec = fork_exec
     _fork_outside_of_lookups()
-    _reset_modules()
-    sys.modules["__main__"] = _kept_main
-    gc.collect()
-    gc.freeze()
+    _import(IMPORTED)
     serve(link)
 
 

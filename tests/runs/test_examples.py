@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runs.conftest import DEADLINE_S, PREWARMED, Runs
+from tests.runs.conftest import DEADLINE_S, Runs
+from tests.runs.forked_starts import ForkedStarts
 
 from holdfast import api
 from holdfast.errors import ExitCode
@@ -200,11 +201,12 @@ def test_example_alone_that_is_killed_then_told_to_leave_ends_where_one_left_alo
 @pytest.mark.slow
 @of(LOOP, QUICKSTART, SHARDED, TRANSFORMERS, LIGHTNING)
 def test_example_over_two_ranks_that_is_killed_and_told_by_holdfast_and_torchrun_ends_where_one_left_alone_does(
-    forker: ForkServer, runs: Runs, tmp_path: Path
+    forker: ForkServer, runs: Runs, forked_starts: ForkedStarts, tmp_path: Path
 ) -> None:
     """No request costs a step: it saves, and resumes."""
     again = tmp_path / "again"
     assert forker.run(tmp_path / "alone", script=forker.example.reference, ranks=2).how == "0"
+    forked_starts.preload(*forker.example.modules.split(","))
     hold(forker.example, runs, again)
 
     killed = forker.run(again, ranks=2, faults=[{"after": 18, "rank": 1, "fault": "dies"}])
@@ -240,13 +242,11 @@ def hold(example: Example, runs: Runs, folder: Path) -> None:
         {"after": 13, "fault": "waits"},
         {"after": 16, "fault": "waits"},
     ]
-    # So that holdfast sees what the program imports, and has it done before a restart.
-    program = f"import {example.modules}, runpy; runpy.run_path({SCRIPTED_FAULTS!r}, run_name='__main__')"
-    command = (sys.executable, "-c", program, json.dumps(faults), example.script("train"), *example.arguments)
+    command = (sys.executable, SCRIPTED_FAULTS, json.dumps(faults), example.script("train"), *example.arguments)
     env = TRAINED | {"MODEL": str(folder / "model")}
     where = (f"checkpoint.every_steps={EVERY}", f"checkpoint.path={folder / 'checkpoints'}")
     given = (f"env.{name}={value}" for name, value in env.items())
-    watched = runs.start(*command, overrides=(PREWARMED, *where, *given, "recovery.stop_grace_s=300"))
+    watched = runs.start(*command, overrides=(*where, *given, "recovery.stop_grace_s=300"))
 
     watched.wait_for(StepCommitted, lambda event: (event.attempt, event.step) == (1, 9), within_s=600)
     agent = next(event.pid for event in watched.all(AgentConnected) if event.node == 1)

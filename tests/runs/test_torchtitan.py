@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.runs.conftest import Runs, WatchedRun
+from tests.runs.forked_starts import ForkedStarts
 
 from holdfast import api
 from holdfast.events import AttemptStarted, CheckpointCommitted, FaultAction, FaultTarget, Outcome, StepCommitted
@@ -22,23 +23,24 @@ SMALL = (
 
 
 @pytest.fixture(scope="module")
-def assets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def assets(tmp_path_factory: pytest.TempPathFactory, forked_starts: ForkedStarts) -> Path:
     """A tokenizer and text, made by the first run."""
-    return tmp_path_factory.mktemp("torchtitan") / "assets"
+    folder = tmp_path_factory.mktemp("torchtitan") / "assets"
+    forked_starts.preload("torchtitan.train", environ=hub(folder))
+    return folder
+
+
+def hub(assets: Path) -> dict[str, str]:
+    """Variables that are read when the trainer is imported."""
+    return {"HF_HOME": str(assets.parent / "hub"), "HF_HUB_OFFLINE": "1"}
 
 
 def start(runs: Runs, assets: Path, out: Path, *arguments: str, overrides: tuple[str, ...] = ()) -> WatchedRun:
-    env = {
-        "PYTHONPATH": str(EXAMPLE),
-        "ASSETS": str(assets),
-        "HF_HOME": str(assets.parent / "hub"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    env = {"ASSETS": str(assets), "OMP_NUM_THREADS": "1", **hub(assets)}
     command = (sys.executable, "-m", "torchtitan.train", "--module", "small_llama", "--config", "small_llama")
     return runs.start(
         *(*command, *SMALL, "--dump-folder", str(out), *arguments),
-        overrides=(*(f"env.{name}={value}" for name, value in env.items()), *overrides),
+        overrides=(f"workdir={EXAMPLE}", *(f"env.{name}={value}" for name, value in env.items()), *overrides),
     )
 
 
