@@ -3,7 +3,7 @@
 .venv/bin/python -m bench.soak [--faults N]
     [--target local|netns|hosts|slurm|slurm-24.11|slurm-26.05|monarch|replicas|training|kubernetes]
     [--seed N] [--every-s MEAN] [--state FOLDER] [--brisk] [--spare FAULT_TARGET] [--torch]
-    [--replicas N] [--ledger]
+    [--replicas N] [--forked] [--ledger]
 
 Faults come at exponentially distributed times, drawn from the seed, in any state of the run: also in the first step,
 during a recovery, two together. Only a fault after several others without a committed step in between is delayed: equal
@@ -24,6 +24,8 @@ import signal
 import sys
 import tempfile
 from pathlib import Path
+
+from tests.runs.forked_starts import ForkedStarts
 
 from bench.paired_stats import headline, say
 from bench.soak import ledger
@@ -69,6 +71,7 @@ def main() -> int:
     local.add_argument(
         "--torch", action="store_true", help="run the quickstart's Llama instead of a program without torch"
     )
+    parser.add_argument("--forked", action="store_true", help="local, replicas: fork processes, without their imports")
     parser.add_argument("--replicas", type=int, default=2, help="replicas: how many, of one rank each")
     options = parser.parse_args()
     module, faults = TARGETS[options.target]
@@ -78,6 +81,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         state = options.state or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="soak-")))
         state.mkdir(parents=True, exist_ok=True)
+        if options.forked:
+            starts = stack.enter_context(contextlib.closing(ForkedStarts()))
+            stack.enter_context(starts.used())
         try:
             outcome = importlib.import_module(f"bench.soak.{module}").soak(options, state.absolute())
         except KeyboardInterrupt:
@@ -91,6 +97,7 @@ def main() -> int:
 def _further(options: argparse.Namespace) -> str:
     """The options that change what the soak shows."""
     words = ["--brisk"] * options.brisk + ["--torch"] * options.torch
+    words += ["--forked"] * options.forked
     words += ["--spare", options.spare] if options.spare else []
     words += ["--every-s", f"{options.every_s:g}"] if options.every_s else []
     words += ["--replicas", str(options.replicas)] if options.target == "replicas" else []

@@ -13,6 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.runs.forked_starts import FORKABLE
+
 from bench import leak_slopes
 from bench.fault_outcomes import FaultOutcomes, RecordedSteps, fault_outcomes, recorded_steps
 from bench.paired_stats import percentile, say, table
@@ -146,8 +148,8 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
 
 def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     netns, torch = options.target == "netns", options.torch
-    orchestrator = ("orchestrator=monarch",) if options.target == "monarch" else ()
-    run = find_or_start(state, lambda: _start(state, target, orchestrator, torch=torch))
+    settings = ("orchestrator=monarch",) if options.target == "monarch" else FORKABLE if options.forked else ()
+    run = find_or_start(state, lambda: _start(state, target, settings, torch=torch))
     rows = [
         row
         for row in ROWS
@@ -179,7 +181,7 @@ def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     return found
 
 
-def _start(state: Path, target: str, own: tuple[str, ...], *, torch: bool) -> RunDir:
+def _start(state: Path, target: str, own: Sequence[str], *, torch: bool) -> RunDir:
     targets = state / ".holdfast" / "targets"
     targets.mkdir(parents=True)
     (targets / "soak.yaml").write_text(target)

@@ -11,9 +11,11 @@ import argparse
 import sys
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+
+from tests.runs.forked_starts import FORKABLE
 
 from bench.paired_stats import percentile, say, table
 from bench.soak.faults import Fault, FaultRow, RunStuck, Watch, end, find_or_start
@@ -102,7 +104,7 @@ class ReplicaWatch(Watch):
 def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
     """Soak, and print the outcome."""
     replicas: int = options.replicas
-    run = find_or_start(state, lambda: _start(state, replicas))
+    run = find_or_start(state, lambda: _start(state, replicas, FORKABLE if options.forked else ()))
     stuck = ""
     try:
         watch = ReplicaWatch(run)
@@ -117,8 +119,9 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
     return _tell(run, state, replicas, stuck, end(run))
 
 
-def _start(state: Path, replicas: int) -> RunDir:
+def _start(state: Path, replicas: int, settings: Sequence[str]) -> RunDir:
     overrides = (
+        *settings,
         f"recovery={{replicas: {replicas}, max_restarts: 1000000, step_timeout_s: auto}}",
         "checkpoint.every_steps=20",
         f"nodes={replicas}",

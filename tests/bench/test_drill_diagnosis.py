@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from bench.drill_diagnosis import CASES, Case, Unavailable, diagnose_drill, is_correct
-from tests.runs.forked_starts import ForkedStarts
+from tests.runs.forked_starts import FORKABLE, ForkedStarts
 
 from holdfast.diagnose.diagnosis import Diagnosis
 from holdfast.diagnose.fact import ProcessRef
@@ -18,9 +18,6 @@ QUICK = {(FaultAction.KILL, FaultTarget.RANK)}
 
 SEEN_IN_STACKS = {FaultAction.HANG, FaultAction.STOP}
 """Diagnosed by stacks, in which a fork shows its parent's frames too."""
-
-FORKABLE = ("recovery.prewarm=false", "watch.step_clock=false")
-"""A zygote imports torch once more, and a rank with another PYTHONPATH cannot be forked."""
 
 Drill = tuple[FaultAction, FaultTarget]
 

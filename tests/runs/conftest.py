@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from tests.runs.forked_starts import FORKABLE
 from tests.runs.target_fixtures import cluster, hosts, slurm, slurm_24_11, slurm_26_05
 from tests.waiting import until
 
@@ -185,7 +186,7 @@ class Runs:
     def start(
         self, *command: str, nodes: int = 2, target: str = "local", overrides: tuple[str, ...] = ()
     ) -> WatchedRun:
-        overrides = ("recovery.prewarm=false", "watch.step_clock=false", *overrides)
+        overrides = (*FORKABLE, *overrides)
         job: Job = api.load_job(None, command=command, nodes=nodes, name="test", overrides=overrides)
         return self.watch(api.start(job, target, base=self.base))
 

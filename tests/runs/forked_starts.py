@@ -19,6 +19,8 @@ from holdfast.host.processes import HELPER, die_with_parent
 FORKS = Path(__file__).parents[1] / "programs" / "python_forks.py"
 SLACK = "-" * 48 * 1024
 """Room for the arguments, and for the environment, of what is forked."""
+FORKABLE = ("recovery.prewarm=false", "watch.step_clock=false")
+"""A job's settings so that its ranks are forked: a zygote imports torch anew, and the clock changes PYTHONPATH."""
 CGROUPS = Path("/proc/self/cgroup")
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None)
