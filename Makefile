@@ -16,7 +16,7 @@ COMPILE := $(INSTALLER) pip compile pyproject.toml --universal --python-version 
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick matrix packages docs bench format proto lock audit clean prerequisites
+.PHONY: help demo test lint types imports quick matrix packages docs bench format proto lock audit clean prerequisites
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -28,14 +28,19 @@ demo: $(READY) ## train over two nodes, kill one, see the run recover and accoun
 	show holdfast attach
 
 test: $(READY) ## all that CI checks; what this machine cannot run is skipped with its reason
+	@$(MAKE) --no-print-directory --output-sync --jobs=2 lint types imports docs
 	@step() { printf '\n==> %s\n' "$$1"; shift; $(HAVE) "$$@"; }; \
-	step 'format (make format fixes it)' ruff format --check --quiet . && \
-	step 'lint' ruff check --quiet . && \
-	step 'types' basedpyright && \
-	step 'import contract' lint-imports && \
-	step 'docs' sphinx-build -W --keep-going -q -b html docs docs/_build/html && \
 	step 'lab (about ten minutes, once for each version)' python -m lab build kubernetes volcano slurm slurm-26.05 --where-possible && \
 	step 'tests' .ci/tests
+
+lint: $(READY) ## format and lint; `make format` fixes what it can
+	@echo '==> format and lint' && $(HAVE) ruff format --check --quiet . && $(HAVE) ruff check --quiet .
+
+types: $(READY) ## check types
+	@echo '==> types' && $(HAVE) basedpyright
+
+imports: $(READY) ## check that imports point down
+	@echo '==> import contract' && $(HAVE) lint-imports
 
 quick: $(READY) ## only the tests that take no more than a second or two
 	@$(HAVE) .ci/tests -m 'not slow'
@@ -47,7 +52,7 @@ packages: $(READY) ## build the wheel, and use it with each extra; see that all 
 	@.ci/wheel && .ci/platforms
 
 docs: $(READY) ## build the documentation
-	@$(HAVE) sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	@echo '==> docs' && $(HAVE) sphinx-build -W --keep-going -q -b html docs docs/_build/html
 	@echo 'docs/_build/html/index.html'
 
 bench: $(READY) ## measure every claim of docs/benchmarks.md beside its peer
