@@ -302,6 +302,12 @@ def _probe_order_factory(
     return among
 
 
+def _order_nodes(job: Job, switches: Mapping[str, str]) -> tuple[str, ...]:
+    from holdfast.plan.topology_file import order_by_switches  # only Slurm's allocations need it
+
+    return order_by_switches(job, switches)
+
+
 async def serve(
     folder: RunDir,
     agents: socket.socket,
@@ -337,6 +343,7 @@ async def serve(
         accepted=accepted,
         networks=networks,
         url=f"{'wss' if tls else 'ws'}://{host}:{number}{routes.AGENT_SOCKET}",
+        order_nodes=_order_nodes,
     )
     machine = Machine(job)
     log_state = await _read_log(folder, accepted, machine)

@@ -7,8 +7,11 @@ from itertools import combinations, product
 
 import pytest
 
+from holdfast import api
+from holdfast.job.spec import Job
 from holdfast.plan.layout import Layout
 from holdfast.plan.rank_layout import RankGrid, Topology, choose_nodes, crossing, lay_out, ordered_nodes, topology
+from holdfast.plan.topology_file import order_by_switches
 
 SENT = {"dp": 100.0, "tp": 1000.0, "pp": 10.0}
 
@@ -131,3 +134,33 @@ def test_job_without_room_has_no_layout() -> None:
     tree = tree_of([[[3, 3]]])
     assert lay_out(tree, RankGrid(layout=Layout(dp=56), per_node=8), SENT) is None
     assert choose_nodes(tree, 4, group=4) is None
+
+
+def allocated(*overrides: str) -> Job:
+    return api.load_job(None, command=("true",), nodes=2, name="test", overrides=overrides)
+
+
+@pytest.mark.parametrize(
+    ("switches", "overrides", "ordered"),
+    [
+        ("n1 s.a, n2 s.b, n3 s.b", (), "n2 n3 n1"),
+        ("n1 s.a, n2 s.a, n3 s.b", (), "n1 n2 n3"),
+        ("n1 s.a, n2 t.a, n3 t.b", (), "n2 n3 n1"),  # what is called alike below two switches is two
+        ("n1 s.a, n2 s.b, n3 s.b, n4 s.a", ("nodes=2", "gpus_per_node=1", "parallel={tp: 2}"), "n1 n4 n2 n3"),
+        (
+            "n1 s.a, n2 s.b, n3 s.a, n4 s.b, n5 s.a",
+            ("nodes=4", "gpus_per_node=1", "parallel={tp: 2, pp: 2}"),
+            "n1 n3 n2 n4 n5",
+        ),
+        ("n1 s.a, n2 s.b, n3 s.b", ("nodes={min: 2, max: 8}",), "n1 n2 n3"),
+        ("n1 s.a, n2 s.b.c, n3 s.b", (), "n1 n2 n3"),
+        ("n1 , n2 s.b, n3 s.b", (), "n1 n2 n3"),
+        ("n1 , n2 , n3 ", (), "n1 n2 n3"),
+        ("n1 s.a, n2 s.b", ("parallel={tp: 4}", "gpus_per_node=2"), "n1 n2"),
+    ],
+)
+def test_nodes_of_an_allocation_are_ordered_by_their_switches(
+    switches: str, overrides: tuple[str, ...], ordered: str
+) -> None:
+    above = dict(each.strip().split(" ") if " " in each.strip() else (each.strip(), "") for each in switches.split(","))
+    assert order_by_switches(allocated(*overrides), above) == tuple(ordered.split())

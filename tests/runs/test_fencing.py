@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import pytest
 from tests.runs.conftest import leftovers_of
@@ -19,6 +19,7 @@ from holdfast.job.backend import NodeId
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch import controller_supervisor
 from holdfast.launch.local.local_backend import LocalBackend
+from holdfast.launch.local.run_network import RunNetwork
 from holdfast.launch.new_run import write_inputs
 from holdfast.run_dir import RunDir
 
@@ -30,8 +31,12 @@ E = TypeVar("E", bound=AnyEvent)
 class UnreachableBackend(LocalBackend):
     """A place that can make nodes and has no way to reach those that are lost."""
 
-    async def replace_node(self, place: NodeId, reason: str) -> None:
-        await self.submit((place,))
+    @classmethod
+    def make(cls, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, **_: object) -> Self:
+        return cls(folder=folder, accepted=accepted, networks=networks, url=url)
+
+    async def replace_node(self, node_id: NodeId, reason: str) -> None:
+        await self.submit((node_id,))
 
 
 async def event(folder: RunDir, kind: type[E], node: int, number: int = 0) -> E:
@@ -64,7 +69,7 @@ def test_agent_stopped_until_it_was_replaced_ends_its_ranks_when_it_wakes(home: 
         _, beat = os.pipe()
         with controller_supervisor.listen(folder, "127.0.0.1") as (agents, clients):
             serving = asyncio.ensure_future(
-                controller_main.serve(folder, agents, clients, beat, make_backend=UnreachableBackend)
+                controller_main.serve(folder, agents, clients, beat, make_backend=UnreachableBackend.make)
             )
             async with asyncio.timeout(DEADLINE_S):
                 (rank,) = (await event(folder, RanksStarted, node=1)).ranks

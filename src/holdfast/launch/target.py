@@ -129,10 +129,19 @@ class Rendered:
     """The same as data, if it is sent to a cluster."""
 
 
-class MakeBackend(Protocol):
-    """Creates a run's backend; nodes of this machine are in `networks`, and find the controller at `url`."""
+OrderNodes = Callable[["Job", Mapping[str, str]], tuple[str, ...]]
+"""Orders nodes for a job's ranks by the switches above each."""
 
-    def __call__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend: ...
+
+class MakeBackend(Protocol):
+    """Creates a run's backend; nodes of this machine are in `networks`, and find the controller at `url`.
+
+    `order_nodes` is for a target whose nodes are known only once the run has them.
+    """
+
+    def __call__(
+        self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, order_nodes: OrderNodes
+    ) -> Backend: ...
 
 
 @dataclass(frozen=True, kw_only=True)

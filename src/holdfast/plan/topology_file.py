@@ -1,4 +1,4 @@
-"""Reads the labels of nodes from a file, and lays a plan's best layout out on them."""
+"""Lays a plan's best layout, or a job's own, out on nodes by their labels: from a file, or by Slurm's switches."""
 
 from __future__ import annotations
 
@@ -76,13 +76,35 @@ def order_hosts(
         nodes=tuple(tree.nodes[node] for node in known),
         domains=tuple(tuple(domains[node] for node in known) for domains in tree.domains),
     )
-    nodes = max(1, min(job.nodes.max, len(known)))
-    grid = RankGrid(layout=_layout_of(job, nodes), per_node=job.local_world_size)
+    grid = _grid_of(job, len(known))
     order = ordered_nodes(own, grid, GRADIENTS_FIRST) if grid.is_even else None
     if order is None:
         return tuple(hosts), (_no_room(path, own, grid, Severity.WARNING),)
     first = [own.nodes[node] for node in order]
     return (*first, *(host for host in hosts if host not in first)), ()
+
+
+def order_by_switches(job: Job, switches: Mapping[str, str]) -> tuple[str, ...]:
+    """Nodes of an allocation in the order of a job's ranks, then its spares.
+
+    `switches` has the names of those above each node, from the top, separated by dots. Nodes keep their order if the
+    switches are no tree with equal depths, or if the layout has no room.
+    """
+    paths = {node: path.split(".") for node, path in switches.items()}
+    depths = {len(path) for path in paths.values()}
+    if len(depths) != 1 or not all(switches.values()):
+        return tuple(switches)
+    levels = tuple(map(str, range(*depths)))
+    tree = topology({node: dict(zip(levels, path, strict=True)) for node, path in paths.items()}, levels)
+    grid = _grid_of(job, len(paths))
+    order = ordered_nodes(tree, grid, GRADIENTS_FIRST) if grid.is_even else None
+    first = [tree.nodes[node] for node in order or ()]
+    return (*first, *(node for node in switches if node not in first))
+
+
+def _grid_of(job: Job, nodes: int) -> RankGrid:
+    """A job's layout on the nodes there are: on as many as it can get, if it is elastic."""
+    return RankGrid(layout=_layout_of(job, max(1, min(job.nodes.max, nodes))), per_node=job.local_world_size)
 
 
 def _layout_of(job: Job, nodes: int) -> Layout:

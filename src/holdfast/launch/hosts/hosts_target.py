@@ -16,7 +16,9 @@ from holdfast.launch.target import ControllerHooks, Submission, Target
 if TYPE_CHECKING:
     from holdfast.events import CancelRequested
     from holdfast.findings import Finding
+    from holdfast.job.backend import Backend
     from holdfast.job.run_spec import RunSpec
+    from holdfast.launch.local.run_network import RunNetwork
     from holdfast.run_dir import RunDir
 
 
@@ -59,8 +61,11 @@ class HostsTarget(SupervisedTarget):
         from holdfast.launch.hosts.linked_hosts import remote_resources, run_dir_on_nodes
         from holdfast.launch.hosts.ssh_command import host_folder
 
+        def backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, **_: object) -> Backend:
+            return HostsBackend(folder=folder, accepted=accepted, networks=networks, url=url)
+
         return ControllerHooks(
-            backend=HostsBackend,
+            backend=backend,
             node_resources=lambda accepted, _environ: remote_resources(accepted.job, accepted.ssh.python),
             controller_host=lambda _folder, host: host,
             had_controller=had_no_controller,

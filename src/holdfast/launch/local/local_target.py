@@ -85,7 +85,7 @@ class LocalTarget(SupervisedTarget):
         )
 
 
-def _make_backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend:
+def _make_backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, **_: object) -> Backend:
     """The backend of a run's orchestrator."""
     if accepted.job.orchestrator is Orchestrator.MONARCH:
         from holdfast.launch.monarch.monarch_backend import MonarchBackend as Chosen

@@ -9,6 +9,7 @@ from holdfast.job.run_spec import RunSpec
 from holdfast.launch.local.run_network import RunNetwork
 from holdfast.launch.slurm.own_job import OwnJob
 from holdfast.launch.slurm.slurm_backend import ENDING_NAME, JOB_NAME, SlurmBackend
+from holdfast.launch.target import OrderNodes
 from holdfast.run_dir import RunDir
 
 START_NAME = "allocation.start"
@@ -18,8 +19,10 @@ START_NAME = "allocation.start"
 class AllocationBackend(SlurmBackend):
     """One job for the whole run, which is requeued where another controller would ask for another one."""
 
-    def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
-        super().__init__(folder=folder, accepted=accepted, networks=networks, url=url)
+    def __init__(
+        self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, order_nodes: OrderNodes
+    ) -> None:
+        super().__init__(folder=folder, accepted=accepted, networks=networks, url=url, order_nodes=order_nodes)
         self._own = OwnJob.of(os.environ)
         if self._recorded(START_NAME) != self._own.start:
             self._on_job_end(self._number())

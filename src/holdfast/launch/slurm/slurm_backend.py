@@ -28,6 +28,7 @@ from holdfast.launch.slurm import slurm_commands
 from holdfast.launch.slurm.batch_script import Meeting, batch_script
 from holdfast.launch.slurm.slurm_commands import SlurmJob
 from holdfast.launch.slurm.slurm_node import notice_loss
+from holdfast.launch.target import OrderNodes
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import server_context
 from holdfast.security.tokens import TokenIssuer
@@ -82,13 +83,16 @@ class NodeLink:
 class SlurmBackend(LinkedHosts):
     """One allocation at a time, with all nodes of the run and its spares."""
 
-    def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
+    def __init__(
+        self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, order_nodes: OrderNodes
+    ) -> None:
         super().__init__(folder, accepted, ())
+        self._order_nodes = order_nodes
         where = urlsplit(url)
         self._controller = where.hostname or "", where.port or 0
         self._nodes: dict[str, NodeLink] = {}
         self._order: dict[str, tuple[str, int]] = {}
-        """By node: its switches, and its number in the allocation. Neighbouring ranks share as many as possible."""
+        """By node: its switches, and its number in the allocation."""
         self._slurm_job: SlurmJob | None = None
         self._joined = asyncio.Event()
         """Set whenever a node has connected."""
@@ -284,7 +288,8 @@ class SlurmBackend(LinkedHosts):
         link = self._nodes.setdefault(join.name, NodeLink())
         link.close()  # of a connection that the node has given up
         self._links[join.name], self._order[join.name] = link, (join.switches, join.order)
-        self._machines.names = tuple(sorted(self._order, key=lambda name: self._order[name]))
+        known = sorted(self._order.items(), key=lambda node: node[1])
+        self._machines.names = self._order_nodes(self._job, {name: switches for name, (switches, _) in known})
         link.output = writer
         writer.write(encode(self._setup(join.name, *self._controller, exclusive=False)))
         try:

@@ -16,7 +16,7 @@ from holdfast.launch.code.package_code import code_findings
 from holdfast.launch.resumed_checkpoint import checkpoint_here
 from holdfast.launch.slurm.batch_script import Meeting, batch_script, controller_script, node_folder, node_python
 from holdfast.launch.supervised_target import SupervisedTarget, accepted_spec, had_no_controller
-from holdfast.launch.target import ControllerHooks, Submission, Target
+from holdfast.launch.target import ControllerHooks, OrderNodes, Submission, Target
 from holdfast.run_dir import RunDir, runs_root
 
 if TYPE_CHECKING:
@@ -146,13 +146,15 @@ def _script(accepted: RunSpec, run: str) -> str:
     return batch_script(accepted, run, meeting)
 
 
-def _make_backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> Backend:
+def _make_backend(
+    *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, order_nodes: OrderNodes
+) -> Backend:
     """The run's backend, by where its controller is."""
     from holdfast.launch.slurm.allocation_backend import AllocationBackend
     from holdfast.launch.slurm.slurm_backend import SlurmBackend
 
     make = AllocationBackend if accepted.slurm.in_allocation else SlurmBackend
-    return make(folder=folder, accepted=accepted, networks=networks, url=url)
+    return make(folder=folder, accepted=accepted, networks=networks, url=url, order_nodes=order_nodes)
 
 
 def _own_address(accepted: RunSpec) -> str:
