@@ -313,6 +313,8 @@ class TargetSpec(Model):
     `kubernetes`, or `true`, is that of Kubernetes 1.37 or later with the feature gate GenericWorkload, on the API
     server and the scheduler. `volcano` is Volcano's.
     """
+    volcano_queue: ObjectName | None = None
+    """Kubernetes: Volcano's queue of a run, with `pod_group: volcano`; none means Volcano's `default`."""
     evictions: Evictions = Evictions.REPLICA
     """Kubernetes: nodes of a run that drains may evict at a time: `any`, `replica` for those of one replica, `none`."""
     ttl_s: Annotated[Count, Field(ge=60, le=2**31 - 1)] = 86_400

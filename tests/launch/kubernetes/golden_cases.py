@@ -159,7 +159,9 @@ CASES: Mapping[str, Case] = {
     "jobset-tcp-mpi": Case(job=MPIRUN),
     "jobset-pod": Case(target={"pod": POD, "ttl_s": 3600}),
     "jobset-pod-group": Case(target={"pod_group": True, "queue": None}),
-    "jobset-pod-group-volcano": Case(target={"pod_group": "volcano", "queue": None, "priority_class": "high"}),
+    "jobset-pod-group-volcano": Case(
+        target={"pod_group": "volcano", "volcano_queue": "team", "queue": None, "priority_class": "high"}
+    ),
     "jobset-pod-monitor": Case(target={"pod_monitor": True}),
     "jobset-egress": Case(
         target={

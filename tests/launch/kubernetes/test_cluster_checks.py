@@ -93,6 +93,15 @@ def test_pod_group_of_volcano_needs_volcano() -> None:
     assert "Install Volcano" in finding.remedy
 
 
+def test_queue_of_volcano_that_is_missing_is_named() -> None:
+    asked = CASES["jobset-pod-group-volcano"]
+    (queue,) = referenced_objects(render_context(asked))
+    assert (queue.kind, queue.name, queue.where) == ("Queue", "team", "volcano_queue")
+    assert queue.path == "/apis/scheduling.volcano.sh/v1beta1/queues/team"
+    known = replace(GOOD, suspended_by_kueue=None, missing_references=[queue])
+    assert found(known, asked)["referenced-object-missing"].what == "there is no Queue team"
+
+
 def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
     findings = found(GOOD, CASES["jobset-tcp-bare"])
     assert set(findings) == {"queue-required"}

@@ -649,6 +649,33 @@ def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: 
     until(lambda: site.left() == [], "the groups are deleted with their runs")
 
 
+def test_queue_of_volcano_lets_a_run_wait_though_machines_are_free(site: Site) -> None:
+    """Of two runs of two nodes, on four machines with room for one each, a queue with quota for three runs one."""
+    queue = f"q-{site.namespace}"
+    made = {
+        "apiVersion": "scheduling.volcano.sh/v1beta1",
+        "kind": "Queue",
+        "metadata": {"name": queue},
+        "spec": {"weight": 1, "reclaimable": False, "capability": {"cpu": 300}},
+    }
+    site.target("jobset", volume=f"{VOLUME}pod_group: volcano\nvolcano_queue: {queue}\n")
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    fields: dict[str, Any] = {"resources.cpu": 100, "recovery.max_restarts": 0}
+    with volcano_scheduler(site.lab):
+        assert "referenced-object-missing" in {each.code for each in api.check_target(None, "lab", base=site.folder)}
+        site.lab.kubectl("apply", "-f", "-", input=json.dumps(made))
+        assert api.check_target(None, "lab", base=site.folder) == ()
+        first = site.start("python", "wait.py", str(enough), **fields)
+        reach(first, lambda known: known.phase is RunPhase.RUNNING)
+        second = site.start("python", "wait.py", str(enough), **fields)
+        reach(second, lambda known: any("minAvailable" in node.reason for node in known.nodes.values()))
+        until(lambda: (reason := api.pending_reason(second)) and reason.code == "pod-group-waiting", "status says why")
+        enough.touch()
+        assert [to_its_end(run)[0].outcome for run in (first, second)] == [Outcome.SUCCEEDED] * 2
+        site.lab.kubectl("delete", "queues.scheduling.volcano.sh", queue)
+
+
 def test_code_that_no_secret_holds_is_brought(site: Site) -> None:
     (site.folder / "table.bin").write_bytes(os.urandom(MAX_CODE_IN_SECRET_BYTES))
     run = site.start("python", "-c", "import os; print('bytes', os.path.getsize('table.bin'))")

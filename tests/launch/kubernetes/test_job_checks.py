@@ -271,6 +271,12 @@ def test_pod_group_is_a_gang_for_production_and_only_of_a_jobset() -> None:
     assert "TrainJob" in refused.what or "trainjob" in refused.what
 
 
+@pytest.mark.parametrize("scheduler", [None, "kubernetes", "volcano"])
+def test_queue_of_volcano_is_refused_where_volcano_does_not_schedule(scheduler: str | None) -> None:
+    refused = found({}, {**PRODUCTION, "pod_group": scheduler, "volcano_queue": "team"})
+    assert set(refused) == (set() if scheduler == "volcano" else {"not-supported"})
+
+
 def test_one_node_needs_neither_gang_nor_fabric() -> None:
     assert found({"nodes": 1}, {**PRODUCTION, "queue": None, "fabric_verified": None}) == {}
 

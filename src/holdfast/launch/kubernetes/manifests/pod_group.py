@@ -28,7 +28,7 @@ def pod_group(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
             "schedulingPolicy": {"gang": {"minCount": least}},
             "disruptionMode": {disrupted: Commented({}, _DISRUPTED[disrupted])},
         },
-        GangScheduler.VOLCANO: {"minMember": least},
+        GangScheduler.VOLCANO: {"minMember": least, "queue": ctx.target.volcano_queue},
     }
     own = {**spec[scheduler], "priorityClassName": ctx.target.priority_class}
     return [ctx.manifest("/".join(GROUPS[scheduler]), "PodGroup", ctx.names.name, spec=own)]

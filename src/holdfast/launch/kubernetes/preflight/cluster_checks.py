@@ -379,7 +379,8 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         remedy = "`kubectl get workloadpriorityclasses` lists them."
         yield _finding("referenced-object-missing", "priority", what, remedy)
     for each in cluster.missing_references:
-        what = f"there is no {each.kind} {each.name} in namespace {ctx.target.namespace}"
+        scope = f" in namespace {ctx.target.namespace}" if "{namespace}" in each.path else ""
+        what = f"there is no {each.kind} {each.name}{scope}"
         yield _finding("referenced-object-missing", each.where, what, each.remedy)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import OBJECT_NAME_PATTERN, CheckLevel, Job, Launch
-from holdfast.job.targets import ManifestTemplate, Workload
+from holdfast.job.targets import GangScheduler, ManifestTemplate, Workload
 from holdfast.job.yaml_source import printable
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import is_visible, refusal_reason, relative_to_volume
@@ -110,6 +110,10 @@ def pod_group(ctx: RenderContext) -> Iterator[Finding]:
         what = f"the pods of a {ctx.workload} cannot be in the run's PodGroup; those of a JobSet can"
         remedy = "Write `workload: jobset` in the target, or a `queue` in place of `pod_group`."
         yield _error("not-supported", f"{TARGET_PREFIX}pod_group", what, remedy)
+    if ctx.target.volcano_queue and ctx.target.pod_group is not GangScheduler.VOLCANO:
+        what = f"Volcano does not schedule the run, so it would not be in its queue {ctx.target.volcano_queue}"
+        remedy = "Write `pod_group: volcano` in the target; `queue` is a LocalQueue of Kueue."
+        yield _error("not-supported", f"{TARGET_PREFIX}volcano_queue", what, remedy)
 
 
 def placement(ctx: RenderContext) -> Iterator[Finding]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from holdfast.job.targets import GangScheduler
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH
+from holdfast.launch.kubernetes.manifests.pod_group import GROUPS
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 
 
@@ -23,12 +25,20 @@ class ReferencedObject:
 
 
 def referenced_objects(ctx: RenderContext) -> Iterator[ReferencedObject]:
-    """The objects of the namespace that the target's `pod` and `image_pull_secrets` name.
+    """The objects that the target's `pod`, `image_pull_secrets` and `volcano_queue` name.
 
     The API server accepts pods without them. It rejects those without their service account or runtime class, so a dry
     run finds these.
     """
     pod = ctx.target.pod
+    if ctx.target.volcano_queue is not None and ctx.target.pod_group is GangScheduler.VOLCANO:
+        yield ReferencedObject(
+            kind="Queue",
+            name=ctx.target.volcano_queue,
+            path=f"/apis/{'/'.join(GROUPS[GangScheduler.VOLCANO])}/queues/{ctx.target.volcano_queue}",
+            where="volcano_queue",
+            remedy="Name another, or have it made: `kubectl get queues.scheduling.volcano.sh` lists those there are.",
+        )
     for name in ctx.target.image_pull_secrets:
         yield _secret(name, "image_pull_secrets", "Make it: `kubectl create secret docker-registry`.")
     for name in pod.env_from.config_maps:
