@@ -210,7 +210,7 @@ def test_killed_controller_comes_back_without_a_rank_restarting(survivor: Watche
     for _ in range(2):
         survivor.wait_for(AgentConnected)
     survivor.wait_for(StepCommitted)
-    assert len(survivor.all(RanksStarted)) == started
+    assert len(survivor.all(RanksStarted)) == started, survivor.all(RecoveryDecided)[-1]
 
 
 def test_lost_machine_is_replaced_by_a_spare(site: Site, survivor: WatchedRun) -> None:
