@@ -146,16 +146,19 @@ class Packed:
                 yield self.ahead.pop(0)
 
 
-def test_stream_is_at_the_same_sample_for_each_reader_of_a_process():
-    """As in a replica that goes back with others before it has a place to go back to."""
+@pytest.mark.parametrize("state", [True, False])
+def test_stream_is_at_the_same_sample_for_each_reader_of_a_process(state: bool):
+    """As in a replica that goes back with others, also before it has a place to go back to."""
     data = Data(Packed(), batch_size=5, collate=as_they_are)
     plan = ShardPlan(global_batch=5, micro_batch_size=5, rank=0, world_size=1)
     place = None
-    for first in (0, 0, 50, 10, 10):
+    for first in (0, 0, 50, 50, 50):
         reading = data.read(plan, first, place)
         batches = [next(reading) for _ in range(12)]
         assert [each.data for each in batches] == [[*range(at, at + 5)] for at in range(first, first + 60, 5)]
-        place = place or next(each.resume_point for each in batches if each.resume_point)._replace(state=None)
+        assert state is False or [finding.code for each in batches for finding in each.findings] == []
+        place = place or next(each.resume_point for each in batches if each.resume_point)
+        place = place if state else place._replace(state=None)
 
 
 @pytest.mark.slow

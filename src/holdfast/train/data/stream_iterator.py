@@ -25,6 +25,7 @@ class StreamIterator:
     def __init__(self, stream: Any, *, epoch: int, state: Any = None) -> None:
         """Begin epoch `epoch` (from 0), or resume in it from `state`."""
         self._stream = stream
+        state = copy.deepcopy(state)  # what loads it may keep and change it, and it may be loaded again
         if hasattr(stream, "set_epoch"):
             stream.set_epoch(epoch)
         if state is not None and hasattr(stream, "load_state_dict"):
