@@ -15,15 +15,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import lab_cluster, result_file
+from bench import lab_cluster, lab_disruptions, result_file
 from bench.contenders import PROGRAMS
 from bench.paired_stats import headline, percentile, say, table
 from holdfast import api
@@ -41,74 +40,8 @@ STEPS_BETWEEN = 15
 """Steps of both ranks before each disruption."""
 RESUMED_S = 300.0
 """Longest time for a resumption, on a machine with other load."""
-ENDS, ANNOUNCED = "example.com/ends", "karpenter.sh/disrupted"
 SHOWN = 40
 """Log lines that are shown for a run that does not resume."""
-CPUS_PER_NODE = 0.6
-"""More than half of the quota of a queue: the run borrows from the other queue."""
-QUEUES = """
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ResourceFlavor
-metadata: {name: machines}
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ClusterQueue
-metadata: {name: borrower}
-spec:
-  namespaceSelector: {}
-  cohortName: all
-  preemption: {withinClusterQueue: LowerPriority}
-  resourceGroups:
-  - coveredResources: [cpu]
-    flavors: [{name: machines, resources: [{name: cpu, nominalQuota: "1"}]}]
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: ClusterQueue
-metadata: {name: lender}
-spec:
-  namespaceSelector: {}
-  cohortName: all
-  preemption: {reclaimWithinCohort: Any}
-  resourceGroups:
-  - coveredResources: [cpu]
-    flavors: [{name: machines, resources: [{name: cpu, nominalQuota: "1"}]}]
----
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: WorkloadPriorityClass
-metadata: {name: urgent}
-value: 1000
-"""
-SEES_MACHINES = """
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: {name: sees-machines}
-rules:
-- {apiGroups: [""], resources: [nodes], verbs: [list]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: {name: sees-machines}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: sees-machines}
-subjects: [{apiGroup: rbac.authorization.k8s.io, kind: Group, name: "system:serviceaccounts:NAME"}]
-"""
-LOCAL_QUEUE = """
-apiVersion: kueue.x-k8s.io/v1beta2
-kind: LocalQueue
-metadata: {name: NAME}
-spec: {clusterQueue: NAME}
-"""
-OTHER_JOB = """
-apiVersion: batch/v1
-kind: Job
-metadata: {name: other, labels: {kueue.x-k8s.io/queue-name: QUEUE, kueue.x-k8s.io/priority-class: urgent}}
-spec:
-  suspend: true
-  template:
-    spec:
-      restartPolicy: Never
-      containers: [{name: other, image: none, command: [sleep, "1"], resources: {requests: {cpu: "1"}}}]
-"""
-"""A job that needs the whole quota for a second."""
 
 
 @dataclass(frozen=True)
@@ -154,88 +87,6 @@ def _since(steps: Sequence[Step], attempt: int) -> set[tuple[int, int]]:
     return {(step.rank, step.number) for step in steps if step.attempt >= attempt}
 
 
-# The kinds
-
-
-def _other_job(site: lab_cluster.LabSite, queue: str) -> None:
-    site.kubectl("create", "-f", "-", input=OTHER_JOB.replace("QUEUE", queue))
-    site.kubectl("wait", "--for=condition=Complete", "job/other", f"--timeout={RESUMED_S:.0f}s")
-    site.kubectl("delete", "job", "other")
-
-
-def _preempt(site: lab_cluster.LabSite, _: str) -> None:
-    _other_job(site, "borrower")
-
-
-def _reclaim(site: lab_cluster.LabSite, _: str) -> None:
-    _other_job(site, "lender")
-
-
-def _deactivate(site: lab_cluster.LabSite, _: str) -> None:
-    (workload,) = site.kubectl("get", "workloads.kueue.x-k8s.io", "-o", "name").split()
-    for active in (False, True):
-        site.kubectl("patch", workload, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
-        if not active:
-            site.wait_for(lambda: not nodes(site), RESUMED_S)
-
-
-def _drain(site: lab_cluster.LabSite, pod: str) -> None:
-    machine = _machine(site, pod)
-    words = ("--force", "--ignore-daemonsets", "--delete-emptydir-data", f"--timeout={RESUMED_S:.0f}s")
-    site.lab.kubectl("drain", machine, *words)
-
-
-def _evict(site: lab_cluster.LabSite, pod: str) -> None:
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": site.namespace}}
-    path = f"/api/v1/namespaces/{site.namespace}/pods/{pod}/eviction"
-    site.kubectl("create", "--raw", path, "-f", "-", input=json.dumps(eviction))
-
-
-def _delete(site: lab_cluster.LabSite, pod: str) -> None:
-    site.kubectl("delete", "pod", pod, "--wait=false")
-
-
-def _taint(site: lab_cluster.LabSite, pod: str) -> None:
-    site.lab.kubectl("taint", "node", _machine(site, pod), f"{ENDS}:NoExecute")
-
-
-def _announce(site: lab_cluster.LabSite, pod: str) -> None:
-    site.lab.kubectl("taint", "node", _machine(site, pod), f"{ANNOUNCED}:NoSchedule")
-
-
-def _restore(site: lab_cluster.LabSite) -> None:
-    """Every machine takes pods again."""
-    for machine in json.loads(site.lab.kubectl("get", "nodes", "-o", "json"))["items"]:
-        name, spec = machine["metadata"]["name"], machine["spec"]
-        for taint in (each["key"] for each in spec.get("taints", ()) if each["key"] in (ENDS, ANNOUNCED)):
-            site.lab.kubectl("taint", "node", name, f"{taint}-")
-        if spec.get("unschedulable"):
-            site.lab.kubectl("uncordon", name)
-
-
-KINDS: Mapping[str, Callable[[lab_cluster.LabSite, str], None]] = {
-    "preempted by priority": _preempt,
-    "machine drained": _drain,
-    "borrowed quota reclaimed": _reclaim,
-    "pod evicted": _evict,
-    "workload deactivated": _deactivate,
-    "pod deleted": _delete,
-    "machine tainted NoExecute": _taint,
-    "machine's end announced": _announce,
-}
-
-
-def nodes(site: lab_cluster.LabSite) -> list[str]:
-    """Names of the nodes' pods that are there to stay, in order."""
-    found = json.loads(site.kubectl("get", "pods", "-l", "holdfast/part=node", "-o", "json"))["items"]
-    there = [pod for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
-    return sorted(pod["metadata"]["name"] for pod in there if "deletionTimestamp" not in pod["metadata"])
-
-
-def _machine(site: lab_cluster.LabSite, pod: str) -> str:
-    return site.kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
-
-
 def main() -> int:
     """Disrupt, and print what was lost."""
     parser = argparse.ArgumentParser(prog="bench.disruptions", description=__doc__)
@@ -246,7 +97,7 @@ def main() -> int:
     times = QUICK_TIMES if options.quick else options.times
     headline(f"{times} announced disruptions of a run of {NODES} nodes, real Kueue and Kubernetes, no checkpoint else")
     with _site() as site:
-        done, steps = _disrupted(site, list(itertools.islice(itertools.cycle(KINDS), times)))
+        done, steps = _disrupted(site, list(itertools.islice(itertools.cycle(lab_disruptions.KINDS), times)))
         wanted = _undisturbed(site, max(step.number for step in steps))
     return _tell(done, steps, wanted, options.json)
 
@@ -255,18 +106,15 @@ def main() -> int:
 def _site() -> Generator[lab_cluster.LabSite]:
     with lab_cluster.site() as site:
         shutil.copy(PROGRAMS / "recorded_loop.py", site.folder)
-        site.lab.kubectl("create", "-f", "-", input=QUEUES)
-        site.lab.kubectl("create", "-f", "-", input=SEES_MACHINES.replace("NAME", site.namespace))
-        for name in ("borrower", "lender"):
-            site.kubectl("create", "-f", "-", input=LOCAL_QUEUE.replace("NAME", name))
+        lab_disruptions.prepare(site)
         yield site
 
 
 def _start(site: lab_cluster.LabSite, name: str, steps: int, step_s: float) -> tuple[RunDir, Path]:
     out = site.out()
     fields = {
-        "queue": "borrower",
-        "resources.cpu": CPUS_PER_NODE,
+        "queue": lab_disruptions.QUEUE,
+        "resources.cpu": lab_disruptions.CPUS_PER_NODE,
         "checkpoint": "{path: " + name + ", every_steps: 1000000}",
     }
     job = site.job("python", "recorded_loop.py", str(out), str(steps), str(step_s), name=name, **fields)
@@ -279,9 +127,9 @@ def _disrupted(site: lab_cluster.LabSite, kinds: Sequence[str]) -> tuple[list[Di
     attempt = -1
     for number, kind in enumerate(kinds):
         attempt = _until_steps(run, out, attempt)
-        pod = nodes(site)[number // len(KINDS) % NODES]
+        pod = site.pods("node")[number // len(lab_disruptions.KINDS) % NODES]
         began = time.time()
-        KINDS[kind](site, pod)
+        lab_disruptions.KINDS[kind](site, pod)
         after = _until_steps(run, out, attempt, 1)
         resumed_s = max(
             min(s.at for s in recorded(out) if (s.rank, s.attempt) == (rank, after)) for rank in range(NODES)
@@ -291,7 +139,7 @@ def _disrupted(site: lab_cluster.LabSite, kinds: Sequence[str]) -> tuple[list[Di
         say(f"  {number + 1:3d}/{len(kinds)}  {kind}: {again} steps lost, resumed after {done[-1].resumed_s:.1f} s")
         if again:
             say(_story(run))
-        _restore(site)
+        lab_disruptions.restore(site)
         attempt = after - 1
     _until_steps(run, out, attempt)
     steps = recorded(out)
@@ -351,7 +199,7 @@ def _tell(
             f"{sum(exact[each.attempt] for each in those)}/{len(those)}",
             f"{percentile([each.resumed_s for each in those], 50):.1f} s",
         )
-        for kind in KINDS
+        for kind in lab_disruptions.KINDS
         if any(each.kind == kind for each in done)
     ]
     say("")

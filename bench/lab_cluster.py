@@ -36,6 +36,8 @@ ALWAYS = (
     "configmap/holdfast-quarantine",
     "serviceaccount/default",
     "persistentvolumeclaim/home",
+    "localqueue.kueue.x-k8s.io/borrower",
+    "localqueue.kueue.x-k8s.io/lender",
 )
 """Objects that a namespace always has; the volume's claim outlives its runs."""
 
@@ -63,6 +65,16 @@ class LabSite:
     def kubectl(self, *words: str, input: str | None = None) -> str:
         """The output of kubectl for this namespace."""
         return self.lab.kubectl("-n", self.namespace, *words, input=input)
+
+    def pods(self, part: str) -> list[str]:
+        """Names of the pods of a part of the run that are there to stay, in order."""
+        found = json.loads(self.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
+        there = [pod for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
+        return sorted(pod["metadata"]["name"] for pod in there if "deletionTimestamp" not in pod["metadata"])
+
+    def machine(self, pod: str) -> str:
+        """The machine of a pod."""
+        return self.kubectl("get", "pod", pod, "-o", "jsonpath={.spec.nodeName}")
 
     @contextlib.contextmanager
     def command(self, *words: str, input: str | None = None) -> Generator[subprocess.Popen[str]]:

@@ -24,7 +24,7 @@ def test_soak_that_continues_opens_the_gates_of_what_it_has_recovered_from(
     (tmp_path / "done.jsonl").write_text(done)  # interrupted after that, and before the last gate was opened
     (out / f"gate-{kills[0].gate}").touch()
     monkeypatch.setattr(kubernetes, "_started", lambda *_: (RunDir(tmp_path), out))
-    for name in ("_switch_on", "_until_ended"):
+    for name in ("_repair", "_until_ended"):
         monkeypatch.setattr(kubernetes, name, lambda *_: None)
     kubernetes._soaked(site, kills)  # pyright: ignore[reportPrivateUsage]
     assert {path.name for path in out.iterdir()} == {f"gate-{kill.gate}" for kill in kills}
