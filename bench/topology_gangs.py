@@ -2,10 +2,12 @@
 
 .venv/bin/python -m bench.topology_gangs [--gangs 200] [--seed N] [--json FILE]
 
-A control plane of the lab gets 64 pretended machines: two blocks, each with racks of 4, 4, 8 and 16. Gangs of 2 to 16
-nodes come one after the other, with a placement of `rack` or `block` and some in slices; earlier ones leave at random.
-Of each gang that is admitted: all nodes are in one domain, the smallest that had room (best fit), and their numbers
-follow the topology. Of each that waits: no domain has room, and its reason says so.
+A control plane of the lab gets 64 pretended machines: two zones, each with a block of racks of 4, 4 and 8, and one
+whose only rack has 16. Gangs of 2 to 16 nodes come one after the other, with a placement of `rack`, `block` or `zone`,
+some in slices; earlier ones leave at random. Of each gang that is admitted: all nodes are in one domain, the smallest
+that had room (best fit), and a ring of the nodes by number leaves racks, blocks and zones as often as in the order
+that the planner gives for the free machines of that domain. Of each that waits: no domain has room, and its reason
+says so.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,23 @@ from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.kubernetes.pending_reason.collect_pending import read_run
 from holdfast.launch.kubernetes.pending_reason.pending_rules import find_pending_reason
+from holdfast.plan.layout import Layout
+from holdfast.plan.rank_layout import RankGrid, crossing, ordered_nodes, topology
 from lab import Lab
 
-BLOCK, RACK = "example.com/block", "example.com/rack"
-RACK_SIZES = (4, 4, 8, 16) * 2
+LEVELS = {level: f"example.com/{level}" for level in ("zone", "block", "rack")}
+"""The label of each level, highest level first."""
+ZONES = (((4, 4, 8), (16,)),) * 2
+"""The sizes of the racks of each block of each zone."""
 TOO_FULL = "topology-too-full"
+RING = {"dp": 1.0}
+"""What a rank sends: to its neighbour in the ring of all."""
 WITHIN_S = 60.0
 KUEUE = """
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: Topology
 metadata: {name: NAME}
-spec: {levels: [{nodeLabel: BLOCK}, {nodeLabel: RACK}, {nodeLabel: kubernetes.io/hostname}]}
+spec: {levels: [LEVELS, {nodeLabel: kubernetes.io/hostname}]}
 ---
 apiVersion: kueue.x-k8s.io/v1beta2
 kind: ResourceFlavor
@@ -73,8 +81,14 @@ class Machine:
     """A pretended machine, in the order of the topology."""
 
     name: str
+    zone: str
     block: str
     rack: str
+
+    @property
+    def domains(self) -> dict[str, str]:
+        """Its domain of each level."""
+        return {level: getattr(self, level) for level in LEVELS}
 
 
 @dataclass(frozen=True)
@@ -94,18 +108,20 @@ class Cluster:
 
     lab: Lab
     namespace: str
-    rack_sizes: tuple[int, ...] = RACK_SIZES
+    zones: tuple[tuple[tuple[int, ...], ...], ...] = ZONES
     machines: list[Machine] = field(default_factory=list[Machine])
     taken: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By gang, its machines by number of the node."""
 
     def make(self) -> None:
         """Create the namespace's machines and queue."""
-        for number, size in enumerate(self.rack_sizes):
-            block = f"{self.namespace}-b{2 * number // len(self.rack_sizes)}"
-            for host in range(size):
-                rack = f"{block}-r{number}"
-                self.machines.append(Machine(f"{rack}-h{host:02}", block, rack))
+        for zone_number, blocks in enumerate(self.zones):
+            zone = f"{self.namespace}-z{zone_number}"
+            for block_number, racks in enumerate(blocks):
+                block = f"{zone}-b{block_number}"
+                for rack_number, hosts in enumerate(racks):
+                    rack = f"{block}-r{rack_number}"
+                    self.machines += (Machine(f"{rack}-h{host:02}", zone, block, rack) for host in range(hosts))
         size = {"cpu": "64", "memory": "64Gi", "pods": "20", "nvidia.com/gpu": "8"}
         nodes = [
             {
@@ -116,8 +132,7 @@ class Cluster:
                     "labels": {
                         "type": "kwok",
                         "for": self.namespace,
-                        BLOCK: each.block,
-                        RACK: each.rack,
+                        **{LEVELS[level]: domain for level, domain in each.domains.items()},
                         "kubernetes.io/hostname": each.name,
                     },
                 },
@@ -126,7 +141,8 @@ class Cluster:
             for each in self.machines
         ]
         self.lab.kubectl("create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes}))
-        words = KUEUE.replace("NAME", self.namespace).replace("BLOCK", BLOCK).replace("RACK", RACK)
+        levels = ", ".join(f"{{nodeLabel: {label}}}" for label in LEVELS.values())
+        words = KUEUE.replace("NAME", self.namespace).replace("LEVELS", levels)
         self.lab.kubectl("create", "-f", "-", input=words)
         self.lab.kubectl(
             "wait", f"clusterqueue/{self.namespace}", "--for=condition=Active", f"--timeout={WITHIN_S:.0f}s"
@@ -138,20 +154,24 @@ class Cluster:
         for kind in ("clusterqueue", "resourceflavor", "topology"):
             self.lab.kubectl("delete", kind, self.namespace, "--wait=false")
 
-    def free_in(self, level: str) -> dict[str, int]:
-        """By domain of a level, its free machines."""
+    def free(self) -> list[Machine]:
+        """The machines that no gang has."""
         busy = {name for names in self.taken.values() for name in names}
-        free = dict.fromkeys((getattr(each, level) for each in self.machines), 0)
-        for each in self.machines:
-            free[getattr(each, level)] += each.name not in busy
+        return [each for each in self.machines if each.name not in busy]
+
+    def free_in(self, level: str) -> dict[str, int]:
+        """By domain of a level, the number of its free machines."""
+        free = dict.fromkeys((each.domains[level] for each in self.machines), 0)
+        for each in self.free():
+            free[each.domains[level]] += 1
         return free
 
     def room_for(self, gang: Gang) -> dict[str, int]:
         """By domain with room for a gang, its free machines."""
         if not gang.slice_nodes:
             return {name: free for name, free in self.free_in(gang.level).items() if free >= gang.nodes}
-        slices = dict.fromkeys((getattr(each, gang.level) for each in self.machines), 0)
-        domain = {each.rack: getattr(each, gang.level) for each in self.machines}
+        slices = dict.fromkeys((each.domains[gang.level] for each in self.machines), 0)
+        domain = {each.rack: each.domains[gang.level] for each in self.machines}
         for rack, free in self.free_in("rack").items():
             slices[domain[rack]] += free // gang.slice_nodes
         free = self.free_in(gang.level)
@@ -169,7 +189,7 @@ class Cluster:
             "namespace": self.namespace,
             "volume": None,
             "node_selector": {"for": self.namespace},
-            "topology_levels": {"block": BLOCK, "rack": RACK},
+            "topology_levels": LEVELS,
         }
         self.lab.kubectl("create", "-f", "-", input=json.dumps(_owner(job, target)))
 
@@ -234,7 +254,7 @@ class Outcome:
 
 def place(cluster: Cluster, gang: Gang) -> Outcome:
     """Submit a gang and judge what Kueue does; one that waits is withdrawn."""
-    room = cluster.room_for(gang)
+    room, free = cluster.room_for(gang), cluster.free()
     cluster.submit(gang)
     if not room:
         try:
@@ -253,27 +273,39 @@ def place(cluster: Cluster, gang: Gang) -> Outcome:
         cluster.leave(gang.name)
         return Outcome(False, (str(late), f"its reason is {reason}"))
     cluster.taken[gang.name] = names
-    return Outcome(False, tuple(_problems(cluster, gang, room, names)))
+    return Outcome(False, tuple(_problems(gang, room, free, names)))
 
 
-def _problems(cluster: Cluster, gang: Gang, room: Mapping[str, int], names: list[str]) -> list[str]:
-    by_name = {each.name: each for each in cluster.machines}
+def _problems(gang: Gang, room: Mapping[str, int], free: Sequence[Machine], names: list[str]) -> list[str]:
+    by_name = {each.name: each for each in free}
     chosen = [by_name[name] for name in names]
-    domains = {getattr(each, gang.level) for each in chosen}
+    domains = {each.domains[gang.level] for each in chosen}
     problems: list[str] = []
     if len(domains) != 1:
         problems.append(f"spread over {sorted(domains)}")
-    elif not gang.slice_nodes and room[(domain := domains.pop())] > min(room.values()):
+    elif not gang.slice_nodes and room[(domain := next(iter(domains)))] > min(room.values()):
         problems.append(f"{domain} had room for {room[domain]}, and there was one for {min(room.values())}")
     if gang.slice_nodes:
         for first in range(0, gang.nodes, gang.slice_nodes):
             if len({each.rack for each in chosen[first : first + gang.slice_nodes]}) != 1:
                 problems.append(f"slice at node {first} is in several racks")
-    racks = [each.rack for each in chosen]
-    changes = sum(a != b for a, b in pairwise(racks))
-    if changes != len(set(racks)) - 1:
-        problems.append(f"numbers leave a rack and come back: {racks}")
+    inside = [each for each in free if each.domains[gang.level] in domains]
+    problems += _unlike_the_plan(inside if not gang.slice_nodes else chosen, chosen)
     return problems
+
+
+def _unlike_the_plan(free: Sequence[Machine], chosen: Sequence[Machine]) -> list[str]:
+    """Where a ring of all nodes leaves domains more or less often than in the planner's order of free machines."""
+    tree = topology({each.name: each.domains for each in free}, tuple(LEVELS))
+    grid = RankGrid(layout=Layout(dp=len(chosen)), per_node=1)
+    planned, numbers = ordered_nodes(tree, grid, RING), [tree.nodes.index(each.name) for each in chosen]
+    assert planned is not None
+    wanted, found = (crossing(tree, order, grid, RING) for order in (planned, numbers))
+    return [
+        f"numbers leave a {level} {found[level]:g} times and {wanted[level]:g} by the plan"
+        for level in LEVELS
+        if found[level] != wanted[level]
+    ]
 
 
 def main() -> int:
@@ -283,7 +315,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the results to this file")
     options = parser.parse_args()
-    headline(f"{options.gangs} gangs with a placement on {sum(RACK_SIZES)} machines, real Kueue")
+    headline(
+        f"{options.gangs} gangs with a placement on {sum(map(sum, chain.from_iterable(ZONES)))} machines, real Kueue"
+    )
     chance = random.Random(options.seed)
     outcomes: list[Outcome] = []
     with _cluster() as cluster:
@@ -328,9 +362,9 @@ def _cluster() -> Generator[Cluster]:
 
 def random_gang(chance: random.Random, name: str) -> Gang:
     """A gang of a random size and placement."""
-    level = chance.choice(("rack", "rack", "block"))
+    level = chance.choice(("rack", "rack", "block", "zone"))
     nodes = chance.choice((2, 3, 4, 6, 8, 12, 16))
-    slice_nodes = chance.choice((0, 2, 4)) if level == "block" else 0
+    slice_nodes = chance.choice((0, 2, 4)) if level != "rack" else 0
     return Gang(name, nodes, level, slice_nodes if slice_nodes and nodes % slice_nodes == 0 else 0)
 
 

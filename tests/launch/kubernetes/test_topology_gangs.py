@@ -14,9 +14,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def cluster(lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Two blocks with racks of 2 and 4 machines."""
+    """Two zones of a block with racks of 2 and 4 machines."""
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
-    made = Cluster(lab, namespace, rack_sizes=(2, 4, 2, 4))
+    made = Cluster(lab, namespace, zones=(((2, 4),), ((2, 4),)))
     made.make()
     yield made
     made.remove()
