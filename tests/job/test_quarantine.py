@@ -116,6 +116,19 @@ def test_release_of_a_healthy_machine_changes_nothing_and_one_forgets_strikes() 
     assert [strike.machine for strike in released.strikes] == ["m8"]
 
 
+def test_quarantine_is_over_once_it_was_released_or_expired_and_nothing_is_held_against_the_machine_since() -> None:
+    known = judged("m7").quarantine
+    released = release(known, "m7", NOW + 60)
+    assert released is not None
+    assert (known.over(NOW + 61), released.over(NOW + 59), released.over(NOW + 61)) == (set(), set(), {"m7"})
+    assert known.over(NOW + EXPIRY_S[Certainty.CERTAIN]) == {"m7"}
+    full = judged("m8", at=NOW + 61, before=released, machines=10).quarantine
+    not_accepted = judged("m7", at=NOW + 62, before=full, machines=10)
+    assert not_accepted.outcome is QuarantineOutcome.FULL
+    assert not_accepted.quarantine.over(NOW + 63) == set()
+    assert judged("m7", at=NOW + 62, before=released).quarantine.over(NOW + 63) == set()
+
+
 def test_job_that_accuses_many_machines_of_the_same_is_doubted_and_another_job_is_not() -> None:
     known = Quarantine()
     for number in range(SAME_CODE_MACHINES):

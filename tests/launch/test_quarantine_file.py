@@ -6,13 +6,16 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from holdfast.findings import Finding, Owner
-from holdfast.job.quarantine import Candidate, Certainty, MachineEvidence, Quarantine
+from holdfast.job.quarantine import Candidate, Certainty, MachineEvidence, Quarantine, release
+from holdfast.launch.machine_pool import MachinePool
 from holdfast.launch.quarantine_file import QuarantineFile, quarantine_path, remember
+from holdfast.run_dir import RunDir
 
 FINDING = Finding(code="gpu-failed", what="its GPU failed", evidence=("Xid 79",), owner=Owner.CLUSTER)
 
@@ -66,6 +69,18 @@ def test_two_processes_that_write_at_once_lose_nothing() -> None:
         assert writer.stdin is not None
         writer.stdin.close()
     assert machines(QuarantineFile("local")) == {f"{name}{number}" for name in "ab" for number in range(40)}
+
+
+def test_run_in_progress_uses_released_machines_again(tmp_path: Path) -> None:
+    file = QuarantineFile("racks")
+    remember(file, candidate("m7"), machines=30, target="racks")
+    pool = MachinePool(RunDir(tmp_path / "run-bbbbbb"), ("m7", "m8", "m9"), have_names=True, quarantine=file)
+    assert pool.avoid("m8", ())
+    remember(file, candidate("m8"), machines=30, target="racks")
+    assert pool.free(()) == ["m9"]
+    for machine in ("m7", "m8"):
+        file.change(lambda known, machine=machine: release(known, machine, time.time()) or known)
+    assert pool.free(()) == ["m7", "m8", "m9"]
 
 
 def test_damaged_file_is_a_finding_and_its_content_is_kept() -> None:

@@ -126,6 +126,12 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
         """The machines that runs avoid now."""
         return tuple(row for row in self.rows if row.ends_at > now)
 
+    def over(self, now: float) -> frozenset[str]:
+        """Machines that were repaired or forgiven: nothing has been held against them since their quarantine ended."""
+        struck = {(strike.machine, strike.at) for strike in self.strikes}
+        ended = {row.machine: row.ends_at for row in self.rows if row.ends_at <= now}
+        return frozenset(ended) - {machine for machine, at in struck if at >= ended.get(machine, now)}
+
     def row(self, machine: str) -> QuarantineRow | None:
         return next((row for row in self.rows if row.machine == machine), None)
 

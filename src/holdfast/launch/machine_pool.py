@@ -43,8 +43,9 @@ class MachinePool:
 
     @property
     def out_of_use(self) -> frozenset[str]:
-        """Machines that this run has avoided, and those that other runs have quarantined."""
-        return self._quarantined | self._avoided
+        """Machines that this run has avoided, and those that other runs had quarantined, while a quarantine lasts."""
+        bad = self._quarantined | self._avoided
+        return bad - self._quarantine.read()[0].over(time.time()) if bad and self._have_names else bad
 
     def place(self, node_id: NodeId, machine: str) -> None:
         """Record where a node is."""

@@ -218,6 +218,12 @@ def test_replacement_avoids_the_machine_of_a_failed_device(play: Play, lab: Lab)
         assert await release(cluster, "gpus", "pretended") == ()
         assert await here.kubectl("get", "node", "pretended", "-o", CORDON) == " "
         assert await quarantined_machines(cluster) == ()
+        # The run in progress uses it too, once no other machine is left for a pod.
+        lab.kubectl("delete", "node", "pretended-spare")
+        await here.backend.replace_node(at(0, 2), "its machine is gone")
+        while (seen := await here.next()).node_id != at(0, 2) or seen.state is not BackendNodeState.CREATED:
+            pass
+        assert seen.machine == "pretended"
 
     play(scene)
 

@@ -100,6 +100,8 @@ def test_pod_on_an_avoided_machine_is_no_node_and_one_elsewhere_is() -> None:
     assert settled(lives.update_pod(replace(again, running=True)))[1] == []
     _, seen = lives.update_pod(elsewhere).reconcile()
     assert [(each.node_id, each.state, each.machine) for each in seen] == [(SECOND, BackendNodeState.CREATED, "m8")]
+    _, seen = lives.use_again({"m7"}).update_pod(replace(again, uid="d", running=True)).reconcile()
+    assert [(each.node_id, each.state, each.machine) for each in seen] == [(SECOND, BackendNodeState.CREATED, "m7")]
 
 
 def test_pod_of_a_node_that_has_one_stays_on_an_avoided_machine() -> None:

@@ -373,8 +373,20 @@ class KubernetesBackend:
         self._refusals[pod.node] += 1
         log.info("%s is on %s, which this run avoids: it is made again", pod.name, pod.machine)
         await asyncio.sleep(min(MAX_POLL_S, RETRY_S * (2**tries - 1)))
+        await self._use_released()
         if pod.uid in self._pods.pods:  # else its Job may have another pod by now
             await self._delete_pods(pod.node, (pod,))
+
+    async def _use_released(self) -> None:
+        """Bind pods again on avoided machines whose quarantine has ended: no other machine may be free."""
+        try:
+            known, _ = await self._quarantine.read()
+        except ClusterError as error:
+            log.warning("the quarantined machines cannot be read: %s", error)
+            return
+        if released := known.over(time.time()) & self._pods.avoided:
+            log.info("no longer avoids %s, whose quarantine is over", ", ".join(sorted(released)))
+            self._update(self._pods.use_again(released))
 
     async def _delete(self, path: str) -> None:
         """Delete an object; retries while the API server is unavailable."""

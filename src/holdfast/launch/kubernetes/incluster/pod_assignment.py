@@ -82,6 +82,10 @@ class PodAssignments:
         """Bind no further pod on a machine."""
         return replace(self, avoided=self.avoided | {machine})
 
+    def use_again(self, machines: Iterable[str]) -> PodAssignments:
+        """Bind pods on machines that were avoided."""
+        return replace(self, avoided=self.avoided.difference(machines))
+
     def misplaced_pods(self) -> tuple[PodStatus, ...]:
         """Pods on avoided machines for which a node waits: they are to be deleted, so that others are made."""
         return tuple(
