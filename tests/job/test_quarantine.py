@@ -109,6 +109,10 @@ def test_release_of_a_healthy_machine_changes_nothing_and_one_forgets_strikes() 
     assert release(Quarantine(), "m7", NOW) is None
     known = judged("m7").quarantine
     assert release(known, "m7", NOW + EXPIRY_S[Certainty.CERTAIN] + 1) is None
+    once = release(judged("m7", certainty=Certainty.CHECK).quarantine, "m7", NOW + 1)
+    assert once is not None
+    assert judged("m7", at=NOW + 2, before=once, certainty=Certainty.CHECK).outcome is QuarantineOutcome.NOTED
+    assert judged("m7", at=NOW + 2, before=once).quarantine.rows[0].times == 1
     struck = judged("m8", before=judged("m7", certainty=Certainty.CHECK).quarantine, certainty=Certainty.CHECK)
     again = judged("m7", before=struck.quarantine, certainty=Certainty.CHECK)
     released = release(again.quarantine, "m7", NOW + 1)
@@ -126,6 +130,9 @@ def test_quarantine_is_over_once_it_was_released_or_expired_and_nothing_is_held_
     not_accepted = judged("m7", at=NOW + 62, before=full, machines=10)
     assert not_accepted.outcome is QuarantineOutcome.FULL
     assert not_accepted.quarantine.over(NOW + 63) == set()
+    forgiven = release(not_accepted.quarantine, "m7", NOW + 64)
+    assert forgiven is not None
+    assert (forgiven.over(NOW + 64), forgiven.strikes) == ({"m7"}, ())
     assert judged("m7", at=NOW + 62, before=released).quarantine.over(NOW + 63) == set()
 
 

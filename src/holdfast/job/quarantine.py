@@ -197,12 +197,20 @@ def judge(quarantine: Quarantine, candidate: Candidate, *, machines: int, now: f
 
 
 def release(quarantine: Quarantine, machine: str, now: float) -> Quarantine | None:
-    """End the quarantine of a machine; None if it has none. What was held against it before no longer counts."""
+    """End the quarantine of a machine; None if nothing is held against it. What was held against it no longer counts.
+
+    A run may avoid a machine that was accused and not quarantined, so that one can be released too.
+    """
     row = quarantine.row(machine)
+    strikes = [strike for strike in quarantine.strikes if strike.machine == machine]
     if row is None or row.ends_at <= now:
-        return None
-    strikes = tuple(strike for strike in quarantine.strikes if strike.machine != machine)
-    return replace(_with_row(quarantine, replace(row, released_at=now)), strikes=strikes)
+        if not strikes:
+            return None
+        last = strikes[-1]
+        times = 0 if row is None else row.times
+        row = QuarantineRow(machine=machine, since=last.at, until=now, code=last.code, run=last.run, times=times)
+    others = tuple(strike for strike in quarantine.strikes if strike.machine != machine)
+    return replace(_with_row(quarantine, replace(row, released_at=now)), strikes=others)
 
 
 def _is_known(kept: Quarantine, candidate: Candidate, machines: int, now: float) -> bool:
