@@ -16,7 +16,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -222,20 +222,23 @@ def _soaked(site: lab_cluster.LabSite, faults: Sequence[Fault]) -> tuple[RunDir,
         with (site.folder / "done.jsonl").open("a") as file:
             file.write(json.dumps({"what": fault.what, "seconds": seconds}) + "\n")
         say(f"  {number + 1:3d}/{len(faults)}  {fault}: at the gate after {seconds:.1f} s")
-        _repair(site)
+        _repair(site, (fault.what,))
         _open(out, [fault])
     _until_ended(run, out)
     return run, out
 
 
-def _repair(site: lab_cluster.LabSite) -> None:
-    """Every machine takes pods again."""
-    for machine in site.kubectl("get", "nodes", "-o", "name").split():
-        site.lab.set_power(machine.removeprefix("node/"), on=True)
-    lab_disruptions.restore(site)
-    for machine in api.machines("lab", base=site.folder).machines:
-        with contextlib.suppress(HoldfastError):  # nothing is held against it
-            api.release_machine(machine.name, "lab", base=site.folder)
+def _repair(site: lab_cluster.LabSite, kinds: Collection[str] = tuple(KINDS)) -> None:
+    """Every machine takes pods again after faults of these kinds."""
+    if "kill node" in kinds:
+        for machine in site.kubectl("get", "nodes", "-o", "name").split():
+            site.lab.set_power(machine.removeprefix("node/"), on=True)
+    if not lab_disruptions.KINDS.keys().isdisjoint(kinds):
+        lab_disruptions.restore(site)
+    if "fail device" in kinds:
+        for machine in api.machines("lab", base=site.folder).machines:
+            with contextlib.suppress(HoldfastError):  # nothing is held against it
+                api.release_machine(machine.name, "lab", base=site.folder)
 
 
 def _done(site: lab_cluster.LabSite) -> list[dict[str, Any]]:

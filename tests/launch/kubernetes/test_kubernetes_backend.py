@@ -176,6 +176,12 @@ def test_pods_are_nodes_and_are_replaced_one_by_one(play: Play, lab: Lab, namesp
         await here.backend.replace_node(at(0, 1), "it is too slow")
         await here.sees((at(0, 1), BackendNodeState.CREATED))
         assert (await here.pod(0))[0] != first
+        # A second order to delete its former Job leaves the new one alone.
+        job = "/apis/batch/v1/namespaces/{namespace}/jobs/run-node-0"
+        cluster = ClusterClient(namespace=namespace)
+        new = (await cluster.get(job))["metadata"]["uid"]
+        await cluster.delete(job, uid="of-the-former")
+        assert (await cluster.get(job))["metadata"]["uid"] == new
         # The controller that comes after this one knows who is who.
         other = Site(lab, namespace, tmp_path)
         looking = asyncio.ensure_future(anext(other.backend.observe()))

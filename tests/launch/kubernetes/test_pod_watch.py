@@ -97,7 +97,8 @@ class TaintedCluster:
         yield [pod(node, spec={"nodeName": f"m{node}"}) for node in range(2)]
         await asyncio.Event().wait()
 
-    async def delete(self, path: str) -> None:
+    async def delete(self, path: str, *, uid: str = "") -> None:
+        del uid
         self.deleted.append(path.rpartition("/")[2])
 
 

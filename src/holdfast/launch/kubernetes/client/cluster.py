@@ -134,12 +134,13 @@ class ClusterClient:
         except (ServerError, *_NO_ANSWER) as error:
             raise _unavailable(error, f"read {path}") from error
 
-    async def delete(self, path: str) -> None:
-        """Delete an object and what it owns; no-op if it does not exist."""
+    async def delete(self, path: str, *, uid: str = "") -> None:
+        """Delete an object and what it owns; no-op if it does not exist, or is another one than that with the uid."""
+        options = {"propagationPolicy": "Background"} | ({"preconditions": {"uid": uid}} if uid else {})
         try:
-            await self._request("DELETE", path, params={"propagationPolicy": "Background"})
+            await self._request("DELETE", path, content=json.dumps(options))
         except ApiError as refusal:
-            if refusal.status != HTTPStatus.NOT_FOUND:
+            if refusal.status != HTTPStatus.NOT_FOUND and not (uid and refusal.status == HTTPStatus.CONFLICT):
                 raise
 
     async def watch_pods(self, selector: str) -> AsyncIterator[Sequence[Mapping[str, Any]]]:

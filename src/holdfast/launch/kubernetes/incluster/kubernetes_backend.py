@@ -133,12 +133,17 @@ class KubernetesBackend:
         await self._delete_pods(node_id.node, self._pods.retired_pods(node_id))
 
     async def _delete_pods(self, node: int, pods: Iterable[PodStatus]) -> None:
-        """Delete pods of a node, or the Job that it has for itself, so that its operator makes another one."""
+        """Delete pods of a node, or the Job that it has for itself, so that its operator makes another one.
+
+        Only the Job of a known pod: one that was made meanwhile may stay without a pod if it is deleted at once.
+        """
+        known = tuple(pods)
         if self._kind.job_per_node:
-            await self._delete(f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node}")
+            job = f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node}"
+            await self._delete(job, uid=known[-1].owner if known else "")
             return
-        for pod in tuple(pods):
-            await self._delete(f"{PODS_PATH}/{pod.name}")
+        for pod in known:
+            await self._delete(f"{PODS_PATH}/{pod.name}", uid=pod.uid)
 
     async def quarantined(self) -> tuple[Finding, ...]:
         """Bind no pod on a machine that other runs have quarantined: its affinity is of the time of its start."""
@@ -388,11 +393,11 @@ class KubernetesBackend:
             log.info("no longer avoids %s, whose quarantine is over", ", ".join(sorted(released)))
             self._update(self._pods.use_again(released))
 
-    async def _delete(self, path: str) -> None:
+    async def _delete(self, path: str, *, uid: str = "") -> None:
         """Delete an object; retries while the API server is unavailable."""
         while True:
             try:
-                await self._cluster.delete(path)
+                await self._cluster.delete(path, uid=uid)
                 return
             except ApiUnavailable as error:
                 log.warning("%s cannot be removed yet: %s", path, error)

@@ -19,6 +19,8 @@ class PodStatus:
     uid: str
     name: str
     node: int
+    owner: str = ""
+    """Uid of the object that made it, such as its Job."""
     address: str = ""
     machine: str = ""
     """The machine that it was placed on; empty before that."""

@@ -26,6 +26,7 @@ def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | Non
         uid=meta["uid"],
         name=meta["name"],
         node=node,
+        owner=next((each["uid"] for each in meta.get("ownerReferences", ()) if each.get("controller")), ""),
         address=status.get("podIP", ""),
         machine=pod.get("spec", {}).get("nodeName", ""),
         accepted="startTime" in status,
