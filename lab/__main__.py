@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from lab.lab import Lab, build_all, nodes
 from lab.slurm_conf import SlurmRelease
 from lab.slurm_root import slurm_impossible_reason, slurm_root
-from lab.toolchain import VOLCANO, build_impossible_reason, program_folder
+from lab.toolchain import TRAEFIK, VOLCANO, build_impossible_reason, program_folder
 
 app = typer.Typer(
     help="A Kubernetes control plane without containers, for trial runs of cluster jobs and for tests.",
@@ -35,6 +35,7 @@ class Component(StrEnum):
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
     VOLCANO = "volcano"
+    TRAEFIK = "traefik"
     NEXT_SLURM = "slurm-26.05"
     """From a Debian that changes: tests use it where it could be built."""
 
@@ -44,6 +45,7 @@ SLURM, NEXT_SLURM = SlurmRelease.V24_11, SlurmRelease.V26_05
 _BUILDS: Mapping[Component, tuple[Callable[[], str | None], Callable[[], Iterable[Path]]]] = {
     Component.KUBERNETES: (build_impossible_reason, build_all),
     Component.VOLCANO: (lambda: build_impossible_reason(VOLCANO), lambda: (program_folder(VOLCANO),)),
+    Component.TRAEFIK: (lambda: build_impossible_reason(TRAEFIK), lambda: (program_folder(TRAEFIK),)),
     Component.SLURM: (lambda: slurm_impossible_reason(SLURM), lambda: (slurm_root(SLURM),)),
     Component.NEXT_SLURM: (lambda: slurm_impossible_reason(NEXT_SLURM), lambda: (slurm_root(NEXT_SLURM),)),
 }

@@ -1,4 +1,4 @@
-"""Builds the lab's programs with Go from three pinned modules, once per change of those.
+"""Builds the lab's programs with Go from four pinned modules, once per change of those.
 
 Trainer and Volcano each need types that the control plane's version of k8s.io/api no longer has.
 """
@@ -101,6 +101,42 @@ VOLCANO = Module(name="volcano", packages=("volcano.sh/volcano/cmd/scheduler",))
 """Built when a test or a bench needs it (volcano_scheduler.py)."""
 
 
+_TRAEFIK = "github.com/traefik/traefik/v3"
+TRAEFIK = Module(
+    name="traefik",
+    packages=(f"{_TRAEFIK}/cmd/traefik",),
+    patches=(
+        # The clients of 190 DNS services, by which Traefik could get certificates.
+        Patch(
+            module=_TRAEFIK,
+            file="pkg/provider/acme/provider.go",
+            old='"github.com/go-acme/lego/v5/providers/dns"',
+            new="",
+        ),
+        Patch(
+            module=_TRAEFIK,
+            file="pkg/provider/acme/provider.go",
+            old="dns.NewDNSChallengeProviderByName(p.DNSChallenge.Provider)",
+            new="nil, errors.ErrUnsupported",
+        ),
+        # What the fork of go-http-auth has and the original lacks: no proxy serves the fork.
+        Patch(
+            module=_TRAEFIK,
+            file="pkg/middlewares/auth/basic_auth.go",
+            old="checkSecret:       goauth.CheckSecret,",
+            new="",
+        ),
+        Patch(
+            module=_TRAEFIK,
+            file="pkg/middlewares/auth/digest_auth.go",
+            old="RequireAuthStale",
+            new="RequireAuth",
+        ),
+    ),
+)
+"""Built when a test needs it (traefik_gateway.py)."""
+
+
 def program_folder(module: Module) -> Path:
     """The folder of a module's programs; if they are missing, build them, which takes minutes and is logged."""
     return cached_dir(module.name, _ingredients(module), lambda folder: _build(module, folder))
@@ -127,7 +163,7 @@ def source_folder(module: Module, dependency: str, *, checksum: str = "") -> Pat
 def sources(module: Module) -> list[bytes]:
     """The contents of all files that make up a module."""
     folder = HERE / module.name
-    return [path.read_bytes() for path in sorted(folder.iterdir()) if path.suffix in (".go", ".mod", ".sum")]
+    return [path.read_bytes() for path in sorted(folder.rglob("*")) if path.suffix in (".go", ".mod", ".sum")]
 
 
 def _ingredients(module: Module) -> list[bytes]:
