@@ -15,7 +15,15 @@ from pathlib import Path
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
-from holdfast.job.targets import Evictions, GangScheduler, TargetSpec, Volume, Workload
+from holdfast.job.targets import (
+    ControllerGateway,
+    ControllerPod,
+    Evictions,
+    GangScheduler,
+    TargetSpec,
+    Volume,
+    Workload,
+)
 from holdfast.launch.kubernetes.manifests import run_objects
 from holdfast.launch.kubernetes.manifests.policies import RULES, render_policies
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -61,7 +69,9 @@ def templates() -> Mapping[str, str]:
     }
 
 
-def _context(workload: Workload, *, account: str | None, gangs: GangScheduler | None = None) -> RenderContext:
+def _context(
+    workload: Workload, *, account: str | None, gangs: GangScheduler | None = None, gateway: bool = False
+) -> RenderContext:
     """A run of each kind: with the target's account or its own, without a volume, which takes more permissions."""
     job = Job.model_validate({"command": ["true"], "image": "image", "nodes": 2})
     agent = workload is not Workload.MPIJOB
@@ -74,6 +84,7 @@ def _context(workload: Workload, *, account: str | None, gangs: GangScheduler | 
         queue="queue",
         evictions=Evictions.NONE,  # takes another object, and so does the next line
         pod_group=gangs,
+        controller=ControllerPod(gateway=ControllerGateway(name="runs", host="runs.example") if gateway else None),
     )
     accepted = RunSpec(
         job=job,
@@ -125,11 +136,14 @@ def _cordon() -> list[Mapping[str, YamlValue]]:
 def _users() -> list[Mapping[str, YamlValue]]:
     """What users need to start runs with the controllers' account, and to release machines from the quarantine."""
     rules = list[Rule]()
-    kinds = [*((workload, None) for workload in Workload), *((Workload.JOBSET, gangs) for gangs in GangScheduler)]
-    for workload, gangs in kinds:
-        for each in required_permissions(_context(workload, account=ACCOUNT, gangs=gangs)):
-            resource = f"{each.resource}/{each.subresource}".rstrip("/")
-            rules.append({"apiGroups": [each.group], "resources": [resource], "verbs": [each.verb]})
+    runs = [
+        *(_context(workload, account=ACCOUNT) for workload in Workload),
+        *(_context(Workload.JOBSET, account=ACCOUNT, gangs=gangs) for gangs in GangScheduler),
+        _context(Workload.JOBSET, account=ACCOUNT, gateway=True),
+    ]
+    for each in (right for run in runs for right in required_permissions(run)):
+        resource = f"{each.resource}/{each.subresource}".rstrip("/")
+        rules.append({"apiGroups": [each.group], "resources": [resource], "verbs": [each.verb]})
     rules += [_rule("", "configmaps", "get"), {**_rule("", "configmaps", "patch"), "resourceNames": [QUARANTINE]}]
     return _bound("holdfast-users", _merged(rules), [])[1:]
 

@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
-from holdfast.job.egress import EgressRule
+from holdfast.job.egress import EgressRule, Port
 from holdfast.job.isolation import Isolation
 from holdfast.job.loader import located_in, validate_model
 from holdfast.job.notify import Notification
@@ -113,6 +113,26 @@ class Toleration(Model):
     """The taint's effect; none means any."""
 
 
+DomainName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")]
+
+
+class ControllerGateway(Model):
+    """A Gateway (Gateway API) by which users reach the controllers of their runs, instead of a port-forward."""
+
+    name: ObjectName
+    """Name of the Gateway, which has a listener with `protocol: TLS` and `tls: {mode: Passthrough}`."""
+    namespace: ObjectName | None = None
+    """Its namespace; none means that of the runs."""
+    host: DomainName
+    """Domain whose names `RUN.HOST` lead to the Gateway, such as `runs.example`."""
+    port: Port = 443
+    """Port of the Gateway's listener, as users reach it."""
+    address: NonEmpty | None = None
+    """Host name or address at which users reach the Gateway; none means that they resolve `RUN.HOST`."""
+    proxies: ObjectName | None = None
+    """Namespace of the pods that carry the Gateway's traffic; none means that of the Gateway."""
+
+
 class ControllerPod(Model):
     """The pod of a run's controller; it needs no GPU and should not run on machines that a node uses fully."""
 
@@ -132,6 +152,8 @@ class ControllerPod(Model):
     """Taints that it tolerates; the target's `tolerations` apply to nodes only."""
     queue: ObjectName | None = None
     """Kueue LocalQueue that admits it in a tree of manifests, where Kueue does not see that it belongs to the run."""
+    gateway: ControllerGateway | None = None
+    """Gateway by which users reach it; none means a port-forward through the API server."""
 
 
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,254}$")]

@@ -163,6 +163,9 @@ CASES: Mapping[str, Case] = {
         target={"pod_group": "volcano", "volcano_queue": "team", "queue": None, "priority_class": "high"}
     ),
     "jobset-pod-monitor": Case(target={"pod_monitor": True}),
+    "jobset-gateway": Case(
+        target={"controller": {"gateway": {"name": "runs", "namespace": "gateways", "host": "runs.example"}}}
+    ),
     "jobset-egress": Case(
         target={
             "egress": [

@@ -73,6 +73,93 @@ def test_pod_monitor_needs_the_prometheus_operator() -> None:
     assert found(replace(GOOD, served=served), monitored) == {}
 
 
+GATEWAY: dict[str, Any] = {
+    "metadata": {"name": "runs", "namespace": "gateways"},
+    "spec": {
+        "listeners": [
+            {"name": "web", "protocol": "HTTPS", "tls": {"mode": "Terminate"}},
+            {
+                "name": "runs",
+                "protocol": "TLS",
+                "hostname": "*.example",
+                "tls": {"mode": "Passthrough"},
+                "allowedRoutes": {"namespaces": {"from": "All"}, "kinds": [{"kind": "TLSRoute"}]},
+            },
+        ]
+    },
+    "status": {"conditions": [{"type": "Accepted", "status": "True"}, {"type": "Programmed", "status": "True"}]},
+}
+WITH_GATEWAYS = replace(
+    GOOD, served=SERVED | {("gateway.networking.k8s.io", "tlsroutes"): frozenset({"v1", "v1alpha3"})}, gateway=GATEWAY
+)
+
+
+def test_gateway_needs_gateway_api_and_the_gateway() -> None:
+    asked = CASES["jobset-gateway"]
+    assert found(WITH_GATEWAYS, asked) == {}
+    missing = found(replace(GOOD, gateway=None), asked)
+    assert set(missing) == {"operator-missing"}
+    assert "tlsroutes (gateway.networking.k8s.io)" in missing["operator-missing"].what
+    assert "Gateway API 1.5" in missing["operator-missing"].remedy
+    older = {**SERVED, ("gateway.networking.k8s.io", "tlsroutes"): frozenset({"v1alpha2"})}
+    assert set(found(replace(WITH_GATEWAYS, served=older), asked)) == {"operator-version"}
+    (absent,) = found(replace(WITH_GATEWAYS, gateway=None), asked).values()
+    assert (absent.code, absent.what) == ("referenced-object-missing", "there is no Gateway gateways/runs")
+    assert found(replace(WITH_GATEWAYS, gateway=NOT_READABLE), asked) == {}
+
+
+@pytest.mark.parametrize(
+    ("change", "evidence"),
+    [
+        ({"protocol": "TCP"}, "its protocol is TCP"),
+        ({"tls": {}}, "its TLS mode is Terminate"),
+        ({"hostname": "*.other.example"}, "its hostname is *.other.example"),
+        ({"hostname": "runs.example"}, "its hostname is runs.example"),
+        ({"allowedRoutes": {}}, "it takes only routes of its namespace, gateways"),
+        ({"allowedRoutes": {"namespaces": {"from": "All"}, "kinds": [{"kind": "TCPRoute"}]}}, "kind TCPRoute"),
+    ],
+)
+def test_gateway_whose_listeners_pass_no_run_through_is_named(change: dict[str, Any], evidence: str) -> None:
+    web, runs = GATEWAY["spec"]["listeners"]
+    spec = {"listeners": [web, {**runs, **change}]}
+    findings = found(replace(WITH_GATEWAYS, gateway={**GATEWAY, "spec": spec}), CASES["jobset-gateway"])
+    assert set(findings) == {"gateway-no-listener"}
+    assert findings["gateway-no-listener"].evidence[0] == "listener web: its protocol is HTTPS"
+    assert findings["gateway-no-listener"].evidence[1].startswith("listener runs: ")
+    assert findings["gateway-no-listener"].evidence[1].endswith(evidence)
+
+
+def test_gateway_of_the_namespace_itself_and_without_a_hostname_will_do() -> None:
+    _, runs = GATEWAY["spec"]["listeners"]
+    named = {"name": "runs", "host": "a.runs.example"}
+    listener = {key: value for key, value in runs.items() if key not in ("hostname", "allowedRoutes")}
+    own = {**GATEWAY, "metadata": {"name": "runs", "namespace": "ml"}, "spec": {"listeners": [listener]}}
+    assert found(replace(WITH_GATEWAYS, gateway=own), Case(target={"controller": {"gateway": named}})) == {}
+
+
+@pytest.mark.parametrize(
+    ("conditions", "evidence"),
+    [
+        ([], "Programmed: missing"),
+        (
+            [{"type": "Programmed", "status": "False", "reason": "AddressNotAssigned", "message": "no  address"}],
+            "Programmed: False (AddressNotAssigned no address)",
+        ),
+    ],
+)
+def test_gateway_that_is_not_programmed_is_named(conditions: list[dict[str, str]], evidence: str) -> None:
+    waiting = {**GATEWAY, "status": {"conditions": conditions}}
+    findings = found(replace(WITH_GATEWAYS, gateway=waiting), CASES["jobset-gateway"])
+    assert set(findings) == {"gateway-not-ready"}
+    assert findings["gateway-not-ready"].evidence == (evidence,)
+
+
+def test_users_of_a_gateway_need_no_port_forward() -> None:
+    rights = set(map(str, required_permissions(render_context(CASES["jobset-gateway"]))))
+    assert "create tlsroutes.gateway.networking.k8s.io" in rights
+    assert not any("portforward" in right for right in rights)
+
+
 def test_pod_group_needs_an_api_server_that_serves_it() -> None:
     grouped = CASES["jobset-pod-group"]
     missing = replace(GOOD, suspended_by_kueue=None)

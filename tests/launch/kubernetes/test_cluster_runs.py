@@ -52,6 +52,8 @@ from lab import Lab
 from lab.volcano_scheduler import volcano_scheduler
 
 pytestmark = pytest.mark.slow
+from lab.traefik_gateway import NAME as GATEWAY
+from lab.traefik_gateway import traefik_gateway
 
 WITHIN_S = 240.0
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -447,6 +449,50 @@ def test_users_without_exec_start_follow_control_and_read_a_run(
 def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
     run = site.start("python", "-c", "raise SystemExit(3)")
     finished, _ = to_its_end(run)
+def test_users_without_port_forward_start_follow_control_and_read_a_run_through_a_gateway(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One holds what `check` asks of the user who starts it, the other what is left of the chart's followers."""
+    gateways = f"gateways-{site.namespace}"
+    gateway: dict[str, Any] = {"name": GATEWAY, "namespace": gateways, "host": "runs.example", "address": "127.0.0.1"}
+    site.target("jobset", volume=f"{VOLUME}controller: {{gateway: {json.dumps(gateway)}}}\n")
+    assert {each.code for each in api.check_target(None, "lab", base=site.folder)} == {"operator-missing"}
+    with traefik_gateway(site.lab, gateways, "runs.example") as port:
+        gateway["port"] = port
+        site.target("jobset", volume=f"{VOLUME}controller: {{gateway: {json.dumps(gateway)}}}\n")
+        assert api.check_target(None, "lab", base=site.folder) == ()
+        claim = {"claim": "home", "size": "1GiB", "storage_class": "lab"}
+        about = {"namespace": site.namespace, "queue": None, "volume": claim, "controller": {"gateway": gateway}}
+        followers = yaml.safe_load(templates()["followers.yaml"].partition("rules:\n")[2].partition("---")[0])
+        for rule in followers:
+            rule["resources"] = [each for each in rule["resources"] if each != "pods/portforward"]
+        for name, held in (("zoe", rules(about)), ("max", [rule for rule in followers if rule["resources"]])):
+            user(site.lab, site.namespace, name, held, tmp_path / name)
+            account = f"--as=system:serviceaccount:{site.namespace}:{name}"
+            with pytest.raises(HoldfastError):  # kubectl's way to answer no
+                site.kubectl("auth", "can-i", "create", "pods/portforward", account)
+
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "zoe"))
+        (site.folder / "table.bin").write_bytes(os.urandom(MAX_CODE_IN_SECRET_BYTES))  # too much for a Secret
+        run = site.stepper()
+        assert api.checkpoint(run, timeout_s=WITHIN_S).step > 0
+        api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
+        steps_on(run, restarts=1)
+        (route,) = json.loads(site.kubectl("get", "tlsroutes", "-o", "json"))["items"]
+        assert route["spec"]["hostnames"] == [f"{run.run_id}.runs.example"]
+
+        with monkeypatch.context() as patch:
+            patch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
+            patch.setenv("KUBECONFIG", str(tmp_path / "max"))
+            other = api.find_run(run.run_id, "lab", base=site.folder)
+            steps_on(other, restarts=1)
+            assert api.cancel(other)
+            assert to_its_end(other)[0].outcome is Outcome.CANCELLED
+        assert to_its_end(run)[0].outcome is Outcome.CANCELLED
+        assert other.events.read_bytes() == run.events.read_bytes()
+        until(lambda: not site.kubectl("get", "tlsroutes", "-o", "name"), "the route is deleted with the run")
+
+
     assert (finished.outcome, finished.exit_code) == (Outcome.FAILED, 3)
     said = json.loads(site.kubectl("get", "jobset", run.run_id, "-o", "json"))["status"]
     assert said["terminalState"] == "Failed"

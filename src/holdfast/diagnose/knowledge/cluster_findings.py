@@ -162,7 +162,7 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "operator-missing",
-        "The cluster lacks the CRD of the run's object, of Kueue's queues, or of PodMonitors.",
+        "The cluster lacks the CRD of the run's object, of Kueue's queues, of PodMonitors, or of TLSRoutes.",
         "`kubectl api-resources`.",
         "Install the operator, or change the field that the finding names.",
     ),
@@ -522,6 +522,24 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "The API server throttles requests because it is overloaded.",
         "`kubectl get --raw /metrics`: apiserver_flowcontrol_rejected_requests_total.",
         "Try again.",
+    ),
+    (
+        "gateway-unreachable",
+        "The name of the run's route does not lead to its controller: DNS, the Gateway, or its route.",
+        "`kubectl describe tlsroute RUN`, and `openssl s_client -servername NAME -connect ADDRESS`.",
+        "Have `RUN.HOST` resolve to the Gateway, or set `controller.gateway.address` in the target.",
+    ),
+    (
+        "gateway-not-ready",
+        "The Gateway of `controller.gateway` is not programmed: its controller does not run, or it has no address.",
+        "`kubectl describe gateway NAME`.",
+        "Have the Gateway fixed, or leave `controller.gateway` out, which needs `pods/portforward`.",
+    ),
+    (
+        "gateway-no-listener",
+        "No listener of the Gateway passes TLS for the names of runs through to their namespace.",
+        "The evidence: what is wrong with each listener.",
+        "Have a listener added with `protocol: TLS`, `tls: {mode: Passthrough}`, and `allowedRoutes` of the namespace.",
     ),
     (
         "quota-exceeded",

@@ -22,6 +22,7 @@ from holdfast.launch.cluster_contact import ClusterContact
 from holdfast.launch.kubernetes.client.api_errors import ApiError, as_holdfast_error
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, pods_command, write_cluster_ref
 from holdfast.launch.kubernetes.object_names import CONTROLLER, PART_LABEL, RUN_LABEL, ObjectNames
 from holdfast.launch.kubernetes.tree_job import dated_job
@@ -54,6 +55,7 @@ def adopt_run(spec: TargetSpec, run: str) -> RunDir:
         owner=f"{CATALOG[accepted.workload].path}/{run}",
         controller=controller,
         adopted=True,
+        gateway=GatewayRoute.of(spec.controller.gateway, run),
     )
     try:
         return _write_folder(accepted, job, where, keys, run)

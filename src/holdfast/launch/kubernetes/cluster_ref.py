@@ -8,6 +8,7 @@ import msgspec
 
 from holdfast.host.files import atomic_write, read_small
 from holdfast.job.run_spec import corrupt_file_error
+from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute
 from holdfast.launch.kubernetes.object_names import RUN_LABEL
 from holdfast.run_dir import RunDir
 
@@ -24,6 +25,8 @@ class ClusterRef(msgspec.Struct, frozen=True, kw_only=True):
     """Manifest of the controller's ReplicaSet, so that it can be created again; None for a run without agents."""
     adopted: bool = False
     """Whether another machine started the run; the controller's pod keeps the log for that one."""
+    gateway: GatewayRoute | None = None
+    """The way to the controller through the cluster's Gateway; None is a port-forward."""
 
 
 def pods_command(folder: RunDir, cluster_ref: ClusterRef) -> str:

@@ -42,6 +42,10 @@ class ApiError(ClusterError):
         return f"{self.status} {self.message}"
 
 
+class GatewayUnreachable(ClusterError):
+    """The cluster's Gateway did not connect to the run's controller; `request` is the name of the run's route."""
+
+
 def to_dict(error: ClusterError) -> dict[str, str | int]:
     """Serialize an error for another process."""
     status = {"status": error.status} if isinstance(error, ApiError) else {}
@@ -246,6 +250,16 @@ _API_ERROR_RULES = (
     ),
 )
 
+_GATEWAY_RULES = (
+    _rule(
+        "(?P<why>.+)",
+        "gateway-unreachable",
+        "the cluster's Gateway does not lead to the run's controller: {why}",
+        "See that the name leads to the Gateway (`controller.gateway` in the target), and `kubectl describe tlsroute`.",
+        Owner.CLUSTER,
+    ),
+)
+
 REJECTION_RULES = (ADMISSION_RULES[0], *_API_ERROR_RULES)
 """Rules for rejections of submitted objects."""
 
@@ -253,6 +267,7 @@ ERROR_RULES: Mapping[type[ClusterError], tuple[MessageRule, ...]] = {
     KubeconfigError: _KUBECONFIG_RULES,
     ApiUnavailable: _UNAVAILABLE_RULES,
     ApiError: _API_ERROR_RULES,
+    GatewayUnreachable: _GATEWAY_RULES,
 }
 """Rules for the messages of kr8s 0.20, httpx and Kubernetes 1.37; the first match decides."""
 
@@ -270,5 +285,6 @@ EXIT_CODES: Mapping[str, ExitCode] = {
     "not-kubernetes": ExitCode.UNAVAILABLE,
     "cluster-unreachable": ExitCode.UNAVAILABLE,
     "cluster-throttling": ExitCode.UNAVAILABLE,
+    "gateway-unreachable": ExitCode.UNAVAILABLE,
 }
 """Exit codes other than CANNOT_RUN_HERE."""

@@ -22,7 +22,7 @@ from holdfast.host.files import atomic_write
 from holdfast.host.process_limits import receive_signals
 from holdfast.host.processes import adopt_orphans
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
-from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT, serving
+from holdfast.launch.kubernetes.incluster.sync_server import LOOPBACK, SYNC_PORT, serving
 from holdfast.launch.kubernetes.object_names import CODE_KEY
 from holdfast.run_dir import RunDir
 
@@ -41,6 +41,7 @@ def main() -> None:
     parser.add_argument("--keys", type=Path, required=True, help="folder of token, certificates and the job's secrets")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--sync-port", type=int, default=SYNC_PORT)
+    parser.add_argument("--gateway", action="store_true", help="a Gateway connects to the port for clients")
     options = parser.parse_args()
     adopt_orphans()
     receive_signals()
@@ -49,7 +50,7 @@ def main() -> None:
     folder = RunDir(options.folder, secrets_dir=options.keys)
     # Others may traverse but not list it: a kubelet that is not root there mounts folders of it into nodes' pods.
     folder.path.mkdir(parents=True, exist_ok=True, mode=0o711)
-    with serving(folder, options.sync_port):
+    with serving(folder, options.sync_port, ANY_ADDRESS if options.gateway else LOOPBACK):
         _supervise(folder, options)
 
 

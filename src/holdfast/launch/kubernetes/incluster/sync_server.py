@@ -1,7 +1,8 @@
 """The port of a controller's pod through which clients follow and control the run, from the pod's start to its end.
 
-It listens on the pod's loopback address: clients reach it through the API server's port-forward, with TLS and the run's
-token. A connection begins with a line of JSON (`Opening`); the rest is the command's own protocol:
+Clients reach it with TLS and the run's token: through the API server's port-forward, which ends at the pod's loopback
+address, or through the cluster's Gateway, which connects to the pod's own. A connection begins with a line of JSON
+(`Opening`); the rest is the command's own protocol:
 
 upload    receive the run's code; the response is DONE once it has arrived whole
 request   forward a request to the controller, and its response back
@@ -34,7 +35,8 @@ from holdfast.security.tls import server_context
 from holdfast.security.tokens import TokenIssuer, User
 
 SYNC_PORT = 7434
-"""The port, on the pod's loopback address."""
+"""The port."""
+LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
 """Seconds between polls of files."""
 OPENING_S = 10.0
@@ -56,10 +58,10 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @contextlib.contextmanager
-def serving(folder: RunDir, port: int = SYNC_PORT) -> Generator[int]:
+def serving(folder: RunDir, port: int = SYNC_PORT, address: str = LOOPBACK) -> Generator[int]:
     """Serve a run's folder until the block ends; yields the port (0 chooses one)."""
     tls, issuer = server_context(folder.identity), TokenIssuer(folder.token.read_text())
-    with socket.create_server(("127.0.0.1", port)) as server:
+    with socket.create_server((address, port)) as server:
         threading.Thread(target=_accept_clients, args=(server, tls, issuer, folder), daemon=True).start()
         try:
             yield server.getsockname()[1]

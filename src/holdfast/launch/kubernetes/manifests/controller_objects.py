@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute
+from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT
 from holdfast.launch.kubernetes.manifests.pod_additions import pod_metadata
 from holdfast.launch.kubernetes.manifests.pod_template import (
     container_security_context,
@@ -23,6 +25,10 @@ CONTROLLER_PORT = 7433
 """The controller's only port."""
 
 PORT_NAME = "agents"
+CLIENT_PORT_NAME = "clients"
+
+GATEWAY_GROUP, GATEWAY_VERSION = "gateway.networking.k8s.io", "v1"
+"""Of the TLSRoute, which Gateway API serves in this version since 1.5."""
 
 KEYS_DIR = "/run/secrets/holdfast"
 """Mount path of tokens and certificates, in the controller's pod and in the nodes'."""
@@ -47,9 +53,30 @@ def service(ctx: RenderContext) -> Mapping[str, YamlValue]:
             ),
             "publishNotReadyAddresses": Commented(True, "The name also resolves while a new controller reads its log."),
             "selector": names.selector(CONTROLLER)["matchLabels"],
-            "ports": [{"name": PORT_NAME, "port": CONTROLLER_PORT}],
+            "ports": [
+                {"name": PORT_NAME, "port": CONTROLLER_PORT},
+                *([{"name": CLIENT_PORT_NAME, "port": SYNC_PORT}] if ctx.target.controller.gateway else ()),
+            ],
         },
     )
+
+
+def tls_route(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
+    """The TLSRoute that leads from the target's Gateway to the controller, if users reach it so."""
+    gateway, route = ctx.target.controller.gateway, GatewayRoute.of(ctx.target.controller.gateway, ctx.names.name)
+    if gateway is None or route is None:
+        return []
+    names = ctx.names
+    parent: YamlValue = {"name": gateway.name, "namespace": gateway.namespace or ctx.target.namespace}
+    backend: YamlValue = {"name": names.controller, "port": SYNC_PORT}
+    spec: YamlValue = {
+        "parentRefs": [parent],
+        "hostnames": Commented(
+            [route.host], "The Gateway routes by this name and does not decrypt: TLS ends at the controller."
+        ),
+        "rules": [{"backendRefs": [backend]}],
+    }
+    return [ctx.manifest(f"{GATEWAY_GROUP}/{GATEWAY_VERSION}", "TLSRoute", names.name, CONTROLLER, spec=spec)]
 
 
 def pod_monitor(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
@@ -205,8 +232,12 @@ def _container(ctx: RenderContext) -> YamlValue:
             KEYS_DIR,
             "--port",
             str(CONTROLLER_PORT),
+            *(["--gateway"] if own.gateway else ()),
         ],
-        "ports": [{"name": PORT_NAME, "containerPort": CONTROLLER_PORT}],
+        "ports": [
+            {"name": PORT_NAME, "containerPort": CONTROLLER_PORT},
+            *([{"name": CLIENT_PORT_NAME, "containerPort": SYNC_PORT}] if own.gateway else ()),
+        ],
         "resources": {"requests": requests(ctx), "limits": limits(ctx)},
         "startupProbe": Commented(
             {**listens, "periodSeconds": 2, "failureThreshold": 150}, "A long log takes up to 5 minutes to read."

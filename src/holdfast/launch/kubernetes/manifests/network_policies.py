@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from holdfast.job.egress import EgressRule
+from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT
 from holdfast.launch.kubernetes.manifests.controller_objects import CONTROLLER_PORT
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
@@ -24,7 +25,8 @@ def network_policies(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
     if not ctx.target.agent:
         return [_of_run(ctx)]
     of_controller = [_of_controller(ctx)] if ctx.target.egress is not None else []
-    return [_of_run(ctx), *of_controller, *([_of_scrapers(ctx)] if ctx.target.pod_monitor else [])]
+    scrapers = [_of_scrapers(ctx)] if ctx.target.pod_monitor else []
+    return [_of_run(ctx), *of_controller, *scrapers, *_of_gateway(ctx)]
 
 
 def _of_run(ctx: RenderContext) -> Mapping[str, YamlValue]:
@@ -81,6 +83,25 @@ def _of_scrapers(ctx: RenderContext) -> Mapping[str, YamlValue]:
             "ingress": Commented(anywhere, "Prometheus; this port requires TLS and a token."),
         },
     )
+
+
+def _of_gateway(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
+    """Allows the pods that carry a Gateway's traffic to connect to the controller's port for clients."""
+    gateway = ctx.target.controller.gateway
+    if gateway is None:
+        return []
+    namespace = gateway.proxies or gateway.namespace or ctx.target.namespace
+    pods: YamlValue = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    ports: YamlValue = [{"protocol": "TCP", "port": SYNC_PORT}]
+    spec: YamlValue = {
+        "podSelector": ctx.names.selector(CONTROLLER),
+        "policyTypes": ["Ingress"],
+        "ingress": Commented(
+            [{"from": [pods], "ports": ports}], "The Gateway's pods; this port requires TLS and the run's token."
+        ),
+    }
+    name = f"{ctx.names.controller}-gateway"
+    return [ctx.manifest("networking.k8s.io/v1", "NetworkPolicy", name, CONTROLLER, spec=spec)]
 
 
 def _rule(allowed: EgressRule) -> YamlValue:

@@ -65,6 +65,7 @@ def render(ctx: RenderContext) -> RunManifests:
             controller_objects.service(ctx),
             controller_objects.replicaset(ctx),
             *controller_objects.pod_monitor(ctx),
+            *controller_objects.tls_route(ctx),
         )
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), *network_policies(ctx))
@@ -102,6 +103,7 @@ def render_tree(ctx: RenderContext, compressed_code: bytes) -> RunManifests:
             controller_objects.service(ctx),
             controller_objects.replicaset(ctx),
             *controller_objects.pod_monitor(ctx),
+            *controller_objects.tls_route(ctx),
         ]
     if ctx.workload is Workload.TRAINJOB:
         objects.append(training_runtime(ctx))

@@ -26,7 +26,7 @@ from holdfast.launch.kubernetes.manifests.pod_template import node_limits
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
-from holdfast.launch.kubernetes.preflight import pod_patch_checks
+from holdfast.launch.kubernetes.preflight import gateway_checks, pod_patch_checks
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -78,6 +78,8 @@ class ClusterInventory:
     """What is wrong with the stored quarantine."""
     missing_prerequisites: Sequence[ReferencedObject] = ()
     """What the fabric needs of the cluster and is not there."""
+    gateway: KubeObject | None = None
+    """The Gateway by which users reach controllers."""
     not_readable: Sequence[str] = ()
     """What this user may not read, so it is unknown."""
 
@@ -122,16 +124,25 @@ POD_GROUPS: Mapping[GangScheduler, OperatorKind] = {
     for scheduler, remedy in _GANG_REMEDIES.items()
 }
 PODMONITORS = OperatorKind("monitoring.coreos.com", "v1", "podmonitors", "pod_monitor")
+TLS_ROUTES = OperatorKind(
+    controller_objects.GATEWAY_GROUP,
+    controller_objects.GATEWAY_VERSION,
+    "tlsroutes",
+    "controller.gateway",
+    "Install Gateway API 1.5 or later, and a controller for it",
+)
 
 
 def operator_kinds(ctx: RenderContext) -> list[OperatorKind]:
     """The kinds that a run needs besides Kubernetes' own."""
     kind = CATALOG[ctx.workload]
+    gateway = ctx.target.controller.gateway if ctx.target.agent else None
     return [
         OperatorKind(kind.group, kind.version, kind.resource, "workload"),
         *([OperatorKind(KUEUE, KUEUE_VERSION, "localqueues", "queue")] if ctx.queue else ()),
         *([POD_GROUPS[ctx.target.pod_group]] if ctx.target.pod_group else ()),
         *([PODMONITORS] if ctx.target.pod_monitor else ()),
+        *([TLS_ROUTES] if gateway else ()),
     ]
 
 
@@ -390,6 +401,28 @@ def fabric(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         yield _finding("fabric-prerequisite-missing", each.where, f"there is no {each.kind} {each.name}", each.remedy)
 
 
+def gateway(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Checks that the Gateway exists, works, and passes the TLS connections of this namespace's runs through."""
+    wanted = ctx.target.controller.gateway
+    if wanted is None or cluster.gateway is NOT_READABLE or not cluster.served.get((TLS_ROUTES.group, "tlsroutes")):
+        return
+    field, where = "controller.gateway", f"Gateway {wanted.namespace or ctx.target.namespace}/{wanted.name}"
+    if cluster.gateway is None:
+        remedy = "`kubectl get gateways -A` lists those there are."
+        yield _finding("referenced-object-missing", field, f"there is no {where}", remedy)
+        return
+    if reason := gateway_checks.why_not_programmed(cluster.gateway):
+        remedy = f"`kubectl describe gateway {wanted.name}`; the controller of its GatewayClass may not run."
+        yield _finding("gateway-not-ready", field, f"{where} is not programmed", remedy, reason)
+    if reasons := gateway_checks.why_no_listener(cluster.gateway, wanted, ctx.target.namespace):
+        what = f"no listener of {where} passes TLS to RUN.{wanted.host} through to namespace {ctx.target.namespace}"
+        remedy = (
+            f'Have one added: `protocol: TLS`, `tls: {{mode: Passthrough}}`, `hostname: "*.{wanted.host}"`, and '
+            f"`allowedRoutes` that admit the namespace."
+        )
+        yield _finding("gateway-no-listener", field, what, remedy, *reasons)
+
+
 def quarantined(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Reports the machines that a run will avoid."""
     yield from cluster.quarantine_findings
@@ -417,6 +450,7 @@ CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ..
     storage,
     names,
     fabric,
+    gateway,
     quarantined,
     not_readable,
 )
@@ -458,6 +492,8 @@ def _pod_access_verbs(ctx: RenderContext) -> tuple[tuple[str, str], ...]:
     ask, read = (("get", "portforward"), ("create", "portforward")), (("get", "log"),)
     if not ctx.target.agent:
         return read
+    if ctx.target.controller.gateway is not None:
+        ask = ()
     return ask if ctx.accepted.durable_controller_disk else (*ask, *read)
 
 

@@ -17,6 +17,7 @@ from holdfast.job.quarantine import Quarantine
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, KubeObject, can_dry_run_alone, collection_path
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
+from holdfast.launch.kubernetes.manifests.controller_objects import GATEWAY_GROUP, GATEWAY_VERSION
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
@@ -96,11 +97,20 @@ class _Collector:
             quarantined=quarantine.active(time.time()),
             quarantine_findings=quarantine_findings,
             missing_prerequisites=await self._missing(prerequisites(ctx)),
+            gateway=await self._gateway(),
             not_readable=tuple(dict.fromkeys(self._not_readable)),
         )
 
     async def _missing(self, wanted: Iterable[ReferencedObject]) -> list[ReferencedObject]:
         return [each for each in wanted if await self._get(each.path) is None]
+
+    async def _gateway(self) -> KubeObject | None:
+        wanted = self._ctx.target.controller.gateway
+        if wanted is None:
+            return None
+        namespace = wanted.namespace or self._ctx.target.namespace
+        path = f"/apis/{GATEWAY_GROUP}/{GATEWAY_VERSION}/namespaces/{namespace}/gateways/{wanted.name}"
+        return await self._get(path)
 
     async def _quarantine(self) -> tuple[Quarantine, tuple[Finding, ...]]:
         try:

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute
+
 
 class ClusterAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Cluster and namespace to create objects in."""
@@ -24,3 +26,5 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     owner: dict[str, Any]
     """The run's owner object: deleting it deletes the others."""
     owned: tuple[dict[str, Any], ...]
+    gateway: GatewayRoute | None = None
+    """The way to the controller through the cluster's Gateway."""

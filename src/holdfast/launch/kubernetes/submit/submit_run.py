@@ -14,6 +14,7 @@ from holdfast.findings import Owner
 from holdfast.host.files import read_line
 from holdfast.launch.code.archive import archive_path
 from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error, from_dict
+from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
@@ -61,6 +62,7 @@ def _submit_request(folder: RunDir, ctx: RenderContext, values: Mapping[str, Map
         prerequisites=tuple(to_plain(each) for each in rendering.prerequisites),
         owner=to_plain(rendering.owner),
         owned=tuple(_fill_secret(to_plain(each), values) for each in rendering.owned),
+        gateway=GatewayRoute.of(ctx.target.controller.gateway, ctx.names.name),
     )
 
 

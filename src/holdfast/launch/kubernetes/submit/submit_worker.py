@@ -154,6 +154,7 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
         namespace=address.namespace,
         owner=object_path(owner),
         controller=next((each for each in ready if each["kind"] == "ReplicaSet"), None),
+        gateway=request.gateway,
     )
 
 

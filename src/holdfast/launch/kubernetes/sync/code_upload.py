@@ -13,6 +13,7 @@ from holdfast.run_dir import RunDir
 if TYPE_CHECKING:
     from holdfast.launch.code.upload_progress import UploadRecord
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
+    from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute
     from holdfast.launch.kubernetes.sync.controller_link import ControllerLink
 
 CHUNK_BYTES = 1 << 20
@@ -34,7 +35,9 @@ async def controller_pod(cluster: ClusterClient, run: str) -> str | None:
     return None
 
 
-async def upload_code(cluster: ClusterClient, pod: str, folder: RunDir, digest: str) -> None:
+async def upload_code(
+    cluster: ClusterClient, pod: str, folder: RunDir, digest: str, gateway: GatewayRoute | None = None
+) -> None:
     """Upload a run's code to the controller's pod; no-op if it has the code. Raises ClusterError and PortClosed."""
     import asyncio  # late: the `run` command imports this module only for `fits_in_secret`
 
@@ -47,7 +50,7 @@ async def upload_code(cluster: ClusterClient, pod: str, folder: RunDir, digest: 
     path = archive_path(folder.code, digest)
     begin = opening(folder, "upload", digest=digest, size=path.stat().st_size)
     record = UploadRecord(folder, path.stat().st_size)
-    async with open_link(cluster, pod, folder, begin) as link:
+    async with open_link(cluster, pod, folder, begin, gateway) as link:
         sending = asyncio.ensure_future(_send_file(path, link, record))
         try:
             response = b"".join([data async for data in link.output()])

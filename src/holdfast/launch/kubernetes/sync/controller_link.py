@@ -1,6 +1,7 @@
 """A connection to the port that the controller's pod serves to clients (incluster/sync_server.py).
 
-TLS runs end to end inside the API server's port-forward, so the token reaches only a holder of the run's key.
+TLS runs end to end inside the API server's port-forward, or through the cluster's Gateway, so the token reaches only a
+holder of the run's key.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import asyncio
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from holdfast.launch.kubernetes.client.pod_port import PodPort, PortClosed
+from holdfast.launch.kubernetes.client.api_errors import GatewayUnreachable
+from holdfast.launch.kubernetes.client.gateway_port import GatewayRoute, connect_to_gateway
+from holdfast.launch.kubernetes.client.pod_port import PortClosed
 from holdfast.launch.kubernetes.incluster.client_connection import Opening
 from holdfast.launch.kubernetes.incluster.sync_server import SYNC_PORT
 from holdfast.run_dir import RunDir
@@ -25,13 +28,21 @@ Result = TypeVar("Result")
 CHUNK_BYTES = 1 << 18
 
 
-class ControllerLink:
-    """A TLS connection through a port of a pod."""
+class Port(Protocol):
+    """A connection to a port, on whatever way."""
 
-    def __init__(self, port: PodPort, context: ssl.SSLContext) -> None:
+    async def send(self, data: bytes) -> None: ...
+
+    async def receive(self) -> bytes: ...
+
+
+class ControllerLink:
+    """A TLS connection through a port."""
+
+    def __init__(self, port: Port, context: ssl.SSLContext, server_name: str = CONTROLLER_NAME) -> None:
         self._port = port
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=CONTROLLER_NAME)
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_name)
         self._sending = asyncio.Lock()
 
     async def handshake(self) -> None:
@@ -76,12 +87,28 @@ class ControllerLink:
 
 @asynccontextmanager
 async def open_link(
-    cluster: ClusterClient, pod: str, folder: RunDir, opening: Opening
+    cluster: ClusterClient, pod: str, folder: RunDir, opening: Opening, gateway: GatewayRoute | None = None
 ) -> AsyncGenerator[ControllerLink]:
-    """Connect to the controller's pod and begin a command; raises ClusterError and PortClosed."""
-    async with cluster.connect_to_port(pod, SYNC_PORT) as port:
-        link = ControllerLink(port, client_context(folder.ca))
-        await link.handshake()
+    """Connect to the controller and begin a command; raises ClusterError and PortClosed.
+
+    The connection is a port-forward to its pod, or leads through the cluster's Gateway.
+    """
+    if gateway is None:
+        async with cluster.connect_to_port(pod, SYNC_PORT) as port:
+            link = ControllerLink(port, client_context(folder.ca))
+            await link.handshake()
+            await link.send(opening.line())
+            yield link
+        return
+    context = client_context(folder.ca)
+    context.check_hostname = False  # the Gateway routes by the name; the run's CA has signed one certificate only
+    async with connect_to_gateway(gateway) as port:
+        link = ControllerLink(port, context, gateway.host)
+        try:
+            await link.handshake()
+        except PortClosed as error:
+            why = f"{gateway.shown}: {error}; no route has the name, or the Gateway ends TLS itself"
+            raise GatewayUnreachable(why, request=gateway.host) from error
         await link.send(opening.line())
         yield link
 

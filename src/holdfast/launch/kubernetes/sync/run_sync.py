@@ -178,9 +178,7 @@ class RunSync:
                     async with asyncio.timeout(request_deadline(head) - time.monotonic()):
                         await self._connected.wait()
             if self._pod is not None:
-                async with open_link(
-                    self._cluster, self._pod, self._folder, opening(self._folder, "request")
-                ) as remote:
+                async with self._open_link(self._pod, "request") as remote:
                     await remote.send(shift_deadline(head, lambda: -time.monotonic()))
                     handing = asyncio.ensure_future(_forward_body(reader, remote))
                     async for data in remote.output():
@@ -203,7 +201,7 @@ class RunSync:
         if pod is None:
             return
         await self._upload_code(pod)
-        async with open_link(self._cluster, pod, self._folder, opening(self._folder, "follow")) as remote:
+        async with self._open_link(pod, "follow") as remote:
             copy = FileCopy(self._folder)
             await remote.send(json.dumps(copy.state()).encode() + b"\n")
             self._pod = pod
@@ -218,6 +216,9 @@ class RunSync:
         """The running controller pod, or None; raises RunDeleted if there will be none."""
         pod = await controller_pod(self._cluster, self._folder.run_id)
         if pod is None:
+    def _open_link(self, pod: str, command: str) -> contextlib.AbstractAsyncContextManager[ControllerLink]:
+        return open_link(self._cluster, pod, self._folder, opening(self._folder, command), self._cluster_ref.gateway)
+
             if not await self._cluster.exists(self._cluster_ref.owner):
                 raise RunDeleted
             await self._recreate_controller()
@@ -282,7 +283,7 @@ class RunSync:
         if code and (
             self._waits_for_code() or (pod != self._code_sent_to and not self._options.durable_controller_disk)
         ):
-            await upload_code(self._cluster, pod, self._folder, code.digest)
+            await upload_code(self._cluster, pod, self._folder, code.digest, self._cluster_ref.gateway)
         self._code_sent_to = pod
 
     def _waits_for_code(self) -> bool:
