@@ -17,7 +17,7 @@ import httpx
 import msgspec
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError, InvalidStatus
 
 from holdfast.agent.quorum_relay import QuorumRelay
 from holdfast.control.commands import StartAttempt
@@ -47,6 +47,7 @@ from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.spec import Job, Nodes
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
+from holdfast.protocol import orders
 from holdfast.protocol.orders import PROTOCOL, Acknowledge, RankLaunch, StartRanks, order_decoder
 from holdfast.run_dir import trace_name
 from holdfast.security.admission import PendingConnections
@@ -183,7 +184,7 @@ def play(
     asyncio.run(whole())
 
 
-def joined(node: int, *, generation: int = 0, source: str = "") -> bytes:
+def joined(node: int, *, generation: int = 0, source: str = "", protocol: int = PROTOCOL, oldest: int = 0) -> bytes:
     return encode(
         AgentConnected(
             at=1.0,
@@ -195,7 +196,8 @@ def joined(node: int, *, generation: int = 0, source: str = "") -> bytes:
             address="127.0.0.1",
             port=4000,
             pid=1,
-            protocol=PROTOCOL,
+            protocol=protocol,
+            oldest_protocol=oldest,
         )
     )
 
@@ -484,6 +486,67 @@ def test_agent_that_says_garbage_later_is_cut_off_alone(tmp_path: Path) -> None:
             nodes = [event.node for event in here.events(AgentDisconnected) if isinstance(event, AgentDisconnected)]
             assert nodes == [1] * len(garbages)
         assert len(here.events(FindingRaised)) == len(garbages)
+
+    play(tmp_path, scene)
+
+
+# A message of a kind, and one with a value, that only a later version knows.
+LATER = (
+    b'{"type":"weather-observed","at":1,"node":0,"source":"node0.0/i","seq":1}',
+    b'{"type":"evidence-kept","at":1,"node":0,"replica":0,"attempt":0,"folder":"f","files":"all","bytes":1,"source":"node0.0/i","seq":2}',
+)
+
+
+def test_agent_one_protocol_version_later_is_heard_and_what_is_unknown_is_acknowledged(tmp_path: Path) -> None:
+    async def scene(here: Site) -> None:
+        async with here.agent(0) as agent:
+            await agent.send(joined(0, protocol=PROTOCOL + 1, oldest=PROTOCOL))
+            await agent.send(b"\n".join((*LATER, found(0, 3))))
+            await acknowledged(agent, 3)
+        assert len(here.events(FindingRaised)) == 1
+        for message in LATER:  # of this version it would be no such message
+            async with here.agent(1) as agent:
+                await agent.send(joined(1))
+                await agent.send(message.replace(b"node0", b"node1").replace(b'"node":0', b'"node":1'))
+                await _gone(agent)
+
+    play(tmp_path, scene)
+
+
+def test_agent_one_protocol_version_earlier_is_heard_by_a_release_that_speaks_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orders, "PROTOCOL", PROTOCOL + 1)
+
+    async def scene(here: Site) -> None:
+        async with here.agent(0) as agent:
+            await agent.send(joined(0))
+            await agent.send(found(0, 1))
+            await acknowledged(agent, 1)
+        assert len(here.events(AgentConnected)) == 1
+
+    play(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "oldest", "spoken"), [(PROTOCOL - 1, 0, f"{PROTOCOL - 1}"), (9, 8, "8 and 9"), (9, 0, "9")]
+)
+def test_agent_two_protocol_versions_apart_is_refused_in_words(
+    tmp_path: Path, protocol: int, oldest: int, spoken: str
+) -> None:
+    async def scene(here: Site) -> None:
+        what = f"the agent of node0 speaks protocol {spoken}, and this controller {PROTOCOL}"
+        for _ in range(2):
+            async with here.agent(0) as agent:
+                await agent.send(joined(0, protocol=protocol, oldest=oldest))
+                with pytest.raises(ConnectionClosedError) as closed:
+                    await agent.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.reason == what
+        (raised,) = here.events(FindingRaised)
+        assert isinstance(raised, FindingRaised)
+        assert (raised.finding.code, raised.finding.what) == ("protocol-mismatch", what)
+        assert here.events(AgentConnected) == []
 
     play(tmp_path, scene)
 

@@ -27,6 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 
 from holdfast.control.agent_connections import ForeignMessage
 from holdfast.control.controller import Controller, crash
+from holdfast.control.protocol_mismatch import protocol_mismatch
 from holdfast.control.trace_store import TraceRefused, TraceStore
 from holdfast.events import AgentConnected, RequestEvent
 from holdfast.events.requests import EXPIRES
@@ -34,7 +35,15 @@ from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.launch.code.archive import archive_path
 from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol import routes
-from holdfast.protocol.orders import PROTOCOL, Order, agent_message_decoder, decode_frame, encode
+from holdfast.protocol.orders import (
+    PROTOCOL,
+    Order,
+    ProtocolOffer,
+    agent_message_decoder,
+    decode_frame,
+    decode_offer,
+    encode,
+)
 from holdfast.protocol.validation import ValidatingDecoder
 from holdfast.security.admission import AdmissionServer, AgentsWebSocket, PendingConnection
 from holdfast.security.api_limits import LIMITS, ApiLimits, NodeRateLimiter
@@ -48,6 +57,8 @@ _DISCONNECTED = (WebSocketDisconnect, WebSocketDisconnected)
 
 LOOPBACK = "127.0.0.1"
 CHUNK_BYTES = 64 * 1024
+MAX_REASON_CHARS = 120
+"""Of a close frame, which holds 123 bytes."""
 
 
 class _WebSocketPeer:
@@ -135,6 +146,8 @@ class ControllerApi:
         self._quorum_port = quorum_port
         """The port of the quorum service on this machine, if ranks reach it through this one."""
         self._relayed: Counter[NodeAgent] = Counter()
+        self._mismatched = set[NodeAgent]()
+        """Agents that have been refused for the version of their protocol."""
         self._routes = Starlette(
             routes=[
                 WebSocketRoute(routes.AGENT_SOCKET, self._agent_socket),
@@ -217,14 +230,18 @@ class ControllerApi:
         await websocket.accept()
         holder: NodeAgent = websocket.scope["holder"]
         arrival: PendingConnection = websocket.state.pending_connection
+        first = None
         try:
-            first = agent_message_decoder.decode(await websocket.receive_bytes())
+            hello = await websocket.receive_bytes()
+            if not (offer := decode_offer(hello)).spoken:
+                await self._refuse_protocol(websocket, holder, offer)
+                return
+            first = agent_message_decoder.decode(hello)
         except _DISCONNECTED:
             return
-        except _BAD_MESSAGE:
-            first = None
-        if not isinstance(first, AgentConnected) or first.protocol != PROTOCOL:
-            log.warning("refused an agent that does not speak version %s of the protocol: %.200r", PROTOCOL, first)
+        except _BAD_MESSAGE as error:
+            log.warning("%s's agent sent a hello that is not of this protocol: %.500s", holder, error)
+        if not isinstance(first, AgentConnected):
             await _close(websocket)
             return
         if NodeAgent(first.node, first.generation) != holder:
@@ -241,7 +258,7 @@ class ControllerApi:
             while True:
                 text = await self._receive(websocket, holder)
                 if link is not None:
-                    self._controller.agent_messages(link, decode_frame(text))
+                    self._controller.agent_messages(link, decode_frame(text, from_later=first.protocol > PROTOCOL))
         except _DISCONNECTED:
             pass
         except _BAD_MESSAGE as error:
@@ -253,6 +270,14 @@ class ControllerApi:
             pump.cancel()
             if link is not None:
                 self._controller.agent_disconnected(link)
+
+    async def _refuse_protocol(self, websocket: WebSocket, holder: NodeAgent, offer: ProtocolOffer) -> None:
+        """Refuse an agent of a version that this controller does not speak; report it once."""
+        finding = protocol_mismatch(holder.node, offer)
+        if holder not in self._mismatched:
+            self._mismatched.add(holder)
+            self._controller.report(finding)
+        await _close(websocket, finding.what)
 
     async def _receive(self, websocket: WebSocket, holder: NodeAgent) -> bytes:
         """The agent's next message, once its node may send one; unread data waits at the sender."""
@@ -346,10 +371,10 @@ def _expires(request: Request) -> float:
     return msgspec.json.decode(request.headers.get(EXPIRES, "1e300"), type=float)
 
 
-async def _close(websocket: WebSocket) -> None:
+async def _close(websocket: WebSocket, reason: str = "") -> None:
     """Close a connection that violates the protocol; it may be closed already."""
     with contextlib.suppress(*_DISCONNECTED):
-        await websocket.close(code=1002)
+        await websocket.close(code=1002, reason=reason[:MAX_REASON_CHARS])
 
 
 def make_server(

@@ -28,12 +28,13 @@ from holdfast.control.controller import Controller
 from holdfast.control.log_recovery import empty_log, recover_log
 from holdfast.control.log_replication import LogReplicator
 from holdfast.control.machine import Machine
+from holdfast.control.protocol_mismatch import AgentProtocols
 from holdfast.control.state import NodeState
 from holdfast.control.trace_store import TraceStore
 from holdfast.controller_api import LOOPBACK, ControllerApi, make_server
-from holdfast.errors import HoldfastError
+from holdfast.errors import ExitCode, HoldfastError
 from holdfast.events import AnyEvent, CodeShipped, FaultTarget, FindingRaised, RunFinished
-from holdfast.events.log import EventReader, is_intact, last_event
+from holdfast.events.log import EventReader, UnsupportedFormat, is_intact, last_event
 from holdfast.events.log_writer import EventWriter
 from holdfast.fabric.catalog import CATALOG
 from holdfast.findings import Finding, Owner, Severity
@@ -57,6 +58,7 @@ from holdfast.observe.metrics_endpoint import MetricsEndpoint
 from holdfast.protocol import routes
 from holdfast.protocol.orders import CheckNode, ProbeNode, StartRanks, progress_interval_s
 from holdfast.protocol.watch_levels import WatchLevel
+from holdfast.report.log_problems import unsupported_format
 from holdfast.run_dir import RunDir
 from holdfast.security.admission import AdmissionServer
 from holdfast.security.api_limits import LIMITS
@@ -347,6 +349,7 @@ async def serve(
     )
     machine = Machine(job)
     log_state = await _read_log(folder, accepted, machine)
+    protocols = AgentProtocols()
     if log_state.is_fatal:
         await backend.cancel()
         writer.append(log_state.events_to_write, sync=True)
@@ -367,7 +370,7 @@ async def serve(
     controller = Controller(
         machine=machine,
         writer=writer,
-        history=log_state.history,
+        history=protocols.note(log_state.history),
         backend=backend,
         start_orders=_start_order_factory(
             accepted, node_folder, private, keys, resources, lighthouse, hooks.relays_quorum
@@ -379,6 +382,7 @@ async def serve(
         log_replicator=log_replicator,
         incarnation=secrets.token_hex(4),
     )
+    protocols.refuse_unspoken()
     controller.handle(*log_state.events_to_write)
     controller.report(*restored, *_port_taken_findings(folder))
     first_code = accepted.code.digest if accepted.code else ""
@@ -439,7 +443,10 @@ def main() -> None:
     agents, clients, heartbeat_fd = map(int, descriptors)
     folder = RunDir(Path(path), secrets_dir=next(map(Path, sys.argv[5:]), None))
     try:
-        asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), heartbeat_fd))
+        try:
+            asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), heartbeat_fd))
+        except UnsupportedFormat as error:
+            raise HoldfastError((unsupported_format(error),), ExitCode.CANNOT_RUN_HERE) from error
     except HoldfastError as error:
         for finding in error.findings:
             words = "; ".join(filter(None, (finding.what, *finding.evidence, finding.where, finding.remedy)))

@@ -157,6 +157,21 @@ def test_log_of_another_format_is_refused_by_name(tmp_path: Path, format: int) -
         read_events(path)
 
 
+def test_log_of_the_format_before_is_read_where_the_release_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "log"
+    written(path, older := msgspec.structs.replace(CREATED, format=FORMAT))
+    for newest, oldest, reads in ((FORMAT + 1, FORMAT, True), (FORMAT + 2, FORMAT + 1, False)):
+        monkeypatch.setattr("holdfast.events.log.FORMAT", newest)
+        monkeypatch.setattr("holdfast.events.log.OLDEST_FORMAT", oldest)
+        if reads:
+            assert read_events(path) == [older]
+        else:
+            with pytest.raises(UnsupportedFormat, match=f"reads format {oldest} and {newest}"):
+                read_events(path)
+
+
 @pytest.mark.parametrize("size", [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, 3 * BLOCK_BYTES])
 def test_last_event_is_found_from_the_end(tmp_path: Path, size: int) -> None:
     path = tmp_path / "log"

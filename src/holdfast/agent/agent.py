@@ -307,6 +307,7 @@ class Agent:
             attempt=max(self._latest_attempts.values(), default=-1),
             clock=self._clock.sample,
             protocol=orders.PROTOCOL,
+            oldest_protocol=orders.OLDEST_PROTOCOL,
             log_replica=self._log_replica.position if self._log_replica else None,
             running=tuple(state for group in groups for state in group.running),
         )

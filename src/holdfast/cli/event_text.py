@@ -315,7 +315,9 @@ _SENTENCES: dict[type[AnyEvent], Callable[[Any], str]] = {
     events.CodeShipped: lambda event: (
         f"code {short_digest(event.digest)} shipped: {count(event.files, 'file')}, {event.bytes:,} bytes"
     ),
-    events.ControllerStarted: lambda event: f"a controller (process {event.pid}) took the run over",
+    events.ControllerStarted: lambda event: (
+        f"a controller (process {event.pid}{event.version and f', holdfast {event.version}'}) took the run over"
+    ),
     events.AttemptStarted: _attempt_started,
     events.StepCommitted: _step_committed,
     events.RecoveryDecided: _recovery_decided,

@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.events import AgentConnected
-from holdfast.protocol.orders import Acknowledge, AgentMessage, Order, Progress
+from holdfast.protocol.orders import Acknowledge, AgentMessage, Order, Progress, UnknownMessage
 
 ACK_BATCH, ACK_INTERVAL_S = 64, 0.02
 """Agents acknowledged in one batch, a few milliseconds' work, and seconds until the next batch.
@@ -68,7 +68,7 @@ class AgentConnection:
     replicated_bytes: int | None = None
     """Bytes of the log that the node has been sent to replicate; None if it keeps no replica."""
 
-    def check_origin(self, message: AgentMessage, *, replica: int | None, world_size: int) -> None:
+    def check_origin(self, message: AgentMessage | UnknownMessage, *, replica: int | None, world_size: int) -> None:
         """Raise `ForeignMessage` for a message about another node, or a second `AgentConnected` on one connection."""
         own = (
             message.source == self.joined.source

@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import msgspec
 
+import holdfast
 from holdfast import events
 from holdfast.clock import JUMP_POLL_S, Clock, clock_jumped
 from holdfast.control.agent_connections import (
@@ -73,6 +74,7 @@ from holdfast.protocol.orders import (
     Shutdown,
     StackRound,
     StartRanks,
+    UnknownMessage,
 )
 from holdfast.protocol.orders import CheckNode as CheckNodeOrder
 
@@ -174,7 +176,11 @@ class Controller:
     async def run(self) -> None:
         """Take over the run and run it to its end."""
         now = self._clock.sample
-        self.handle(events.ControllerStarted(at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now))
+        self.handle(
+            events.ControllerStarted(
+                at=now.at, pid=os.getpid(), incarnation=self._incarnation, clock=now, version=holdfast.__version__
+            )
+        )
         self._spawn(self._watch_nodes())
         self._spawn(self._watch_timers())
         self._spawn(self._watch_clock())
@@ -352,8 +358,8 @@ class Controller:
         self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None))
         return connection
 
-    def agent_messages(self, connection: AgentConnection, messages: list[AgentMessage]) -> None:
-        """Handle an agent's messages, each once, and acknowledge those that are in the log.
+    def agent_messages(self, connection: AgentConnection, messages: list[AgentMessage | UnknownMessage]) -> None:
+        """Handle an agent's messages, each once, and acknowledge those that are in the log, or unknown.
 
         Raises `ForeignMessage` for a message about another node.
         """
@@ -364,6 +370,8 @@ class Controller:
             connection.check_origin(message, replica=replica, world_size=self._machine.job.world_size)
             if isinstance(message, Progress):
                 happened.extend(self._on_progress(connection, message))
+            elif isinstance(message, UnknownMessage):
+                log.warning("%s sent a message that this version does not know: %s", message.source, message.type)
             elif isinstance(message, NodeReadings):
                 self.node_readings.add(message)
             elif isinstance(message, StackRound):

@@ -112,6 +112,8 @@ class AgentConnected(Event, frozen=True, kw_only=True):
     """The clock of the agent's timestamps."""
     protocol: int = 1
     """The agent's protocol version (protocol/orders.py)."""
+    oldest_protocol: int = 0
+    """The oldest version that it speaks too; 0 if it speaks no other."""
     log_replica: LogReplicaPosition | None = None
     """Set by agents that keep a log replica; not written to the log."""
 

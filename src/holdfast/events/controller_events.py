@@ -10,7 +10,9 @@ from holdfast.events.base import Event
 from holdfast.findings import Finding
 
 FORMAT = 2
-"""Version of the event log's format, written in its first line."""
+"""Version of the event log's format, written in its first line; docs/architecture.md says what raises it."""
+OLDEST_FORMAT = 2
+"""Oldest format that this release reads and continues: the one before, as soon as a release has written that one."""
 
 
 class Outcome(StrEnum):
@@ -52,6 +54,8 @@ class ControllerStarted(Event, frozen=True, kw_only=True):
     incarnation: str
     clock: ClockSample | None = None
     """The run's clock from here on; a later controller on the same machine continues it."""
+    version: str = ""
+    """The holdfast version of this controller; empty in logs of versions that did not write it."""
 
 
 class AttemptStarted(Event, frozen=True, kw_only=True):

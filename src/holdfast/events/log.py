@@ -20,7 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 from holdfast.events import AnyEvent, RunCreated
-from holdfast.events.controller_events import FORMAT
+from holdfast.events.controller_events import FORMAT, OLDEST_FORMAT
 from holdfast.events.encoding import encode
 from holdfast.host.files import UnexpectedFile, open_regular
 
@@ -181,7 +181,7 @@ class EventReader:
                     continue
                 if event is None:  # of a type that this version does not know
                     continue
-                if first and isinstance(event, RunCreated) and event.format != FORMAT:
+                if first and isinstance(event, RunCreated) and not OLDEST_FORMAT <= event.format <= FORMAT:
                     raise UnsupportedFormat(event.format)
                 yield event
 
@@ -221,7 +221,8 @@ class UnsupportedFormat(Exception):
     """The log was written by another version of holdfast, in a format this one cannot read."""
 
     def __init__(self, found: int) -> None:
-        super().__init__(f"event log has format {found}; this holdfast reads format {FORMAT}")
+        read = " and ".join(map(str, sorted({OLDEST_FORMAT, FORMAT})))
+        super().__init__(f"event log has format {found}; this holdfast reads format {read}")
 
 
 def last_event(path: Path) -> AnyEvent | None:

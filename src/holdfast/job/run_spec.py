@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import msgspec
+from pydantic import ValidationError
 
 import holdfast
 from holdfast.errors import ExitCode, HoldfastError, failure
@@ -31,6 +32,17 @@ def corrupt_file_error(path: Path, error: Exception) -> HoldfastError:
         evidence=(" ".join(str(error).split())[:500],),
         remedy=f"Put it back as it was, or end the run: `holdfast cancel --force {path.parent.name}`.",
         owner=Owner.CLUSTER,
+    )
+
+
+def _of_later_version(path: Path, fields: Sequence[str]) -> HoldfastError:
+    """The error for a run that uses what only later versions have; fields with their default value are not stored."""
+    return failure(
+        "run-of-later-version",
+        f"{path.parent.name} uses what this holdfast ({holdfast.__version__}) does not have: {', '.join(fields)}",
+        exit_code=ExitCode.CANNOT_RUN_HERE,
+        where=str(path),
+        remedy="Use the version of holdfast that started the run; on Kubernetes set the controller's image back.",
     )
 
 
@@ -135,6 +147,11 @@ class RunSpec(Model):
         """Read it from a run's folder; raises HoldfastError if the file is corrupt."""
         try:
             return cls.model_validate_json(read_small(path))
+        except ValidationError as error:
+            found = error.errors(include_url=False, include_input=False)
+            if any(each["type"] != "extra_forbidden" for each in found):
+                raise corrupt_file_error(path, error) from error
+            raise _of_later_version(path, [".".join(map(str, each["loc"])) for each in found]) from error
         except (OSError, ValueError, RecursionError) as error:
             raise corrupt_file_error(path, error) from error
 

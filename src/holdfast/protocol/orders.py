@@ -16,7 +16,9 @@ from holdfast.protocol.phase_times import PhaseTimes
 from holdfast.protocol.validation import ValidatingDecoder
 
 PROTOCOL = 3
-"""Version of this protocol; the controller refuses agents of another version."""
+"""Version of this protocol; docs/architecture.md says what raises it."""
+OLDEST_PROTOCOL = 3
+"""Oldest version that this release speaks too: the one before, as soon as a release has spoken that one."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="order"):
@@ -359,6 +361,34 @@ class NodeReadings(
     seq: int = 0
 
 
+class UnknownMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of an agent of a later version, of a kind or with a value that this one does not know."""
+
+    type: str
+    source: str = ""
+    seq: int = 0
+
+
+class ProtocolOffer(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="agent-connected"):
+    """The protocol versions that an agent speaks, as its hello (`AgentConnected`) offers them."""
+
+    protocol: int = 1
+    oldest_protocol: int = 0
+
+    @property
+    def spoken(self) -> bool:
+        """Whether this release speaks one of them."""
+        return (self.oldest_protocol or self.protocol) <= PROTOCOL and self.protocol >= OLDEST_PROTOCOL
+
+    def __str__(self) -> str:
+        return versions_text(self.oldest_protocol or self.protocol, self.protocol)
+
+
+def versions_text(oldest: int, newest: int) -> str:
+    """A range of versions: `3`, or `3 and 4`."""
+    return " and ".join(map(str, sorted({oldest, newest})))
+
+
 AgentMessage = AgentEvent | Progress | StackRound | NodeReadings
 
 encode = encoding.encode
@@ -366,6 +396,27 @@ order_decoder = msgspec.json.Decoder(AnyOrder)
 agent_message_decoder: ValidatingDecoder[AgentMessage] = ValidatingDecoder(AgentMessage)
 
 
-def decode_frame(frame: bytes) -> list[AgentMessage]:
-    """Decode an agent's frame: one message per line, at least one."""
-    return [agent_message_decoder.decode(line) for line in frame.split(b"\n")]
+_unknown_decoder: ValidatingDecoder[UnknownMessage] = ValidatingDecoder(UnknownMessage)
+_offer_decoder = msgspec.json.Decoder(ProtocolOffer)
+
+
+def decode_offer(hello: bytes) -> ProtocolOffer:
+    """The versions that a hello offers, whatever else it has; raises msgspec.MsgspecError and UnicodeDecodeError."""
+    return _offer_decoder.decode(hello)
+
+
+def decode_frame(frame: bytes, *, from_later: bool = False) -> list[AgentMessage | UnknownMessage]:
+    """Decode an agent's frame: one message per line, at least one.
+
+    An agent `from_later`, of a later version than this, may send what is unknown here.
+    """
+    return [_decode_message(line, from_later=from_later) for line in frame.split(b"\n")]
+
+
+def _decode_message(line: bytes, *, from_later: bool) -> AgentMessage | UnknownMessage:
+    try:
+        return agent_message_decoder.decode(line)
+    except msgspec.ValidationError:
+        if not from_later:
+            raise
+        return _unknown_decoder.decode(line)

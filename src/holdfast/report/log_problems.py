@@ -35,7 +35,7 @@ def unreadable_log(error: UnsupportedFormat | LookupError | OSError, path: Path)
 
 def unsupported_format(error: UnsupportedFormat) -> Finding:
     """The log is of another version of holdfast."""
-    remedy = "Use the version of holdfast that started this run."
+    remedy = "Use the version of holdfast that started this run, or the one after it."
     return Finding(code="log-format-unsupported", what=f"the {error}", remedy=remedy)
 
 

@@ -25,6 +25,7 @@ from deploy.render_chart import templates
 from tests.launch.kubernetes.test_collect_inventory import rules, user
 from tests.waiting import until
 
+import holdfast
 from holdfast import api
 from holdfast.errors import HoldfastError
 from holdfast.events import (
@@ -37,6 +38,7 @@ from holdfast.events import (
     FindingRaised,
     Outcome,
     RankExited,
+    RanksStarted,
     RecoveryDecided,
     RunFinished,
     StepCommitted,
@@ -45,15 +47,16 @@ from holdfast.findings import Finding, Severity
 from holdfast.launch.kubernetes.submit.submit_process import SubmitProcess
 from holdfast.launch.kubernetes.sync.code_upload import MAX_CODE_IN_SECRET_BYTES
 from holdfast.launch.target import Rendered
+from holdfast.protocol.orders import OLDEST_PROTOCOL, PROTOCOL
 from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.run_dir import RunDir
 from lab import Lab
+from lab.traefik_gateway import NAME as GATEWAY
+from lab.traefik_gateway import traefik_gateway
 from lab.volcano_scheduler import volcano_scheduler
 
 pytestmark = pytest.mark.slow
-from lab.traefik_gateway import NAME as GATEWAY
-from lab.traefik_gateway import traefik_gateway
 
 WITHIN_S = 240.0
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -446,9 +449,6 @@ def test_users_without_exec_start_follow_control_and_read_a_run(
     until(lambda: not site.pods("controller"), "its controller's pod is removed")
 
 
-def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
-    run = site.start("python", "-c", "raise SystemExit(3)")
-    finished, _ = to_its_end(run)
 def test_users_without_port_forward_start_follow_control_and_read_a_run_through_a_gateway(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,6 +493,9 @@ def test_users_without_port_forward_start_follow_control_and_read_a_run_through_
         until(lambda: not site.kubectl("get", "tlsroutes", "-o", "name"), "the route is deleted with the run")
 
 
+def test_run_that_failed_is_a_failure_to_the_cluster_too(site: Site) -> None:
+    run = site.start("python", "-c", "raise SystemExit(3)")
+    finished, _ = to_its_end(run)
     assert (finished.outcome, finished.exit_code) == (Outcome.FAILED, 3)
     said = json.loads(site.kubectl("get", "jobset", run.run_id, "-o", "json"))["status"]
     assert said["terminalState"] == "Failed"
@@ -911,6 +914,74 @@ def test_what_dies_comes_back_in_place_and_is_counted_once(site: Site) -> None:
     assert (counts["RanksStarted"], counts["FailureDetected"], counts["RanksRestarted"]) == (1, 2, 2)
     assert (counts["NodeReplaced"], counts["RunCancelled"]) == (1, 1)
     until(lambda: not site.left(), "nothing is left")
+
+
+def release(folder: Path, version: str, *, protocol: int, oldest: int) -> Path:
+    """Another release of holdfast: a copy that speaks other versions of the protocol; returns its PYTHONPATH."""
+    package = folder / version / "holdfast"
+    shutil.copytree(Path(holdfast.__file__).parent, package)
+    for name, old, new in (
+        ("__init__.py", f'"{holdfast.__version__}"', f'"{version}"'),
+        ("protocol/orders.py", f"\nPROTOCOL = {PROTOCOL}\n", f"\nPROTOCOL = {protocol}\n"),
+        ("protocol/orders.py", f"\nOLDEST_PROTOCOL = {OLDEST_PROTOCOL}\n", f"\nOLDEST_PROTOCOL = {oldest}\n"),
+    ):
+        text = (package / name).read_text()
+        assert text.count(old) == 1
+        (package / name).write_text(text.replace(old, new))
+    return package.parent
+
+
+def test_run_outlives_an_upgrade_a_rollback_and_a_release_too_far(site: Site, tmp_path: Path) -> None:
+    """Its nodes are of 0.2.0. The lab ignores images: PYTHONPATH has their role."""
+    ages = {"0.2.0": 1, "0.3.0": 2, "0.4.0": 3}
+    releases = {
+        version: release(tmp_path, version, protocol=PROTOCOL + age, oldest=PROTOCOL + age - 1)
+        for version, age in ages.items()
+    }
+    of_nodes = [{"name": "node", "env": [{"name": "PYTHONPATH", "value": str(releases["0.2.0"])}]}]
+    site.target("jobset", volume=f"{VOLUME}pod: {{patch: {{spec: {{containers: {json.dumps(of_nodes)}}}}}}}\n")
+    run = site.stepper()
+    nodes, ranks = site.pods("node"), _rank_pids(run)
+    first = next(event for event in api.events(run) if isinstance(event, AgentConnected))
+    assert (first.protocol, first.oldest_protocol) == (PROTOCOL + 1, PROTOCOL)
+
+    def deploy(version: str) -> None:
+        setting = f"PYTHONPATH={releases[version]}" if version in releases else "PYTHONPATH-"
+        site.kubectl("set", "env", f"replicaset/{run.run_id}-controller", setting)
+        site.kubectl("delete", "pod", "-l", f"holdfast/run={run.run_id},holdfast/part=controller", "--wait=false")
+
+    def takes_over(version: str) -> None:
+        deploy(version)
+        until(lambda: versions()[-1] == version, f"a controller of {version}")
+        steps_on(run)
+
+    def versions() -> list[str]:
+        return [event.version for event in api.events(run) if isinstance(event, ControllerStarted)]
+
+    own = holdfast.__version__
+    takes_over("0.3.0")
+    deploy("0.4.0")
+    until(lambda: (seen := api.staleness(run)) and seen.code == "controller-failing", "status says that it fails")
+    seen = api.staleness(run)
+    assert seen is not None
+    spoken, own_spoken = (f"{PROTOCOL + age} and {PROTOCOL + age + 1}" for age in (0, 2))
+    assert f"the agent of node0 speaks protocol {spoken}, and this controller {own_spoken}" in seen.evidence[0]
+    takes_over(own)
+    assert versions() == [own, "0.3.0", own]
+    assert (site.pods("node"), _rank_pids(run), api.status(run).restarts) == (nodes, ranks, 0)
+    assert not [event for event in api.events(run) if isinstance(event, RankExited)]
+    api.cancel(run)
+    assert to_its_end(run)[0].outcome is Outcome.CANCELLED
+
+
+def _rank_pids(run: RunDir) -> set[int]:
+    """Process ids of ranks, as agents last reported them."""
+    joined = {event.node: event for event in api.events(run) if isinstance(event, AgentConnected | RanksStarted)}
+    return {
+        rank.pid
+        for event in joined.values()
+        for rank in (event.running if isinstance(event, AgentConnected) else event.ranks)
+    }
 
 
 def test_log_that_is_lost_with_its_pod_comes_back_from_the_nodes(site: Site) -> None:

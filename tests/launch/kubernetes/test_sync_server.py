@@ -18,9 +18,11 @@ import pytest
 
 from holdfast.launch import changed_files
 from holdfast.launch.code.archive import archive_path
+from holdfast.launch.controller_supervisor import write_controller_record
 from holdfast.launch.kubernetes.incluster import reader_lock, sync_server
 from holdfast.launch.kubernetes.incluster.client_connection import Opening
 from holdfast.launch.kubernetes.incluster.sync_server import serving
+from holdfast.launch.kubernetes.sync.file_copy import MAX_HEADER_BYTES
 from holdfast.run_dir import RunDir, trace_name
 from holdfast.security.tls import CONTROLLER_NAME, client_context, make_identity
 from holdfast.security.tokens import TokenIssuer
@@ -91,6 +93,22 @@ def test_pod_stays_until_all_readers_and_the_machine_that_started_the_run_have_t
         rest(other, of_other, sync_server.COPIED)
         rest(starter, of_starter, b"")
         assert folder.synced.exists()
+
+
+def test_reader_is_told_why_controllers_keep_failing(server: Server) -> None:
+    words = 'error [protocol-mismatch]: the agent of node0 speaks "protocol" 5 \\ ' + "x" * 1000
+    server.folder.controller_log.write_text(f"earlier\n{words}\n")
+    with server.reader() as (stream, file):
+        write_controller_record(server.folder, failed=2, failing_since=1.0)
+        while (line := file.readline()) == b"{}\n":
+            pass
+        assert words.startswith(json.loads(line)["failing"])
+        assert len(line) < MAX_HEADER_BYTES
+        write_controller_record(server.folder)
+        while (again := file.readline()) == line:
+            pass
+        assert again == b"{}\n"
+        rest(stream, file, sync_server.COPIED)
 
 
 def test_readers_that_vanish_keep_no_pod(server: Server) -> None:

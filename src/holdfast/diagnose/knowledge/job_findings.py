@@ -711,9 +711,15 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ("token-refused", "The run's token differs from the one it started with.", "`ls -l` of the run.", "Ask its owner."),
     (
         "log-format-unsupported",
-        "Another version of holdfast wrote this run.",
+        "A version of holdfast wrote this run whose log this one cannot read: a later one, or one too long ago.",
         "`holdfast events | head -1`.",
-        "Use that version.",
+        "Use that version, or the one after it.",
+    ),
+    (
+        "run-of-later-version",
+        "The run uses fields of a later version of holdfast than this one.",
+        "The finding names the fields.",
+        "Use the version that started the run; on Kubernetes set the controller's image back.",
     ),
     (
         "nothing-to-read",

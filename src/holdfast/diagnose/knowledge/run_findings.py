@@ -480,6 +480,13 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Fix the error there, or `holdfast cancel --force RUN`.",
     ),
     (
+        "protocol-mismatch",
+        "The protocol versions of a node's agent and of the controller are two or more apart: one of their images "
+        "was replaced.",
+        "`holdfast events RUN`: the version of each controller.",
+        "Set the image back to the release before ([upgrades](../../kubernetes.md#upgrades)).",
+    ),
+    (
         "processes-not-exiting",
         "Processes of a run were killed and do not end.",
         "`ps` for state D.",

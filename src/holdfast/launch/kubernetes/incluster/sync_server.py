@@ -6,7 +6,8 @@ address, or through the cluster's Gateway, which connects to the pod's own. A co
 
 upload    receive the run's code; the response is DONE once it has arrived whole
 request   forward a request to the controller, and its response back
-follow    stream the event log and rank logs as they grow, from the offsets that the reader has
+follow    stream the event log and rank logs as they grow, from the offsets that the reader has, and why controllers
+          fail if they keep failing
 
 It runs in threads of the pod's supervisor, so it also serves a run whose controller is restarting or has ended.
 Standard library only: its import delays the start of the run.
@@ -39,6 +40,8 @@ SYNC_PORT = 7434
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.1
 """Seconds between polls of files."""
+FAILING_POLL_S = 1.0
+"""Seconds between reads of the record of failing controllers."""
 OPENING_S = 10.0
 """Longest time until a client has authenticated."""
 MAX_CONNECTIONS = 64
@@ -47,6 +50,10 @@ MAX_OPENING_BYTES = 1024
 """Longest opening line."""
 MAX_LINE_BYTES = 1 << 24
 """Longest line from a client: a reader sends the sizes of all its files in one."""
+MIN_FAILURES = 2
+"""Controllers in a row that must have failed before clients receive the reason."""
+MAX_LAST_WORDS = 220
+"""Characters of a controller's last line that clients get: escaped, they fit into a header (sync/file_copy.py)."""
 DONE = b"done\n"
 """The response to a complete upload."""
 SYNCED, COPIED = b"done\n", b"read\n"
@@ -188,6 +195,7 @@ def _send_changes(client: Client, folder: RunDir) -> None:
     with reading(folder) as lock:
         log = folder.events
         ends, showing = sent.pop(LOG_TAIL_KEY, None), False
+        failing, failing_poll = "", 0.0
         while True:
             if not showing and log.exists() and not folder.log_unreplicated.exists():
                 showing = True
@@ -198,13 +206,24 @@ def _send_changes(client: Client, folder: RunDir) -> None:
                     header = json.dumps({"name": name, "at": place, "bytes": len(data)})
                     client.send(header.encode() + b"\n" + data)
                 sent[name] = end
-            client.send(b"{}\n")
+            if (now := time.monotonic()) >= failing_poll:
+                failing, failing_poll = _last_words(folder), now + FAILING_POLL_S
+            client.send(json.dumps({"failing": failing} if failing else {}).encode() + b"\n")
             if message := client.read_within(POLL_S):
                 if message in (SYNCED, COPIED):
                     await_other_readers(lock)
                 if message == SYNCED:
                     folder.synced.touch()  # the pod may exit now
                 return
+
+
+def _last_words(folder: RunDir) -> str:
+    """The last line that a controller logged, if controllers keep failing; empty if they do not."""
+    if folder.read_controller_record().get("failed", 0) < MIN_FAILURES:
+        return ""
+    words = next(iter(folder.controller_log_tail()[-1:]), "")
+    printable = "".join(letter if " " <= letter <= "~" else "?" for letter in words[:MAX_LAST_WORDS])
+    return printable or "it logged nothing"
 
 
 def _log_line(what: str) -> None:

@@ -21,11 +21,13 @@ MAX_HEADER_BYTES = 512
 
 
 class ChunkHeader(msgspec.Struct, frozen=True):
-    """Header of a chunk; an empty header ends a poll."""
+    """Header of a chunk; one without bytes ends a poll."""
 
     name: Annotated[str, msgspec.Meta(pattern=f"^({SYNCED_FILES.pattern})$")] = EVENTS_NAME
     at: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)] = 0
+    failing: str = ""
+    """At the end of a poll: the last line of the controllers that keep failing; empty if they do not."""
 
 
 _chunk_header = msgspec.json.Decoder(ChunkHeader)

@@ -206,19 +206,23 @@ class RunSync:
             await remote.send(json.dumps(copy.state()).encode() + b"\n")
             self._pod = pod
             self._connected.set()
+            failing = ""
             async for piece, data in read_chunks(remote.output()):
-                if not piece.bytes:  # the end of a poll
+                if not piece.bytes and not piece.failing:  # the end of a poll
                     self._contact.on_contact()
+                elif not piece.bytes and piece.failing != failing:
+                    self._contact.on_contact_lost(piece.failing, finding=self._controller_failing(pod, piece.failing))
+                failing = failing if piece.bytes else piece.failing
                 if copy.write(piece, data):
                     await remote.send(COPIED if self._cluster_ref.adopted else SYNCED)
+
+    def _open_link(self, pod: str, command: str) -> contextlib.AbstractAsyncContextManager[ControllerLink]:
+        return open_link(self._cluster, pod, self._folder, opening(self._folder, command), self._cluster_ref.gateway)
 
     async def _controllers_pod(self) -> str | None:
         """The running controller pod, or None; raises RunDeleted if there will be none."""
         pod = await controller_pod(self._cluster, self._folder.run_id)
         if pod is None:
-    def _open_link(self, pod: str, command: str) -> contextlib.AbstractAsyncContextManager[ControllerLink]:
-        return open_link(self._cluster, pod, self._folder, opening(self._folder, command), self._cluster_ref.gateway)
-
             if not await self._cluster.exists(self._cluster_ref.owner):
                 raise RunDeleted
             await self._recreate_controller()
@@ -274,6 +278,18 @@ class RunSync:
             where=run,
             evidence=(f"deletionTimestamp: {ends}",),
             remedy="Run it again in another `namespace`, or in this one once it has been deleted and created again.",
+            owner=Owner.CLUSTER,
+        )
+
+    def _controller_failing(self, pod: str, last_words: str) -> Finding:
+        run = self._folder.run_id
+        return Finding(
+            code="controller-failing",
+            what=f"the controllers of {run} fail one after the other",
+            where=pod,
+            evidence=(last_words,),
+            remedy="Ranks continue without one for `recovery.controller_grace_s`, and the next is started: fix what "
+            f"their last words say, or set the image back. `holdfast cancel --force {run}` ends the run without one.",
             owner=Owner.CLUSTER,
         )
 
