@@ -84,7 +84,7 @@ _ROWS = (
         network="IB",
         expected_bandwidth="per function: its share of the adapter's port",
         source="https://github.com/Mellanox/ib-kubernetes",
-        pod=PodAccess(per_node=1, multus_attached=True, capabilities=("IPC_LOCK",)),
+        pod=PodAccess(per_node=1, multus_attached=True, capabilities=("IPC_LOCK",), deployment="ib-kubernetes"),
     ),
     Fabric(
         name="host-device",

@@ -70,6 +70,8 @@ class PodAccess:
     sidecar: Sidecar | None = None
     daemon_sets: tuple[str, ...] = ()
     """Daemons that every machine needs, as namespace/name of their DaemonSets as published."""
+    deployment: str = ""
+    """Daemon of the whole cluster that sets up the interfaces: the name of its Deployment, in any namespace."""
     gpus: int = 0
     """GPUs that a node must request, if a part of the machine cannot use the fabric; 0 if any number can."""
 

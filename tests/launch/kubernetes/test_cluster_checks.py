@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
+from tests.launch.kubernetes.fabric_needs import Need, needs
+from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, render_context
 
-from holdfast.findings import Finding
+from holdfast.findings import Finding, Severity
 from holdfast.job.quarantine import QuarantineRow
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
@@ -17,6 +18,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     check_cluster,
     required_permissions,
 )
+from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
 from holdfast.launch.kubernetes.preflight.referenced_objects import referenced_objects
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -62,6 +64,52 @@ def test_machines_that_a_run_avoids_are_reported_and_offer_no_room() -> None:
     assert findings["machines-quarantined"].what.startswith("1 of 3 machines of ")
     others = replace(GOOD, quarantined=[row, QuarantineRow(machine="a", since=1.0, until=2.0, code="gpu-failed")])
     assert set(found(others)) == {"machines-quarantined", "no-machines"}
+
+
+@pytest.mark.parametrize(
+    ("fabric", "lacking"),
+    [(name, need) for name in FABRIC_CASES for need in (None, *needs(name))],
+    ids=lambda each: each if isinstance(each, str) else each and (each.resource or each.name),
+)
+def test_each_thing_that_a_fabric_lacks_is_found_alone(fabric: str, lacking: Need | None) -> None:
+    asked = render_context(FABRIC_CASES[fabric])
+    amounts = {need.resource: str(need.amount) for need in needs(fabric) if need.resource and need != lacking}
+    missing = [
+        each for each in prerequisites(asked) if lacking and (each.kind, each.name) == (lacking.kind, lacking.name)
+    ]
+    cluster = replace(GOOD, nodes=[machine(name, **amounts) for name in "ab"], missing_prerequisites=missing)
+    findings = [each for each in check_cluster(asked, cluster) if each.severity is Severity.ERROR]
+    assert [each.what for each in findings] == ([lacking.finding] if lacking else [])
+    assert all(each.remedy for each in findings)
+
+
+GFD, GKE = "nvidia.com/gpu", "cloud.google.com/gke-gpu"
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ({f"{GFD}.sharing-strategy": "time-slicing", f"{GFD}.replicas": "4"}, "a share of a GPU"),
+        ({f"{GFD}.sharing-strategy": "mps"}, "a share of a GPU"),
+        ({f"{GFD}.product": "NVIDIA-H100-NVL-SHARED"}, "a share of a GPU"),
+        ({f"{GKE}-sharing-strategy": "time-sharing"}, "a share of a GPU"),
+        ({f"{GFD}.product": "A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/mig.strategy": "single"}, "a part of a GPU"),
+        ({f"{GKE}-partition-size": "1g.5gb"}, "a part of a GPU"),
+        ({f"{GFD}.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/mig.strategy": "single"}, ""),
+        ({f"{GFD}.sharing-strategy": "none", f"{GFD}.replicas": "1"}, ""),
+    ],
+)
+def test_gpus_that_only_labels_show_to_be_shared_are_found(labels: dict[str, str], words: str) -> None:
+    shared = machine("a")
+    shared["metadata"]["labels"] |= labels
+    cluster = replace(GOOD, nodes=[shared, machine("b")])
+    finding = found(cluster).get("gpu-shared")
+    assert bool(finding) == bool(words)
+    if finding:
+        assert f"on 1 of 2 machines `nvidia.com/gpu` is {words}" in finding.what
+        assert finding.evidence[0] in {f"{key}={value}" for key, value in labels.items()}
+        assert finding.severity is Severity.WARNING
+    assert found(cluster, Case(job={"nodes": 1, "gpus_per_node": 1})) == {}
 
 
 def test_pod_monitor_needs_the_prometheus_operator() -> None:

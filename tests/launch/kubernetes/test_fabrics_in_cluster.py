@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -9,9 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launch.kubernetes.golden_cases import FABRIC_CASES, Case, of_kind, render_context
+from tests.launch.kubernetes.fabric_needs import needs
+from tests.launch.kubernetes.golden_cases import FABRIC_CASES, TORCHRUN, Case, of_kind, render_context
 from tests.launch.kubernetes.test_manifests_accepted import create
 
+from holdfast.findings import Severity
+from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
 from holdfast.launch.kubernetes.object_names import NODE, PART_LABEL
 from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
@@ -80,81 +84,73 @@ def custom(lab: Lab, group: str, scope: str, kind: str, plural: str) -> None:
     lab.kubectl("wait", "crd", f"{plural}.{group}", "--for=condition=Established", f"--timeout={WITHIN_S:g}s")
 
 
-def missing(case: Case, namespace: str) -> list[str]:
-    """What the check says there is not."""
-    asked = render_context(in_namespace(case, namespace))
-    found = check_cluster(asked, collect_inventory(asked))
-    return [each.what for each in found if each.code == "fabric-prerequisite-missing"]
+def errors(ctx: RenderContext) -> list[str]:
+    """What `check` finds that keeps a run from starting."""
+    found = check_cluster(ctx, collect_inventory(ctx))
+    return sorted(each.what for each in found if each.severity is Severity.ERROR)
 
 
-def daemon(name: str) -> dict[str, Any]:
-    labels = {"app": name}
-    pods = {
-        "metadata": {"labels": labels},
-        "spec": {"nodeSelector": {"for": "nobody"}, "containers": [{"name": "a", "image": "a"}]},
-    }
-    spec = {"selector": {"matchLabels": labels}, "template": pods}
+def machine(name: str, namespace: str, **devices: str) -> dict[str, Any]:
+    """A machine for the runs of a namespace, with GPUs and these devices."""
+    amounts = {"cpu": "64", "memory": "64Gi", "pods": "9", "nvidia.com/gpu": "8", **devices}
+    labels = {"type": "kwok", "for": namespace}
     return {
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": {"name": name, "namespace": "kube-system"},
-        "spec": spec,
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": f"{namespace}-{name}", "labels": labels},
+        "status": {"allocatable": amounts, "capacity": amounts},
     }
 
 
-def test_what_a_fabric_lacks_is_found_until_it_is_there(
+@contextlib.contextmanager
+def created(lab: Lab, objects: list[dict[str, Any]]) -> Iterator[None]:
+    """Objects that are there meanwhile."""
+    try:
+        lab.kubectl("create", "-f", "-", input=json_list(objects))
+        yield
+    finally:
+        lab.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", input=json_list(objects))
+
+
+def test_all_that_each_fabric_lacks_is_found_until_it_is_there(
     lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
-    networks = [f"there is no Network vpc{rail}" for rail in range(1, 9)]
-    daemons = [f"there is no DaemonSet kube-system/{name}" for name in ("nccl-tcpxo-installer", "device-injector")]
-    tcpxo = FABRIC_CASES["gke-tcpxo"]
-    macvlan, claimed = FABRIC_CASES["macvlan"], FABRIC_CASES["dra"]
-    assert missing(tcpxo, namespace) == [*networks, *daemons]
-    assert missing(macvlan, namespace) == ["there is no NetworkAttachmentDefinition macvlan"]
-    assert missing(claimed, namespace) == [f"there is no DeviceClass {CLASS}"]
-    assert missing(FABRIC_CASES["tcp"], namespace) == []
-    try:
-        custom(lab, *ATTACHMENT)
-        custom(lab, *NETWORK)
-        assert len(missing(tcpxo, namespace)) == 10  # the kind is known now, and no object is there
-        there = [
-            *(
-                {"apiVersion": "networking.gke.io/v1", "kind": "Network", "metadata": {"name": f"vpc{rail}"}}
-                for rail in range(1, 9)
-            ),
-            {
-                "apiVersion": "k8s.cni.cncf.io/v1",
-                "kind": ATTACHMENT[2],
-                "metadata": {"name": "macvlan", "namespace": namespace},
-            },
-            *(daemon(name) for name in ("nccl-tcpxo-installer", "device-injector")),
-        ]
-        lab.kubectl("create", "-f", "-", input=json_list(there))
-        assert missing(tcpxo, namespace) == missing(macvlan, namespace) == []
-    finally:
-        for kind in (ATTACHMENT, NETWORK):
-            lab.kubectl("delete", "crd", f"{kind[3]}.{kind[0]}", "--ignore-not-found")
-        lab.kubectl(
-            "delete", "daemonset", "nccl-tcpxo-installer", "device-injector", "-n", "kube-system", "--ignore-not-found"
+    here = {"node_selector": {"for": namespace}, "agent": False}  # without agents a run has fewer objects to judge
+    asked = {
+        name: render_context(
+            in_namespace(Case(job={**case.job, **TORCHRUN}, target={**case.target, **here}), namespace)
         )
+        for name, case in FABRIC_CASES.items()
+    }
+    wanted = {name: needs(name) for name in asked}
+    all_needs = list(dict.fromkeys(need for each in wanted.values() for need in each))
+    lacking = {name: sorted(need.finding for need in each) for name, each in wanted.items()}
+    plain = [machine(name, namespace) for name in "ab"]
+    most = {need.resource: str(need.amount) for need in sorted(all_needs, key=lambda need: str(need.amount).zfill(9))}
+    equipped = [machine(name, namespace, **{each: most[each] for each in most if each}) for name in "cd"]
+    objects = [need.manifest(namespace) for need in all_needs if need.kind]
+    spaces = {each["metadata"].get("namespace", namespace) for each in objects} - {namespace, "kube-system"}
+    places = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in sorted(spaces)]
+    with created(lab, plain):
+        assert {name: errors(ctx) for name, ctx in asked.items()} == lacking
+        try:
+            custom(lab, *ATTACHMENT)
+            custom(lab, *NETWORK)
+            assert errors(asked["gke-tcpxo"]) == lacking["gke-tcpxo"], "the kind is known now, and no object is there"
+            with created(lab, places), created(lab, [*equipped, *objects]):
+                # The others differ in resources of machines alone: test_cluster_checks.py has each of them there.
+                with_objects = [name for name in asked if any(need.kind for need in wanted[name])]
+                assert {name: errors(asked[name]) for name in with_objects} == {name: [] for name in with_objects}
+        finally:
+            for kind in (ATTACHMENT, NETWORK):
+                lab.kubectl("delete", "crd", f"{kind[3]}.{kind[0]}", "--ignore-not-found")
 
 
 @pytest.fixture
 def adapters(lab: Lab, namespace: str) -> Iterator[Callable[[int], None]]:
     """Gives a machine of the test eight adapters, as a driver publishes them."""
-    machines = [
-        {
-            "apiVersion": "v1",
-            "kind": "Node",
-            "metadata": {"name": f"{namespace}-{number}", "labels": {"type": "kwok", "for": namespace}},
-            "status": {
-                part: {"cpu": "64", "memory": "64Gi", "pods": "9", "nvidia.com/gpu": "8"}
-                for part in ("allocatable", "capacity")
-            },
-        }
-        for number in range(3)
-    ]
+    machines = [machine(str(number), namespace) for number in range(3)]
     selects = {"selectors": [{"cel": {"expression": f"device.driver == '{CLASS}'"}}]}
     device_class = {
         "apiVersion": "resource.k8s.io/v1",

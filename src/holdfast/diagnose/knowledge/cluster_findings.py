@@ -307,9 +307,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "gpu-shared",
-        "The target's `gpu_resource` is a part (MIG) or a share (time-slicing, MPS) of a GPU, and the job has several "
-        "ranks. NCCL refuses two ranks on one GPU; parts of a GPU have no P2P.",
-        "`kubectl describe node` lists the resources of a machine; NCCL logs `Duplicate GPU detected`.",
+        "The target's `gpu_resource` is a part (MIG) or a share (time-slicing, MPS) of a GPU, by its name or by the "
+        "labels of machines, and the job has several ranks. NCCL refuses two ranks on one GPU; parts have no P2P.",
+        "`kubectl describe node` lists the labels and resources of a machine; NCCL logs `Duplicate GPU detected`.",
         "Set a whole GPU as `gpu_resource`, or train with one rank. NCCL versions with experimental MIG support need "
         "NCCL_MULTI_RANK_GPU_ENABLE=1 for two parts of one GPU.",
     ),

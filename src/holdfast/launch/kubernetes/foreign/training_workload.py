@@ -19,7 +19,9 @@ from holdfast.launch.kubernetes.foreign.manifest_source import (
 SHM = "/dev/shm"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
-_GPU = re.compile(r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu|gpu\.intel\.com/.*|habana\.ai/gaudi")
+_GPU = re.compile(
+    r"nvidia\.com/(gpu|mig-).*|amd\.com/gpu|gpu\.intel\.com/.*|habana\.ai/gaudi|huawei\.com/(Ascend\w+|npu)"
+)
 _LAUNCHER = re.compile(
     r"(?<![\w.-])(torchrun|torch\.distributed\.(run|launch)|accelerate|deepspeed|mpirun|mpiexec|horovodrun)(?![\w-])"
 )

@@ -10,8 +10,11 @@ from functools import cached_property
 
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
 
-GPU = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/(i915|xe)")
-"""Resource names of GPUs and of parts of them."""
+GPU = re.compile(
+    r"nvidia\.com/(gpu(\.shared)?|mig-.+)|amd\.com/gpu|habana\.ai/gaudi|gpu\.intel\.com/(i915|xe)"
+    r"|huawei\.com/(Ascend\w+|npu)"
+)
+"""Resource names of GPUs and NPUs, and of parts of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from holdfast.launch.kubernetes.manifests.pod_template import node_limits
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
-from holdfast.launch.kubernetes.preflight import gateway_checks, pod_patch_checks
+from holdfast.launch.kubernetes.preflight import gateway_checks, gpu_sharing, pod_patch_checks
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -296,13 +296,17 @@ def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         what = "no machine has the target's labels and no other taints than it tolerates"
         yield _finding("no-machines", "node_selector", what, "Compare with `kubectl describe nodes`.")
         return
-    for resource, amount in asks.items():
-        if resource in {"cpu", "memory"} or any(_allocatable(node, resource) for node in chosen):
-            continue
-        what = f"no machine offers {resource}, of which a node of the job asks for {amount}"
+    devices = {name: amount for name, amount in asks.items() if name not in {"cpu", "memory"}}
+    missing = [name for name in devices if not any(_allocatable(node, name) for node in chosen)]
+    for resource in missing:
+        what = f"no machine offers {resource}, of which a node of the job asks for {devices[resource]}"
         remedy = "Its device plugin is not installed or not healthy, or goes by another name in the target."
+        if resource.startswith("hugepages-"):
+            remedy = "Have the machines reserve huge pages at boot (kernel parameters), and restart their kubelets."
         yield _finding("device-missing", resource, what, remedy, f"machines looked at: {len(chosen)}")
+    if missing:
         return
+    yield from gpu_sharing.by_label(ctx, chosen)
     needs = {name: _parse_quantity(str(amount)) for name, amount in asks.items()}
     wanted = ctx.job.nodes.max
     most = 1 if ctx.pod_access.host_network else wanted

@@ -102,7 +102,14 @@ class _Collector:
         )
 
     async def _missing(self, wanted: Iterable[ReferencedObject]) -> list[ReferencedObject]:
-        return [each for each in wanted if await self._get(each.path) is None]
+        return [each for each in wanted if not await self._exists(each)]
+
+    async def _exists(self, wanted: ReferencedObject) -> bool:
+        """Whether an object exists, or this user may not know."""
+        if not wanted.in_any_namespace:
+            return await self._get(wanted.path) is not None
+        named = await self._get(wanted.path, fieldSelector=f"metadata.name={wanted.name}")
+        return named is NOT_READABLE or bool(named and named["items"])
 
     async def _gateway(self) -> KubeObject | None:
         wanted = self._ctx.target.controller.gateway
@@ -142,10 +149,10 @@ class _Collector:
             found[name] = [level["nodeLabel"] for level in (topology or {}).get("spec", {}).get("levels", ())]
         return None if groups is None else found
 
-    async def _get(self, path: str) -> KubeObject | None:
+    async def _get(self, path: str, **params: str) -> KubeObject | None:
         """An object: None if it does not exist, and NOT_READABLE if this user may not read it."""
         try:
-            return await self._cluster.get(path)
+            return await self._cluster.get(path, **params)
         except ApiError as refused:
             if refused.status == HTTPStatus.NOT_FOUND:
                 return None

@@ -48,3 +48,13 @@ def prerequisites(ctx: RenderContext) -> Iterator[ReferencedObject]:
             where="fabric",
             remedy=f"Install it as the provider describes: `holdfast fabric {ctx.fabric.name}` names the source.",
         )
+    if access.deployment:
+        yield ReferencedObject(
+            kind="Deployment",
+            name=access.deployment,
+            path="/apis/apps/v1/deployments",
+            where="fabric",
+            remedy=f"Install it: `holdfast fabric {ctx.fabric.name}` names the source. "
+            "Without it pods stay in ContainerCreating.",
+            in_any_namespace=True,
+        )

@@ -15,7 +15,7 @@ from holdfast.job.yaml_source import printable
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.volume_mounts import is_visible, refusal_reason, relative_to_volume
 from holdfast.launch.kubernetes.object_names import VOLUME_ROOT
-from holdfast.launch.kubernetes.preflight import pod_checks, pod_patch_checks
+from holdfast.launch.kubernetes.preflight import gpu_sharing, pod_checks, pod_patch_checks
 from holdfast.launch.kubernetes.preflight.pod_checks import TARGET_PREFIX
 
 MIN_CPU = 0.001
@@ -291,7 +291,7 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
     elastic,
     standbys,
     pod_checks.settings,
-    pod_checks.shared_gpus,
+    gpu_sharing.by_name,
     pod_patch_checks.patch,
     pod_local_checkpoints,
     template,

@@ -37,9 +37,6 @@ OWNERS_OF_KEYS = {
 }
 """Labels and annotations that a target may not set, by their first characters: who sets them."""
 
-MIG_PREFIX, SHARED_SUFFIX = "nvidia.com/mig-", ".shared"
-"""Parts of names that NVIDIA's device plugin gives the parts of a GPU, and shares of one if it renames them."""
-
 OWN_PATHS = (VOLUME_ROOT, SCRATCH, KEYS_DIR, "/dev/shm")
 """Folders that holdfast mounts in the ranks' container."""
 
@@ -73,28 +70,6 @@ def settings(ctx: RenderContext) -> Iterator[Finding]:
         what = "the ranks of an MPIJob are started by sshd, which passes on no variables of its container"
         remedy = "Write the variables as the job's `env` or `secrets`."
         yield _error("not-supported", ("pod", "env_from"), what, remedy)
-
-
-def shared_gpus(ctx: RenderContext) -> Iterator[Finding]:
-    """A part of a GPU is not a GPU to NCCL: it refuses two ranks on one, and parts exchange data through memory."""
-    job, resource = ctx.job, ctx.target.gpu_resource
-    if not job.gpus_per_node or job.world_size == 1:
-        return
-    if resource.startswith(MIG_PREFIX):
-        what = (
-            f"`{resource}` is a part of a GPU (MIG): NCCL refuses two ranks on parts of one GPU (`Duplicate GPU "
-            "detected`), and parts have no P2P, so ranks exchange data through host memory or the network"
-        )
-        remedy = "Train with one rank, or set a whole GPU as `gpu_resource`; MIG suits tests of a program."
-    elif resource.endswith(SHARED_SUFFIX):
-        what = (
-            f"`{resource}` is a share of a GPU (time-slicing or MPS): two ranks can get shares of the same one, which "
-            "NCCL refuses (`Duplicate GPU detected`)"
-        )
-        remedy = "Train with one rank, or set a whole GPU as `gpu_resource`."
-    else:
-        return
-    yield about_target("gpu-shared", ("gpu_resource",), what, remedy, severity=Severity.WARNING)
 
 
 def key_owner(ctx: RenderContext, key: str) -> str:

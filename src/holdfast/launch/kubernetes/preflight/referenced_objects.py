@@ -18,10 +18,12 @@ class ReferencedObject:
     kind: str
     name: str
     path: str
-    """Its API path."""
+    """Its API path; if `in_any_namespace`, that of all objects of the kind."""
     where: str
     """The field of the target that names it."""
     remedy: str
+    in_any_namespace: bool = False
+    """Whether an object with this name suffices in any namespace."""
 
 
 def referenced_objects(ctx: RenderContext) -> Iterator[ReferencedObject]:
