@@ -22,7 +22,7 @@ exclude_patterns = [
     "_build",
     *(
         f"reference/generated/{part}.md"
-        for part in ("drills", "device-faults", "metrics", "devices", "models", "exported-metrics", "alerts")
+        for part in ("drills", "device-faults", "metrics", "devices", "models", "exported-metrics", "alerts", "storage")
     ),
 ]
 nitpicky = True

@@ -49,6 +49,7 @@ LAB_TESTS = (
             "moving_runs",
             "pending_rules",
             "policies",
+            "storage_page",
             "topology_gangs",
         )
     ),

@@ -38,6 +38,9 @@ from holdfast.diagnose.device_fault_lines import FAULT_OF_RULE
 from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
+from holdfast.launch.kubernetes.manifests.quantities import format_quantity
+from holdfast.launch.kubernetes.storage_catalog import CATALOG as STORAGE
+from holdfast.launch.kubernetes.storage_catalog import StorageDriver
 from holdfast.launch.target_features import CONDITIONS, REASONS, TARGETS, UNTESTED, Feature, reason_against
 from holdfast.metrics import devices, flops, metric_catalog
 from holdfast.observe.alert_catalog import ALERTS
@@ -624,6 +627,27 @@ def devices_table() -> str:
     return _page([_table(("device", "bf16", "fp16", "tf32", "fp8", "vendor's figure, bf16"), rows)])
 
 
+def storage_table() -> str:
+    """What a claim of each storage driver is good for; docs/storage.md includes it."""
+
+    def row(driver: StorageDriver) -> tuple[str, ...]:
+        sizes: dict[int, list[str]] = {}
+        for value, size in driver.smallest.items():
+            sizes.setdefault(size, []).append(value or "default")
+        least = "; ".join(f"{format_quantity(size)}{_of_values(driver, values)}" for size, values in sizes.items())
+        options = ", ".join(f"`{option}`" for option in driver.mount_options)
+        has = ", ".join(("one zone",) * driver.zonal + ("snapshots",) * driver.snapshots)
+        name = f"[{driver.name}]({driver.source.split(';')[0]})"
+        return (name, f"`{driver.provisioner}`", driver.kind, least, driver.throughput, has, options, driver.advice)
+
+    head = ("driver", "provisioner", "volumes", "smallest", "published rate", "has", "mount options", "for checkpoints")
+    return _page([_table(head, map(row, STORAGE.values()))])
+
+
+def _of_values(driver: StorageDriver, values: list[str]) -> str:
+    return f" ({driver.size_parameter} {', '.join(values)})" if driver.size_parameter else ""
+
+
 _UNITS = {"_bytes": "B", "_bytes_per_s": "B/s", "_s": "s"}
 
 
@@ -703,5 +727,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "exported-metrics": exported_metrics_table,
     "alerts": alerts_table,
     "devices": devices_table,
+    "storage": storage_table,
     "models": models_list,
 }

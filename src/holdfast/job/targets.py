@@ -379,6 +379,8 @@ NAMES_IN_KUBERNETES: Mapping[str, str] = {
     "imagePullSecrets": "image_pull_secrets",
     "runAsUser": "user",
     "ttlSecondsAfterFinished": "ttl_s",
+    "persistentVolumeClaim": "volume.claim",
+    "storageClassName": "volume.storage_class",
 }
 """Names of Kubernetes' fields, or close to them, and the field of a target that sets each."""
 

@@ -20,6 +20,8 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
 )
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
 from holdfast.launch.kubernetes.preflight.referenced_objects import referenced_objects
+from holdfast.launch.kubernetes.storage_catalog import CATALOG as STORAGE
+from holdfast.launch.kubernetes.storage_catalog import StorageDriver, StorageKind
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 SERVED = {(kind.group, kind.resource): frozenset({kind.version}) for kind in CATALOG.values()}
@@ -430,7 +432,108 @@ def test_levels_of_a_placement_are_looked_for_in_the_queues_topologies() -> None
 def test_storage_class_of_a_claim_that_is_made_is_looked_for() -> None:
     case = Case(target={"volume": {"claim": "made", "size": "1TiB", "storage_class": "fss"}})
     assert set(found(replace(GOOD, claim=None), case)) == {"storage-class-missing"}
-    assert found(replace(GOOD, claim=None, storage_classes=frozenset({"fss"})), case) == {}
+    assert found(replace(GOOD, claim=None, storage_classes=[storage_class("fss", "example.com/fss")]), case) == {}
+
+
+def storage_class(name: str, provisioner: str, **more: Any) -> dict[str, Any]:
+    return {"metadata": {"name": name}, "provisioner": provisioner, **more}
+
+
+DEFAULT = {"metadata": {"name": "d", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}}
+MADE: dict[str, Any] = {"volume": {"claim": "made", "size": "1TiB", "storage_class": "c"}}
+EFS = storage_class("shared", "efs.csi.aws.com")
+
+
+@pytest.mark.parametrize("driver", STORAGE.values(), ids=lambda row: row.name)
+def test_class_whose_volumes_one_machine_mounts_is_found_for_every_driver(driver: StorageDriver) -> None:
+    name = driver.provisioner
+    chosen = storage_class("c", f"rook-ceph{name}" if name.startswith(".") else name)
+    cluster = replace(GOOD, claim=None, storage_classes=[chosen, EFS])
+    finding = found(cluster, Case(target=MADE)).get("storage-not-shared")
+    assert bool(finding) == (driver.kind is not StorageKind.FILES)
+    if finding:
+        assert f"class c makes a volume of {driver.name}" in finding.what
+        assert finding.evidence == ("classes for many machines here: shared",)
+    assert "storage-not-shared" not in found(cluster, Case(job={"nodes": 1}, target=MADE))
+    unbound = {"spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "c"}}
+    assert ("storage-not-shared" in found(replace(cluster, claim=unbound))) == bool(finding)
+
+
+def test_class_of_a_claim_is_the_default_one_unless_named_and_may_have_a_former_name() -> None:
+    unnamed = Case(target={"volume": {"claim": "made", "size": "1TiB"}})
+    gp2 = DEFAULT | {"provisioner": "kubernetes.io/aws-ebs"}
+    cluster = replace(GOOD, claim=None, storage_classes=[EFS, gp2], csi_drivers=frozenset({"efs.csi.aws.com"}))
+    findings = found(cluster, unnamed)
+    assert set(findings) == {"storage-not-shared", "storage-driver-missing"}
+    assert "there is no CSIDriver ebs.csi.aws.com" in findings["storage-driver-missing"].what
+    assert found(replace(cluster, storage_classes=[EFS]), unnamed) == {}, "a volume without a class may be ready"
+    assert found(cluster, Case(target={"volume": {"claim": "made", "size": "1TiB", "storage_class": "shared"}})) == {}
+
+
+def test_volume_that_is_an_object_store_is_found_by_its_driver() -> None:
+    mounted = {"spec": {"csi": {"driver": "gcsfuse.csi.storage.gke.io"}}}
+    bound = {"spec": {"accessModes": ["ReadWriteMany"], "volumeName": "pv"}}
+    finding = found(replace(GOOD, claim=bound, volume=mounted))["storage-not-shared"]
+    assert "claim checkpoints has a volume of Cloud Storage FUSE: an object store" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "parameters", "size", "least"),
+    [
+        ("filestore.csi.storage.gke.io", {"tier": "BASIC_SSD"}, "1TiB", "2560Gi"),
+        ("filestore.csi.storage.gke.io", {"tier": "zonal"}, "500GiB", "1Ti"),
+        ("filestore.csi.storage.gke.io", {"tier": "zonal"}, "1TiB", ""),
+        ("fsx.csi.aws.com", {"perUnitStorageThroughput": "250"}, "1TiB", "1200Gi"),
+        ("fsx.csi.aws.com", {}, "1200GiB", ""),
+        ("fsx.csi.aws.com", {"storageType": "INTELLIGENT_TIERING"}, "1GiB", ""),
+        ("lustre.csi.storage.gke.io", {"perUnitStorageThroughput": "500"}, "9000GiB", "18000Gi"),
+        ("azurelustre.csi.azure.com", {"sku-name": "AMLFS-Durable-Premium-250"}, "4TiB", "8Ti"),
+        ("file.csi.azure.com", {"skuName": "Premium_LRS", "protocol": "nfs"}, "10GiB", "100Gi"),
+        ("file.csi.azure.com", {"protocol": "smb"}, "10GiB", ""),
+        ("efs.csi.aws.com", {}, "1GiB", ""),
+    ],
+)
+def test_size_below_a_drivers_smallest_is_warned_of(
+    provisioner: str, parameters: dict[str, str], size: str, least: str
+) -> None:
+    cluster = replace(GOOD, claim=None, storage_classes=[storage_class("c", provisioner, parameters=parameters)])
+    finding = found(cluster, Case(target={"volume": {"claim": "made", "size": size, "storage_class": "c"}}))
+    assert set(finding) == ({"claim-too-small"} if least else set())
+    if least:
+        assert finding["claim-too-small"].severity is Severity.WARNING
+        assert finding["claim-too-small"].what.endswith(f"has {least}")
+
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+def in_zone(zone: str) -> dict[str, Any]:
+    """A PersistentVolume there."""
+    terms = [{"matchExpressions": [{"key": ZONE, "operator": "In", "values": [zone]}]}]
+    return {"spec": {"nodeAffinity": {"required": {"nodeSelectorTerms": terms}}}}
+
+
+def zonal(name: str, zone: str) -> dict[str, Any]:
+    node = machine(name)
+    node["metadata"]["labels"] |= {ZONE: zone}
+    return node
+
+
+def test_volume_that_no_selected_machine_can_mount_is_found() -> None:
+    machines = [zonal("a", "east-a"), zonal("b", "east-a"), zonal("c", "east-b"), zonal("d", "east-b")]
+    there = replace(GOOD, nodes=machines, volume=in_zone("east-b"))
+    assert found(there) == {}
+    finding = found(there, Case(target={"node_selector": {ZONE: "east-a"}}))["volume-elsewhere"]
+    assert finding.evidence == (f"the volume is in {ZONE} east-b", f"machines with {ZONE}: east-a (2)")
+    assert set(found(replace(there, nodes=machines[:3]))) == {"too-few-machines"}
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": in_zone("east-a")["spec"]["nodeAffinity"]["required"]}
+    patched = {"pod": {"patch": {"spec": {"affinity": {"nodeAffinity": required}}}}}
+    assert set(found(there, Case(target=patched))) == {"volume-elsewhere"}
+    assert found(replace(there, volume=in_zone("east-a")), Case(target=patched)) == {}
+    where = [{"matchLabelExpressions": [{"key": ZONE, "values": ["east-c"]}]}]
+    limited = storage_class("c", "lustre.csi.storage.gke.io", allowedTopologies=where)
+    made = Case(target={"volume": {"claim": "made", "size": "9000GiB", "storage_class": "c"}})
+    assert set(found(replace(there, claim=None, volume={}, storage_classes=[limited]), made)) == {"volume-elsewhere"}
 
 
 def test_what_may_not_be_seen_is_said_to_be_unknown_and_nothing_else() -> None:

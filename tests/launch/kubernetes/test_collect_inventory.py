@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.launch.kubernetes.golden_cases import Case, render_context
-from tests.launch.kubernetes.test_pending_rules import QUEUE, WEBHOOK, all_in_queues, other_kueue
+from tests.launch.kubernetes.test_pending_rules import ELSEWHERE, QUEUE, WEBHOOK, all_in_queues, other_kueue
 
 from holdfast.errors import HoldfastError
 from holdfast.findings import Finding, Severity
@@ -39,6 +39,14 @@ spec:
 """
 DOWN = WEBHOOK.replace("WHO", "gone").replace("WHERE", '{url: "https://127.0.0.1:9/gone"}').replace("pods", "services")
 
+CLASS = """
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata: {name: NAME}
+provisioner: BY
+"""
+MADE = {"claim": "made", "size": "1GiB"}
+
 PLACES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "": (QUEUE.replace("QUOTA", "8") + "---" + CLAIM.replace("MODE", "ReadWriteMany"), {}),
     "queue-missing": ("", {"queue": "train"}),
@@ -47,6 +55,9 @@ PLACES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "claim-missing": ("", {"volume": {"claim": "checkpoints"}}),
     "claim-not-shared": (CLAIM.replace("MODE", "ReadWriteOnce"), {"volume": {"claim": "checkpoints"}}),
     "storage-class-missing": ("", {"volume": {"claim": "made", "size": "1GiB", "storage_class": "none"}}),
+    "storage-not-shared": (CLASS.replace("BY", "rancher.io/local-path"), {"volume": {**MADE, "storage_class": "NAME"}}),
+    "storage-driver-missing": (CLASS.replace("BY", "efs.csi.aws.com"), {"volume": {**MADE, "storage_class": "NAME"}}),
+    "volume-elsewhere": (ELSEWHERE, {"volume": {"claim": "checkpoints"}}),
     "referenced-object-missing": ("", {"image_pull_secrets": ["registry"], "priority_class": "none"}),
     "no-machines": ("", {"node_selector": {"for": "nobody"}}),
     "device-missing": ("", {"gpu_resource": "amd.com/gpu"}),
@@ -68,7 +79,7 @@ def place(lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch) -> Callable
         if document:
             lab.kubectl("create", "-f", "-", input=document)
         plain = {} if lacking == "" else {"queue": None, "volume": None}
-        return {**plain, **target, "namespace": namespace}
+        return {**plain, **json.loads(json.dumps(target).replace("NAME", namespace)), "namespace": namespace}
 
     return make
 
@@ -106,7 +117,8 @@ def test_what_a_place_lacks_is_found(lab: Lab, namespace: str, place, lacking: s
         if lacking == "namespace-terminating":
             lab.kubectl("patch", "configmap", "kept", "-n", namespace, "-p", '{"metadata":{"finalizers":null}}')
         lab.kubectl("delete", "deployment", "--all", "-n", namespace)
-        for kind in ("validatingwebhookconfiguration", "clusterqueue", "resourceflavor"):
+        made = ("validatingwebhookconfiguration", "clusterqueue", "resourceflavor", "storageclass", "persistentvolume")
+        for kind in made:
             lab.kubectl("delete", kind, namespace, "--ignore-not-found", "--wait=false")
 
 

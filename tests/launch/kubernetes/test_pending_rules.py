@@ -52,6 +52,7 @@ EXPECTED: Mapping[str, tuple[str, str]] = {
     "insufficient": ("unschedulable", "Insufficient nvidia.com/gpu"),
     "taint": ("unschedulable", "untolerated taint"),
     "claim-missing": ("claim-missing", "the volume's claim checkpoints is not found"),
+    "volume-elsewhere": ("volume-elsewhere", "can mount its volume, which is elsewhere"),
     "gang-ahead": ("run-queued", "it stands in queue train, behind others"),
     "image": ("image-pull-failed", "its image cannot be pulled: "),
     "webhook-refused": ("webhook-refused", "the webhook no.holdfast.test refuses its pods: not on Saturdays"),
@@ -317,6 +318,29 @@ spec: {{levels: [{{nodeLabel: {RACK}}}]}}
 ---
 """
 
+ELSEWHERE = """
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: NAME}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteMany]
+  csi: {driver: lustre.csi.storage.gke.io, volumeHandle: none}
+  claimRef: {namespace: NAME, name: checkpoints}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms: [{matchExpressions: [{key: topology.gke.io/zone, operator: In, values: [elsewhere]}]}]
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: checkpoints, namespace: NAME}
+spec:
+  accessModes: [ReadWriteMany]
+  storageClassName: ""
+  volumeName: NAME
+  resources: {requests: {storage: 1Gi}}
+"""
+
 SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
     "quota-too-small": (QUEUE.replace("QUOTA", "8"), {}, {}),
     "quota-in-use": (QUEUE.replace("QUOTA", "16"), {}, {}),
@@ -333,6 +357,12 @@ SITUATIONS: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]] = {
         NODE.replace("TAINTS", "[]"),
         {"gpus_per_node": 4},
         {"queue": None, "volume": {"claim": "checkpoints"}, "node_selector": {"for": "NAME"}},
+    ),
+    # Kueue admits the run: it does not look at volumes.
+    "volume-elsewhere": (
+        "---".join((NODE.replace("TAINTS", "[]"), ELSEWHERE, QUEUE.replace("QUOTA", "8"))),
+        {"gpus_per_node": 4},
+        {"volume": {"claim": "checkpoints"}},
     ),
     "gang-ahead": (QUEUE.replace("QUOTA", "16").replace("ORDER", "StrictFIFO"), {}, {}),
     "image": (
@@ -471,7 +501,12 @@ def test_lab_shows_each_reason(lab: Lab, refusing: str, monkeypatch: pytest.Monk
         lab.kubectl("delete", "topology", names["placement-without-requests"], "--wait=false")
         lab.kubectl("delete", "workloadpriorityclass", "pending-first")
         # Another test's pods might come to stand on them.
-        lab.kubectl("delete", "node", *(names[each] for each in ("insufficient", "taint", "claim-missing")))
+        lab.kubectl(
+            "delete",
+            "node",
+            *(names[situation] for situation, (before, *_) in SITUATIONS.items() if "kind: Node" in before),
+        )
+        lab.kubectl("delete", "persistentvolume", names["volume-elsewhere"], "--wait=false")
 
 
 @pytest.mark.slow

@@ -84,6 +84,25 @@ def test_what_a_cluster_has_several_times_or_does_not_show_is_a_comment(tmp_path
     assert text.count("this user may not list") == 5
 
 
+def test_class_for_a_volume_of_many_machines_is_suggested(tmp_path: Path) -> None:
+    provisioners = {
+        "gp3": "ebs.csi.aws.com",
+        "lustre": "fsx.csi.aws.com",
+        "own": "example.com/x",
+        "efs": "efs.csi.aws.com",
+    }
+    classes = [{"metadata": {"name": name}, "provisioner": by} for name, by in provisioners.items()]
+    _, text = drafted(tmp_path, storage_classes=classes)
+    assert "`size: 1TiB` creates one, with `storage_class` lustre (FSx for Lustre) or efs (EFS)" in text
+    _, text = drafted(tmp_path, storage_classes=classes[:1])
+    assert text.rstrip().count("`size: 1TiB` creates one\n") == 1
+
+
+def test_npus_are_the_resource_of_a_target(tmp_path: Path) -> None:
+    spec, _ = drafted(tmp_path, nodes=[node({"huawei.com/Ascend910": 8, "huawei.com/Ascend910-memory": 64})])
+    assert spec.gpu_resource == "huawei.com/Ascend910"
+
+
 @pytest.mark.parametrize(
     ("served", "expected"),
     [

@@ -275,6 +275,31 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Name one that exists.",
     ),
     (
+        "storage-not-shared",
+        "The shared volume is a disk, which one machine mounts at a time, or an object store, where no rename commits.",
+        "`kubectl get storageclass NAME -o yaml`: `provisioner`.",
+        "Use a class of a shared file system; for an object store write its URL as `checkpoint.path`.",
+    ),
+    (
+        "storage-driver-missing",
+        "The CSI driver that a storage class names is not installed, so its claims stay unbound.",
+        "`kubectl get csidrivers`.",
+        "Install the driver or the provider's add-on, or name another `storage_class`.",
+    ),
+    (
+        "claim-too-small",
+        "The claim asks for less than the smallest volume of its storage class.",
+        "The source in the finding has the provider's sizes.",
+        "Ask for at least the smallest size: it is what is charged.",
+    ),
+    (
+        "volume-elsewhere",
+        "The shared volume is in a zone, or on machines, of which the target selects none. Kueue does not look at "
+        "volumes: it admits the run, and its pods wait for ever.",
+        "`kubectl get pv NAME -o yaml`: `nodeAffinity`; or `allowedTopologies` of the storage class.",
+        "Select machines there by `node_selector`, or use a claim whose volume is near the machines.",
+    ),
+    (
         "referenced-object-missing",
         "The target names an object that does not exist, such as a priority class, a Secret or a claim.",
         "The finding names it.",

@@ -30,6 +30,7 @@ class ClusterSurvey:
     """Kinds whose API version is served."""
     local_queues: Listed = ()
     claims: Listed = ()
+    storage_classes: Listed = ()
     nodes: Listed = ()
     topologies: Listed = ()
     daemon_sets: Listed = ()
@@ -52,6 +53,7 @@ async def _survey(context: str | None, namespace: str | None) -> ClusterSurvey:
         workloads=[kind for kind in CATALOG if await _is_served(cluster, kind)],
         local_queues=await _list(cluster, f"{_QUEUES}/namespaces/{{namespace}}/localqueues"),
         claims=await _list(cluster, f"{NAMESPACE_PATH}/persistentvolumeclaims"),
+        storage_classes=await _list(cluster, "/apis/storage.k8s.io/v1/storageclasses"),
         nodes=await _list(cluster, NODES_PATH),
         topologies=await _list(cluster, f"{_QUEUES}/topologies"),
         daemon_sets=await _list(cluster, "/apis/apps/v1/daemonsets"),

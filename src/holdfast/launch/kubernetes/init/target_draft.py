@@ -18,6 +18,7 @@ from holdfast.launch.kubernetes.init.run_machines import (
     extended_resources,
     machines_for_runs,
 )
+from holdfast.launch.kubernetes.storage_catalog import shared_driver
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.init.cluster_survey import ClusterSurvey, Listed
@@ -52,7 +53,7 @@ def target_text(name: str, survey: ClusterSurvey) -> str:
         (f"namespace: {as_yaml(survey.namespace)}", "where runs, the queue and the volume are"),
         *_workload(survey.workloads),
         *_queue(survey.local_queues),
-        *_volume(survey.claims),
+        *_volume(survey.claims, survey.storage_classes),
         *_gpu_resource(survey.nodes, machines),
         *_tolerations(machines),
         *_fabric(survey, machines),
@@ -91,7 +92,7 @@ def _queue(queues: Listed) -> Iterator[Line]:
         yield "# queue: NAME", _none_of_several("LocalQueues", queues, _NO_QUEUE)
 
 
-def _volume(claims: Listed) -> Iterator[Line]:
+def _volume(claims: Listed, classes: Listed) -> Iterator[Line]:
     shared = [each for each in claims or () if "ReadWriteMany" in each["spec"].get("accessModes", ())]
     if len(shared) == 1:
         size = shared[0]["spec"].get("resources", {}).get("requests", {}).get("storage", "unknown size")
@@ -101,7 +102,10 @@ def _volume(claims: Listed) -> Iterator[Line]:
         )
     else:
         listed = None if claims is None else shared
-        yield "# volume: {claim: NAME}", _none_of_several("ReadWriteMany claims", listed, "`size: 1TiB` creates one")
+        fit = [f"{_name(each)} ({driver.name})" for each in classes or () if (driver := shared_driver(each))]
+        by = f", with `storage_class` {' or '.join(fit)}" if fit else ""
+        made = f"`size: 1TiB` creates one{by}"
+        yield "# volume: {claim: NAME}", _none_of_several("ReadWriteMany claims", listed, made)
 
 
 def _gpu_resource(nodes: Listed, machines: RunMachines) -> Iterator[Line]:

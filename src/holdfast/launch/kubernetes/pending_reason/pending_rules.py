@@ -172,6 +172,16 @@ PENDING_RULES: tuple[MessageRule, ...] = (
         message="the volume's claim has no volume yet",
         remedy="`kubectl describe pvc` says what it waits for; most often its storage class is wrong.",
     ),
+    # 0/9 nodes are available: 1 node(s) didn't match PersistentVolume's node affinity, 8 node(s) didn't match Pod's ...
+    # Older versions: had volume node affinity conflict. With an `Insufficient` resource, room is what is missing.
+    MessageRule(
+        pattern=r"(?P<nodes>\d+/\d+) nodes are available: (?!.*Insufficient)"
+        r".*(?:match PersistentVolume's node affinity|volume node affinity conflict)",
+        code="volume-elsewhere",
+        message="no machine that its pods may use can mount its volume, which is elsewhere",
+        remedy="Select machines near the volume by `node_selector` in the target, or use another claim.",
+        severity=Severity.ERROR,
+    ),
     # 0/4 nodes are available: 1 node(s) had untolerated taint {nvidia.com/gpu: present}, 3 Insufficient nvidia.com/gpu.
     MessageRule(
         pattern=r"(?P<nodes>\d+/\d+) nodes are available: (?P<why>.+?)\.(?: |$)",

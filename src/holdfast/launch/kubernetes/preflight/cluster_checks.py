@@ -23,11 +23,13 @@ from holdfast.launch.kubernetes.client.api_paths import KubeObject, collection_p
 from holdfast.launch.kubernetes.client.message_rules import match_rule
 from holdfast.launch.kubernetes.manifests import controller_objects, pod_group
 from holdfast.launch.kubernetes.manifests.pod_template import node_limits
+from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
-from holdfast.launch.kubernetes.preflight import gateway_checks, gpu_sharing, pod_patch_checks
+from holdfast.launch.kubernetes.preflight import gateway_checks, gpu_sharing, node_affinity, pod_patch_checks
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
+from holdfast.launch.kubernetes.storage_catalog import StorageKind, class_of, find_driver, shared_driver
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 KUEUE = "kueue.x-k8s.io"
@@ -56,7 +58,10 @@ class ClusterInventory:
     nodes: Sequence[KubeObject] | None = ()
     operators: Sequence[KubeObject] = ()
     """Deployments of operators and of their webhooks."""
-    storage_classes: frozenset[str] | None = frozenset()
+    volume: KubeObject = field(default_factory=dict[str, Any])
+    """The PersistentVolume of the claim; empty if it has none, or this user may not read it."""
+    storage_classes: Sequence[KubeObject] | None = ()
+    csi_drivers: frozenset[str] | None = None
     priority_classes: frozenset[str] | None = frozenset()
     queue_priorities: frozenset[str] | None = frozenset()
     """Kueue's WorkloadPriorityClasses."""
@@ -290,8 +295,21 @@ def nodes(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     asks: Mapping[str, Any] = to_plain(node_limits(ctx))
     target = ctx.target
     avoided = {row.machine for row in cluster.quarantined}
-    allowed = [node for node in cluster.nodes if _is_schedulable(node, target.node_selector, target.tolerations)]
-    chosen = [node for node in allowed if _name(node) not in avoided]
+    affinity = node_affinity.of_patch(target.pod.patch)
+    allowed = [
+        node
+        for node in cluster.nodes
+        if _is_schedulable(node, target.node_selector, target.tolerations) and node_affinity.admits(affinity, node)
+    ]
+    where = node_affinity.of_volume(cluster.volume) or node_affinity.of_class(_class_to_use(ctx, cluster) or {})
+    selected = [node for node in allowed if _name(node) not in avoided]
+    chosen = [node for node in selected if node_affinity.admits(where, node)]
+    if selected and not chosen:
+        what = "no machine that the target selects can mount its volume, which is elsewhere"
+        remedy = "Select machines there by `node_selector`, or use a claim whose volume is where the machines are."
+        seen = (f"the volume is in {node_affinity.text(where)}", *node_affinity.places(where, selected))
+        yield _finding("volume-elsewhere", "volume", what, remedy, *seen)
+        return
     if not chosen:
         what = "no machine has the target's labels and no other taints than it tolerates"
         yield _finding("no-machines", "node_selector", what, "Compare with `kubectl describe nodes`.")
@@ -364,21 +382,59 @@ def storage(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         if volume.size is None:
             what = f"there is no claim {volume.claim} in namespace {ctx.target.namespace}"
             yield _finding("claim-missing", "volume", what, "Make it, or give `volume.size` to have it made.")
-        elif (known := cluster.storage_classes) is not None and volume.storage_class not in {None, *known}:
+            return
+        known = cluster.storage_classes
+        if volume.storage_class and known is not None and class_of(known, volume.storage_class) is None:
             what = f"there is no storage class {volume.storage_class}"
-            yield _finding(
-                "storage-class-missing",
-                "volume",
-                what,
-                "Name one that is there.",
-                f"there are: {', '.join(sorted(known))}",
-            )
+            seen = f"there are: {', '.join(sorted(map(_name, known)))}"
+            yield _finding("storage-class-missing", "volume", what, "Name one that is there.", seen)
         return
     modes = cluster.claim.get("spec", {}).get("accessModes", [])
     if cluster.claim is not NOT_READABLE and ctx.job.nodes.max > 1 and "ReadWriteMany" not in modes:
         what = f"claim {volume.claim} can be mounted on one machine only"
         remedy = "Use a claim whose access mode is ReadWriteMany."
         yield _finding("claim-not-shared", "volume", what, remedy, f"accessModes: {', '.join(modes)}")
+
+
+def storage_driver(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Checks that the driver of the volume, or of the class that will make one, suits all nodes and is installed."""
+    chosen = _class_to_use(ctx, cluster)
+    name = chosen["provisioner"] if chosen else cluster.volume.get("spec", {}).get("csi", {}).get("driver")
+    driver = find_driver(name) if name else None
+    if ctx.target.volume is None or driver is None:
+        return
+    shared = cluster.claim is None or "ReadWriteMany" in cluster.claim["spec"].get("accessModes", ())
+    if driver.kind is not StorageKind.FILES and ctx.job.nodes.max > 1 and shared:
+        makes = f"storage class {_name(chosen)} makes" if chosen else f"claim {ctx.target.volume.claim} has"
+        what = f"{makes} a volume of {driver.name}: {driver.kind.meaning}"
+        fit = [_name(each) for each in cluster.storage_classes or () if shared_driver(each)]
+        seen = [f"classes for many machines here: {', '.join(fit) or 'none that holdfast knows'}"] if chosen else []
+        remedy = "Use a claim or a `storage_class` of a file system that many machines mount for writing."
+        yield _finding("storage-not-shared", "volume", what, remedy, *seen)
+    if chosen is None:
+        return
+    needed = driver.csi_driver_of(chosen)
+    if needed and cluster.csi_drivers is not None and needed not in cluster.csi_drivers:
+        what = f"there is no CSIDriver {needed}, which makes and mounts the volumes of class {_name(chosen)}"
+        remedy = "Have the driver installed, or name another `storage_class`."
+        yield _finding("storage-driver-missing", "volume", what, remedy, f"driver: {driver.source}")
+    size, least = ctx.target.volume.size, driver.smallest_of(chosen)
+    if cluster.claim is None and size is not None and size < least:
+        smallest = format_quantity(least)
+        what = f"the smallest volume of storage class {_name(chosen)} ({driver.name}) has {smallest}"
+        remedy = f"Write `size: {smallest}B` or more: the driver makes a volume of this size, or refuses the claim."
+        yield _finding("claim-too-small", "volume.size", what, remedy, driver.source, severity=Severity.WARNING)
+
+
+def _class_to_use(ctx: RenderContext, cluster: ClusterInventory) -> KubeObject | None:
+    """The StorageClass that will make the volume; None if there is a volume, or the class is not known."""
+    volume, claim = ctx.target.volume, cluster.claim
+    if volume is None or cluster.storage_classes is None or claim is NOT_READABLE:
+        return None
+    if claim is None:
+        return class_of(cluster.storage_classes, volume.storage_class) if volume.size else None
+    spec = claim["spec"]
+    return None if "volumeName" in spec else class_of(cluster.storage_classes, spec.get("storageClassName"))
 
 
 def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
@@ -452,6 +508,7 @@ CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ..
     dry_run,
     nodes,
     storage,
+    storage_driver,
     names,
     fabric,
     gateway,

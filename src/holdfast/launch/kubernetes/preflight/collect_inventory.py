@@ -37,6 +37,7 @@ from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedOb
 from holdfast.launch.kubernetes.quarantine_object import NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
+_STORAGE = "/apis/storage.k8s.io/v1"
 _REVIEW = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
@@ -70,6 +71,9 @@ class _Collector:
         queue = f"/apis/{KUEUE}/{KUEUE_VERSION}/namespaces/{{namespace}}/localqueues/{ctx.queue}"
         local_queue = await self._get(queue) if ctx.queue else None
         cluster_queue = await self._cluster_queue(local_queue)
+        claim = await self._get_own(f"persistentvolumeclaims/{target.volume.claim}") if target.volume else None
+        volume_name = (claim or {}).get("spec", {}).get("volumeName")
+        no_volume_yet = target.volume is not None and volume_name is None and claim is not NOT_READABLE
         return ClusterInventory(
             served=served,
             namespace=namespace,
@@ -77,12 +81,12 @@ class _Collector:
             cluster_queue=cluster_queue,
             topologies=await self._topologies(cluster_queue) if ctx.job.placement else None,
             resource_quotas=(await get_or_empty(self._cluster, f"{NAMESPACE_PATH}/resourcequotas")).get("items", ()),
-            claim=await self._get_own(f"persistentvolumeclaims/{target.volume.claim}") if target.volume else None,
+            claim=claim,
+            volume=(await self._get(f"/api/v1/persistentvolumes/{volume_name}") or {}) if volume_name else {},
             nodes=await self._list("/api/v1/nodes"),
             operators=await self._operators(),
-            storage_classes=_names(await self._list("/apis/storage.k8s.io/v1/storageclasses"))
-            if target.volume and target.volume.size
-            else None,
+            storage_classes=await self._list(f"{_STORAGE}/storageclasses") if no_volume_yet else None,
+            csi_drivers=_names(await self._list(f"{_STORAGE}/csidrivers")) if no_volume_yet else None,
             priority_classes=_names(await self._list("/apis/scheduling.k8s.io/v1/priorityclasses"))
             if target.priority_class
             else None,
