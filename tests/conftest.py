@@ -47,6 +47,7 @@ LAB_TESTS = (
             "kubernetes_backend",
             "manifests_accepted",
             "moving_runs",
+            "multikueue",
             "pending_rules",
             "policies",
             "storage_page",
@@ -60,6 +61,7 @@ CLUSTER_RUNS = "tests/launch/kubernetes/test_cluster_runs.py"
 """Takes as long as all others that use the lab, mostly to wait: it has a worker, and a lab, of its own."""
 
 MODULE_FIXTURES = (
+    "tests/launch/kubernetes/test_multikueue.py",
     "tests/launch/test_netns.py",
     "tests/launch/test_netns_rootless.py",
     "tests/preflight/test_simulated_fabric.py",

@@ -289,6 +289,9 @@ class TargetSpec(Model):
     """Cluster targets: the namespace of the jobs."""
     queue: ObjectName | None = None
     """Cluster targets: the default queue of jobs; on Kubernetes a Kueue LocalQueue."""
+    multikueue: dict[ObjectName, NonEmpty] = {}
+    """Kubernetes: the kubeconfig context of each MultiKueueCluster to which the queue may send a run; none means that
+    runs stay in this cluster."""
     workload: Workload = Workload.JOBSET
     """Kubernetes: the kind of object created for a run: `jobset`, `trainjob`, `pytorchjob` or `mpijob`."""
     agent: bool = True

@@ -162,6 +162,7 @@ CASES: Mapping[str, Case] = {
     "jobset-pod-group-volcano": Case(
         target={"pod_group": "volcano", "volcano_queue": "team", "queue": None, "priority_class": "high"}
     ),
+    "jobset-multikueue": Case(target={"multikueue": {"west": "west-admin"}}),
     "jobset-pod-monitor": Case(target={"pod_monitor": True}),
     "jobset-gateway": Case(
         target={"controller": {"gateway": {"name": "runs", "namespace": "gateways", "host": "runs.example"}}}

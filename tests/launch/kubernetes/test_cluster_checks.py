@@ -239,6 +239,37 @@ def test_queue_of_volcano_that_is_missing_is_named() -> None:
     assert found(known, asked)["referenced-object-missing"].what == "there is no Queue team"
 
 
+def of_multikueue(**clusters: str) -> dict[str, Any]:
+    condition = {"type": "Active", "message": "no connection"}
+    return {name: {"status": {"conditions": [{**condition, "status": state}]}} for name, state in clusters.items()}
+
+
+@pytest.mark.parametrize(
+    ("clusters", "codes"),
+    [
+        (None, {}),
+        ({}, {"multikueue-not-configured": Severity.ERROR}),
+        (of_multikueue(west="True"), {}),
+        (of_multikueue(west="False"), {"multikueue-cluster-inactive": Severity.ERROR}),
+        (
+            of_multikueue(west="True", east="Unknown"),
+            {"multikueue-context-missing": Severity.ERROR, "multikueue-cluster-inactive": Severity.WARNING},
+        ),
+    ],
+)
+def test_clusters_of_multikueue_are_compared_with_the_target(
+    clusters: dict[str, Any] | None, codes: dict[str, Severity]
+) -> None:
+    findings = found(replace(GOOD, dispatch_clusters=clusters), CASES["jobset-multikueue"])
+    assert {code: each.severity for code, each in findings.items()} == codes
+    assert all(each.where == "target.multikueue" for each in findings.values())
+
+
+def test_queue_that_sends_runs_elsewhere_asks_for_the_contexts() -> None:
+    (finding,) = found(replace(GOOD, dispatch_clusters=of_multikueue(west="True"))).values()
+    assert (finding.code, "`multikueue: {west: CONTEXT}`" in finding.remedy) == ("multikueue-context-missing", True)
+
+
 def test_queue_that_is_asked_for_and_not_named_is_told_of() -> None:
     findings = found(GOOD, CASES["jobset-tcp-bare"])
     assert set(findings) == {"queue-required"}

@@ -134,11 +134,15 @@ class Site:
         self.kubectl("create", "--raw", path, "-f", "-", input=eviction)
 
     def left(self) -> list[str]:
-        """Every object in the namespace that is not always there."""
-        kinds = self.lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-        listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
-        found = self.lab.kubectl("get", listed, "-n", self.namespace, "-o", "name", "--ignore-not-found")
-        return sorted(set(found.split()) - set(OF_EVERY_NAMESPACE))
+        return objects_left(self.lab, self.namespace)
+
+
+def objects_left(lab: Lab, namespace: str) -> list[str]:
+    """Every object in a namespace that is not always there."""
+    kinds = lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
+    listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
+    found = lab.kubectl("get", listed, "-n", namespace, "-o", "name", "--ignore-not-found")
+    return sorted(set(found.split()) - set(OF_EVERY_NAMESPACE))
 
 
 @pytest.fixture

@@ -277,6 +277,29 @@ def test_queue_of_volcano_is_refused_where_volcano_does_not_schedule(scheduler: 
     assert set(refused) == (set() if scheduler == "volcano" else {"not-supported"})
 
 
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ({}, ()),
+        ({"workload": "trainjob"}, ("a trainjob",)),
+        ({"agent": False}, ("a run without agents",)),
+        ({"pod_group": True}, ("a PodGroup",)),
+        ({"controller": {"gateway": {"name": "runs", "host": "runs.example"}}}, ("a controller behind a Gateway",)),
+        ({"volume": {"claim": "home", "size": "1GiB"}}, ("a claim that a run creates",)),
+    ],
+)
+def test_run_that_multikueue_cannot_send_elsewhere_is_refused(target: dict[str, Any], words: tuple[str, ...]) -> None:
+    asked = Case(target={**PRODUCTION, "multikueue": {"west": "west"}, **target})
+    refused = check_job_on_cluster(render_context(asked))
+    errors = [each for each in refused if each.where == "target.multikueue"]
+    assert [each.what for each in errors] == [f"{word} cannot be sent to a worker cluster" for word in words]
+
+
+def test_multikueue_sends_only_runs_of_a_queue() -> None:
+    refused = found({}, {**PRODUCTION, "queue": None, "multikueue": {"west": "west"}})
+    assert "multikueue-needs-queue" in refused
+
+
 def test_one_node_needs_neither_gang_nor_fabric() -> None:
     assert found({"nodes": 1}, {**PRODUCTION, "queue": None, "fabric_verified": None}) == {}
 

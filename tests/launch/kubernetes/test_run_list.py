@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from tests.launch.kubernetes.golden_cases import Case, render_context
 
+from holdfast.findings import Severity
 from holdfast.launch.kubernetes.client.api_errors import ApiError
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.manifests.run_manifests import render
@@ -109,3 +110,14 @@ def test_kind_that_the_user_may_not_list_is_named_and_the_rest_is_listed() -> No
 def test_user_who_may_list_no_kind_is_refused() -> None:
     with pytest.raises(ApiError, match='cannot list resource "jobsets"'):
         read(FakeCluster("jobsets", "trainjobs"))
+
+
+def test_pods_of_runs_that_multikueue_sent_elsewhere_are_counted_there() -> None:
+    workers = {"a": FakeCluster(), "b": FakeCluster(), "c": FakeCluster("pods")}
+    manager = FakeCluster("pods")
+    found = asyncio.run(read_runs(cast("ClusterClient", manager), cast("dict[str, ClusterClient]", workers)))
+    assert phases(found)["new-cccccc"] == ("running", 4)
+    assert "pods" not in manager.requests
+    (finding,) = found.findings
+    assert (finding.code, finding.severity) == ("not-permitted", Severity.WARNING)
+    assert finding.what.startswith("in cluster c: ")

@@ -251,6 +251,36 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Wait until other runs end, or ask for fewer nodes, or for less on each.",
     ),
     (
+        "multikueue-needs-queue",
+        "The target has `multikueue`, and the run is in no queue; MultiKueue sends only runs of a queue elsewhere.",
+        "`queue` in the job and in the target.",
+        "Set `queue` to a LocalQueue whose ClusterQueue has an AdmissionCheck of MultiKueue.",
+    ),
+    (
+        "multikueue-not-configured",
+        "The target has `multikueue`, and the queue's ClusterQueue has no AdmissionCheck of MultiKueue.",
+        "`kubectl get clusterqueue NAME -o yaml`: `admissionChecksStrategy`.",
+        "Remove `multikueue` from the target, or have the check added.",
+    ),
+    (
+        "multikueue-context-missing",
+        "Kueue sends runs of the queue to a cluster for which the target has no kubeconfig context.",
+        "`kubectl get multikueueconfigs -o yaml`, and `multikueue` in the target.",
+        "Add the cluster with its context to `multikueue` in the target.",
+    ),
+    (
+        "multikueue-cluster-inactive",
+        "Kueue has no contact with a worker cluster, and sends no run there.",
+        "`kubectl describe multikueueclusters`: the condition Active.",
+        "The administrator fixes the kubeconfig Secret, or the connection; waiting runs then start.",
+    ),
+    (
+        "waits-for-cluster",
+        "The manager's queue has admitted the run, and no worker cluster has yet.",
+        "The finding's evidence says what keeps it from each worker.",
+        "It starts when one of them has room.",
+    ),
+    (
         "claim-missing",
         "The volume claim (PVC) does not exist.",
         "`kubectl get pvc`.",

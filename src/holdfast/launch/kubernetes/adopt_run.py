@@ -53,7 +53,8 @@ def adopt_run(spec: TargetSpec, run: str) -> RunDir:
         context=spec.context,
         namespace=spec.namespace,
         owner=f"{CATALOG[accepted.workload].path}/{run}",
-        controller=controller,
+        controller=None if spec.multikueue else controller,
+        workers=spec.multikueue,
         adopted=True,
         gateway=GatewayRoute.of(spec.controller.gateway, run),
     )

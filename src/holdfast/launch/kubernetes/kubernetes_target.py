@@ -60,13 +60,11 @@ class KubernetesTarget:
             return known
         _require_client()
         from holdfast.launch.kubernetes.client.api_errors import as_holdfast_error
-        from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
-        from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
+        from holdfast.launch.kubernetes.preflight.check_clusters import check_clusters
 
-        context = _context(wanted, None)
         with as_holdfast_error():
-            seen = collect_inventory(context)
-        lacking = (_located_in_target(each, wanted) for each in check_cluster(context, seen))
+            found = check_clusters(_context(wanted, None))
+        lacking = (_located_in_target(each, wanted) for each in found)
         return (*known, *_template_findings(wanted), *lacking)
 
     def render(self, wanted: Submission) -> Rendered:
@@ -240,10 +238,10 @@ def _manifest_findings(wanted: Submission) -> tuple[Finding, ...]:
 def _target_findings(wanted: Submission) -> Iterator[Finding]:
     """Those that every job on the target gets, because they are about its pods or its volume."""
     from holdfast.launch.kubernetes.preflight.job_checks import check_job_on_cluster
-    from holdfast.launch.kubernetes.preflight.pod_checks import POD
+    from holdfast.launch.kubernetes.preflight.pod_checks import MULTIKUEUE, POD
 
     for each in check_job_on_cluster(_context(wanted, None)):
-        if each.where.startswith(POD) or each.code == "checkpoint-not-shared":
+        if each.where.startswith((POD, MULTIKUEUE)) or each.code == "checkpoint-not-shared":
             yield each
 
 

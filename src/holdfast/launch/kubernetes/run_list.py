@@ -8,11 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
+from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from holdfast.events import Outcome
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.job.targets import TargetSpec
-from holdfast.launch.kubernetes.client.api_errors import ApiError, as_holdfast_error
+from holdfast.launch.kubernetes.client.api_errors import (
+    ApiError,
+    ClusterError,
+    as_holdfast_error,
+    to_holdfast_error,
+)
 from holdfast.launch.kubernetes.client.api_paths import PODS_PATH, KubeObject
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.object_names import (
@@ -23,10 +31,14 @@ from holdfast.launch.kubernetes.object_names import (
     TREE_ANNOTATION,
     USER_ANNOTATION,
 )
+from holdfast.launch.kubernetes.pending_reason.dispatch_rules import in_cluster
 from holdfast.launch.kubernetes.sync.pod_events import end_condition, run_end
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.target_runs import TargetRun, TargetRunPhase, TargetRuns
 
+WORKER_TIMEOUT_S = 5.0
+"""Longest time to wait for a worker cluster: the others show enough."""
+NO_WORKERS: Mapping[str, ClusterClient] = MappingProxyType({})
 ENDED_PHASES = {
     Outcome.SUCCEEDED: TargetRunPhase.SUCCEEDED,
     Outcome.FAILED: TargetRunPhase.FAILED,
@@ -36,8 +48,12 @@ ENDED_PHASES = {
 
 def list_runs(spec: TargetSpec) -> TargetRuns:
     """The runs of the target's namespace; raises HoldfastError if the cluster does not answer or refuses the user."""
+    workers = {
+        name: ClusterClient(context=context, namespace=spec.namespace, timeout_s=WORKER_TIMEOUT_S)
+        for name, context in spec.multikueue.items()
+    }
     with as_holdfast_error():
-        return asyncio.run(read_runs(ClusterClient(context=spec.context, namespace=spec.namespace)))
+        return asyncio.run(read_runs(ClusterClient(context=spec.context, namespace=spec.namespace), workers))
 
 
 def delete_run(spec: TargetSpec, run: TargetRun) -> None:
@@ -48,12 +64,11 @@ def delete_run(spec: TargetSpec, run: TargetRun) -> None:
         asyncio.run(ClusterClient(context=spec.context, namespace=spec.namespace).delete(f"{row.path}/{name}"))
 
 
-async def read_runs(cluster: ClusterClient) -> TargetRuns:
-    """The same, of a connected cluster."""
+async def read_runs(cluster: ClusterClient, workers: Mapping[str, ClusterClient] = NO_WORKERS) -> TargetRuns:
+    """The same, of connected clusters: that of the runs' objects, and with MultiKueue those of their pods."""
     kinds = tuple(CATALOG.values())
-    pods, *listed = await asyncio.gather(
-        _list(cluster, PODS_PATH, f"{RUN_LABEL},{PART_LABEL}={NODE}"),
-        *(_list(cluster, kind.path, RUN_LABEL) for kind in kinds),
+    (pods, unreached), listed = await asyncio.gather(
+        _list_pods(cluster, workers), asyncio.gather(*(_list(cluster, kind.path, RUN_LABEL) for kind in kinds))
     )
     refused = {kind.resource: each.refusal for kind, each in zip(kinds, listed, strict=True) if each.refusal}
     if refused and not any(each.objects is not None for each in listed):
@@ -63,7 +78,7 @@ async def read_runs(cluster: ClusterClient) -> TargetRuns:
     unread = [*refused, *(["pods"] if pods.objects is None else [])]
     return TargetRuns(
         runs=tuple(sorted(found, key=lambda run: (-run.created_at, run.run))),
-        findings=(_not_listed(unread),) if unread else (),
+        findings=(*((_not_listed(unread),) if unread else ()), *unreached),
     )
 
 
@@ -72,7 +87,28 @@ class _Listed:
     """The objects of a kind; None if the cluster has no such kind, or refuses the user."""
 
     objects: Sequence[KubeObject] | None = None
-    refusal: ApiError | None = None
+    refusal: ClusterError | None = None
+
+
+async def _list_pods(
+    cluster: ClusterClient, workers: Mapping[str, ClusterClient]
+) -> tuple[_Listed, tuple[Finding, ...]]:
+    """The pods of nodes, and the workers of which they are not known."""
+    of_nodes = f"{RUN_LABEL},{PART_LABEL}={NODE}"
+    if not workers:
+        return await _list(cluster, PODS_PATH, of_nodes), ()
+    listed = await asyncio.gather(*(_try_list(each, PODS_PATH, of_nodes) for each in workers.values()))
+    refused = {name: each.refusal for name, each in zip(workers, listed, strict=True) if each.refusal}
+    findings = (in_cluster(name, to_holdfast_error(each).findings[0]) for name, each in refused.items())
+    pods = [pod for each in listed for pod in each.objects or ()]
+    return _Listed(objects=pods), tuple(replace(each, severity=Severity.WARNING) for each in findings)
+
+
+async def _try_list(cluster: ClusterClient, path: str, selector: str) -> _Listed:
+    try:
+        return await _list(cluster, path, selector)
+    except ClusterError as error:
+        return _Listed(refusal=error)
 
 
 async def _list(cluster: ClusterClient, path: str, selector: str) -> _Listed:

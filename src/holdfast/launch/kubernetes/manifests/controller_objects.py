@@ -113,9 +113,7 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
         names.controller,
         CONTROLLER,
         spec={
-            "replicas": None
-            if ctx.accepted.from_tree  # a tree that is applied again must not start another controller
-            else Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over."),
+            "replicas": _replicas(ctx),
             "selector": names.selector(CONTROLLER),
             "template": {
                 "metadata": pod_metadata(ctx, CONTROLLER, labels=_queue_label(ctx)),
@@ -137,6 +135,14 @@ def replicaset(ctx: RenderContext) -> Mapping[str, YamlValue]:
             },
         },
     )
+
+
+def _replicas(ctx: RenderContext) -> YamlValue:
+    if ctx.accepted.from_tree:
+        return None  # a tree that is applied again must not start another controller
+    if ctx.target.multikueue:
+        return Commented(0, "The controller runs in the worker cluster, with a copy of these objects.")
+    return Commented(1, "Lost pods are replaced immediately, without limit; 0 once the run is over.")
 
 
 def _queue_label(ctx: RenderContext) -> Mapping[str, YamlValue]:

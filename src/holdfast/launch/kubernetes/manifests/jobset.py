@@ -10,6 +10,7 @@ from holdfast.launch.kubernetes.manifests.pod_template import ContainerSpec, pod
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
 from holdfast.launch.kubernetes.object_names import (
+    MULTIKUEUE,
     NODE,
     NODES_ANNOTATION,
     PRIORITY_LABEL,
@@ -43,6 +44,9 @@ def jobset(ctx: RenderContext) -> Mapping[str, YamlValue]:
         ctx,
         {
             "suspend": suspended(ctx),
+            "managedBy": Commented(MULTIKUEUE, "Kueue sends it to a worker cluster, and copies its status back.")
+            if ctx.target.multikueue
+            else None,
             "network": RENDEZVOUS_NETWORK,
             "ttlSecondsAfterFinished": time_to_live(ctx),
             **(_with_agent(ctx) if ctx.target.agent else _without_agent(ctx)),

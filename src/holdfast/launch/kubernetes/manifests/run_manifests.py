@@ -70,7 +70,8 @@ def render(ctx: RenderContext) -> RunManifests:
     else:
         owned = (*run_objects.job_secrets(ctx), run_objects.job_config_map(ctx), *network_policies(ctx))
     owned = (*run_objects.fabric_claim(ctx), *owned, *disruption_budget(ctx), *pod_group(ctx))
-    before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if ctx.target.agent else [])]
+    controlled_here = ctx.target.agent and not ctx.target.multikueue
+    before = [*run_objects.volume_claim(ctx), *([run_objects.quarantine(ctx)] if controlled_here else [])]
     if ctx.workload is Workload.TRAINJOB:
         before.append(training_runtime(ctx))
     owner = OWNER_RENDERERS[ctx.workload](ctx)

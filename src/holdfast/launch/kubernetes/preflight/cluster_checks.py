@@ -27,7 +27,14 @@ from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
-from holdfast.launch.kubernetes.preflight import gateway_checks, gpu_sharing, node_affinity, pod_patch_checks
+from holdfast.launch.kubernetes.pending_reason import dispatch_rules
+from holdfast.launch.kubernetes.preflight import (
+    gateway_checks,
+    gpu_sharing,
+    node_affinity,
+    pod_checks,
+    pod_patch_checks,
+)
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
 from holdfast.launch.kubernetes.storage_catalog import StorageKind, class_of, find_driver, shared_driver
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
@@ -52,6 +59,8 @@ class ClusterInventory:
     local_queue: KubeObject | None = None
     cluster_queue: KubeObject = field(default_factory=dict[str, Any])
     """The queue's ClusterQueue, which has the quota; empty if this user may not read it."""
+    dispatch_clusters: Mapping[str, KubeObject] | None = None
+    """The MultiKueueClusters to which the queue sends runs, by name; None if unknown."""
     resource_quotas: Sequence[KubeObject] = ()
     """ResourceQuotas of the namespace; empty if this user may not read them."""
     claim: KubeObject | None = None
@@ -89,9 +98,15 @@ class ClusterInventory:
     """What this user may not read, so it is unknown."""
 
 
-def check_cluster(ctx: RenderContext, cluster: ClusterInventory) -> tuple[Finding, ...]:
+ClusterCheck = Callable[[RenderContext, ClusterInventory], Iterator[Finding]]
+
+
+def check_cluster(
+    ctx: RenderContext, cluster: ClusterInventory, checks: Sequence[ClusterCheck] | None = None
+) -> tuple[Finding, ...]:
     """Findings for all that a run needs and the cluster lacks; if the namespace is missing, only that."""
-    return tuple(namespace(ctx, cluster)) or tuple(finding for rule in CHECKS for finding in rule(ctx, cluster))
+    rules = CHECKS if checks is None else checks
+    return tuple(namespace(ctx, cluster)) or tuple(finding for rule in rules for finding in rule(ctx, cluster))
 
 
 def namespace(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
@@ -195,6 +210,23 @@ def queue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         remedy = f"Add {framework} to integrations.frameworks in Kueue's configuration."
         seen = "made for a dry run with `suspend: false`, it was not held back"
         yield _finding("kueue-integration-disabled", "queue", what, remedy, seen)
+
+
+def multikueue(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Checks that the target has a context for each cluster to which the queue sends runs, and Kueue a connection."""
+    clusters, contexts, where = cluster.dispatch_clusters, ctx.target.multikueue, pod_checks.MULTIKUEUE
+    if clusters is None:
+        return
+    if contexts and not clusters:
+        what = f"queue {ctx.queue} sends runs to no other cluster, so this one would wait for ever"
+        remedy = "Remove `multikueue`, or have an AdmissionCheck of MultiKueue added to the queue's ClusterQueue."
+        yield _finding("multikueue-not-configured", where, what, remedy)
+    for name in sorted(clusters.keys() - contexts.keys()):
+        yield msgspec.structs.replace(dispatch_rules.context_missing(name), where=where)
+    lost = {name: why for name, each in clusters.items() if (why := dispatch_rules.inactive_message(each))}
+    if lost:
+        severity = Severity.ERROR if len(lost) == len(clusters) else Severity.WARNING
+        yield msgspec.structs.replace(dispatch_rules.no_contact(lost), where=where, severity=severity)
 
 
 def placement(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
@@ -498,9 +530,10 @@ def not_readable(_: RenderContext, cluster: ClusterInventory) -> Iterator[Findin
         yield _finding("not-checked", "context", what, remedy, *cluster.not_readable, severity=Severity.INFO)
 
 
-CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ...] = (
+CHECKS: tuple[ClusterCheck, ...] = (
     operators,
     queue,
+    multikueue,
     placement,
     quota,
     namespace_quota,
@@ -515,6 +548,19 @@ CHECKS: tuple[Callable[[RenderContext, ClusterInventory], Iterator[Finding]], ..
     quarantined,
     not_readable,
 )
+
+
+MANAGER_CHECKS: tuple[ClusterCheck, ...] = (
+    operators,
+    queue,
+    multikueue,
+    quota,
+    permission,
+    dry_run,
+    names,
+    not_readable,
+)
+"""Those of a cluster from which MultiKueue sends runs to others, and that has no pod of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -540,8 +586,8 @@ def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
     return (
         *(Permission(verb="create", group=group, resource=resource) for group, resource in made),
         *(Permission(verb=verb, group=kind.group, resource=kind.resource) for verb in ("get", "delete")),
-        Permission(verb="list", group="", resource="pods"),
         *(Permission(verb=verb, group="", resource="pods", subresource=into) for verb, into in _pod_access_verbs(ctx)),
+        *(Permission(verb="list", group=group, resource=resource) for group, resource in made if ctx.target.multikueue),
         Permission(verb="list", group="", resource="events"),
         *(runtime if ctx.workload is Workload.TRAINJOB else ()),
         *([Permission(verb="list", group=KUEUE, resource="workloads")] if ctx.queue else ()),
@@ -549,13 +595,18 @@ def required_permissions(ctx: RenderContext) -> tuple[Permission, ...]:
 
 
 def _pod_access_verbs(ctx: RenderContext) -> tuple[tuple[str, str], ...]:
-    """Pod permissions: forward the port of the controller's pod, or for a run without one, reading pod logs."""
-    ask, read = (("get", "portforward"), ("create", "portforward")), (("get", "log"),)
+    """Pod permissions, with the subresource: to list pods, and to forward the port of the controller's pod.
+
+    For a run without a controller or a volume, to read pod logs; none where MultiKueue sends the pods elsewhere.
+    """
+    ask, read = (("list", ""), ("get", "portforward"), ("create", "portforward")), ("get", "log")
+    if ctx.target.multikueue:
+        return ()
     if not ctx.target.agent:
-        return read
+        return ("list", ""), read
     if ctx.target.controller.gateway is not None:
-        ask = ()
-    return ask if ctx.accepted.durable_controller_disk else (*ask, *read)
+        ask = (("list", ""),)
+    return ask if ctx.accepted.durable_controller_disk else (*ask, read)
 
 
 def _controller_amounts(

@@ -21,7 +21,12 @@ from holdfast.launch.kubernetes.manifests.controller_objects import GATEWAY_GROU
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.run_manifests import RunManifests, render
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
-from holdfast.launch.kubernetes.pending_reason.collect_pending import REQUEST_TIMEOUT_S, get_or_empty
+from holdfast.launch.kubernetes.object_names import MULTIKUEUE
+from holdfast.launch.kubernetes.pending_reason.collect_pending import (
+    MULTIKUEUE_CLUSTERS_PATH,
+    REQUEST_TIMEOUT_S,
+    get_or_empty,
+)
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
     KUEUE_VERSION,
@@ -79,6 +84,7 @@ class _Collector:
             namespace=namespace,
             local_queue=local_queue,
             cluster_queue=cluster_queue,
+            dispatch_clusters=await self._dispatch_clusters(cluster_queue),
             topologies=await self._topologies(cluster_queue) if ctx.job.placement else None,
             resource_quotas=(await get_or_empty(self._cluster, f"{NAMESPACE_PATH}/resourcequotas")).get("items", ()),
             claim=claim,
@@ -135,6 +141,24 @@ class _Collector:
     async def _cluster_queue(self, local_queue: KubeObject | None) -> KubeObject:
         name = (local_queue or {}).get("spec", {}).get("clusterQueue")
         return await get_or_empty(self._cluster, f"/apis/{KUEUE}/{KUEUE_VERSION}/clusterqueues/{name}") if name else {}
+
+    async def _dispatch_clusters(self, cluster_queue: KubeObject) -> dict[str, KubeObject] | None:
+        """The MultiKueueClusters of the queue's admission checks; None if they cannot be read."""
+        if not cluster_queue:
+            return None
+        found: dict[str, KubeObject] = {}
+        kueue = f"/apis/{KUEUE}/{KUEUE_VERSION}"
+        for each in cluster_queue["spec"].get("admissionChecksStrategy", {}).get("admissionChecks", ()):
+            check = await self._get(f"{kueue}/admissionchecks/{each['name']}")
+            spec = (check or {}).get("spec", {})
+            if check is not NOT_READABLE and spec.get("controllerName") != MULTIKUEUE:
+                continue
+            config = await self._get(f"{kueue}/multikueueconfigs/{spec['parameters']['name']}") if spec else check
+            if config is NOT_READABLE:
+                return None
+            for name in (config or {}).get("spec", {}).get("clusters", ()):
+                found[name] = await get_or_empty(self._cluster, f"{MULTIKUEUE_CLUSTERS_PATH}/{name}")
+        return found
 
     async def _topologies(self, cluster_queue: KubeObject) -> dict[str, list[str]] | None:
         """By flavor, the labels of its topology's levels; None if they cannot be read."""

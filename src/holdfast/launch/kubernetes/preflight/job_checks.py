@@ -116,6 +116,33 @@ def pod_group(ctx: RenderContext) -> Iterator[Finding]:
         yield _error("not-supported", f"{TARGET_PREFIX}volcano_queue", what, remedy)
 
 
+def multikueue(ctx: RenderContext) -> Iterator[Finding]:
+    """What MultiKueue cannot send to a worker cluster."""
+    target, where = ctx.target, pod_checks.MULTIKUEUE
+    if not target.multikueue:
+        return
+    if ctx.queue is None:
+        what = "MultiKueue sends only runs of a queue to worker clusters, and the run is in none"
+        yield _error("multikueue-needs-queue", where, what, "Write `queue: NAME` in the job or in the target.")
+    unsupported = {
+        f"a {ctx.workload}": (ctx.workload is not Workload.JOBSET, "Write `workload: jobset` in the target."),
+        "a run without agents": (not target.agent, "Remove `agent: false` from the target."),
+        "a tree": (ctx.accepted.from_tree, "Start it with `holdfast run`, or render it for one of the workers."),
+        "a controller behind a Gateway": (
+            target.controller.gateway is not None,
+            "Remove `controller.gateway` from the target: it names the Gateway of one cluster.",
+        ),
+        "a PodGroup": (target.pod_group is not None, "Remove `pod_group` from the target: Kueue admits all nodes."),
+        "a claim that a run creates": (
+            target.volume is not None and target.volume.size is not None,
+            "Create the claim in each worker cluster, and remove `volume.size` from the target.",
+        ),
+    }
+    for thing, (is_wanted, remedy) in unsupported.items():
+        if is_wanted:
+            yield _error("not-supported", where, f"{thing} cannot be sent to a worker cluster", remedy)
+
+
 def placement(ctx: RenderContext) -> Iterator[Finding]:
     """Checks that levels have labels, and that a queue places the nodes."""
     wanted = ctx.job.placement
@@ -284,6 +311,7 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
     quantities,
     queue,
     pod_group,
+    multikueue,
     placement,
     fabric,
     rank_starter,

@@ -24,6 +24,9 @@ TARGET_PREFIX = "target."
 POD = f"{TARGET_PREFIX}pod"
 """The field that adds to pods."""
 
+MULTIKUEUE = f"{TARGET_PREFIX}multikueue"
+"""The field with the clusters to which a run may be sent."""
+
 OWNERS_OF_KEYS = {
     "holdfast/": "holdfast",
     "app.kubernetes.io/name": "holdfast",

@@ -28,3 +28,5 @@ class SubmitRequest(msgspec.Struct, frozen=True, kw_only=True):
     owned: tuple[dict[str, Any], ...]
     gateway: GatewayRoute | None = None
     """The way to the controller through the cluster's Gateway."""
+    workers: dict[str, str] = {}
+    """Contexts of the clusters to which MultiKueue may send the run, by the name of the MultiKueueCluster."""

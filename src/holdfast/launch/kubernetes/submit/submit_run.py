@@ -63,6 +63,7 @@ def _submit_request(folder: RunDir, ctx: RenderContext, values: Mapping[str, Map
         owner=to_plain(rendering.owner),
         owned=tuple(_fill_secret(to_plain(each), values) for each in rendering.owned),
         gateway=GatewayRoute.of(ctx.target.controller.gateway, ctx.names.name),
+        workers=ctx.target.multikueue,
     )
 
 

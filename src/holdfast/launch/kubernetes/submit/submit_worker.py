@@ -16,8 +16,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from http import HTTPStatus
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,12 @@ from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.launch.kubernetes.object_names import RUN_LABEL
 from holdfast.launch.kubernetes.quarantine_object import MANIFEST, PATH, read_quarantine, with_machines_excluded
+from holdfast.launch.kubernetes.submit.owned_objects import (
+    create_if_absent,
+    create_owned,
+    gather_all,
+    owner_metadata,
+)
 from holdfast.launch.kubernetes.submit.submit_process import DETACH
 from holdfast.launch.kubernetes.submit.submit_request import ClusterAddress, SubmitRequest
 from holdfast.run_dir import RunDir
@@ -39,8 +44,8 @@ WEBHOOK_LAG_S = 10.0
 """Longest time that a webhook's cache may lag behind a created object."""
 ROLL_BACK_S = 20.0
 """Longest time to retry a rollback while the API server is unavailable."""
-CREATE_FIRST = ("Secret", "ConfigMap", "ServiceAccount", "Role", "ResourceClaimTemplate")
-"""Kinds that others depend on: pods mount or name them, or use their account; a binding needs its Role."""
+WORKER_TIMEOUT_S = 5.0
+"""Longest time for which a worker cluster that does not answer delays a start."""
 MAX_REQUEST_BYTES = 1 << 26
 
 
@@ -117,17 +122,19 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
     owned = request.owned
     # Dry-run first, so that a rejection leaves nothing behind.
     trials = (cluster.create(collection_path(each), each, dryRun="All") for each in owned if can_dry_run_alone(each))
-    machines, _ = await asyncio.gather(_quarantined(cluster), _gather_all(trials))
-    owner = with_machines_excluded(request.owner, machines or ())
+    there = (_quarantined_in_worker(each, address.namespace) for each in request.workers.values())
+    _, here, *of_workers = await asyncio.gather(gather_all(trials), _quarantined(cluster), *there)
+    machines = tuple(machine for known in (here, *of_workers) for machine in known or ())
+    owner = with_machines_excluded(request.owner, machines)
     before = [
-        with_machines_excluded(each, machines or ())
+        with_machines_excluded(each, machines)
         for each in request.prerequisites
-        if machines is None or object_path(each) != object_path(MANIFEST)
+        if here is None or object_path(each) != object_path(MANIFEST)
     ]
     made: list[str] = []
     try:
         for each in before:
-            is_new = await _create_if_absent(cluster, each)
+            is_new = await create_if_absent(cluster, each)
             if is_new and object_path(each) != object_path(MANIFEST):  # other runs may have written to it
                 made.append(object_path(each))
         try:
@@ -137,12 +144,8 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
             raise
         made.append(object_path(owner))
         for each in filter(_belongs_to_run, before):
-            await cluster.patch(object_path(each), {"metadata": _owner_metadata(created, each)})
-        ready = [{**each, "metadata": each["metadata"] | _owner_metadata(created, each)} for each in owned]
-        for wave in (True, False):
-            await _gather_all(
-                cluster.create(collection_path(each), each) for each in ready if (each["kind"] in CREATE_FIRST) == wave
-            )
+            await cluster.patch(object_path(each), {"metadata": owner_metadata(created, each)})
+        ready = await create_owned(cluster, created, owned)
     except BaseException as error:
         left = await _roll_back(cluster, reversed(made))
         if left and isinstance(error, ClusterError):
@@ -153,8 +156,9 @@ async def create_objects(cluster: ClusterClient, address: ClusterAddress, reques
         context=address.context,
         namespace=address.namespace,
         owner=object_path(owner),
-        controller=next((each for each in ready if each["kind"] == "ReplicaSet"), None),
+        controller=None if request.workers else next((each for each in ready if each["kind"] == "ReplicaSet"), None),
         gateway=request.gateway,
+        workers=request.workers,
     )
 
 
@@ -168,6 +172,14 @@ async def _quarantined(cluster: ClusterClient) -> tuple[str, ...] | None:
     except ApiError:
         return None
     return tuple(row.machine for row in read_quarantine(known)[0].active(time.time()))
+
+
+async def _quarantined_in_worker(context: str, namespace: str) -> tuple[str, ...] | None:
+    """The same of a worker cluster; None if it does not answer, because another may take the run."""
+    try:
+        return await _quarantined(ClusterClient(context=context, namespace=namespace, timeout_s=WORKER_TIMEOUT_S))
+    except ClusterError:
+        return None
 
 
 async def _roll_back(cluster: ClusterClient, made: Iterable[str]) -> list[str]:
@@ -199,36 +211,6 @@ async def _create_owner(cluster: ClusterClient, owner: Mapping[str, Any], made: 
             if not made or "not found" not in str(refusal) or time.monotonic() > deadline:
                 raise
         await asyncio.sleep(RETRY_S)
-
-
-async def _gather_all(asked: Iterable[Coroutine[None, None, object]]) -> None:
-    """Run several requests concurrently; raises the first error once all have ended."""
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
-        if isinstance(answer, BaseException):
-            raise answer
-
-
-async def _create_if_absent(cluster: ClusterClient, thing: Mapping[str, Any]) -> bool:
-    """Create a prerequisite; False if it exists, such as the volume claim of an earlier run."""
-    try:
-        await cluster.create(collection_path(thing), thing)
-    except ApiError as refusal:
-        if refusal.status != HTTPStatus.CONFLICT:
-            raise
-        return False
-    return True
-
-
-def _owner_metadata(owner: Mapping[str, Any], one: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Metadata that makes Kubernetes delete an object with its owner.
-
-    Kueue follows only `controller: true`: with it the controller's pods belong to the admitted run, and are not gated
-    as pods without a queue (manageJobsWithoutQueueName, or a LocalQueue named `default`).
-    """
-    meta = owner["metadata"]
-    kind = {key: owner[key] for key in ("apiVersion", "kind")}
-    reference = {**kind, "name": meta["name"], "uid": meta["uid"], "controller": one["kind"] == "ReplicaSet"}
-    return {"ownerReferences": [reference]}
 
 
 def _belongs_to_run(thing: Mapping[str, Any]) -> bool:

@@ -49,6 +49,10 @@ class PodLogReader:
             await self._try_poll()
             await asyncio.sleep(POLL_S)
 
+    def turn_to(self, cluster: ClusterClient) -> None:
+        """Read from another cluster, which has the run's pods now."""
+        self._cluster = cluster
+
     async def finish(self, within_s: float) -> None:
         """Read the rest of the pods' logs at the end of the run."""
         for pod in self._pods.values():

@@ -48,11 +48,13 @@ from holdfast.launch.kubernetes.sync.code_upload import (
 from holdfast.launch.kubernetes.sync.controller_link import ControllerLink, open_link, opening
 from holdfast.launch.kubernetes.sync.file_copy import FileCopy, read_chunks
 from holdfast.launch.kubernetes.sync.finish_run import CANCEL_REQUEST, OK_RESPONSE, finish_run
+from holdfast.launch.kubernetes.sync.not_dispatched import NotDispatchedError
 from holdfast.launch.kubernetes.sync.pod_log_reader import PodLogReader
 from holdfast.run_dir import RunDir
 
 if TYPE_CHECKING:
     from holdfast.launch.kubernetes.client.cluster import ClusterClient
+    from holdfast.launch.kubernetes.sync.dispatch import Dispatch
 
 log = logging.getLogger("holdfast.sync")
 
@@ -114,14 +116,18 @@ class RunSync:
     """Syncs one run's local folder from the controller's pod."""
 
     def __init__(self, folder: RunDir, cluster: ClusterClient, cluster_ref: ClusterRef) -> None:
-        self._folder, self._cluster, self._cluster_ref = folder, cluster, cluster_ref
+        self._folder, self._manager = folder, cluster
+        self._cluster_ref: ClusterRef = cluster_ref
+        self._dispatch = _dispatch(folder, cluster, cluster_ref)
+        self._cluster: ClusterClient = (self._dispatch and self._dispatch.worker()) or cluster
+        """The cluster that has the run's pods; with MultiKueue it may be another than that of its object."""
         self._pod: str | None = None
         """Name of the controller's pod, if known."""
         self._connected = asyncio.Event()
         """Set while the controller's pod is connected."""
         self._options = SyncOptions.of(folder)
         self._contact = ClusterContact(folder, pods_command(folder, cluster_ref))
-        self._log_reader = None if self._options.durable_controller_disk else PodLogReader(folder, cluster)
+        self._log_reader = None if self._options.durable_controller_disk else PodLogReader(folder, self._cluster)
         self._code_sent_to: str | None = None
         """The last pod that received the run's code."""
 
@@ -148,8 +154,12 @@ class RunSync:
                 self._finish("its object was removed from the cluster")
             except ControllerLeft as left:
                 code = 0 if left.outcome is Outcome.SUCCEEDED else _exit_code(left.reason)
-                where = LOG_ELSEWHERE if not self._options.from_tree else LOG_ON_VOLUME
+                # Kueue deletes a finished run in its worker, whether or not a machine has the log.
+                only_there = self._options.from_tree or (self._dispatch and not self._cluster_ref.adopted)
+                where = LOG_ON_VOLUME if only_there else LOG_ELSEWHERE
                 finish_run(self._folder, left.outcome, f"{left.reason}; {where}", code)
+            except NotDispatchedError as waiting:
+                why, finding = str(waiting), None if self._has_not_started() else waiting.finding
             except (ClusterError, PortClosed) as error:
                 why, is_starting = str(error), isinstance(error, PortClosed) and self._has_not_started()
                 if isinstance(error, ClusterError):
@@ -221,12 +231,42 @@ class RunSync:
 
     async def _controllers_pod(self) -> str | None:
         """The running controller pod, or None; raises RunDeleted if there will be none."""
-        pod = await controller_pod(self._cluster, self._folder.run_id)
+        pod = await self._known_pod()
         if pod is None:
-            if not await self._cluster.exists(self._cluster_ref.owner):
+            if not await self._manager.exists(self._cluster_ref.owner):
                 raise RunDeleted
+            if self._dispatch is not None:
+                return await self._pod_in_worker(self._dispatch)
             await self._recreate_controller()
         return pod
+
+    async def _known_pod(self) -> str | None:
+        """The running controller pod in the known cluster; None also if the run is not there, or no longer."""
+        if self._dispatch is not None and self._cluster_ref.worker is None:
+            return None
+        try:
+            return await controller_pod(self._cluster, self._folder.run_id)
+        except ClusterError:
+            if self._dispatch is None:
+                raise
+            if await self._manager.exists(self._cluster_ref.owner):
+                await self._end_without_log()
+                if not await self._dispatch.has_moved():
+                    raise
+            return None
+
+    async def _pod_in_worker(self, dispatch: Dispatch) -> str | None:
+        """The controller pod in the worker cluster that has the run; raises ControllerLeft if it is over."""
+        await self._end_without_log()
+        worker = await dispatch.follow()
+        if worker is None:
+            return None
+        if dispatch.cluster_ref != self._cluster_ref:
+            self._cluster, self._cluster_ref = worker, dispatch.cluster_ref
+            self._contact = ClusterContact(self._folder, pods_command(self._folder, self._cluster_ref))
+            if self._log_reader:
+                self._log_reader.turn_to(worker)
+        return await controller_pod(worker, self._folder.run_id)
 
     async def _recreate_controller(self) -> None:
         """Recreate a deleted controller ReplicaSet: nothing in the cluster would."""
@@ -257,7 +297,7 @@ class RunSync:
         """Raise ControllerLeft with the outcome that the run's object shows, as soon as it shows one."""
         from holdfast.launch.kubernetes.sync.pod_events import run_end  # late: its models are slow to import
 
-        if ended := run_end(await self._cluster.get(self._cluster_ref.owner)):
+        if ended := run_end(await self._manager.get(self._cluster_ref.owner)):
             raise ControllerLeft(*ended)
 
     async def _namespace_terminating(self) -> Finding | None:
@@ -334,11 +374,19 @@ class RunSync:
     async def _delete(self) -> None:
         while True:
             try:
-                await self._cluster.delete(self._cluster_ref.owner)
+                await self._manager.delete(self._cluster_ref.owner)
                 return
             except ApiUnavailable as error:
                 log.warning("%s cannot be deleted yet: %s", self._cluster_ref.owner, error)
                 await asyncio.sleep(RETRY_S)
+
+
+def _dispatch(folder: RunDir, manager: ClusterClient, cluster_ref: ClusterRef) -> Dispatch | None:
+    if not cluster_ref.workers:
+        return None
+    from holdfast.launch.kubernetes.sync.dispatch import Dispatch  # late: few runs need it
+
+    return Dispatch(folder, manager, cluster_ref)
 
 
 def _exit_code(reason: str) -> int:
