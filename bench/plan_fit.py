@@ -17,6 +17,7 @@ from holdfast.plan.step_time import DEFAULT, Constants, Software, step_time
 
 A100, H100 = ("A100 80GB", "A100 40GB"), ("H100 SXM", "H100 500W", "H200")
 B200, B300 = ("B200", "GB200"), ("B300", "GB300")
+MEGATRON = ("megatron", "megatron-without-graphs", "megatron-fused-experts")
 PRIOR = 0.004
 """Weight of squared logarithms of factors: a constant that hardly matters stays where it is."""
 QUADRATIC_BELOW = 0.1
@@ -54,11 +55,13 @@ FITTED = (
     Constant(field="memory", of=(*A100, *H100, *B200, *B300)),
     Constant(field="traffic", of=("eager", "eager-2023")),
     Constant(field="traffic", of=("compiled",)),
-    Constant(field="traffic", of=("megatron",)),
+    Constant(field="traffic", of=MEGATRON),
     Constant(field="traffic", of=("megatron-2022",)),
     Constant(field="host_s", of=("eager", "eager-2023")),
-    Constant(field="host_s", of=("compiled", "megatron")),
-    Constant(field="tensor_overlap", of=("megatron",)),
+    Constant(field="host_s", of=("compiled", *MEGATRON)),
+    Constant(field="expert_host_s", of=("eager", "compiled", "megatron-without-graphs")),
+    Constant(field="tensor_overlap", of=MEGATRON),
+    Constant(field="expert_speedup", of=("megatron-fused-experts",)),
     Constant(field="operand_share"),
     Constant(field="backward_attention"),
     Constant(field="narrow_heads"),

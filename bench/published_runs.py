@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.plan.hardware import MACHINES, Machine
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.model_catalog import MODELS
-from holdfast.plan.step_time import SOFTWARE, Precision, Software, Workload
+from holdfast.plan.step_time import ALL_GATHER, SOFTWARE, Precision, Software, Workload
 from holdfast.plan.transformer import Transformer
 
 FILE = Path(__file__).parent / "published" / "throughput.jsonl"
@@ -213,7 +213,11 @@ def _software(row: dict[str, Any]) -> Software:
             return replace(SOFTWARE["compiled"], gradient_bytes=2)
         case "torchtitan" | "torchtitan-h200":
             return SOFTWARE["compiled" if row.get("compile", True) else "eager"]
+        case "llama3":  # its paper, section 3.3.2: keys and values are gathered, gradients are reduced in fp32
+            return replace(SOFTWARE["megatron"], context=ALL_GATHER, gradient_bytes=4)
         case "nanotron":
             return SOFTWARE["eager"]
+        case _ if row.get("fused_experts"):
+            return SOFTWARE["megatron-fused-experts"]
         case _:
-            return SOFTWARE["megatron"]
+            return SOFTWARE["megatron" if row.get("cuda_graphs", True) else "megatron-without-graphs"]

@@ -36,7 +36,7 @@ class Gpu:
     """The same for FlashAttention 2, which PyTorch brings."""
     attention_early: float
     """The same for the first generation of FlashAttention."""
-    memory: float = 0.88
+    memory: float = 0.856
     """Share of the memory's peak that elementwise kernels reach."""
     source: str
 
@@ -98,10 +98,10 @@ _A100 = Gpu(
     peak=_PEAKS["A100"],
     memory_bytes=80 * GB,
     memory_rate=2039 * GB,
-    matmul=0.759,
+    matmul=0.761,
     attention=0.65,
-    attention_portable=0.73,
-    attention_early=0.358,
+    attention_portable=0.791,
+    attention_early=0.357,
     source="https://www.nvidia.com/en-us/data-center/a100/",
 )
 _H100 = Gpu(
@@ -109,11 +109,11 @@ _H100 = Gpu(
     peak=_PEAKS["H100 SXM"],
     memory_bytes=80 * GB,
     memory_rate=3350 * GB,
-    matmul=0.592,
-    matmul_fp8=0.63,
-    attention=0.628,
-    attention_portable=0.366,
-    attention_early=0.198,
+    matmul=0.594,
+    matmul_fp8=0.65,
+    attention=0.7,
+    attention_portable=0.362,
+    attention_early=0.197,
     source="https://www.nvidia.com/en-us/data-center/h100/",
 )
 _LIMITED = 0.845
@@ -143,9 +143,9 @@ _B200 = Gpu(
     peak=_PEAKS["B200"],
     memory_bytes=180 * GB,
     memory_rate=7700 * GB,
-    matmul=0.67,
-    matmul_fp8=0.511,
-    attention=0.564,
+    matmul=0.706,
+    matmul_fp8=0.519,
+    attention=0.518,
     attention_portable=0.18,
     attention_early=0.1,
     source="https://www.nvidia.com/en-us/data-center/dgx-b200/",
@@ -157,10 +157,10 @@ _B300 = replace(
     peak=_PEAKS["B300"],
     memory_bytes=270 * GB,
     memory_rate=8000 * GB,
-    matmul=0.905,
-    matmul_fp8=0.711,
+    matmul=0.95,
+    matmul_fp8=0.806,
 )
-_GB300 = replace(_GB200, name="GB300", memory_bytes=279 * GB, matmul=0.905, matmul_fp8=0.711)
+_GB300 = replace(_GB200, name="GB300", memory_bytes=279 * GB, matmul=0.95, matmul_fp8=0.806)
 # No published run was compared with MI300X: its shares are estimates.
 _MI300X = Gpu(
     name="MI300X",

@@ -106,7 +106,7 @@ def search(
             length=load.length,
             micro_batches=count,
             domain=machine.domain,
-            repeated=load.software.selective_products,
+            repeated=load.repeated_products,
         )
         if needed.total > machine.gpu.memory_bytes:
             if fitting == 0 and (smallest is None or needed.total < smallest.memory.total):

@@ -42,25 +42,53 @@ class Kernels(StrEnum):
 class Constants:
     """What is fitted; shares are of 1."""
 
-    operand_share: float = 0.65
+    operand_share: float = 0.662
     """Share of the time to move a product's operands that adds to its compute."""
-    backward_attention: float = 2.87
+    backward_attention: float = 2.86
     """Attention's backward pass over its forward pass: 2.5 times the FLOPs, at a lower rate."""
-    narrow_heads: float = 0.12
+    narrow_heads: float = 0.113
     """Power of a head's width over 128 with which attention's rate falls for narrower heads."""
-    fp8_casts: float = 0.676
+    fp8_casts: float = 0.646
     """Elementwise traffic of casts to fp8, over one read and two writes of each operand."""
-    fsdp_overlap: float = 0.687
+    fsdp_overlap: float = 0.667
     """Share of compute behind which FSDP's collectives can hide."""
-    contention: float = 0.123
+    contention: float = 0.13
     """Share of hidden communication that still costs time: it takes SMs and memory bandwidth."""
-    expert_overlap: float = 0.725
+    expert_overlap: float = 0.849
     """Share of expert-parallel exchange that hides."""
-    expert_imbalance: float = 2.08
+    expert_imbalance: float = 2.16
     """The busiest expert-parallel rank's tokens over the average, and lower rates of grouped products."""
     collective_latency_s: float = 15e-6
-    scale_loss: float = 0.00478
+    scale_loss: float = 0.00415
     """Loss per doubling of nodes: jitter and stragglers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextExchange:
+    """How context-parallel ranks get each other's keys and values, part by part, and what merging the parts costs."""
+
+    source: str
+    overlap: float = 0.0
+    """Share of attention behind which the exchange can hide."""
+    first_part_only: bool = False
+    """Whether it hides behind the first part's attention, since one all-gather fetches the others."""
+    repeats_heads: bool = False
+    """Whether keys and values are sent once per head of the queries."""
+    merge_bytes: int = 0
+    """Memory traffic to merge the output for one more part, per element of the output."""
+
+
+RING = ContextExchange(
+    source="Transformer Engine, attention/dot_product_attention/context_parallel.py: `p2p`", overlap=0.8, merge_bytes=10
+)
+PYTORCH_RING = ContextExchange(
+    source="PyTorch 2.6, torch/distributed/tensor/experimental/_attention.py; TorchTitan repeats the heads before it",
+    overlap=0.8,
+    first_part_only=True,
+    repeats_heads=True,
+    merge_bytes=38,
+)
+ALL_GATHER = ContextExchange(source="arXiv 2407.21783 (Llama 3), section 3.3.2: exposed, and attention runs once")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +100,10 @@ class Software:
     """Elementwise memory traffic over that of fused kernels."""
     host_s: float
     """Time per layer and pass that kernels wait for the host."""
+    expert_host_s: float = 0.0
+    """The same in layers with experts, if no CUDA graph launches their many small kernels."""
+    expert_speedup: float = 1.0
+    """How much faster experts' products are than separate ones: kernels that cast and activate too."""
     tensor_overlap: float = 0.0
     """Share of tensor-parallel communication that hides."""
     attention: Kernels = Kernels.VENDOR
@@ -79,8 +111,24 @@ class Software:
     """Whether recomputation skips each layer's last product, whose result no gradient needs, as PyTorch's does."""
     selective_products: float = 0.0
     """Share of the products that selective recomputation repeats."""
+    selective_products_fp8: float = 0.0
+    """The same in fp8. PyTorch's usual policy names the bf16 product only, so that every fp8 one is repeated."""
+    fused_norms: bool = True
+    """Whether RMSNorm and rotary embeddings are one kernel each; else each of their operations is one."""
+    context: ContextExchange = RING
     gradient_bytes: int = 4
     """Bytes per gradient in reductions."""
+
+
+GATED = 3
+"""Products of a gated network. Models with such networks have RMSNorm and rotary embeddings."""
+NORM_BYTES = 36
+"""Traffic of an unfused RMSNorm per element beyond a fused one's: six operations, four of them all in fp32.
+
+PyTorch, aten/src/ATen/native/layer_norm.cpp, `rms_norm`: convert, square, mean, two products, convert back.
+"""
+ROTARY_BYTES = 16
+"""The same of a rotary embedding: to fp32, product, and back."""
 
 
 SOFTWARE = {
@@ -88,15 +136,19 @@ SOFTWARE = {
     for row in (
         Software(
             name="eager",
-            traffic=1.39,
+            traffic=1.35,
             host_s=60e-6,
+            expert_host_s=0.74e-3,
             attention=Kernels.PORTABLE,
             stops_early=True,
             selective_products=0.5,
+            selective_products_fp8=1.0,
+            fused_norms=False,
+            context=PYTORCH_RING,
         ),
         Software(
             name="eager-2023",
-            traffic=1.39,
+            traffic=1.35,
             host_s=60e-6,
             attention=Kernels.EARLY,
             stops_early=True,
@@ -104,19 +156,39 @@ SOFTWARE = {
         ),
         Software(
             name="compiled",
-            traffic=0.857,
+            traffic=0.813,
             host_s=20e-6,
+            expert_host_s=0.74e-3,
             attention=Kernels.PORTABLE,
             stops_early=True,
             selective_products=0.5,
+            selective_products_fp8=1.0,
+            context=PYTORCH_RING,
         ),
-        Software(name="megatron", traffic=1.04, host_s=20e-6, tensor_overlap=0.707, gradient_bytes=2),
-        Software(name="megatron-2022", traffic=1.27, host_s=40e-6, attention=Kernels.NONE),
+        Software(name="megatron", traffic=1.2, host_s=20e-6, tensor_overlap=0.68, gradient_bytes=2),
+        Software(
+            name="megatron-without-graphs",
+            traffic=1.2,
+            host_s=20e-6,
+            expert_host_s=0.74e-3,
+            tensor_overlap=0.68,
+            gradient_bytes=2,
+        ),
+        Software(
+            name="megatron-fused-experts",
+            traffic=1.2,
+            host_s=20e-6,
+            expert_speedup=1.77,
+            tensor_overlap=0.68,
+            gradient_bytes=2,
+        ),
+        Software(name="megatron-2022", traffic=1.23, host_s=40e-6, attention=Kernels.NONE),
     )
 }
 """Kinds of training programs.
 
-PyTorch without a compiler, today and in 2023; compiled; Megatron-LM and NeMo; Megatron-LM before fused attention.
+PyTorch without a compiler, today and in 2023; compiled; Megatron-LM and NeMo, with CUDA graphs and without; with fused
+kernels of experts; Megatron-LM before fused attention.
 """
 
 
@@ -136,6 +208,12 @@ class Workload:
     def tokens(self) -> int:
         """Tokens per step."""
         return self.batch * self.length
+
+    @property
+    def repeated_products(self) -> float:
+        """Share of the products that selective recomputation repeats."""
+        software = self.software
+        return software.selective_products_fp8 if self.precision is Precision.FP8 else software.selective_products
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -218,7 +296,7 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         each = shape.projections * shape.expert_intermediate + 2 * hidden
         flops = 2 * copies * model.expert_weights
         grouped = _products(flops, local + copies * each, rate, memory_rate, constants)
-        matmul += constants.expert_imbalance * grouped
+        matmul += constants.expert_imbalance / software.expert_speedup * grouped
         traffic += mixed * shape.active_experts * (4 * hidden + shape.projections * shape.expert_intermediate)
         if layout.ep > 1:
             expert = _exchange(load, layout, machine, copies)
@@ -226,7 +304,10 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         traffic += constants.fp8_casts * 1.5 * (fed + mixed * shape.active_experts * hidden)
     if latent:
         traffic += 4 * ((latent.query_rank or 0) + latent.kv_rank)
-    elementwise = 2 * software.traffic * traffic * tokens / tp / memory_rate
+    moved = 2 * software.traffic * traffic
+    if not software.fused_norms and shape.projections == GATED:
+        moved += 2 * NORM_BYTES * hidden + ROTARY_BYTES * (model.query_width + model.kv_width / 2)
+    elementwise = moved * tokens / tp / memory_rate
 
     attention, backward = _attention(load, layout, machine, tokens, constants)
     tensor = 0.0
@@ -236,19 +317,27 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         tensor *= 1 - software.tensor_overlap
     context = 0.0
     if layout.cp > 1:
-        moved = (layout.cp - 1) * tokens * model.kv_width / tp * 2
-        # Keys and values of the next part arrive while attention works on this one.
-        context = max(0.1 * (ring := moved / group_rate(machine, layout.cp, tp)), ring - 0.8 * attention)
+        context = _context_exchange(load, layout, machine, tokens, attention)
     return _Layer(
         matmul,
         attention,
         backward,
         elementwise,
-        software.host_s,
+        software.host_s + mixed * software.expert_host_s,
         tensor,
         context,
         expert * (1 - constants.expert_overlap),
     )
+
+
+def _context_exchange(load: Workload, layout: Layout, machine: Machine, tokens: float, attention: float) -> float:
+    """Exposed seconds of fetching the other parts' keys and values, and of merging, in a forward pass."""
+    model, how, others = load.model, load.software.context, layout.cp - 1
+    width = model.query_width + model.value_width if how.repeats_heads else model.kv_width
+    sent = others * tokens * width / layout.tp * 2 / group_rate(machine, layout.cp, layout.tp)
+    hidden = how.overlap * attention / (layout.cp if how.first_part_only else 1)
+    merged = others * tokens * model.value_width / layout.tp
+    return max(0.1 * sent, sent - hidden) + how.merge_bytes * merged / (machine.gpu.memory_rate * machine.gpu.memory)
 
 
 def _exchange(load: Workload, layout: Layout, machine: Machine, copies: float) -> float:
@@ -301,11 +390,14 @@ def step_time(load: Workload, layout: Layout, machine: Machine, constants: Const
     again = 0.0
     if layout.recompute is Recompute.FULL:
         again = layer.matmul + layer.attention + layer.elementwise + layer.host + layer.tensor + layer.expert
+        again += layer.context
         if software.stops_early:
             again -= layer.matmul * _last_product(model)
     elif layout.recompute is Recompute.SELECTIVE:
         again = 0.5 * layer.elementwise if software.attention is not Kernels.NONE else layer.attention
-        again += software.selective_products * layer.matmul
+        again += load.repeated_products * layer.matmul
+        if load.repeated_products == 1.0 and software.stops_early:
+            again -= layer.matmul * _last_product(model)
     each = (
         3 * (layer.matmul + layer.elementwise + layer.host + layer.context)
         + layer.attention + layer.attention_backward
