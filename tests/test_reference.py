@@ -28,6 +28,8 @@ NO_CODES = {"events", "protocol", "control", "agent", "diagnose"}
 OTHER_WORDS = {
     "default-scheduler",
     "first-run",
+    "megatron-fused-experts",
+    "megatron-without-graphs",
     "gang-high",
     "gang-low",
     "link-slowed",

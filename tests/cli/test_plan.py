@@ -46,6 +46,33 @@ def test_calibration_is_used_and_named(cli: Cli) -> None:
     assert measured["assumed"] == ["link_gb_s", "memory_gb_s"]
 
 
+def test_job_without_gpus_is_planned_with_measured_rates_of_cpus(cli: Cli) -> None:
+    Path("job.yaml").write_text(JOB.replace("nodes: 8\ngpus_per_node: 8", "ranks_per_node: 2"))
+    assert "holdfast check JOB --full" in cli("plan", "--machine", "cpu").err
+    training = {
+        "products": [{"width": 512, "tflop_s": 0.08}],
+        "attention_tflop_s": 0.03,
+        "elementwise_gb_s": 10.0,
+        "adamw_s": 4e-9,
+        "operation_s": 4e-6,
+    }
+    device = {"node": 0, "device": "CPU", "copy_gb_s": 20.0, "training": training}
+    probe = {
+        "rank": 0,
+        "outcome": "passed",
+        "elapsed_s": 1.0,
+        "devices": [device | {"rank": rank} for rank in range(2)],
+        "node_all_reduce": [
+            {"node": 0, "rates": [{"size_bytes": 1 << 24, "time_s": 0.01, "algorithm_gb_s": 1.6, "bus_gb_s": 1.6}]}
+        ],
+    }
+    Path("rates.json").write_text(json.dumps({"probe": probe | {"type": "result"}}))
+    data = cli("plan", "--machine", "cpu", "--calibration", "rates.json", "-o", "json").data
+    assert data["machine"] == "cpu"
+    assert data["assumed"] == []
+    assert data["best"][0]["figures"]["step_s"] > 0
+
+
 def test_failures_are_shown_by_cause_with_the_best_interval_and_standbys(cli: Cli) -> None:
     Path("job.yaml").write_text(JOB)
     words = ("plan", *ON_H100, "--failures", "rsc-1", "--days", "10")

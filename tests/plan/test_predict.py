@@ -21,7 +21,7 @@ from holdfast.plan.model_catalog import MODELS
 from holdfast.plan.predict import predict
 from holdfast.plan.request import from_probe
 from holdfast.plan.search import layouts, search
-from holdfast.plan.step_time import SOFTWARE, StepTime, Workload, step_time
+from holdfast.plan.step_time import ALL_GATHER, PYTORCH_RING, RING, SOFTWARE, Precision, StepTime, Workload, step_time
 
 H100 = MACHINES["h100-ndr"]
 LLAMA_8B = Workload(model=MODELS["llama-3-8b"], length=8192, batch=64)
@@ -52,6 +52,46 @@ def test_slow_network_makes_fsdp_wait() -> None:
     layout = Layout(dp=64, sharding=Sharding.FSDP)
     slow, fast = (step_time(LLAMA_8B, layout, MACHINES[name]).data for name in ("h100-10g-tcp", "h100-ndr"))
     assert slow > 20 * fast
+
+
+def test_pytorch_fetches_keys_of_all_heads_and_merges_them_in_more_kernels() -> None:
+    layout = Layout(cp=8, sharding=Sharding.FSDP)
+    long = replace(LLAMA_8B, length=131_072, batch=1)
+    ring, torch_ring = (
+        step_time(replace(long, software=replace(SOFTWARE["compiled"], context=how)), layout, H100).context
+        for how in (RING, PYTORCH_RING)
+    )
+    assert torch_ring > 3 * ring
+    assert step_time(long, replace(layout, recompute=Recompute.FULL), H100).recompute > ring / 3
+
+
+def test_keys_gathered_before_attention_hide_behind_nothing() -> None:
+    layout, load = Layout(cp=2, dp=4), replace(LLAMA_8B, batch=4)
+    exposed = step_time(replace(load, software=replace(load.software, context=ALL_GATHER)), layout, H100).context
+    sent = load.model.shape.layers * 3 * 4096 * load.model.kv_width * 2
+    assert exposed == pytest.approx(sent / H100.link_rate)
+
+
+def test_selective_recomputation_repeats_every_fp8_product() -> None:
+    layout = Layout(dp=8, sharding=Sharding.FSDP, recompute=Recompute.SELECTIVE)
+    load = replace(LLAMA_8B, software=SOFTWARE["compiled"])
+    repeated = [replace(load, precision=each).repeated_products for each in Precision]
+    assert repeated == [0.5, 1.0, 0.5]
+    fewer = replace(load, software=replace(load.software, selective_products_fp8=0.5), precision=Precision.FP8)
+    more = replace(load, precision=Precision.FP8)
+    assert step_time(more, layout, H100).recompute > 1.2 * step_time(fewer, layout, H100).recompute
+
+
+def test_layers_with_experts_wait_for_the_host_without_graphs_and_are_faster_fused() -> None:
+    load, layout = Workload(model=MODELS["qwen-3-30b-a3b"], length=4096, batch=64), Layout(dp=8, ep=8)
+    graphs, without, fused = (
+        step_time(replace(load, software=SOFTWARE[name]), layout, H100)
+        for name in ("megatron", "megatron-without-graphs", "megatron-fused-experts")
+    )
+    assert without.host > 10 * graphs.host
+    assert fused.matmul < graphs.matmul
+    dense = step_time(replace(LLAMA_8B, software=SOFTWARE["megatron-without-graphs"]), Layout(dp=8), H100)
+    assert dense.host == step_time(LLAMA_8B, Layout(dp=8), H100).host
 
 
 def test_eager_program_is_slower_than_a_compiled_one() -> None:

@@ -58,6 +58,28 @@ class MiniModelAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=T
     """Repetitions that gave other weights."""
 
 
+class WidthRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Products of square weights of one width with many tokens."""
+
+    width: int
+    tflop_s: float
+
+
+class TrainingRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank's CPU reaches in the parts of a training step while the node's other ranks compute too: means."""
+
+    products: tuple[WidthRate, ...]
+    """Linear layers, forward and backward pass, narrowest first."""
+    attention_tflop_s: float
+    """Fused causal attention, forward and backward pass, of the FLOPs below the diagonal."""
+    elementwise_gb_s: float
+    """An activation function and a product, forward and backward pass: bytes read and written."""
+    adamw_s: float
+    """A step of AdamW, per parameter."""
+    operation_s: float
+    """An operation on one element."""
+
+
 class DeviceRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one rank's device does alone."""
 
@@ -67,6 +89,8 @@ class DeviceRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Its name, such as `NVIDIA H100 80GB HBM3 (cuda:3)`."""
     matmul: tuple[MatmulRate, ...] = ()
     mini_model: MiniModelAnswer | None = None
+    training: TrainingRates | None = None
+    """Of a CPU; a GPU's are those of published runs."""
     copy_gb_s: float = 0.0
     """Memory bandwidth of a copy: bytes read and bytes written."""
     wrong_copies: int = 0

@@ -6,14 +6,17 @@ GPUs' peaks are fitted with step_time.py's constants (`python -m bench.plan_accu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
 from holdfast.metrics.devices import DEVICES, Device
 
 GB = 1e9
 TERA = 1e12
+CPU = "cpu"
+"""Name of a machine without GPUs: it has no rates but those of a calibration."""
 _PEAKS = {device.name: device for device in DEVICES}
 
 
@@ -42,6 +45,28 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CpuRates:
+    """Rates of one rank's share of a CPU in training, while all ranks of the node compute."""
+
+    products: Mapping[int, float]
+    """FLOP/s of linear layers by width, narrowest first."""
+    adamw_s: float
+    """Seconds of an optimizer step per parameter."""
+    operation_s: float
+    """Seconds of an operation on one element."""
+
+    def product_rate(self, width: float) -> float:
+        """FLOP/s at a width, between the measured ones along its logarithm."""
+        widths = [*self.products]
+        below = max((each for each in widths if each <= width), default=widths[0])
+        above = min((each for each in widths if each >= width), default=widths[-1])
+        if below >= above:
+            return self.products[above if width <= above else below]
+        share = math.log(width / below) / math.log(above / below)
+        return (1 - share) * self.products[below] + share * self.products[above]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """A kind of node and its network."""
 
@@ -58,6 +83,8 @@ class Machine:
     measured: tuple[str, ...] = ()
     """What a calibration has replaced."""
     source: str = ""
+    cpu: CpuRates | None = None
+    """Of a machine without GPUs, whose ranks compute in fp32 and communicate with Gloo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +99,52 @@ class Calibration:
     memory_gb_s: float | None = None
     link_gb_s: float | None = None
     network_gb_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuCalibration:
+    """Measured rates of a node without GPUs, each of one of its ranks while all compute."""
+
+    ranks_per_node: int
+    rates: CpuRates
+    attention_tflops: float
+    elementwise_gb_s: float
+    copy_gb_s: float
+    link_gb_s: float | None
+    """Bus bandwidth of an all-reduce among the node's ranks; None for one rank."""
+    network_gb_s: float | None
+    """The same across nodes, per rank; None for one node."""
+
+
+def cpu_machine(found: CpuCalibration) -> Machine:
+    """A machine whose rates are all measured; its memory is not, so that every layout fits."""
+    peak = max(found.rates.products.values())
+    attention = found.attention_tflops * TERA / peak
+    gpu = Gpu(
+        name="CPU",
+        peak=Device(name="CPU", pattern="CPU", bf16=peak / TERA, stated="measured", source="calibration"),
+        memory_bytes=math.inf,
+        memory_rate=found.copy_gb_s * GB,
+        memory=found.elementwise_gb_s / found.copy_gb_s,
+        matmul=1.0,
+        attention=attention,
+        attention_portable=attention,
+        attention_early=attention,
+        source="calibration",
+    )
+    link, network = found.link_gb_s, found.network_gb_s
+    return Machine(
+        name=CPU,
+        gpu=gpu,
+        domain=found.ranks_per_node,
+        link="memory",
+        link_rate=(link or math.inf) * GB,
+        network="as measured",
+        network_rate=(network or math.inf) * GB,
+        measured=tuple(field.name for field in fields(Calibration)),
+        source="calibration",
+        cpu=found.rates,
+    )
 
 
 def calibrated(machine: Machine, found: Calibration) -> Machine:

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.transformer import Transformer
 
-WEIGHT_BYTES = 2
-"""Weights that products read, in bf16."""
 GRADIENT_BYTES = 4
 """Gradients, accumulated in fp32."""
 OPTIMIZER_BYTES = 12
 """Master weights and both moments of Adam, in fp32."""
-ACTIVATION_BYTES = 2
 LOGIT_BYTES = 12
 """Logits in bf16 and fp32, and the gradients of both."""
 RESERVED_BYTES = 3 << 30
@@ -84,13 +81,22 @@ def in_flight(layout: Layout, micro_batches: int) -> float:
 
 
 def memory(
-    model: Transformer, layout: Layout, *, length: int, micro_batches: int, domain: int = 8, repeated: float = 0.0
+    model: Transformer,
+    layout: Layout,
+    *,
+    length: int,
+    micro_batches: int,
+    domain: int = 8,
+    repeated: float = 0.0,
+    element_bytes: int = 2,
 ) -> Memory:
     """Memory of the fullest GPU.
 
     `length` is the tokens of a sequence, `domain` the GPUs that HSDP shards over, `repeated` the share of the products
-    that selective recomputation repeats.
+    that selective recomputation repeats, `element_bytes` those of activations and of weights that products read.
     """
+    # In fp32 the weights that products read are the optimizer's.
+    optimizer_bytes = OPTIMIZER_BYTES - (element_bytes if element_bytes == GRADIENT_BYTES else 0)
     dense, experts = stage_parameters(model, layout)
     ranks = layout.dp * layout.cp
     shards = min(ranks, domain) if layout.sharding is Sharding.HSDP else ranks
@@ -99,19 +105,19 @@ def memory(
     sharded = dense / shards + experts / expert_shards
     layers = -(-model.shape.layers // layout.pp)
     tokens = layout.micro_batch * length / layout.cp
-    kept = layer_activations(model, layout.recompute, repeated=repeated) * ACTIVATION_BYTES / layout.tp
+    kept = layer_activations(model, layout.recompute, repeated=repeated) * element_bytes / layout.tp
     if layout.recompute is Recompute.FULL:
-        again = layer_activations(model, Recompute.NONE) * ACTIVATION_BYTES / layout.tp  # one layer at a time
+        again = layer_activations(model, Recompute.NONE) * element_bytes / layout.tp  # one layer at a time
     else:
         again = 0.0
     # Inputs of a layer's products, gathered from the ranks that divide it: two in the backward pass.
-    whole = 2 * model.shape.hidden * ACTIVATION_BYTES if layout.tp > 1 else 0.0
+    whole = 2 * model.shape.hidden * element_bytes if layout.tp > 1 else 0.0
     fully = layout.sharding in (Sharding.FSDP, Sharding.HSDP)
-    gathered = 2 * WEIGHT_BYTES * total / layers if fully else 0.0
+    gathered = 2 * element_bytes * total / layers if fully else 0.0
     return Memory(
-        weights=WEIGHT_BYTES * (sharded if fully else total) + gathered,
+        weights=element_bytes * (sharded if fully else total) + gathered,
         gradients=GRADIENT_BYTES * (sharded if fully else total),
-        optimizer=OPTIMIZER_BYTES * (total if layout.sharding is Sharding.DDP else sharded),
+        optimizer=optimizer_bytes * (total if layout.sharding is Sharding.DDP else sharded),
         activations=(1 + FRAGMENTS) * tokens * (kept * layers * in_flight(layout, micro_batches) + again + whole),
         logits=(1 + FRAGMENTS) * tokens * model.shape.vocabulary / layout.tp * LOGIT_BYTES if layout.pp == 1 else 0.0,
     )

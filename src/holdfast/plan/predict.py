@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from holdfast.plan.hardware import TERA, Machine
 from holdfast.plan.layout import Recompute
 from holdfast.plan.search import Candidate, Found, search
-from holdfast.plan.step_time import StepTime, Workload, step_time
-from holdfast.plan.traffic import Step, step_traffic
+from holdfast.plan.step_time import StepTime, Workload, step_time, traffic_of
+from holdfast.plan.traffic import step_traffic
 
 HOUR_S = 3600.0
 MAX_FACTOR = 8.0
@@ -235,16 +235,7 @@ def predict(
             candidate=each,
             figures=figures(load, each, machine, budget_tokens=budget_tokens, price=price),
             losses=losses(each.time),
-            sent_bytes=step_traffic(
-                Step(
-                    model=load.model,
-                    layout=each.layout,
-                    batch=load.batch,
-                    length=load.length,
-                    gradient_bytes=load.software.gradient_bytes,
-                    domain=machine.domain,
-                )
-            ),
+            sent_bytes=step_traffic(traffic_of(load, each.layout, machine)),
         )
         for each in found.best
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
@@ -13,14 +14,27 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.events.probe_results import ProbeResult
+from holdfast.events.probe_results import AllReduceRate, ProbeResult
 from holdfast.job.loader import read_text
 from holdfast.job.spec import Job, ModelSpec
-from holdfast.plan.hardware import MACHINES, Calibration, Machine, calibrated
+from holdfast.plan.hardware import (
+    CPU,
+    MACHINES,
+    TERA,
+    Calibration,
+    CpuCalibration,
+    CpuRates,
+    Machine,
+    calibrated,
+    cpu_machine,
+)
 from holdfast.plan.model_catalog import MODELS
 from holdfast.plan.search import Found
 from holdfast.plan.step_time import SOFTWARE, Precision, Workload
 from holdfast.plan.transformer import Transformer, from_config
+
+DDP_BUCKET_BYTES = 25 << 20
+"""PyTorch's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +59,10 @@ def plan_request(job: Job, *, base: Path, machine: str | None, calibration: Path
             "Add `model: {config: llama-3-8b, sequence_length: 8192, global_batch_tokens: 1048576}` with your values."
         )
         raise failure("no-model", what, exit_code=ExitCode.INVALID_JOB, where="model", remedy=remedy)
-    if job.gpus_per_node == 0:
-        what = f"job `{job.name}` has no GPUs, and only runs on GPUs are predicted"
-        raise failure(
-            "no-gpus", what, exit_code=ExitCode.INVALID_JOB, where="gpus_per_node", remedy="Set `gpus_per_node`."
-        )
+    if job.gpus_per_node == 0 and machine != CPU:
+        what = f"job `{job.name}` has no GPUs, and the machine is not `{CPU}`"
+        remedy = f"Set `gpus_per_node`, or give `--machine {CPU} --calibration FILE`."
+        raise failure("no-gpus", what, exit_code=ExitCode.INVALID_JOB, where="gpus_per_node", remedy=remedy)
     batch, rest = divmod(spec.global_batch_tokens, spec.sequence_length)
     if rest:
         tokens, length = spec.global_batch_tokens, spec.sequence_length
@@ -60,19 +73,32 @@ def plan_request(job: Job, *, base: Path, machine: str | None, calibration: Path
         model=find_model(spec, base),
         length=spec.sequence_length,
         batch=batch,
-        precision=Precision(spec.precision.value),
+        precision=Precision.FP32 if machine == CPU else Precision(spec.precision.value),
         software=SOFTWARE[spec.software.value],
     )
+    place = find_machine(machine, calibration)
+    if place.cpu and (lacking := _lacking_rates(job, place)):
+        remedy = "Measure them with `holdfast check JOB --full -o json` for this job."
+        raise failure("bad-calibration", lacking, exit_code=ExitCode.INVALID_JOB, where=str(calibration), remedy=remedy)
     parallel = job.parallel
     fixed = {name: getattr(parallel, name) for name in parallel.model_fields_set} if parallel else {}
     return PlanRequest(
         load=load,
-        machine=find_machine(machine, calibration),
+        machine=place,
         nodes=job.nodes.max,
-        per_node=job.gpus_per_node,
+        per_node=job.local_world_size,
         fixed={name: size for name, size in fixed.items() if size is not None},
         budget_tokens=spec.token_budget,
     )
+
+
+def _lacking_rates(job: Job, place: Machine) -> str:
+    """Why rates of CPUs do not fit a job: ranks that share a node's cores slow each other down."""
+    if place.domain != job.local_world_size:
+        return f"the rates are those of {place.domain} ranks per node, and the job has {job.local_world_size}"
+    if job.nodes.max > 1 and math.isinf(place.network_rate):
+        return "there is no rate of all-reduces between nodes"
+    return ""
 
 
 def find_model(spec: ModelSpec, base: Path) -> Transformer:
@@ -101,10 +127,17 @@ def find_model(spec: ModelSpec, base: Path) -> Transformer:
 
 
 def find_machine(name: str | None, calibration: Path | None) -> Machine:
-    """The machine of the catalogue, with the rates of a calibration file."""
+    """The machine of the catalogue with the rates of a calibration file, or CPUs with nothing but these."""
+    if name == CPU and calibration:
+        return cpu_machine(_cpu_calibration(calibration))
     if name is None or name not in MACHINES:
         what = "nothing says which machines the job runs on" if name is None else f"no machine is called `{name}`"
         remedy = f"{_near(name or '', MACHINES)}Set `machine` in the target's file, or give `--machine NAME`."
+        if name == CPU:
+            what = f"the catalogue has no rates of `{CPU}`"
+            remedy = (
+                "Measure them with `holdfast check JOB --full -o json > rates.json`; give `--calibration rates.json`."
+            )
         raise failure("unknown-machine", what, exit_code=ExitCode.INVALID_JOB, where="machine", remedy=remedy)
     machine = MACHINES[name]
     return machine if calibration is None else calibrated(machine, _calibration(calibration))
@@ -113,7 +146,7 @@ def find_machine(name: str | None, calibration: Path | None) -> Machine:
 def _calibration(path: Path) -> Calibration:
     found = json_object(path, "bad-calibration", "a calibration")
     if "probe" in found:
-        return _of_probe(found["probe"], path)
+        return from_probe(_probe_result(found["probe"], path))
     known = {field.name for field in fields(Calibration)}
     wrong = [name for name, value in found.items() if name not in known or not _is_rate(value)]
     if wrong or not found:
@@ -123,10 +156,20 @@ def _calibration(path: Path) -> Calibration:
     return Calibration(**found)
 
 
-def _of_probe(document: object, path: Path) -> Calibration:
-    """The rates that the probes of `holdfast check --full` measured."""
+def _cpu_calibration(path: Path) -> CpuCalibration:
+    probe = json_object(path, "bad-calibration", "a calibration").get("probe")
+    found = cpu_from_probe(_probe_result(probe, path)) if probe else None
+    if found is None:
+        what = f"{path} has no rates of training on CPUs"
+        remedy = "Give the output of `holdfast check JOB --full -o json` for a job without GPUs."
+        raise failure("bad-calibration", what, exit_code=ExitCode.INVALID_JOB, where=str(path), remedy=remedy)
+    return found
+
+
+def _probe_result(document: object, path: Path) -> ProbeResult:
+    """What the probes of `holdfast check --full` measured."""
     try:
-        return from_probe(msgspec.convert(document, ProbeResult))
+        return msgspec.convert(document, ProbeResult)
     except msgspec.ValidationError as error:
         what = f"`probe` in {path} is not what `holdfast check --full -o json` prints: {error}"
         remedy = "Write its output to a file again."
@@ -145,6 +188,37 @@ def from_probe(result: ProbeResult) -> Calibration:
         link_gb_s=median(within) if within else None,
         network_gb_s=result.all_reduce[-1].bus_gb_s / per_node if result.all_reduce else None,
     )
+
+
+def cpu_from_probe(result: ProbeResult) -> CpuCalibration | None:
+    """Medians over the ranks, and bandwidths of all-reduces as large as DDP's; None if no CPU was measured."""
+    ranks = [(each.training, each.copy_gb_s) for each in result.devices if each.training and each.copy_gb_s]
+    if not ranks:
+        return None
+    trained = [training for training, _ in ranks]
+    per_node = len(result.devices) // len({each.node for each in result.devices})
+    within = [_near_bucket(each.rates) for each in result.node_all_reduce if each.rates]
+    return CpuCalibration(
+        ranks_per_node=per_node,
+        rates=CpuRates(
+            products={
+                each[0].width: median(rate.tflop_s for rate in each) * TERA
+                for each in zip(*(training.products for training in trained), strict=True)
+            },
+            adamw_s=median(each.adamw_s for each in trained),
+            operation_s=median(each.operation_s for each in trained),
+        ),
+        attention_tflops=median(each.attention_tflop_s for each in trained),
+        elementwise_gb_s=median(each.elementwise_gb_s for each in trained),
+        copy_gb_s=median(copied for _, copied in ranks),
+        link_gb_s=median(within) if within else None,
+        network_gb_s=_near_bucket(result.all_reduce) / per_node if result.all_reduce else None,
+    )
+
+
+def _near_bucket(rates: Sequence[AllReduceRate]) -> float:
+    """Bus bandwidth at the size that is nearest to a bucket's."""
+    return min(rates, key=lambda each: abs(math.log(each.size_bytes / DDP_BUCKET_BYTES))).bus_gb_s
 
 
 def _is_rate(value: object) -> bool:

@@ -107,6 +107,7 @@ def search(
             micro_batches=count,
             domain=machine.domain,
             repeated=load.repeated_products,
+            element_bytes=load.element_bytes,
         )
         if needed.total > machine.gpu.memory_bytes:
             if fitting == 0 and (smallest is None or needed.total < smallest.memory.total):

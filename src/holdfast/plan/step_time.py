@@ -9,20 +9,24 @@ are fitted to published runs; docs/plan.md says how closely.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from holdfast.plan.collectives import Library
 from holdfast.plan.hardware import TERA, Machine
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.memory import stage_parameters
+from holdfast.plan.traffic import Step, step_traffic
 from holdfast.plan.transformer import Transformer
 
 
 class Precision(StrEnum):
-    """Data type of the layers' matrix products; attention and the head are in bf16."""
+    """Data type of the layers' matrix products; with fp8, attention and the head are in bf16."""
 
     BF16 = "bf16"
     FP8 = "fp8"
+    FP32 = "fp32"
+    """Everything: what CPUs compute in."""
 
 
 class Kernels(StrEnum):
@@ -122,8 +126,8 @@ class Software:
 
 GATED = 3
 """Products of a gated network. Models with such networks have RMSNorm and rotary embeddings."""
-NORM_BYTES = 36
-"""Traffic of an unfused RMSNorm per element beyond a fused one's: six operations, four of them all in fp32.
+NORM_BYTES = {2: 36, 4: 20}
+"""Traffic of an unfused RMSNorm per element of so many bytes beyond a fused one's, which reads and writes it once.
 
 PyTorch, aten/src/ATen/native/layer_norm.cpp, `rms_norm`: convert, square, mean, two products, convert back.
 """
@@ -210,6 +214,11 @@ class Workload:
         return self.batch * self.length
 
     @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation's element, and of a weight that products read."""
+        return 4 if self.precision is Precision.FP32 else 2
+
+    @property
     def repeated_products(self) -> float:
         """Share of the products that selective recomputation repeats."""
         software = self.software
@@ -276,6 +285,9 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
     tokens = layout.micro_batch * load.length / layout.cp
     peak = (gpu.peak.peak_tflops or 0.0) * TERA
     rate = peak * gpu.matmul
+    if machine.cpu:
+        products = 4 + shape.projections
+        rate = machine.cpu.product_rate(math.sqrt((model.attention_weights + model.dense_weights) / products))
     fp8 = load.precision is Precision.FP8 and gpu.matmul_fp8 is not None and gpu.peak.fp8 is not None
     if fp8:
         rate = (gpu.peak.fp8 or 0.0) * TERA * (gpu.matmul_fp8 or 0.0)
@@ -304,9 +316,9 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         traffic += constants.fp8_casts * 1.5 * (fed + mixed * shape.active_experts * hidden)
     if latent:
         traffic += 4 * ((latent.query_rank or 0) + latent.kv_rank)
-    moved = 2 * software.traffic * traffic
+    moved = load.element_bytes * software.traffic * traffic
     if not software.fused_norms and shape.projections == GATED:
-        moved += 2 * NORM_BYTES * hidden + ROTARY_BYTES * (model.query_width + model.kv_width / 2)
+        moved += 2 * NORM_BYTES[load.element_bytes] * hidden + ROTARY_BYTES * (model.query_width + model.kv_width / 2)
     elementwise = moved * tokens / tp / memory_rate
 
     attention, backward = _attention(load, layout, machine, tokens, constants)
@@ -323,7 +335,7 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         attention,
         backward,
         elementwise,
-        software.host_s + mixed * software.expert_host_s,
+        LAYER_OPERATIONS * machine.cpu.operation_s if machine.cpu else software.host_s + mixed * software.expert_host_s,
         tensor,
         context,
         expert * (1 - constants.expert_overlap),
@@ -378,7 +390,7 @@ def _attention(
 
 def step_time(load: Workload, layout: Layout, machine: Machine, constants: Constants | None = None) -> StepTime:
     """Seconds of one step."""
-    constants = constants or DEFAULT
+    constants = constants or (ON_CPU if machine.cpu else DEFAULT)
     model, shape, gpu, software = load.model, load.model.shape, machine.gpu, load.software
     layer = _layer(load, layout, machine, constants)
     memory_rate = gpu.memory_rate * gpu.memory
@@ -408,10 +420,11 @@ def step_time(load: Workload, layout: Layout, machine: Machine, constants: Const
     # The head: a product, and the loss, which reads and writes the logits in fp32.
     logits = tokens * shape.vocabulary / layout.tp
     peak = (gpu.peak.peak_tflops or 0.0) * TERA
+    wide = math.sqrt(model.embedding_weights)
     head_matmul = 3 * _products(
         2 * tokens * model.embedding_weights / layout.tp,
         logits + model.embedding_weights / layout.tp,
-        peak * gpu.matmul,
+        machine.cpu.product_rate(wide) if machine.cpu else peak * gpu.matmul,
         memory_rate,
         constants,
     )
@@ -478,9 +491,15 @@ def _data_parallel(
         else dense / shards + experts / max(1.0, shards * layout.tp / layout.ep)
     )
     optimizer = 30 * owned / memory_rate
+    if machine.cpu:
+        optimizer = machine.cpu.adamw_s * owned
     if ranks == 1:
         return 0.0, optimizer
     rate = group_rate(machine, ranks, inside)
+    if machine.cpu:
+        sent = step_traffic(traffic_of(load, layout, machine))["dp"]
+        copied = COPIED_BYTES[layout.sharding] * (dense + experts)
+        return sent / rate + copied / machine.gpu.memory_rate, optimizer
     expert_ranks = max(1.0, ranks * layout.tp / layout.ep)
     expert_rate = machine.network_rate if layout.ep * layout.pp >= machine.domain else machine.link_rate
 
@@ -505,9 +524,32 @@ def _data_parallel(
     return max(constants.contention * each, each - window), optimizer
 
 
+def traffic_of(load: Workload, layout: Layout, machine: Machine) -> Step:
+    """What a step sends, as plan/traffic.py counts it."""
+    return Step(
+        model=load.model,
+        layout=layout,
+        batch=load.batch,
+        length=load.length,
+        gradient_bytes=max(load.software.gradient_bytes, load.element_bytes),
+        element_bytes=load.element_bytes,
+        domain=machine.domain,
+        library=Library.GLOO if machine.cpu else Library.NCCL,
+    )
+
+
 def software_bytes(load: Workload) -> int:
     """Bytes per gradient in reductions."""
     return load.software.gradient_bytes
 
 
 DEFAULT = Constants()
+ON_CPU = replace(DEFAULT, operand_share=0.0, narrow_heads=0.0, backward_attention=2.0, scale_loss=0.0)
+"""What measured rates of training include already."""
+LAYER_OPERATIONS = 45
+"""Operations of a layer's forward pass in PyTorch without a compiler; a CPU does not hide what starting them costs."""
+COPIED_BYTES = {Sharding.DDP: 16, Sharding.OPTIMIZER: 16, Sharding.FSDP: 24, Sharding.HSDP: 24}
+"""Memory traffic per parameter in fp32 around collectives, which need contiguous memory.
+
+DDP copies gradients into buckets and back. FSDP2 copies weights out of a buffer twice, and gradients into one.
+"""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from holdfast.plan.collectives import ALGORITHMS, Collective, Library
 from holdfast.plan.layout import Layout, Sharding
-from holdfast.plan.memory import ACTIVATION_BYTES, WEIGHT_BYTES
 from holdfast.plan.transformer import Transformer
 
 
@@ -35,6 +34,8 @@ class Step:
     length: int
     """Tokens of a sequence."""
     gradient_bytes: int
+    element_bytes: int = 2
+    """Of activations, and of gathered weights."""
     domain: int = 8
     """Ranks that HSDP shards over."""
     library: Library = Library.NCCL
@@ -108,7 +109,7 @@ def _tensor(step: Step, stage: int, group: Sequence[int]) -> Iterator[_Collectiv
     """
     last = stage == step.layout.pp - 1
     number = 4 * _layers(step, stage) + (stage == 0) + last
-    payload = number * step.tokens * step.model.shape.hidden * ACTIVATION_BYTES
+    payload = number * step.tokens * step.model.shape.hidden * step.element_bytes
     yield _Collective(axis="tp", kind=Collective.ALL_REDUCE, payload=payload, group=group)
 
 
@@ -122,13 +123,13 @@ def _data(step: Step, stage: int, group: Sequence[int], rank: int) -> Iterator[_
 
     # The root module, which holds embedding and head, stays gathered from a micro-batch's forward pass to its backward
     # pass (FSDP2), and is gathered again for the next micro-batch.
-    gathered = passes * (2 * parameters - ends) * WEIGHT_BYTES
+    gathered = passes * (2 * parameters - ends) * step.element_bytes
     match step.layout.sharding:
         case Sharding.DDP:
             yield of(Collective.ALL_REDUCE, gradients)
         case Sharding.OPTIMIZER:
             yield of(Collective.REDUCE_SCATTER, gradients)
-            yield of(Collective.ALL_GATHER, parameters * WEIGHT_BYTES)
+            yield of(Collective.ALL_GATHER, parameters * step.element_bytes)
         case Sharding.FSDP:
             yield of(Collective.ALL_GATHER, gathered)
             yield of(Collective.REDUCE_SCATTER, passes * gradients)
@@ -153,7 +154,7 @@ def _pipeline(step: Step, stage: int, place: int, width: int) -> Iterator[Messag
 
 def _handed_on(step: Step) -> float:
     """Bytes of a rank's activations between two stages; with tensor parallelism each rank of a group sends its part."""
-    return step.tokens * step.model.shape.hidden * ACTIVATION_BYTES / step.layout.tp
+    return step.tokens * step.model.shape.hidden * step.element_bytes / step.layout.tp
 
 
 def stage_weights(step: Step, stage: int) -> tuple[float, float]:

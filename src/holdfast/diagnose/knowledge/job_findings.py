@@ -46,9 +46,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "no-gpus",
-        "`holdfast plan` predicts runs on GPUs, and the job has none.",
+        "The job has no GPUs, and the machine that `holdfast plan` shall predict has.",
         "`gpus_per_node` in the job.",
-        "Set it.",
+        "Set it, or plan for CPUs with `--machine cpu` and a calibration.",
     ),
     (
         "uneven-batch",

@@ -30,6 +30,7 @@ from holdfast.train.probe.all_reduce import PAIR_BYTES, SWEEP_BYTES, sweep
 from holdfast.train.probe.matmul import burn_in, copy_rate
 from holdfast.train.probe.process_groups import Channel, Connect
 from holdfast.train.probe.stages import REPORT_GRACE, Report, Schedule, Step
+from holdfast.train.probe.training_rates import training_rates
 
 WORK_SHARE = 0.9
 """Of a step's deadline: the ranks then give up, and report that."""
@@ -179,10 +180,18 @@ class RankProbe:
     def _burn_in(self, step: Step) -> Report:
         seconds = min(self.burn_in_s, step.deadline_s * MEASURE_SHARE)
         deadline_s = step.deadline_s * WORK_SHARE
-        rates, answer = AbortableCall().run(
-            lambda: (burn_in(self.device, seconds), mini_model.answer(self.device)), deadline_s
+        is_cpu = self.device.type == "cpu"
+        rates, answer, training = AbortableCall().run(
+            lambda: (
+                burn_in(self.device, seconds),
+                mini_model.answer(self.device),
+                training_rates(seconds) if is_cpu else None,
+            ),
+            deadline_s,
         )
-        self._device_rates = msgspec.structs.replace(self._own_device(), matmul=rates, mini_model=answer)
+        self._device_rates = msgspec.structs.replace(
+            self._own_device(), matmul=rates, mini_model=answer, training=training
+        )
         return Report(device=self._device_rates)
 
     def _copy(self, step: Step) -> Report:
