@@ -74,13 +74,11 @@ def _context(
 ) -> RenderContext:
     """A run of each kind: with the target's account or its own, without a volume, which takes more permissions."""
     job = Job.model_validate({"command": ["true"], "image": "image", "nodes": 2})
-    agent = workload is not Workload.MPIJOB
     spec = TargetSpec(
         kind="kubernetes",
         namespace=NAMESPACE,
         workload=workload,
         service_account=account,
-        agent=agent,
         queue="queue",
         evictions=Evictions.NONE,  # takes another object, and so does the next line
         pod_group=gangs,
@@ -93,7 +91,6 @@ def _context(
         fabric="dra",  # whose devices take another object
         target_kind=spec.kind,
         workload=workload,
-        agent=agent,
         durable_controller_disk=False,
     )
     return RenderContext(accepted=accepted, target=spec, names=ObjectNames("run"))
@@ -103,9 +100,8 @@ def _controllers() -> list[Mapping[str, YamlValue]]:
     """The account of all controllers: what a run's own Role permits, for runs of any name."""
     found = list[Rule]()
     for workload in Workload:
-        if workload is not Workload.MPIJOB:
-            (role,) = (each for each in run_objects.rbac(_context(workload, account=None)) if each["kind"] == "Role")
-            found += [{**rule, "resourceNames": _lasting_names(rule)} for rule in to_plain(role)["rules"]]
+        (role,) = (each for each in run_objects.rbac(_context(workload, account=None)) if each["kind"] == "Role")
+        found += [{**rule, "resourceNames": _lasting_names(rule)} for rule in to_plain(role)["rules"]]
     return _bound(ACCOUNT, _merged(found), [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}])
 
 

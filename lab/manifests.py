@@ -73,6 +73,7 @@ PUBLISHERS = (
         folders=("manifests/base",),
         namespace="mpi-operator",
     ),
+    Publisher(component="lws", module="sigs.k8s.io/lws", folders=("config/default",), namespace="lws-system"),
 )
 
 
@@ -165,8 +166,8 @@ def _adapted(one: dict[str, Any], component: str, namespace: str = "") -> dict[s
     if one["kind"] == "CustomResourceDefinition":
         for version in one["spec"]["versions"]:
             version["schema"] = _without_descriptions(version["schema"])
-        if component == "jobset":
-            # It serves one version, and nothing at the path that its conversion names.
+        if component in ("jobset", "lws"):
+            # They serve one version, and nothing at the path that their conversion names.
             one["spec"].pop("conversion", None)
     return one
 

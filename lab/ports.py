@@ -35,6 +35,8 @@ NAMES = (
     "training-operator",
     "training-operator-webhook",
     "mpi-operator",
+    "lws",
+    "lws-webhook",
     "kwok",
     "kubelet",
 )

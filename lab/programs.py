@@ -204,6 +204,7 @@ def kueue(paths: LabPaths) -> LabProgram:
                     "jobset.x-k8s.io/jobset",
                     "kubeflow.org/mpijob",
                     "kubeflow.org/pytorchjob",
+                    "leaderworkerset.x-k8s.io/leaderworkerset",
                     "trainer.kubeflow.org/trainjob",
                     "pod",
                 ]
@@ -304,6 +305,28 @@ def mpi_operator(paths: LabPaths) -> LabProgram:
     )
 
 
+def lws(paths: LabPaths) -> LabProgram:
+    """LeaderWorkerSets."""
+    return LabProgram(
+        name="lws",
+        argv=(
+            paths.operators / "cmd",  # Go names a program by the last part of its package
+            f"--config={paths.configuration('lws')}",
+            f"--kubeconfig={paths.kubeconfig}",
+        ),
+        configuration={
+            "apiVersion": "config.lws.x-k8s.io/v1alpha1",
+            "kind": "Configuration",
+            "leaderElection": {"leaderElect": False},
+            "internalCertManagement": {"enable": False},
+            "webhook": _webhook(paths, "lws") | {"certDir": str(paths.pki)},
+            "health": {"healthProbeBindAddress": paths.address("lws")},
+            "metrics": {"bindAddress": "0"},
+        },
+        ready=f"http://{paths.address('lws')}/readyz",
+    )
+
+
 def kwok(paths: LabPaths) -> LabProgram:
     """Simulated nodes and pods without processes, for scheduling tests: nodes labelled `type=kwok`."""
     return LabProgram(
@@ -349,7 +372,7 @@ def supervisor(paths: LabPaths) -> LabProgram:
 
 
 CONTROLPLANE = (etcd, apiserver, controller_manager, scheduler)
-OPERATORS = (kueue, jobset, trainer, training_operator, mpi_operator, kwok)
+OPERATORS = (kueue, jobset, trainer, training_operator, mpi_operator, lws, kwok)
 ALL = (*CONTROLPLANE, *OPERATORS, kubelet)
 """The programs that the supervisor restarts."""
 

@@ -66,6 +66,7 @@ OPERATORS = Module(
         "github.com/kubeflow/mpi-operator/cmd/mpi-operator",
         "github.com/kubeflow/training-operator/cmd/training-operator.v1",
         "sigs.k8s.io/kwok/cmd/kwok",
+        "sigs.k8s.io/lws/cmd",
     ),
     # A port and a folder that all labs of a machine would share, and a listener on all interfaces.
     patches=(

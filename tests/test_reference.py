@@ -89,6 +89,7 @@ OTHER_WORDS = {
     "nvidia-nvswitchctl",
     "nvidia-smi",
     "training-operator",
+    "lws-controller-manager",
     "unicode-escape",
     "util-linux",
     *CATALOG,

@@ -52,7 +52,14 @@ def test_lab_runs_every_program(lab: Lab) -> None:
     until(lambda: all(lab.status().values()), "all go on")  # one that ended is started again
     assert len(lab.status()) >= 10
     kinds = lab.kubectl("api-resources", "-o", "name")
-    for kind in ("jobsets.jobset", "trainjobs.trainer", "pytorchjobs.kubeflow", "mpijobs.kubeflow", "workloads.kueue"):
+    for kind in (
+        "jobsets.jobset",
+        "trainjobs.trainer",
+        "pytorchjobs.kubeflow",
+        "mpijobs.kubeflow",
+        "leaderworkersets.leaderworkerset",
+        "workloads.kueue",
+    ):
         assert kind in kinds
 
 

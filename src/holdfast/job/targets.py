@@ -55,7 +55,9 @@ class Workload(StrEnum):
     PYTORCHJOB = "pytorchjob"
     """Training-operator's."""
     MPIJOB = "mpijob"
-    """MPI-operator's; it cannot run holdfast's agents, so it requires `agent: false`."""
+    """MPI-operator's."""
+    LEADERWORKERSET = "leaderworkerset"
+    """LWS's; it never completes, so it requires holdfast's agents and controller."""
 
 
 class Volume(Model):
@@ -293,7 +295,7 @@ class TargetSpec(Model):
     """Kubernetes: the kubeconfig context of each MultiKueueCluster to which the queue may send a run; none means that
     runs stay in this cluster."""
     workload: Workload = Workload.JOBSET
-    """Kubernetes: the kind of object created for a run: `jobset`, `trainjob`, `pytorchjob` or `mpijob`."""
+    """Kubernetes: kind of object of a run: `jobset`, `trainjob`, `pytorchjob`, `mpijob` or `leaderworkerset`."""
     agent: bool = True
     """Kubernetes: whether holdfast supervises the run; otherwise the command starts unmodified, once per node."""
     volume: Volume | None = None

@@ -156,6 +156,8 @@ CASES: Mapping[str, Case] = {
     "pytorchjob-tcp-one-node": Case(job={"nodes": 1}, target={"workload": "pytorchjob"}),
     "mpijob-tcp": Case(job=MPIRUN, target={"agent": False}),
     "mpijob-rdma-shared": Case(job={**MPIRUN, "fabric": "rdma-shared"}, target={"agent": False, "user": 0}),
+    "mpijob-tcp-agents": Case(job=MPIRUN, target={"workload": "mpijob"}),
+    "leaderworkerset-tcp": Case(target={"workload": "leaderworkerset"}),
     "jobset-tcp-mpi": Case(job=MPIRUN),
     "jobset-pod": Case(target={"pod": POD, "ttl_s": 3600}),
     "jobset-pod-group": Case(target={"pod_group": True, "queue": None}),

@@ -11,6 +11,7 @@ from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, rend
 
 from holdfast.findings import Finding, Severity
 from holdfast.job.quarantine import QuarantineRow
+from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
     KUEUE,
     NOT_READABLE,
@@ -54,7 +55,7 @@ def found(cluster: ClusterInventory, case: Case | None = None) -> dict[str, Find
     return {finding.code: finding for finding in check_cluster(render_context(case or Case()), cluster)}
 
 
-@pytest.mark.parametrize("name", ["jobset-tcp", "trainjob-tcp", "pytorchjob-tcp", "mpijob-tcp", "jobset-tcp-bare"])
+@pytest.mark.parametrize("name", [*(f"{workload}-tcp" for workload in Workload), "jobset-tcp-bare"])
 def test_cluster_that_has_all_is_good_for_every_kind(name: str) -> None:
     asked = render_context(CASES[name])
     assert check_cluster(asked, replace(GOOD, suspended_by_kueue=bool(asked.queue))) == ()

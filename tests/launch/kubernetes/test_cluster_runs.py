@@ -44,9 +44,11 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.submit.submit_process import SubmitProcess
 from holdfast.launch.kubernetes.sync.code_upload import MAX_CODE_IN_SECRET_BYTES
 from holdfast.launch.target import Rendered
+from holdfast.launch.target_runs import TargetRunPhase
 from holdfast.protocol.orders import OLDEST_PROTOCOL, PROTOCOL
 from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase, RunStatus
@@ -126,6 +128,11 @@ class Site:
         metas = [pod["metadata"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
         return {meta["uid"]: meta["name"] for meta in metas if "deletionTimestamp" not in meta}
 
+    def running(self, part: str) -> bool:
+        """Whether any pod of a part has been placed."""
+        found = json.loads(self.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
+        return any(pod["spec"].get("nodeName") for pod in found)
+
     def evict(self, pod: str) -> None:
         """Evict a pod as `kubectl drain` does."""
         meta = {"name": pod, "namespace": self.namespace}
@@ -152,7 +159,7 @@ def site(lab: Lab, namespace: str, home: Path, tmp_path: Path, monkeypatch: pyte
     project.mkdir()
     yield Site(lab, namespace, project)
     for run in api.runs():
-        lab.kubectl("delete", "jobset,trainjob,pytorchjob,mpijob", "-n", namespace, "--all", "--wait=false")
+        lab.kubectl("delete", ",".join(Workload), "-n", namespace, "--all", "--wait=false")
         until(lambda run=run: not run.alive(), "its mirror is gone")
 
 
@@ -636,9 +643,16 @@ def test_trees_that_kubectl_applies_run_are_followed_and_leave_nothing_when_they
     until(lambda: not site.left(), f"left: {site.left()}")
 
 
-@pytest.mark.parametrize("workload", ["jobset", "pytorchjob"])
+@pytest.mark.parametrize(
+    ("workload", "waits"),
+    [
+        ("jobset", " {run} is suspended"),
+        ("pytorchjob", " {run} is suspended"),
+        ("leaderworkerset", "SchedulingGated: "),
+    ],
+)
 def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_restart(
-    site: Site, queues: str, workload: str
+    site: Site, queues: str, workload: str, waits: str
 ) -> None:
     site.target(workload)
     (site.folder / "wait.py").write_text(WAITS)
@@ -652,13 +666,12 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
         site.kubectl("patch", admission, "--type=merge", "-p", json.dumps({"spec": {"active": active}}))
 
     set_active(False)
-    waits = f" {run.run_id} is suspended"
-    reach(run, lambda known: all(waits in node.reason for node in known.nodes.values()))
-    assert site.pods("node") == {}
+    reach(run, lambda known: all(waits.format(run=run.run_id) in node.reason for node in known.nodes.values()))
+    assert not site.running("node")
     set_active(True)
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
 
-    site.evict(next(iter(site.pods("node").values())))
+    site.evict(sorted(site.pods("node").values())[-1])
     reach(run, lambda known: known.restarts == 2 and known.phase is RunPhase.RUNNING)
     enough.touch()
     finished, heard = to_its_end(run)
@@ -1062,18 +1075,48 @@ def _heard(run: RunDir) -> set[int]:
     return {event.node for event in events[last:] if isinstance(event, AgentConnected)}
 
 
-@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob"])
+@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob", "mpijob", "leaderworkerset"])
 def test_other_kinds_of_object_run_and_recover_alike(site: Site, workload: str) -> None:
     site.target(workload)
     run = site.stepper()
     nodes = site.pods("node")
-    lost = site.kubectl("get", "pods", "-l", "holdfast/part=node", "-o", "jsonpath={.items[1].metadata.uid}")
-    site.kubectl("delete", "pod", nodes[lost], "--wait=false")
+    api.inject_fault(run, target=FaultTarget.RANK, index=1, action=FaultAction.KILL)
     steps_on(run, restarts=1)
+    of_nodes = ("get", "pods", "-l", "holdfast/part=node", "-o")
+    assert site.kubectl(*of_nodes, "jsonpath={.items[*].status.containerStatuses[0].restartCount}") == "0 0"
+    assert site.pods("node") == nodes
+    lost = site.kubectl(*of_nodes, "jsonpath={.items[1].metadata.uid}")
+    site.kubectl("delete", "pod", nodes[lost], "--wait=false")
+    steps_on(run, restarts=2)
     assert len(set(site.pods("node")) & set(nodes)) == 1
     api.cancel(run)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")
+
+
+def test_leaderworkerset_starts_all_nodes_again_for_its_leader_and_ends_with_its_run(site: Site) -> None:
+    site.target("leaderworkerset")
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    run = site.start("python", "wait.py", str(enough), nodes=3, **{"recovery.max_restarts": 1})
+    reach(run, lambda known: known.phase is RunPhase.RUNNING)
+    before = site.pods("node")
+    assert sorted(before.values()) == [f"{run.run_id}-0", f"{run.run_id}-0-1", f"{run.run_id}-0-2"]
+    site.kubectl("delete", "pod", f"{run.run_id}-0", "--wait=false")
+    reach(run, lambda known: known.restarts == 1 and known.phase is RunPhase.RUNNING)
+    assert not set(site.pods("node")) & set(before)
+    enough.touch()
+    finished, _ = to_its_end(run)
+    assert (finished.outcome, finished.exit_code) == (Outcome.SUCCEEDED, 0)
+    until(lambda: not site.pods("node"), "its pods are not started again")
+    ended = json.loads(site.kubectl("get", "leaderworkerset", run.run_id, "-o", "json"))
+    reasons = {each["type"]: each["reason"] for each in ended["status"]["conditions"] if each["status"] == "True"}
+    assert (ended["spec"]["replicas"], reasons["Succeeded"]) == (0, "RunSucceeded")
+    there = api.target_runs("lab", base=site.folder)
+    assert there is not None
+    assert [(each.run, each.phase) for each in there.runs] == [(run.run_id, TargetRunPhase.SUCCEEDED)]
+    assert [each.kept for each in api.prune("lab", older_than_s=0, base=site.folder)] == [""]
+    until(lambda: not site.left(), f"left: {site.left()}")
 
 
 def test_node_with_a_failed_device_moves_to_another_machine(site: Site) -> None:

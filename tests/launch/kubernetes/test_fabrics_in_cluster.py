@@ -56,7 +56,7 @@ def in_namespace(case: Case, namespace: str) -> Case:
 def test_every_object_that_a_fabric_changes_is_accepted_for_every_kind(lab: Lab, namespace: str) -> None:
     """Other objects do not differ from those over TCP, which test_manifests_accepted.py has accepted."""
     renderings, pods = list[RunManifests](), list[dict[str, Any]]()
-    for workload in ("jobset", "trainjob", "pytorchjob", "mpijob"):
+    for workload in ("jobset", "trainjob", "pytorchjob", "mpijob", "leaderworkerset"):
         for name, case in FABRIC_CASES.items():
             job = {**case.job, "name": f"{name}-{workload}"}
             ctx = render_context(of_kind(Case(job=job, target={**case.target, "namespace": namespace}), workload))
@@ -69,7 +69,7 @@ def test_every_object_that_a_fabric_changes_is_accepted_for_every_kind(lab: Lab,
     assert answer.count("created (server dry run)") == sum(1 + len(each.owned) for each in renderings)
     assert answer.count("jobset.jobset.x-k8s.io") == answer.count("mpijob.kubeflow.org") == len(FABRIC_CASES)
     answer = lab.kubectl("create", "--dry-run=server", "--validate=strict", "-f", "-", input=json_list(pods))
-    assert answer.count("created (server dry run)") == len(pods) == 4 * len(FABRIC_CASES)
+    assert answer.count("created (server dry run)") == len(pods) == 5 * len(FABRIC_CASES)
 
 
 def json_list(objects: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ from tests.launch.kubernetes.golden_cases import CASES, Case, render_context
 
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import CheckLevel, OnFallback
+from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.kubernetes_target import with_default_checks
 from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.manifests.volume_mounts import visible_dirs
@@ -85,7 +86,7 @@ def test_every_golden_case_may_be_rendered(name: str) -> None:
             "target.fabric_device",
         ),
         ({"fabric": "gke-tcpxo", "gpus_per_node": 4}, {}, "fabric-needs-whole-machine", "gpus_per_node"),
-        ({}, {"workload": "mpijob"}, "needs-no-agent", "launch"),
+        ({"launch": "per-node"}, {"workload": "leaderworkerset", "agent": False}, "needs-agent", "launch"),
         ({}, {"workload": "mpijob", "agent": False}, "needs-agent", "launch"),
         ({}, {"agent": False}, "needs-agent", "launch"),
         ({"recovery": {"replicas": 2}}, {"agent": False}, "needs-agent", "recovery.replicas"),
@@ -163,6 +164,7 @@ def test_the_volume_itself_holds_little_that_ranks_see() -> None:
     ("job", "place", "code"),
     [
         ({"nodes": "2..4"}, {}, "gang-size-fixed"),
+        ({}, {"workload": "leaderworkerset", "ttl_s": 3600}, "not-supported"),
         ({"fabric": "rdma-shared"}, {}, "memory-lock"),
         ({"fabric": "oke-roce"}, {}, "host-network"),
     ],
@@ -315,7 +317,7 @@ def _shown(page: str) -> list[str]:
     return re.findall(r"^```yaml\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("workload", ["jobset", "trainjob", "pytorchjob"])
+@pytest.mark.parametrize("workload", Workload)
 @pytest.mark.parametrize("volume", [{"claim": "home"}, None])
 def test_role_shown_in_the_page_allows_what_any_controller_needs(
     workload: str, volume: Mapping[str, str] | None

@@ -37,6 +37,8 @@ NUMBERS = {
     "jobset-tcp": "HOLDFAST_NODE_INDEX",
     "trainjob-tcp": "HOLDFAST_NODE_INDEX",
     "pytorchjob-tcp": "RANK",
+    "mpijob-tcp-agents": "HOLDFAST_NODE_INDEX",
+    "leaderworkerset-tcp": "HOLDFAST_NODE_INDEX",
     "jobset-tcp-no-agent": "PET_NODE_RANK",
     "jobset-tcp-no-agent-per-rank": "RANK",
     "trainjob-sriov-no-agent": "PET_NODE_RANK",
@@ -110,6 +112,7 @@ def test_alerts_and_dashboards_are_accepted(lab: Lab, namespace: str) -> None:
 def test_trees_of_every_kind_show_no_difference_once_applied(lab: Lab, namespace: str) -> None:
     """Not even to what Kueue, which suspends these runs for lack of their queue, and the operators have set."""
     names = ("jobset-tcp-bare", "jobset-efa", "jobset-tcp-no-agent", "trainjob-tcp", "pytorchjob-tcp", "mpijob-tcp")
+    names += ("mpijob-tcp-agents", "leaderworkerset-tcp")
     named = {name: CASES[name] for name in names} | {"gke-tcpxo": FABRIC_CASES["gke-tcpxo"]}
     cases = {
         name: Case(job={**case.job, "name": name}, target={**case.target, "namespace": namespace, "queue": "train"})
@@ -266,7 +269,7 @@ def test_controllers_account_can_mark_the_first_pod_and_do_without_another(
     assert lab.kubectl(*own) == "0"
 
 
-@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob"])
+@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob", "leaderworkerset"])
 def test_controllers_account_can_say_that_a_run_failed_and_its_operator_takes_it_over(
     lab: Lab, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -141,6 +141,7 @@ def status(why: str, *, ready: str = "True", **more: str) -> dict[str, Any]:
     return {"phase": "Running", "conditions": [{"type": "Ready", "status": ready}, target], **more}
 
 
+KUEUE_EVICTS = {"type": "TerminationTarget", "status": "True", "reason": "WorkloadEvicted", "message": "text"}
 SHUT_DOWN = {"ready": "False", "phase": "Failed"}
 
 
@@ -153,6 +154,7 @@ SHUT_DOWN = {"ready": "False", "phase": "Failed"}
         (status("DeletionByTaintManager", ready="False"), ""),  # the machine is unreachable
         (status("TerminationByKubelet", **SHUT_DOWN, reason="Terminated"), "TerminationByKubelet: text"),
         (status("TerminationByKubelet", **SHUT_DOWN, reason="Evicted"), ""),  # it used too much
+        ({"phase": "Running", "conditions": [KUEUE_EVICTS]}, "WorkloadEvicted: text"),
         ({"phase": "Running"}, ""),
     ],
 )

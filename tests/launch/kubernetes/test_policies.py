@@ -84,7 +84,7 @@ def test_each_policy_refuses_what_it_is_about_and_allows_a_run_that_is_right(
     assert "lost with the pod" in refused(lab, node_pod(lost), "storage")
     other = Case(job={**SMALL, "fabric": "infiniband"}, target={**here, "fabric_device": {"resource": "rdma/ib"}})
     assert "may use the fabrics tcp, sriov" in refused(lab, node_pod(other), "fabric")
-    for workload in ("jobset", "pytorchjob", "mpijob"):
+    for workload in ("jobset", "pytorchjob", "mpijob", "leaderworkerset"):
         alone = of_kind(Case(job=SMALL, target={**here, "queue": None}), workload)
         assert "without a queue" in refused(lab, to_plain(render(render_context(alone)).owner), "gang")
         if workload == "jobset":

@@ -84,7 +84,7 @@ def test_fabric_adds_to_a_manifest_what_its_golden_file_says(name: str) -> None:
     assert added == path.read_text()
 
 
-@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob", "mpijob"])
+@pytest.mark.parametrize("workload", ["trainjob", "pytorchjob", "mpijob", "leaderworkerset"])
 @pytest.mark.parametrize("name", FABRIC_CASES)
 def test_nodes_reach_the_fabric_alike_whatever_their_kind_of_object(name: str, workload: str) -> None:
     def access(case: Case) -> list[object]:

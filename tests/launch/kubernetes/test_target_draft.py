@@ -106,16 +106,14 @@ def test_npus_are_the_resource_of_a_target(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("served", "expected"),
     [
-        ([Workload.TRAINJOB, Workload.MPIJOB], ("trainjob", True)),
-        ([Workload.MPIJOB], ("mpijob", False)),
-        ([], ("jobset", True)),
+        ([Workload.TRAINJOB, Workload.MPIJOB], "trainjob"),
+        ([Workload.LEADERWORKERSET], "leaderworkerset"),
+        ([], "jobset"),
     ],
 )
-def test_workload_is_one_whose_operator_is_installed(
-    tmp_path: Path, served: list[Workload], expected: tuple[str, bool]
-) -> None:
+def test_workload_is_one_whose_operator_is_installed(tmp_path: Path, served: list[Workload], expected: str) -> None:
     spec, _ = drafted(tmp_path, workloads=served)
-    assert (spec.workload, spec.agent) == expected
+    assert (spec.workload, spec.agent) == (expected, True)
 
 
 @pytest.mark.parametrize(

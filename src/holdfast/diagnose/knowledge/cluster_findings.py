@@ -99,12 +99,6 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Keep everything else off those machines' network.",
     ),
     (
-        "needs-no-agent",
-        "holdfast cannot run its agents in this kind of object.",
-        "`workload` in the target.",
-        "`workload: jobset`, where `launch: mpi` needs no ssh, or `agent: false`.",
-    ),
-    (
         "needs-agent",
         "The job or the command uses a feature that holdfast's agents provide, and the target sets `agent: false`.",
         "`launch` in the job, `agent` in the target.",

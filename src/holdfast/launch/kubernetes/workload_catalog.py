@@ -49,6 +49,10 @@ class WorkloadKind:
     """Whether with agents each node has its own Job, which its operator recreates immediately after a deletion."""
     pod_owner: Workload | None = None
     """The kind of object of the same name that it creates for the pods, and whose conditions it copies."""
+    held_by: tuple[str, ...] = ("suspend",)
+    """The field of its spec that Kueue sets while it holds the run back."""
+    never_completes: bool = False
+    """Whether its pods restart whatever their exit code: the controller marks its end, and scales it to 0."""
     failed_status: Mapping[str, str] = field(default_factory=dict[str, str])
     """Status fields of a run that failed at `{at}`, in addition to the condition."""
 
@@ -101,6 +105,7 @@ CATALOG: Mapping[Workload, WorkloadKind] = {
             label="training.kubeflow.org/replica-index", offset_label=("training.kubeflow.org/replica-type", "worker")
         ),
         container="pytorch",
+        held_by=("runPolicy", "suspend"),
         failed_status={"completionTime": "{at}"},
     ),
     Workload.MPIJOB: WorkloadKind(
@@ -110,6 +115,20 @@ CATALOG: Mapping[Workload, WorkloadKind] = {
         operator="mpi-operator",
         node_labels=NodeLabels(label="training.kubeflow.org/replica-index"),
         container="worker",
+        held_by=("runPolicy", "suspend"),
+        failed_status={"completionTime": "{at}"},
+    ),
+    Workload.LEADERWORKERSET: WorkloadKind(
+        kind="LeaderWorkerSet",
+        group="leaderworkerset.x-k8s.io",
+        version="v1",
+        operator="lws-controller-manager",
+        node_labels=NodeLabels(label="leaderworkerset.sigs.k8s.io/worker-index"),
+        held_by=(
+            *("leaderWorkerTemplate", "workerTemplate", "metadata", "annotations"),
+            "kueue.x-k8s.io/pod-suspending-parent",
+        ),
+        never_completes=True,
     ),
 }
 

@@ -219,38 +219,45 @@ class KubernetesBackend:
         """Mark the run's object as failed: agents exit with code 0, which operators count as success.
 
         A cancelled run is marked too if it is from a tree: its objects stay, and without the mark it would start again.
+        An object that never completes is always marked: its operator knows no end.
         """
-        if outcome is Outcome.SUCCEEDED or (outcome is Outcome.CANCELLED and not self._from_tree):
+        by_operator = outcome is Outcome.SUCCEEDED or (outcome is Outcome.CANCELLED and not self._from_tree)
+        if by_operator and not self._owner.never_completes:
             return
         why = f"{reason} (exit code {exit_code})"
         while True:
             try:
-                await self._mark_failed(outcome, why)
+                await self._mark_ended(outcome, why)
                 return
             except ApiUnavailable as error:
-                log.warning("the run's object cannot be marked as failed yet: %s", error)
+                log.warning("the end of the run cannot be written to its object yet: %s", error)
                 await asyncio.sleep(RETRY_S)
             except ApiError as refused:
                 if refused.status != HTTPStatus.CONFLICT:
-                    log.warning("the run's object is not marked as failed: %s", refused)
+                    log.warning("the end of the run is not written to its object: %s", refused)
                     return
 
-    async def _mark_failed(self, outcome: Outcome, why: str) -> None:
-        """Mark the gang's object as failed, after which its operator creates no more pods; raises ClusterError."""
+    async def _mark_ended(self, outcome: Outcome, why: str) -> None:
+        """Write how the run ended to the gang's object; after a failure its operator creates no more pods.
+
+        Raises ClusterError.
+        """
         path = f"{self._owner.path}/{self._run}"
         known = await self._cluster.get(path)
         at = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        reason = CANCELLED_REASON if outcome is Outcome.CANCELLED else "RunFailed"
-        failed = {"type": "Failed", "status": "True", "reason": reason, "message": why, "lastTransitionTime": at}
-        others = [each for each in known.get("status", {}).get("conditions", ()) if each["type"] != failed["type"]]
+        condition, reason = _END_CONDITIONS[outcome]
+        ended = {"type": condition, "status": "True", "reason": reason, "message": why, "lastTransitionTime": at}
+        others = [each for each in known.get("status", {}).get("conditions", ()) if each["type"] != condition]
         more = {name: value.format(at=at) for name, value in self._owner.failed_status.items()}
         version = {"resourceVersion": known["metadata"]["resourceVersion"]}
         await self._cluster.patch(
-            f"{path}/status", {"metadata": version, "status": {"conditions": [*others, failed]} | more}
+            f"{path}/status", {"metadata": version, "status": {"conditions": [*others, ended]} | more}
         )
 
     async def cancel(self) -> None:
         """Wait until the agents' pods exit, and delete those that do not."""
+        if self._kind.never_completes:
+            await self._scale_to_zero()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(POD_EXIT_TIMEOUT_S):
                 await self._no_pods_left.wait()
@@ -393,6 +400,20 @@ class KubernetesBackend:
             log.info("no longer avoids %s, whose quarantine is over", ", ".join(sorted(released)))
             self._update(self._pods.use_again(released))
 
+    async def _scale_to_zero(self) -> None:
+        """Have the operator delete all pods and create no more; retries while the API server is unavailable."""
+        while True:
+            try:
+                await self._cluster.patch(f"{self._owner.path}/{self._run}/scale", {"spec": {"replicas": 0}})
+                return
+            except ApiUnavailable as error:
+                log.warning("the run's object cannot be scaled to 0 yet: %s", error)
+                await asyncio.sleep(RETRY_S)
+            except ApiError as refused:
+                if refused.status != HTTPStatus.NOT_FOUND:
+                    raise
+                return
+
     async def _delete(self, path: str, *, uid: str = "") -> None:
         """Delete an object; retries while the API server is unavailable."""
         while True:
@@ -432,6 +453,14 @@ async def batches(
                 return
     finally:
         reading.cancel()
+
+
+_END_CONDITIONS: Mapping[Outcome, tuple[str, str]] = {
+    Outcome.SUCCEEDED: ("Succeeded", "RunSucceeded"),
+    Outcome.FAILED: ("Failed", "RunFailed"),
+    Outcome.CANCELLED: ("Failed", CANCELLED_REASON),
+}
+"""The type and reason of the condition by which the gang's object shows how its run ended."""
 
 
 def _not_remembered(machine: str, refused: ApiError) -> Finding:

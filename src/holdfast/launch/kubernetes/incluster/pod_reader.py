@@ -11,6 +11,9 @@ from holdfast.launch.kubernetes.workload_catalog import NodeLabels
 NODE_SHUTDOWN = "Terminated"
 """Reason of a pod whose machine shuts down gracefully; kubelets evict pods that use too much memory or disk as well."""
 
+KUEUE_STOPS = "TerminationTarget"
+"""Kueue's condition of a pod that it deletes: it holds back pods of objects that it cannot suspend."""
+
 
 def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | None:
     """A node's status from its pod's object; None for a pod that is not a node."""
@@ -41,6 +44,8 @@ def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | Non
 def _eviction(status: Mapping[str, Any]) -> str:
     """Why the cluster takes a pod from a machine that works; empty if it does not, or because of what the pod used."""
     conditions = {each["type"]: each for each in status.get("conditions", ())}
+    if (by_kueue := conditions.get(KUEUE_STOPS, {"status": "False"}))["status"] == "True":
+        return f"{by_kueue.get('reason', '')}: {by_kueue.get('message', '')}".strip(": ")
     target = conditions.get("DisruptionTarget", {"status": "False"})
     reason = target.get("reason", "")
     unreachable = conditions.get("Ready", {}).get("status") != "True"

@@ -73,13 +73,9 @@ def _context(survey: ClusterSurvey) -> Iterator[Line]:
 
 
 def _workload(served: Sequence[Workload]) -> Iterator[Line]:
-    with_agents = [kind for kind in served if kind is not Workload.MPIJOB]
-    if with_agents:
+    if served:
         more = f"; also installed: {', '.join(served[1:])}" if served[1:] else ""
-        yield f"workload: {with_agents[0]}", f"its operator is installed{more}"
-    elif served:
-        yield f"workload: {served[0]}", "the only operator that is installed"
-        yield "agent: false", "an MPIJob starts the command itself; holdfast only observes it"
+        yield f"workload: {served[0]}", f"its operator is installed{more}"
     else:
         yield "# workload: jobset", "no operator is installed that holdfast knows: JobSet is the default"
 

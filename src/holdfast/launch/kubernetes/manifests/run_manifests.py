@@ -10,6 +10,7 @@ from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests import controller_objects, run_objects, tree_objects
 from holdfast.launch.kubernetes.manifests.disruption_budget import disruption_budget
 from holdfast.launch.kubernetes.manifests.jobset import jobset
+from holdfast.launch.kubernetes.manifests.leaderworkerset import leaderworkerset
 from holdfast.launch.kubernetes.manifests.mpijob import mpijob
 from holdfast.launch.kubernetes.manifests.network_policies import network_policies
 from holdfast.launch.kubernetes.manifests.pod_group import pod_group
@@ -26,6 +27,7 @@ OWNER_RENDERERS: Mapping[Workload, OwnerRenderer] = {
     Workload.TRAINJOB: trainjob,
     Workload.PYTORCHJOB: pytorchjob,
     Workload.MPIJOB: mpijob,
+    Workload.LEADERWORKERSET: leaderworkerset,
 }
 """The function that renders the owner object of each kind."""
 

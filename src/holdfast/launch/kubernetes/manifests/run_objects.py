@@ -29,6 +29,7 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
             "count as success.",
         ),
         rule(owner.group, f"{owner.resource}/status", "patch", names=[names.name]),
+        *_scale_rules(ctx),
         *_node_replacement_rules(ctx),
         Commented(
             rule("apps", "replicasets/scale", "patch", names=[names.controller]),
@@ -48,6 +49,15 @@ def rbac(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
         ctx.manifest(f"{RBAC}/v1", "Role", names.controller, CONTROLLER, rules=rules),
         ctx.manifest(f"{RBAC}/v1", "RoleBinding", names.controller, CONTROLLER, roleRef=role, subjects=[subject]),
     ]
+
+
+def _scale_rules(ctx: RenderContext) -> list[YamlValue]:
+    """Permission to end a run whose pods would restart for ever."""
+    kind = CATALOG[ctx.workload]
+    if not kind.never_completes:
+        return []
+    ends = "To scale its run to 0 once it is over: its pods restart whenever they exit."
+    return [Commented(rule(kind.group, f"{kind.resource}/scale", "patch", names=[ctx.names.name]), ends)]
 
 
 def _node_replacement_rules(ctx: RenderContext) -> list[YamlValue]:

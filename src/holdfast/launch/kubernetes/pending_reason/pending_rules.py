@@ -23,7 +23,7 @@ class PendingRun:
     """The objects of a pending run, in API form."""
 
     owner: KubeObject
-    """The JobSet, TrainJob, PyTorchJob or MPIJob."""
+    """The run's object, such as a JobSet."""
     namespace: KubeObject = field(default_factory=dict[str, Any])
     pods: Sequence[KubeObject] = ()
     events: Sequence[KubeObject] = ()

@@ -245,9 +245,9 @@ class _Collector:
     async def _dry_run_owner(self, rendering: RunManifests) -> tuple[bool | None, Sequence[str]]:
         """Whether Kueue suspends an unsuspended run's object in a dry run, and the rejections."""
         owner = copy.deepcopy(to_plain(rendering.owner))
-        held_by = owner["spec"].get("runPolicy", owner["spec"])
-        if self._ctx.queue:
-            held_by["suspend"] = False
+        *parents, field = self._kind.held_by
+        if self._ctx.queue and field == "suspend":
+            _at(owner["spec"], parents)[field] = False
         made = await self._dry_run(owner)
         if made is None:
             return None, ()  # this user may not create it, so Kueue's answer is unknown
@@ -255,9 +255,7 @@ class _Collector:
             before = [each["metadata"]["name"] for each in map(to_plain, rendering.prerequisites)]
             # A TrainJob's runtime is created just before it, so it does not exist yet.
             return None, [] if any(name in made for name in before) else [made]
-        spec = made.get("spec", {})
-        held = spec.get("runPolicy", spec).get("suspend", False)
-        return held, ()
+        return bool(_at(made.get("spec", {}), parents).get(field)), ()
 
     async def _dry_run_others(self, rendering: RunManifests) -> list[str]:
         others = filter(can_dry_run_alone, (*rendering.prerequisites, *rendering.owned))
@@ -293,6 +291,13 @@ async def _nothing() -> tuple[bool | None, Sequence[str]]:
 
 async def _none() -> list[str]:
     return []
+
+
+def _at(spec: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
+    """The mapping at a path; an empty one if it is missing."""
+    for name in path:
+        spec = spec.get(name, {})
+    return spec
 
 
 def _names(things: Sequence[KubeObject] | None) -> frozenset[str] | None:

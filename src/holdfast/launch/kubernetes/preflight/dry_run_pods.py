@@ -27,8 +27,8 @@ def pods_of(ctx: RenderContext, objects: Sequence[Mapping[str, Any]]) -> list[di
 def templates(node: Any) -> Iterator[Mapping[str, Any]]:
     """The pod templates in an object, wherever its kind has them."""
     match node:
-        case {"template": {"spec": {"containers": _}} as template}:
-            yield template
+        case {"spec": {"containers": _}}:
+            yield cast(Mapping[str, Any], node)
         case Mapping():
             for value in cast(Mapping[str, Any], node).values():
                 yield from templates(value)

@@ -17,6 +17,7 @@ from holdfast.launch.kubernetes.manifests.volume_mounts import is_visible, refus
 from holdfast.launch.kubernetes.object_names import VOLUME_ROOT
 from holdfast.launch.kubernetes.preflight import gpu_sharing, pod_checks, pod_patch_checks
 from holdfast.launch.kubernetes.preflight.pod_checks import TARGET_PREFIX
+from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 MIN_CPU = 0.001
 """The smallest CPU amount in Kubernetes: a thousandth of a core."""
@@ -161,9 +162,10 @@ def placement(ctx: RenderContext) -> Iterator[Finding]:
                 f"Write `topology_levels: {{{level}: LABEL}}` in the target; `kubectl get topologies -o yaml` has them."
             )
             yield _error("placement-level-unknown", where, what, remedy)
-    split = ctx.workload is Workload.PYTORCHJOB or (ctx.workload is Workload.JOBSET and ctx.target.agent)
+    by_agents = (Workload.JOBSET, Workload.MPIJOB)
+    split = ctx.workload is Workload.PYTORCHJOB or (ctx.workload in by_agents and ctx.target.agent)
     if wanted.slices and split and ctx.job.nodes.max > 1:
-        what = f"Kueue divides the pods of one Job into slices, and this {ctx.workload} has several"
+        what = f"Kueue divides the pods of one template into slices, and this {ctx.workload} has several"
         yield _error("not-supported", "placement.slices", what, "Write `workload: trainjob` in the target.")
 
 
@@ -203,14 +205,13 @@ def rank_starter(ctx: RenderContext) -> Iterator[Finding]:
     """Without an agent the command starts once per node, and only variables give it the node's rank."""
     job, workload = ctx.job, ctx.workload
     if ctx.target.agent:
-        if workload is Workload.MPIJOB:
-            what = "an MPIJob has no place for holdfast's agents"
-            remedy = "Write `workload: jobset` in the target, where `launch: mpi` needs no ssh, or `agent: false`."
-            yield _error("needs-no-agent", "launch", what, remedy)
         return
     if workload is Workload.MPIJOB and job.launch is not Launch.MPI:
         what = f"an MPIJob is started by `mpirun`, and `launch` is `{job.launch}`"
         yield _error("needs-agent", "launch", what, "Write `launch: mpi`, or another `workload` in the target.")
+    elif CATALOG[workload].never_completes:
+        what = f"the pods of a {CATALOG[workload].kind} restart whenever they exit, and so would a command that is done"
+        yield _error("needs-agent", "launch", what, "Remove `agent: false` from the target, or change its `workload`.")
     elif job.launch in (Launch.ACCELERATE, Launch.DEEPSPEED):
         what = f"`launch: {job.launch}` is given its node's place by holdfast's agent, and the target has none"
         yield _error("needs-agent", "launch", what, "Remove `agent: false` from the target.")
@@ -251,6 +252,15 @@ def standbys(ctx: RenderContext) -> Iterator[Finding]:
     if ctx.job.standbys:
         what = "standbys are for the local target as yet: this one makes as many pods as `nodes` says"
         yield _error("not-supported", "recovery.standby", what, "Remove it: a lost pod is replaced.")
+
+
+def time_to_live(ctx: RenderContext) -> Iterator[Finding]:
+    """An object that never completes is not deleted some time later."""
+    kind = CATALOG[ctx.workload]
+    if kind.never_completes and "ttl_s" in ctx.target.model_fields_set:
+        what = f"the objects of a finished run stay: a {kind.kind} has no time to live"
+        remedy = "Remove `ttl_s` from the target; `holdfast prune --on TARGET` deletes finished runs by age."
+        yield _warning("not-supported", f"{TARGET_PREFIX}ttl_s", what, remedy)
 
 
 def template(ctx: RenderContext) -> Iterator[Finding]:
@@ -318,6 +328,7 @@ CHECKS: tuple[Callable[[RenderContext], Iterator[Finding]], ...] = (
     ssh,
     elastic,
     standbys,
+    time_to_live,
     pod_checks.settings,
     gpu_sharing.by_name,
     pod_patch_checks.patch,

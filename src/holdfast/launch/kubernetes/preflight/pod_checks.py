@@ -31,6 +31,7 @@ OWNERS_OF_KEYS = {
     "holdfast/": "holdfast",
     "app.kubernetes.io/name": "holdfast",
     "jobset.sigs.k8s.io/": "JobSet",
+    "leaderworkerset.sigs.k8s.io/": "LeaderWorkerSet",
     "batch.kubernetes.io/": "Kubernetes' Job controller",
     "job-name": "Kubernetes' Job controller",
     "controller-uid": "Kubernetes' Job controller",
@@ -69,7 +70,8 @@ def settings(ctx: RenderContext) -> Iterator[Finding]:
         if ctx.pod_access.claim and claim.name == FABRIC_CLAIM:
             what = f"`{claim.name}` is the name of the claim of the fabric's devices"
             yield _error("reserved-name", ("pod", "resource_claims", number, "name"), what, "Choose another name.")
-    if ctx.workload is Workload.MPIJOB and (own.env_from.secrets or own.env_from.config_maps):
+    by_ssh = ctx.workload is Workload.MPIJOB and not ctx.target.agent
+    if by_ssh and (own.env_from.secrets or own.env_from.config_maps):
         what = "the ranks of an MPIJob are started by sshd, which passes on no variables of its container"
         remedy = "Write the variables as the job's `env` or `secrets`."
         yield _error("not-supported", ("pod", "env_from"), what, remedy)
