@@ -165,6 +165,14 @@ CASES: Mapping[str, Case] = {
         target={"pod_group": "volcano", "volcano_queue": "team", "queue": None, "priority_class": "high"}
     ),
     "jobset-multikueue": Case(target={"multikueue": {"west": "west-admin"}}),
+    "jobset-placement-volcano": Case(
+        job={"placement": {"level": "rack", "mode": "required"}},
+        target={
+            "pod_group": "volcano",
+            "queue": None,
+            "topology_levels": {"rack": "cloud.provider.com/topology-rack"},
+        },
+    ),
     "jobset-pod-monitor": Case(target={"pod_monitor": True}),
     "jobset-gateway": Case(
         target={"controller": {"gateway": {"name": "runs", "namespace": "gateways", "host": "runs.example"}}}

@@ -50,6 +50,8 @@ GOOD = ClusterInventory(
     suspended_by_kueue=True,
 )
 
+POD_GROUP_KIND, HYPERNODE_KIND = ("scheduling.volcano.sh", "podgroups"), ("topology.volcano.sh", "hypernodes")
+
 
 def found(cluster: ClusterInventory, case: Case | None = None) -> dict[str, Finding]:
     return {finding.code: finding for finding in check_cluster(render_context(case or Case()), cluster)}
@@ -459,6 +461,18 @@ def test_levels_of_a_placement_are_looked_for_in_the_queues_topologies() -> None
         assert ("placement-needs-requests" in found(counted, job)) == missing, quotas
     unknown = replace(cluster, queue_priorities=frozenset({"low"}))
     assert set(found(unknown, case)) == {"referenced-object-missing"}
+
+
+def test_tier_of_a_placement_is_looked_for_among_volcanos_hypernodes() -> None:
+    case = CASES["jobset-placement-volcano"]
+    assert set(found(replace(GOOD, suspended_by_kueue=None), case)) == {"operator-missing"}
+    served = {**SERVED, POD_GROUP_KIND: frozenset({"v1beta1"}), HYPERNODE_KIND: frozenset({"v1alpha1"})}
+    cluster = replace(GOOD, suspended_by_kueue=None, served=served)
+    assert found(replace(cluster, tiers=None), case) == {}  # this user may not read them
+    assert found(replace(cluster, tiers=frozenset({"cloud.provider.com/topology-rack"})), case) == {}
+    missing = found(replace(cluster, tiers=frozenset({"block"})), case)
+    assert missing.keys() == {"placement-level-missing"}
+    assert missing["placement-level-missing"].evidence == ("tiers: block",)
 
 
 def test_storage_class_of_a_claim_that_is_made_is_looked_for() -> None:

@@ -56,7 +56,7 @@ from holdfast.run_dir import RunDir
 from lab import Lab
 from lab.traefik_gateway import NAME as GATEWAY
 from lab.traefik_gateway import traefik_gateway
-from lab.volcano_scheduler import volcano_scheduler
+from lab.volcano_scheduler import make_queue, volcano_scheduler
 
 pytestmark = pytest.mark.slow
 
@@ -658,6 +658,8 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
     (site.folder / "wait.py").write_text(WAITS)
     enough = site.folder.parent / "enough"
     options: dict[str, Any] = {"nodes": 3, "queue": queues, "resources.cpu": 0.1, "recovery.max_restarts": 0}
+    job = api.load(None, command=("true",), overrides=["image=none", *(f"{name}={options[name]}" for name in options)])
+    assert "kueue-integration-disabled" not in {each.code for each in api.check_target(job, "lab", base=site.folder)}
     run = site.start("python", "wait.py", str(enough), **options)
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
 
@@ -718,19 +720,13 @@ def test_pod_group_starts_all_nodes_or_none_and_replaces_one_that_is_lost(site: 
 def test_queue_of_volcano_lets_a_run_wait_though_machines_are_free(site: Site) -> None:
     """Of two runs of two nodes, on four machines with room for one each, a queue with quota for three runs one."""
     queue = f"q-{site.namespace}"
-    made = {
-        "apiVersion": "scheduling.volcano.sh/v1beta1",
-        "kind": "Queue",
-        "metadata": {"name": queue},
-        "spec": {"weight": 1, "reclaimable": False, "capability": {"cpu": 300}},
-    }
     site.target("jobset", volume=f"{VOLUME}pod_group: volcano\nvolcano_queue: {queue}\n")
     (site.folder / "wait.py").write_text(WAITS)
     enough = site.folder.parent / "enough"
     fields: dict[str, Any] = {"resources.cpu": 100, "recovery.max_restarts": 0}
     with volcano_scheduler(site.lab):
         assert "referenced-object-missing" in {each.code for each in api.check_target(None, "lab", base=site.folder)}
-        site.lab.kubectl("apply", "-f", "-", input=json.dumps(made))
+        make_queue(site.lab, queue, weight=1, reclaimable=False, capability={"cpu": 300})
         assert api.check_target(None, "lab", base=site.folder) == ()
         first = site.start("python", "wait.py", str(enough), **fields)
         reach(first, lambda known: known.phase is RunPhase.RUNNING)
@@ -740,6 +736,53 @@ def test_queue_of_volcano_lets_a_run_wait_though_machines_are_free(site: Site) -
         enough.touch()
         assert [to_its_end(run)[0].outcome for run in (first, second)] == [Outcome.SUCCEEDED] * 2
         site.lab.kubectl("delete", "queues.scheduling.volcano.sh", queue)
+
+
+HYPERNODE = """
+apiVersion: topology.volcano.sh/v1alpha1
+kind: HyperNode
+metadata: {name: RACK}
+spec:
+  tier: 1
+  tierName: cloud.provider.com/topology-rack
+  members:
+  - {type: Node, selector: {labelMatch: {matchLabels: {cloud.provider.com/topology-rack: RACK}}}}
+---
+"""
+OCCUPANT = """
+apiVersion: v1
+kind: Pod
+metadata: {name: MACHINE}
+spec:
+  nodeName: MACHINE
+  terminationGracePeriodSeconds: 0
+  containers: [{name: sleep, image: none, command: [sleep, "600"], resources: {requests: {cpu: 100}}}]
+---
+"""
+
+
+def test_volcano_places_all_nodes_in_one_rack_or_none(site: Site) -> None:
+    """A run of two nodes waits while two machines are free, each in another rack of two, and takes the first rack."""
+    levels = "topology_levels: {rack: cloud.provider.com/topology-rack}\n"
+    site.target("jobset", volume=f"{VOLUME}pod_group: volcano\n{levels}")
+    (site.folder / "wait.py").write_text(WAITS)
+    enough = site.folder.parent / "enough"
+    racks = {"b0-r0": "node-0", "b0-r1": "node-2"}
+    with volcano_scheduler(site.lab):
+        site.kubectl("apply", "-f", "-", input="".join(OCCUPANT.replace("MACHINE", each) for each in racks.values()))
+        fields: dict[str, Any] = {"resources.cpu": 100, "placement": "rack"}
+        job = api.load(None, command=("true",), overrides=["image=none", "nodes=2", "placement=rack"])
+        assert "placement-level-missing" in {each.code for each in api.check_target(job, "lab", base=site.folder)}
+        site.lab.kubectl("apply", "-f", "-", input="".join(HYPERNODE.replace("RACK", each) for each in racks))
+        run = site.start("python", "wait.py", str(enough), **fields)
+        reach(run, lambda known: any("minAvailable" in node.reason for node in known.nodes.values()))
+        assert not site.running("node"), "two machines are free"
+        site.kubectl("delete", "pod", racks["b0-r0"])
+        reach(run, lambda known: known.phase is RunPhase.RUNNING)
+        assert sorted(_machines(site)) == ["node-0", "node-1"]
+        enough.touch()
+        assert to_its_end(run)[0].outcome is Outcome.SUCCEEDED
+        site.lab.kubectl("delete", "hypernodes", *racks)
 
 
 def test_code_that_no_secret_holds_is_brought(site: Site) -> None:

@@ -50,6 +50,12 @@ def test_every_golden_case_may_be_rendered(name: str) -> None:
         ({"placement": "rack"}, {}, "placement-level-unknown", "placement.level"),
         ({"placement": "example.com/rack"}, {"queue": None}, "placement-needs-queue", "placement"),
         (
+            {"placement": {"level": "a.com/block", "slices": {"level": "a.com/rack", "nodes": 1}}},
+            {"queue": None, "pod_group": "volcano"},
+            "not-supported",
+            "placement.slices",
+        ),
+        (
             {"placement": {"level": "a.com/block", "slices": {"level": "rack", "nodes": 1}}},
             {"topology_levels": {"block": "a.com/block"}},
             "placement-level-unknown",

@@ -418,9 +418,9 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "placement-needs-queue",
-        "The job has a `placement`, and no queue: only Kueue places all nodes of a run together.",
-        "`queue` in the job and in the target; `kubectl get localqueues`.",
-        "Name a queue, or leave `placement` out.",
+        "The job has a `placement`, and neither Kueue nor Volcano places all nodes of the run together.",
+        "`queue` in the job and in the target, `pod_group` in the target; `kubectl get localqueues`.",
+        "Name a queue, write `pod_group: volcano`, or leave `placement` out.",
     ),
     (
         "placement-needs-requests",
@@ -436,8 +436,8 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
     ),
     (
         "placement-level-missing",
-        "No flavor of the queue has a topology with the placement's levels.",
-        "`kubectl get topologies,resourceflavors -o yaml`.",
+        "No flavor of the queue has a topology with the placement's levels, or Volcano has no HyperNode of that tier.",
+        "`kubectl get topologies,resourceflavors -o yaml`; for Volcano `kubectl get hypernodes -o yaml`.",
         "Use a level that the topology has, or have the ResourceFlavor given a `topologyName`.",
     ),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.job.spec import PlacementMode
 from holdfast.job.targets import GangScheduler
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
@@ -28,10 +29,33 @@ def pod_group(ctx: RenderContext) -> list[Mapping[str, YamlValue]]:
             "schedulingPolicy": {"gang": {"minCount": least}},
             "disruptionMode": {disrupted: Commented({}, _DISRUPTED[disrupted])},
         },
-        GangScheduler.VOLCANO: {"minMember": least, "queue": ctx.target.volcano_queue},
+        GangScheduler.VOLCANO: {
+            "minMember": least,
+            "queue": ctx.target.volcano_queue,
+            "networkTopology": _network_topology(ctx),
+        },
     }
     own = {**spec[scheduler], "priorityClassName": ctx.target.priority_class}
     return [ctx.manifest("/".join(GROUPS[scheduler]), "PodGroup", ctx.names.name, spec=own)]
+
+
+def _network_topology(ctx: RenderContext) -> YamlValue:
+    """The job's placement as a request to Volcano, unless Kueue places the nodes."""
+    placement = ctx.job.placement
+    if placement is None or not ctx.placed_by_volcano:
+        return None
+    return {
+        "mode": _TOPOLOGY_MODES[placement.mode],
+        "highestTierName": Commented(
+            ctx.topology_label(placement.level), "Volcano names a tier of its HyperNodes after their label."
+        ),
+    }
+
+
+_TOPOLOGY_MODES: Mapping[PlacementMode, YamlValue] = {
+    PlacementMode.REQUIRED: Commented("hard", "Volcano waits until one HyperNode of this tier has room for all nodes."),
+    PlacementMode.PREFERRED: Commented("soft", "Volcano takes HyperNodes of as low a tier as possible."),
+}
 
 
 def scheduling_group(ctx: RenderContext) -> YamlValue:

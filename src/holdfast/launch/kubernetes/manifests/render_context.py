@@ -9,7 +9,7 @@ from holdfast.fabric.catalog import CATALOG
 from holdfast.fabric.fabric import Fabric, PodAccess
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job, Launch
-from holdfast.job.targets import TargetSpec, Workload
+from holdfast.job.targets import GangScheduler, TargetSpec, Workload
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue
 from holdfast.launch.kubernetes.object_names import RUNS, VOLUME_ROOT, ObjectNames
 
@@ -86,6 +86,11 @@ class RenderContext:
             return ()
         rails = [rail.network or device.network or "" for rail in device.rails]
         return tuple(rails or [device.network or ""] * access.per_node)
+
+    @property
+    def placed_by_volcano(self) -> bool:
+        """Whether Volcano, and not Kueue, places the nodes in the network."""
+        return self.job.placement is not None and self.queue is None and self.target.pod_group is GangScheduler.VOLCANO
 
     def topology_label(self, level: str) -> str | None:
         """The machine label of a placement's level; None if the target does not have the name."""

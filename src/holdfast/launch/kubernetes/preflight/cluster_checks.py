@@ -76,6 +76,8 @@ class ClusterInventory:
     """Kueue's WorkloadPriorityClasses."""
     topologies: Mapping[str, Sequence[str]] | None = None
     """By flavor of the queue, the labels of its topology's levels, the widest first; None if unknown."""
+    tiers: frozenset[str] | None = None
+    """Names of the tiers of Volcano's HyperNodes; None if unknown."""
     missing_references: Sequence[ReferencedObject] = ()
     """Objects that the target names and that are not there."""
     suspended_by_kueue: bool | None = None
@@ -143,6 +145,7 @@ POD_GROUPS: Mapping[GangScheduler, OperatorKind] = {
     scheduler: OperatorKind(*pod_group.GROUPS[scheduler], "podgroups", "pod_group", remedy)
     for scheduler, remedy in _GANG_REMEDIES.items()
 }
+HYPERNODES = OperatorKind("topology.volcano.sh", "v1alpha1", "hypernodes", "placement", "Install Volcano 1.14 or later")
 PODMONITORS = OperatorKind("monitoring.coreos.com", "v1", "podmonitors", "pod_monitor")
 TLS_ROUTES = OperatorKind(
     controller_objects.GATEWAY_GROUP,
@@ -161,6 +164,7 @@ def operator_kinds(ctx: RenderContext) -> list[OperatorKind]:
         OperatorKind(kind.group, kind.version, kind.resource, "workload"),
         *([OperatorKind(KUEUE, KUEUE_VERSION, "localqueues", "queue")] if ctx.queue else ()),
         *([POD_GROUPS[ctx.target.pod_group]] if ctx.target.pod_group else ()),
+        *([HYPERNODES] if ctx.placed_by_volcano else ()),
         *([PODMONITORS] if ctx.target.pod_monitor else ()),
         *([TLS_ROUTES] if gateway else ()),
     ]
@@ -251,6 +255,17 @@ def placement(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding
     remedy = "Name a level of the queue's topology, or have the ResourceFlavor given one (`topologyName`)."
     seen = [f"flavor {name}: {', '.join(known) or 'no topology'}" for name, known in cluster.topologies.items()]
     yield _finding("placement-level-missing", "placement.level", what, remedy, *seen)
+
+
+def tiers(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Checks that Volcano's HyperNodes have a tier of the placement's name: without one it places nodes anywhere."""
+    wanted = ctx.job.placement
+    if wanted is None or cluster.tiers is None or ctx.topology_label(wanted.level) in cluster.tiers:
+        return
+    what = f"no HyperNode of Volcano is of a tier named `{ctx.topology_label(wanted.level)}`"
+    remedy = "Name another level, or have HyperNodes made with this `tierName`, for example by Volcano from labels."
+    seen = f"tiers: {', '.join(sorted(cluster.tiers)) or 'none'}"
+    yield _finding("placement-level-missing", "placement.level", what, remedy, seen)
 
 
 def quota(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
@@ -535,6 +550,7 @@ CHECKS: tuple[ClusterCheck, ...] = (
     queue,
     multikueue,
     placement,
+    tiers,
     quota,
     namespace_quota,
     permission,

@@ -28,6 +28,7 @@ from holdfast.launch.kubernetes.pending_reason.collect_pending import (
     get_or_empty,
 )
 from holdfast.launch.kubernetes.preflight.cluster_checks import (
+    HYPERNODES,
     KUEUE,
     KUEUE_VERSION,
     NOT_READABLE,
@@ -86,6 +87,7 @@ class _Collector:
             cluster_queue=cluster_queue,
             dispatch_clusters=await self._dispatch_clusters(cluster_queue),
             topologies=await self._topologies(cluster_queue) if ctx.job.placement else None,
+            tiers=await self._tiers() if ctx.placed_by_volcano else None,
             resource_quotas=(await get_or_empty(self._cluster, f"{NAMESPACE_PATH}/resourcequotas")).get("items", ()),
             claim=claim,
             volume=(await self._get(f"/api/v1/persistentvolumes/{volume_name}") or {}) if volume_name else {},
@@ -176,6 +178,12 @@ class _Collector:
                 return None
             found[name] = [level["nodeLabel"] for level in (topology or {}).get("spec", {}).get("levels", ())]
         return None if groups is None else found
+
+    async def _tiers(self) -> frozenset[str] | None:
+        listed = await self._get(f"/apis/{HYPERNODES.group}/{HYPERNODES.version}/{HYPERNODES.resource}")
+        if listed is None or listed is NOT_READABLE:
+            return None
+        return frozenset(each["spec"]["tierName"] for each in listed["items"] if each["spec"].get("tierName"))
 
     async def _get(self, path: str, **params: str) -> KubeObject | None:
         """An object: None if it does not exist, and NOT_READABLE if this user may not read it."""

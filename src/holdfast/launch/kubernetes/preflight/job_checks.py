@@ -145,13 +145,17 @@ def multikueue(ctx: RenderContext) -> Iterator[Finding]:
 
 
 def placement(ctx: RenderContext) -> Iterator[Finding]:
-    """Checks that levels have labels, and that a queue places the nodes."""
+    """Checks that levels have labels, and that a queue or Volcano places the nodes."""
     wanted = ctx.job.placement
     if wanted is None:
         return
-    if ctx.queue is None:
+    if ctx.queue is None and not ctx.placed_by_volcano:
         what = "without a queue nothing places all nodes together: the scheduler places one pod at a time"
-        yield _error("placement-needs-queue", "placement", what, "Write `queue: NAME` in the job or in the target.")
+        remedy = "Write `queue: NAME` in the job or the target, or `pod_group: volcano` in the target."
+        yield _error("placement-needs-queue", "placement", what, remedy)
+    if ctx.placed_by_volcano and wanted.slices:
+        what = "Volcano does not number a run's nodes along the topology, so slices of neighbours cannot be placed"
+        yield _error("not-supported", "placement.slices", what, "Write `queue: NAME`, or leave `slices` out.")
     levels = {"placement.level": wanted.level}
     if wanted.slices:
         levels["placement.slices.level"] = wanted.slices.level
