@@ -377,7 +377,10 @@ def test_run_continues_while_one_replica_is_done() -> None:
 def test_node_lost_after_its_ranks_ended_well_is_replaced_and_nothing_is_stopped() -> None:
     run = Run().running()
     commands = run.do(exited(0), stopped(0), gone(0))
-    assert commands == [ReplaceNode(node_id=NodeId(node=0, generation=1), reason="its agent ended")]
+    assert commands == [
+        Send(order=orders.Shutdown(), nodes=(0,)),
+        ReplaceNode(node_id=NodeId(node=0, generation=1), reason="its agent ended"),
+    ]
     assert run.phase() is ReplicaPhase.RUNNING
     assert run.do(exited(1), stopped(1)) == [FinishRun()]
 
@@ -463,8 +466,21 @@ def test_nodes_lost_together_are_judged_once() -> None:
 def test_lost_node_stops_the_others_and_is_asked_for_again_at_once() -> None:
     run = Run().running()
     commands = run.do(gone(1))
-    assert commands == [stop(0), ReplaceNode(node_id=NodeId(node=1, generation=1), reason="its agent ended")]
+    again = ReplaceNode(node_id=NodeId(node=1, generation=1), reason="its agent ended")
+    assert commands == [Send(order=orders.Shutdown(), nodes=(1,)), stop(0), again]
     assert run.do(gone(1)) == []
+
+
+def test_agent_of_a_node_that_is_gone_is_told_to_shut_down_unless_it_leaves_by_itself() -> None:
+    shutdown = Send(order=orders.Shutdown(), nodes=(1,))
+    assert shutdown in Run().running().do(gone(1))
+    run = Run().running()
+    run.do(leaving(1))
+    assert shutdown not in run.do(gone(1)), "its ranks save"
+    run.do(stopped(0))
+    (decided,) = (event for event in run.decisions if isinstance(event, RecoveryDecided))
+    assert decided.finding.code == "node-preempted"
+    assert decided.finding.evidence[-1] == "its agent ended"
 
 
 def test_node_that_is_taken_away_gives_every_rank_its_grace_and_is_replaced_once_it_is_gone() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.control.test_machine import Run, exited, joined, killed, stopped
 
-from holdfast.control.commands import Command, PrepareNode, ReplaceNode, StartAttempt, SubmitNodes
+from holdfast.control.commands import Command, PrepareNode, ReplaceNode, Send, StartAttempt, SubmitNodes
 from holdfast.control.state import NodePhase, ReplicaPhase, Timer
 from holdfast.events import (
     AttemptStarted,
@@ -119,7 +119,7 @@ def test_standby_out_of_reach_is_not_promoted() -> None:
 def test_lost_standby_is_made_again_and_stops_nothing() -> None:
     run = training()
     commands = run.do(gone(2))
-    assert [type(command) for command in commands] == [ReplaceNode]
+    assert [type(command) for command in commands] == [Send, ReplaceNode]
     assert run.phase() is ReplicaPhase.RUNNING
     assert not any(isinstance(event, RecoveryDecided) for event in run.decisions)
 

@@ -240,12 +240,13 @@ def _compare_stacks(ctx: Context, replica: ReplicaState, failure: Failure) -> Fa
 
 
 def _on_machine(ctx: Context, replica: ReplicaState, failure: Failure, node: int) -> Failure:
-    """The failure with the machine on which it happened, and whether something else than that machine explains it."""
+    """The failure with its machine, how that was lost, and whether something else than the machine explains it."""
     lost = [loss for loss in replica.node_failures if loss.node == node]
     announced = any(loss.kind is FailureKind.NODE_PREEMPTED for loss in lost)
     return replace(
         failure,
         machine=lost[0].machine if lost else ctx.state.nodes[node].machine_id,
+        evidence=(*failure.evidence, *(loss.error for loss in lost if loss.error != failure.error)),
         excused=node in replica.drilled or announced or len(replica.node_failures) > len(lost),
     )
 

@@ -34,7 +34,7 @@ from holdfast.control.rollout import fetch_on_join
 from holdfast.control.state import CheckPhase, NodePhase, NodeState, ReplicaPhase, ReplicaState, Timer
 from holdfast.job.heartbeat_timeouts import HeartbeatTimeouts
 from holdfast.job.spec import Job
-from holdfast.protocol.orders import StopRanks
+from holdfast.protocol.orders import Shutdown, StopRanks
 
 # A new controller
 
@@ -214,8 +214,15 @@ def _reconnect_timeout_s(job: Job) -> float:
 
 
 def node_terminated(ctx: Context, event: events.NodeTerminated) -> None:
-    """The target reports the node as gone."""
-    lose_nodes(ctx, (ctx.state.nodes[event.node],), event.reason, confirmed_gone=True)
+    """The target reports the node as gone; an agent that runs nevertheless must not outlive its successor's start.
+
+    Kubernetes may delete the pod of a machine whose kubelet is silent, and which ends nothing. One that leaves by
+    itself may save first.
+    """
+    node = ctx.state.nodes[event.node]
+    if node.phase is NodePhase.JOINED:
+        ctx.send(Shutdown(), (node.node,))
+    lose_nodes(ctx, (node,), event.reason, confirmed_gone=True)
 
 
 def node_evicted(ctx: Context, event: events.NodeEvicted) -> None:
@@ -362,9 +369,10 @@ def _replica_of(ctx: Context, node: NodeState) -> ReplicaState:
 
 def reconnect_timed_out(ctx: Context, index: int) -> None:
     """The node's time to reconnect is up: it is lost."""
-    grace_s = ctx.job.recovery.node_grace_s
-    reason = f"its agent has been out of reach for recovery.node_grace_s, {grace_s:g} s"
-    lose_nodes(ctx, (ctx.state.nodes[index],), reason, failed_at=ctx.at - _reconnect_timeout_s(ctx.job))
+    node, grace_s = ctx.state.nodes[index], ctx.job.recovery.node_grace_s
+    where = f" on {node.machine}" if node.machine else ""
+    reason = f"its agent{where} has been out of reach for recovery.node_grace_s, {grace_s:g} s"
+    lose_nodes(ctx, (node,), reason, failed_at=ctx.at - _reconnect_timeout_s(ctx.job))
 
 
 def join_timed_out(ctx: Context, index: int) -> None:

@@ -441,7 +441,7 @@ _STARTED_AGAIN = (
 )
 
 _ADMITTED_AGAIN = (
-    "Nothing: the run resumes when the cluster admits it again. An eviction costs no restart of recovery.max_restarts."
+    "Nothing: the run resumes when the cluster has room for it. An eviction costs no restart of recovery.max_restarts."
 )
 
 

@@ -47,6 +47,15 @@ def test_pod_that_is_gone_is_said_and_its_successor_waits_for_its_generation() -
     assert lives.generation(0, B.address) == 1
 
 
+def test_end_of_a_pod_names_its_machine_and_the_reason_if_they_are_known() -> None:
+    lives, _ = settled(PodAssignments().request(FIRST).update_pod(A))
+    ended = replace(OVER_A, machine="m7", reason="Evicted: low on disk")
+    for last, reason in ((OVER_A, "its pod is gone"), (ended, "its pod on m7 is gone: Evicted: low on disk")):
+        after, seen = lives.update_pod(last).reconcile()
+        assert [each.reason for each in seen] == [reason]
+        assert after.ended == {}
+
+
 def test_pod_that_was_given_up_is_no_generation_any_more() -> None:
     lives, _ = settled(PodAssignments().request(FIRST).update_pod(A))
     lives, seen = settled(lives.request(SECOND))
@@ -140,10 +149,12 @@ def test_pod_that_no_kubelet_begins_with_on_the_machine_of_a_lost_node_is_to_be_
     assert lives.update_pod(replace(placed, machine="m8")).unaccepted_pods() == ()
     assert lives.update_pod(replace(placed, accepted=True)).unaccepted_pods() == ()
     assert settled(lives.update_pod(replace(B, machine="m7", accepted=True)))[1] == [(SECOND, BackendNodeState.CREATED)]
-    # A pod that is known to end leaves a machine that works.
+    # A pod that is known to end leaves a machine that works. Its operator may make another one only minutes later.
     lives, _ = settled(PodAssignments().request(FIRST).update_pod(replace(A, machine="m7")))
     lives = lives.update_pod(replace(A, machine="m7", terminating=True)).request(SECOND).update_pod(placed)
     assert lives.unaccepted_pods() == ()
+    assert lives.has_pod(SECOND)
+    assert not lives.update_pod(replace(placed, ended=True)).has_pod(SECOND)
 
 
 _STEPS = st.one_of(

@@ -166,6 +166,23 @@ def test_eviction_is_what_the_cluster_does_with_a_pod_on_a_machine_that_works(
     assert seen.evicted == evicted
 
 
+@pytest.mark.parametrize(
+    ("of_pod", "reason"),
+    [
+        (
+            status("TerminationByKubelet", phase="Failed", reason="Evicted", message="low on disk"),
+            "Evicted: low on disk",
+        ),
+        (status("DeletionByPodGC", phase="Failed"), "DeletionByPodGC: text"),
+        ({"phase": "Failed"}, ""),
+    ],
+)
+def test_pod_that_has_ended_says_who_ended_it(of_pod: Mapping[str, Any], reason: str) -> None:
+    seen = pod_status({**pod(1), "status": of_pod}, CATALOG[Workload.JOBSET].node_labels)
+    assert seen is not None
+    assert (seen.ended, seen.reason) == (True, reason)
+
+
 def test_batch_has_what_came_meanwhile_and_the_source_ends_as_it_would() -> None:
     async def source() -> AsyncIterator[Sequence[Mapping[str, Any]]]:
         yield []

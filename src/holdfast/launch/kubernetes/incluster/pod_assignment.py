@@ -55,6 +55,8 @@ class PodAssignments:
     """Why no pods are created: the queue has not admitted the run, or has evicted it. Empty while admitted."""
     disrupted: Mapping[str, str] = field(default_factory=dict[str, str])
     """Why the cluster takes a bound pod from its machine, by the pod's uid."""
+    ended: Mapping[str, PodStatus] = field(default_factory=dict[str, PodStatus])
+    """Bound pods that have ended, by uid, until that is reported."""
     evicted: frozenset[NodeId] = frozenset()
     """Generations reported as evicted."""
     silent: frozenset[str] = frozenset()
@@ -117,6 +119,8 @@ class PodAssignments:
         """Record a pod's status."""
         pods = {uid: known for uid, known in self.pods.items() if uid != pod.uid}
         result = replace(self, pods=pods if pod.ended else {**pods, pod.uid: pod})
+        if pod.ended and pod.uid in self.bound.values():
+            result = replace(result, ended={**self.ended, pod.uid: pod})
         return result.disrupt(pod.uid, pod.evicted) if pod.evicted else result
 
     def disrupt(self, uid: str, why: str) -> PodAssignments:
@@ -153,10 +157,9 @@ class PodAssignments:
         for node_id, uid in self.bound.items():
             if uid not in result.pods:
                 result = replace(result, bound={held: of for held, of in result.bound.items() if held != node_id})
-                seen = (
-                    *seen,
-                    NodeObservation(node_id=node_id, state=BackendNodeState.TERMINATED, reason="its pod is gone"),
-                )
+                why = _end_of(result.ended.get(uid))
+                seen = (*seen, NodeObservation(node_id=node_id, state=BackendNodeState.TERMINATED, reason=why))
+        result = replace(result, ended={}) if result.ended else result
         for node_id in self.pending.values():
             result, observed = result._bind(node_id)
             seen = (*seen, *observed)
@@ -171,9 +174,8 @@ class PodAssignments:
         return None
 
     def has_pod(self, node_id: NodeId) -> bool:
-        """Whether the node has a bound or candidate pod, or a terminating one, which its operator recreates."""
-        leaving = any(pod.terminating for pod in self.pods.values() if pod.node == node_id.node)
-        return node_id in self.bound or leaving or any(self._candidates(node_id))
+        """Whether the node has a bound or candidate pod."""
+        return node_id in self.bound or any(self._candidates(node_id))
 
     def retired_pods(self, node_id: NodeId) -> Iterator[PodStatus]:
         """Pods of the node that must not be bound again."""
@@ -200,6 +202,14 @@ class PodAssignments:
             result = replace(self, reported={**self.reported, node_id.node: why})
             return result, (NodeObservation(node_id=node_id, state=BackendNodeState.UNAVAILABLE, reason=why),)
         return self, ()
+
+
+def _end_of(pod: PodStatus | None) -> str:
+    """What is known of the end of a node's pod, in one clause."""
+    if pod is None:
+        return "its pod is gone"
+    on = f" on {pod.machine}" if pod.machine else ""
+    return f"its pod{on} is gone{': ' if pod.reason else ''}{pod.reason}"
 
 
 def assignments_from_log(events: Iterable[AnyEvent]) -> PodAssignments:

@@ -36,7 +36,7 @@ def pod_status(pod: Mapping[str, Any], numbering: NodeLabels) -> PodStatus | Non
         running=phase == "Running",
         terminating=leaving,
         ended=over,
-        reason="" if phase == "Running" else _pending_reason(status),
+        reason=_end_reason(status) if over else "" if phase == "Running" else _pending_reason(status),
         evicted=_eviction(status),
     )
 
@@ -56,15 +56,26 @@ def _eviction(status: Mapping[str, Any]) -> str:
     )
     if target["status"] != "True" or not caused_by_cluster:
         return ""
-    return f"{reason}: {target.get('message', '')}".strip(": ")
+    return _join(target)
+
+
+def _end_reason(status: Mapping[str, Any]) -> str:
+    """Why the kubelet or the cluster has ended a pod; empty if neither says that it has."""
+    if status.get("reason"):
+        return _join(status)
+    return next((_join(each) for each in status.get("conditions", ()) if each["type"] == "DisruptionTarget"), "")
+
+
+def _join(what: Mapping[str, Any]) -> str:
+    return f"{what.get('reason', '')}: {what.get('message', '')}".strip(": ")
 
 
 def _pending_reason(status: Mapping[str, Any]) -> str:
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ")
+            return _join(condition)
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         waiting = container.get("state", {}).get("waiting")
         if waiting and waiting.get("reason") not in ("ContainerCreating", "PodInitializing"):
-            return f"{waiting.get('reason', '')}: {waiting.get('message', '')}".strip(": ")
+            return _join(waiting)
     return ""
