@@ -32,6 +32,7 @@ from holdfast import api
 from holdfast.cli.event_text import event_line
 from holdfast.events import CheckpointCommitted, StepCommitted
 from holdfast.run_dir import RunDir
+from lab import NodeState
 
 ROUNDS, QUICK_ROUNDS = 5, 1
 NODES, CPUS = 2, 100
@@ -211,11 +212,11 @@ def _is_lost(site: lab_cluster.LabSite, machine: str, part: Part) -> bool:
 
 @contextlib.contextmanager
 def _power_cut(site: lab_cluster.LabSite, machine: str) -> Generator[None]:
-    site.lab.set_power(machine, on=False)
+    site.lab.set_state(machine, NodeState.OFF)
     try:
         yield
     finally:
-        site.lab.set_power(machine, on=True)
+        site.lab.set_state(machine, NodeState.ON)
         if OUT_OF_SERVICE in site.lab.kubectl("get", "node", machine, "-o", "jsonpath={.spec.taints[*].key}"):
             site.lab.kubectl("taint", "node", machine, f"{OUT_OF_SERVICE}-")
         site.lab.kubectl("wait", "--for=condition=Ready", f"node/{machine}", "--timeout=60s")

@@ -10,6 +10,7 @@
 The package only starts and stops clusters; it contains nothing about holdfast's use of them.
 """
 
+from lab.kubelet.nodes import NodeState
 from lab.lab import Lab
 
-__all__ = ["Lab"]
+__all__ = ["Lab", "NodeState"]

@@ -14,6 +14,7 @@ import typer
 
 from holdfast.cli.error_report import report_error
 from holdfast.errors import HoldfastError
+from lab.kubelet.nodes import NodeState
 from lab.lab import Lab, build_all, nodes
 from lab.slurm_conf import SlurmRelease
 from lab.slurm_root import slurm_impossible_reason, slurm_root
@@ -93,17 +94,10 @@ def down(name: Name = "lab") -> None:
     _lab(name).down()
 
 
-class Power(StrEnum):
-    """State of a node."""
-
-    ON = "on"
-    OFF = "off"
-
-
 @app.command()
-def node(which: Annotated[str, typer.Argument(metavar="NODE")], power: Power, name: Name = "lab") -> None:
-    """Power a node off or on; at power-off its pods die immediately and send no message."""
-    _lab(name).set_power(which, on=power is Power.ON)
+def node(which: Annotated[str, typer.Argument(metavar="NODE")], state: NodeState, name: Name = "lab") -> None:
+    """Have a node imitate a fault, until it is `on` again; at `off` its pods end immediately, without a message."""
+    _lab(name).set_state(which, state)
 
 
 @app.command()

@@ -30,7 +30,7 @@ from lab import etcd_seed, manifests, pki, ports, programs, runner, state, toolc
 from lab.cache import locked
 from lab.client import LabClient
 from lab.install import install_for_lab
-from lab.kubelet.nodes import POWER, NodeSpec
+from lab.kubelet.nodes import STATE, NodeSpec, NodeState
 from lab.programs import LabPaths, LabProgram
 from lab.state import LabState
 from lab.supervision import LabSupervisor
@@ -155,9 +155,14 @@ class Lab:
         program = toolchain.program_folder(toolchain.CONTROLPLANE) / "kubectl"
         return [os.fspath(word) for word in (program, f"--kubeconfig={self.kubeconfig}", *words)]
 
-    def set_power(self, node: str, *, on: bool) -> None:
-        """Power a node off or on; at power-off its pods die immediately and send no message."""
-        self.kubectl("annotate", "node", node, "--overwrite", f"{POWER}={'on' if on else 'off'}")
+    def set_state(self, node: str, state: NodeState) -> None:
+        """Have a node imitate a fault, or end that; one whose object was deleted registers again, as at a boot."""
+        known = any(spec.name == node for spec in self._state().nodes)
+        if known and not self.kubectl("get", "node", node, "--ignore-not-found", "-o", "name"):
+            self.kubectl(
+                "create", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node}})
+            )
+        self.kubectl("annotate", "node", node, "--overwrite", f"{STATE}={state}")
 
     def kill(self, name: str) -> None:
         """Kill one program, as a crash would; it stays down until `start`."""

@@ -42,6 +42,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.run_dir import RunDir
+from lab import NodeState
 
 FIRST_STEP, GAP_STEPS, ROOM_STEPS = 15, (3, 25), 12
 """Of the plan: the first fault's step, steps from a gate to the next fault, and from a fault to the gate after it."""
@@ -91,7 +92,7 @@ def _rank(site: lab_cluster.LabSite, run: RunDir, fault: Fault) -> None:
 
 def _node(site: lab_cluster.LabSite, run: RunDir, fault: Fault) -> None:
     del run
-    site.lab.set_power(site.machine(site.pods("node")[fault.index]), on=False)
+    site.lab.set_state(site.machine(site.pods("node")[fault.index]), NodeState.OFF)
 
 
 def _controller(site: lab_cluster.LabSite, run: RunDir, fault: Fault) -> None:
@@ -232,7 +233,7 @@ def _repair(site: lab_cluster.LabSite, kinds: Collection[str] = tuple(KINDS)) ->
     """Every machine takes pods again after faults of these kinds."""
     if "kill node" in kinds:
         for machine in site.kubectl("get", "nodes", "-o", "name").split():
-            site.lab.set_power(machine.removeprefix("node/"), on=True)
+            site.lab.set_state(machine.removeprefix("node/"), NodeState.ON)
     if not lab_disruptions.KINDS.keys().isdisjoint(kinds):
         lab_disruptions.restore(site)
     if "fail device" in kinds:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 
@@ -14,13 +14,25 @@ from holdfast.launch.local.netns import enter_rootless
 from lab.kubelet import hosts, pod_sandbox, proxy, pvc
 from lab.kubelet.api import KubeletApi, KubeObject, retry_until_done
 from lab.kubelet.configuration import KubeletConfig, load
-from lab.kubelet.nodes import POWER, SimulatedNodes
-from lab.kubelet.pod import LabPod
+from lab.kubelet.nodes import STATE, NodeState, SimulatedNodes
+from lab.kubelet.pod import Eviction, LabPod
 from lab.kubelet.pod_sandbox import PodSandboxes
 from lab.kubelet.server import serve
 
 _HTTPS = 443
 _ENDED = ("Succeeded", "Failed")
+_EVICTIONS = {
+    NodeState.DISK_FULL: Eviction("Evicted", "The node was low on resource: ephemeral-storage. ", grace_s=1.0),
+    NodeState.SHUT_DOWN: Eviction(
+        "Terminated", "Pod was terminated in response to imminent node shutdown.", grace_s=30.0
+    ),
+}
+"""What happens to a node's pods when it enters a state; reasons, messages and the first grace are the kubelet's."""
+_REJECTIONS = {
+    NodeState.DISK_FULL: ("Evicted", "Pod was rejected: The node had condition: [DiskPressure]. "),
+    NodeState.SHUT_DOWN: ("NodeShutdown", "Pod was rejected: Pod was rejected as the node is shutting down."),
+}
+"""Why a node in a state accepts no pod."""
 
 
 class Kubelet:
@@ -33,7 +45,7 @@ class Kubelet:
         self._sandboxes = PodSandboxes(configuration.tag, configuration.folder, configuration.interfaces)
         self._pods: dict[str, LabPod] = {}
         self._services: dict[tuple[str, str], KubeObject] = {}
-        self._pod_tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._pending_requests: dict[str, asyncio.Task[None]] = {}
         """Requests that are repeated until the API server accepts them."""
 
@@ -71,26 +83,54 @@ class Kubelet:
             name = node["metadata"]["name"]
             if not there or name not in self._nodes:
                 continue
-            off = node["metadata"].get("annotations", {}).get(POWER) == "off"
-            if off and name not in self._nodes.off:
-                self._nodes.off.add(name)
-                logging.info("%s is off", name)
-                await asyncio.gather(*(pod.power_off() for pod in self._pods.values() if pod.node == name))
-            elif not off and name in self._nodes.off:
-                await self._switch_on(name)
-            elif not off:
+            state = NodeState(node["metadata"].get("annotations", {}).get(STATE, NodeState.ON))
+            if state is not self._nodes.state(name):
+                await self._enter(name, state)
+            elif state is NodeState.ON:
                 await self._nodes.report_if_not_ready(node)
 
-    async def _switch_on(self, name: str) -> None:
-        """Report the pods that ran on a node when it was powered off as gone."""
-        await retry_until_done(partial(self._nodes.switch_on, name), f"node {name}")
-        for uid in [uid for uid, pod in self._pods.items() if pod.node == name]:
-            self._pods.pop(uid).remove_files()
+    async def _enter(self, name: str, state: NodeState) -> None:
+        """Put a node into a state, with what that does to its pods."""
+        logging.info("%s is %s", name, state)
+        await self._nodes.enter(name, state)
+        pods = [pod for pod in self._pods.values() if pod.node == name]
+        for pod in pods:
+            pod.reported = state is not NodeState.KUBELET_DOWN
+            if eviction := _EVICTIONS.get(state):
+                pod.evict(eviction)
+        if state is NodeState.OFF:
+            await asyncio.gather(*(pod.power_off() for pod in pods))
+        elif state is NodeState.SHUT_DOWN:
+            self._do(self._silence_after(name, pods))
+        elif state is NodeState.ON:
+            await self._resume(name, pods)
+
+    async def _silence_after(self, name: str, pods: list[LabPod]) -> None:
+        """Silence a node that shuts down, once its pods have ended."""
+        await asyncio.gather(*(pod.ended.wait() for pod in pods))
+        if self._nodes.state(name) is NodeState.SHUT_DOWN:
+            self._nodes.silent.add(name)
+
+    async def _resume(self, name: str, pods: list[LabPod]) -> None:
+        """Catch up on a node's pods: those that its power failure ended are lost, those deleted meanwhile stop."""
         bound = await retry_until_done(
             partial(self._api.get, f"/api/v1/pods?fieldSelector=spec.nodeName={name}"), f"pods of {name}"
         )
+        kept = {one["metadata"]["uid"] for one in bound["items"]}
+        for pod in pods:
+            if pod.powered_off or pod.uid not in kept:
+                await self._remove(pod)
+            else:
+                await pod.report_status()
         for one in bound["items"]:
             self._on_pod_change(one)
+
+    async def _remove(self, pod: LabPod) -> None:
+        """Kill a pod whose object is gone, and remove its files."""
+        self._pods.pop(pod.uid, None)
+        if not pod.powered_off:
+            await pod.power_off()
+        pod.remove_files()
 
     async def _watch_services(self) -> None:
         async for there, service in self._api.watch("/api/v1/services"):
@@ -104,26 +144,27 @@ class Kubelet:
     async def _watch_pods(self) -> None:
         async for there, pod in self._api.watch("/api/v1/pods"):
             node = pod["spec"].get("nodeName")
-            if node not in self._nodes or node in self._nodes.off:
+            if node not in self._nodes or node in self._nodes.silent:
                 continue
             if there:
                 self._on_pod_change(pod)
-            elif gone := self._pods.pop(pod["metadata"]["uid"], None):
-                await gone.power_off()
-                gone.remove_files()
+            elif gone := self._pods.get(pod["metadata"]["uid"]):
+                await self._remove(gone)
 
     def _on_pod_change(self, pod: KubeObject) -> None:
         uid, phase = pod["metadata"]["uid"], pod.get("status", {}).get("phase", "Pending")
         if known := self._pods.get(uid):
             known.update(pod)
-            if known.ended and known.to_be_deleted:
+            if known.ended.is_set() and known.to_be_deleted:
                 self._delete(pod)
         elif "deletionTimestamp" in pod["metadata"]:
             self._delete(pod)
+        elif phase == "Pending" and (why := _REJECTIONS.get(self._nodes.state(pod["spec"]["nodeName"]))):
+            self._fail(pod, *why)
         elif phase == "Pending":
             self._start_pod(pod)
         elif phase not in _ENDED:
-            self._mark_lost(pod)
+            self._fail(pod, "NodeLost", "its node was off, or its kubelet ended")
 
     def _start_pod(self, pod: KubeObject) -> None:
         made = LabPod(
@@ -136,9 +177,12 @@ class Kubelet:
             on_change=self._write_hosts,
         )
         self._pods[made.uid] = made
-        task = asyncio.create_task(self._run_pod(made))
-        self._pod_tasks.add(task)
-        task.add_done_callback(self._pod_tasks.discard)
+        self._do(self._run_pod(made))
+
+    def _do(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _run_pod(self, pod: LabPod) -> None:
         try:
@@ -152,12 +196,12 @@ class Kubelet:
         uid = pod["metadata"]["uid"]
         self._request(partial(self._api.delete, _path(pod), uid), f"the end of {_path(pod)}, {uid}")
 
-    def _mark_lost(self, pod: KubeObject) -> None:
-        """Mark a pod as failed that ran when its kubelet or its node went down."""
+    def _fail(self, pod: KubeObject, reason: str, message: str) -> None:
+        """Mark a pod as failed that is not run here, or no longer."""
         uid = pod["metadata"]["uid"]
-        status = {"phase": "Failed", "reason": "NodeLost", "message": "its node was off, or its kubelet ended"}
+        status = {"phase": "Failed", "reason": reason, "message": message}
         change = {"metadata": {"uid": uid}, "status": status}
-        self._request(partial(self._api.patch, f"{_path(pod)}/status", change), f"the loss of {_path(pod)}, {uid}")
+        self._request(partial(self._api.patch, f"{_path(pod)}/status", change), f"the failure of {_path(pod)}, {uid}")
 
     def _request(self, ask: Callable[[], Awaitable[object]], what: str) -> None:
         """Repeat a request for a pod's object in a separate task, independent of other pods."""
@@ -175,7 +219,8 @@ class Kubelet:
 
     def _find(self, namespace: str, name: str) -> LabPod | None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
-        return next((pod for pod in self._pods.values() if pod.path == path), None)
+        found = (pod for pod in self._pods.values() if pod.path == path and pod.node not in self._nodes.silent)
+        return next(found, None)
 
     def _write_hosts(self) -> None:
         """Rewrite every pod's hosts file."""

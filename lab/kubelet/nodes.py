@@ -1,4 +1,4 @@
-"""The simulated nodes of a kubelet: registration, heartbeats, and power."""
+"""The simulated nodes of a kubelet: registration, heartbeats, and states such as `off`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import platform
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from enum import StrEnum
 from functools import partial
 
 import msgspec
@@ -14,18 +15,38 @@ import msgspec
 from lab.kubelet.api import REQUEST_ERRORS, KubeletApi, KubeObject, retry_until_done
 from lab.kubelet.status import moment
 
-POWER = "lab.holdfast/power"
-"""The annotation that switches a node `off`; without it, the node is on."""
+STATE = "lab.holdfast/state"
+"""The annotation with a node's state; without it, the node is on."""
+
+
+class NodeState(StrEnum):
+    """What a node does; all but `on` imitate a fault."""
+
+    ON = "on"
+    OFF = "off"
+    """Power failure: its pods end immediately, without a message."""
+    SHUT_DOWN = "shut-down"
+    """Graceful shutdown: its pods get SIGTERM, and the node is off once they have ended."""
+    KUBELET_DOWN = "kubelet-down"
+    """Its pods run on, and no kubelet reports them or stops them."""
+    DISK_FULL = "disk-full"
+    """The kubelet evicts its pods and accepts no more."""
+
 
 _HEARTBEAT_S = 2.0
 _LEASE_S = 40
 _LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
-_CONDITIONS = (
-    ("Ready", "True", "KubeletReady"),
-    ("MemoryPressure", "False", "KubeletHasSufficientMemory"),
-    ("DiskPressure", "False", "KubeletHasNoDiskPressure"),
-    ("PIDPressure", "False", "KubeletHasSufficientPID"),
-)
+_CONDITIONS = {
+    "Ready": ("True", "KubeletReady", "kubelet is posting ready status"),
+    "MemoryPressure": ("False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
+    "DiskPressure": ("False", "KubeletHasNoDiskPressure", "kubelet has no disk pressure"),
+    "PIDPressure": ("False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
+}
+_CONDITIONS_IN = {
+    NodeState.SHUT_DOWN: {"Ready": ("False", "KubeletNotReady", "node is shutting down")},
+    NodeState.DISK_FULL: {"DiskPressure": ("True", "KubeletHasDiskPressure", "kubelet has disk pressure")},
+}
+"""Conditions that differ in a state."""
 
 
 class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,15 +61,22 @@ class SimulatedNodes:
     """All nodes; they share an address and a port, and the API server tells pods apart by name."""
 
     def __init__(self, api: KubeletApi, specs: Iterable[NodeSpec], *, host: str, port: int) -> None:
-        self.off: set[str] = set()
+        self.silent: set[str] = set()
+        """Nodes without a kubelet: they report nothing, and see no change of their pods."""
+        self._states: dict[str, NodeState] = {}
         self._api = api
         self._specs = {spec.name: spec for spec in specs}
         self._host = host
         self._port = port
         self._since: dict[str, str] = {}
+        """When a node's conditions got their statuses."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._specs
+
+    def state(self, name: str) -> NodeState:
+        """A node's state."""
+        return self._states.get(name, NodeState.ON)
 
     async def register(self) -> None:
         """Create the nodes and report them ready."""
@@ -58,24 +86,27 @@ class SimulatedNodes:
         """Send heartbeats forever for the nodes that are on."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
-            for name in self._specs.keys() - self.off:
+            for name in self._specs.keys() - self.silent:
                 with contextlib.suppress(*REQUEST_ERRORS):
                     await self._renew(name)
 
     async def report_if_not_ready(self, node: KubeObject) -> None:
-        """Report a node ready again that the control plane considers lost, as after an outage of the API server."""
+        """Report a node again that the control plane considers lost, or whose object was deleted and created again."""
         conditions = node.get("status", {}).get("conditions", ())
-        if any(each["type"] == "Ready" and each["status"] != "True" for each in conditions):
+        if not any(each["type"] == "Ready" and each["status"] == "True" for each in conditions):
             name = node["metadata"]["name"]
             self._since.pop(name, None)
-            await retry_until_done(partial(self._report, self._specs[name]), f"node {name}")
+            await retry_until_done(partial(self._register, self._specs[name]), f"node {name}")
 
-    async def switch_on(self, name: str) -> None:
-        """Bring a node back."""
-        self.off.discard(name)
+    async def enter(self, name: str, state: NodeState) -> None:
+        """Put a node into a state, and report it unless its kubelet is gone then."""
+        self._states[name] = state
         self._since.pop(name, None)
-        await self._report(self._specs[name])
-        await self._renew(name)
+        if state in (NodeState.OFF, NodeState.KUBELET_DOWN):
+            self.silent.add(name)
+            return
+        self.silent.discard(name)
+        await retry_until_done(partial(self._register, self._specs[name]), f"node {name}")
 
     async def _register(self, spec: NodeSpec) -> None:
         labels = {
@@ -84,12 +115,14 @@ class SimulatedNodes:
             "kubernetes.io/arch": {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine()),
         }
         metadata = {"name": spec.name, "labels": labels | spec.labels}
-        await self._api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
+        if await self._api.patch(f"/api/v1/nodes/{spec.name}", {"metadata": metadata}, merge=True) is None:
+            await self._api.create("/api/v1/nodes", {"apiVersion": "v1", "kind": "Node", "metadata": metadata})
         await self._report(spec)
         await self._renew(spec.name)
 
     async def _report(self, spec: NodeSpec) -> None:
         since = self._since.setdefault(spec.name, moment())
+        conditions = _CONDITIONS | _CONDITIONS_IN.get(self.state(spec.name), {})
         unknown = ("machineID", "systemUUID", "bootID", "kubeProxyVersion", "osImage")
         status: KubeObject = {
             "capacity": spec.capacity,
@@ -114,11 +147,11 @@ class SimulatedNodes:
                     "type": kind,
                     "status": value,
                     "reason": reason,
-                    "message": "",
+                    "message": message,
                     "lastHeartbeatTime": moment(),
                     "lastTransitionTime": since,
                 }
-                for kind, value, reason in _CONDITIONS
+                for kind, (value, reason, message) in conditions.items()
             ],
         }
         await self._api.patch(f"/api/v1/nodes/{spec.name}/status", {"status": status})

@@ -8,6 +8,7 @@ import fnmatch
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
@@ -25,6 +26,16 @@ _FIRST_BACKOFF_S, _MAX_BACKOFF_S = 1.0, 10.0
 _STATUS_TIMEOUT_S = 5.0
 _RETRYABLE = (MissingReference, *REQUEST_ERRORS)
 """Temporary reasons for a container not to start: something it needs is missing, or the API server is unreachable."""
+
+
+@dataclass(frozen=True)
+class Eviction:
+    """Why the kubelet ends a pod by itself."""
+
+    reason: str
+    message: str
+    grace_s: float
+    """Longest time from SIGTERM to SIGKILL."""
 
 
 class _PodStopping(Exception):
@@ -63,12 +74,15 @@ class LabPod:
         self._started_at = moment()
         self._phase = "Pending"
         self._initialized = not inits
-        self.ended = False
-        """Whether all its processes are gone and its final status is reported."""
+        self.ended = asyncio.Event()
+        """Set once all its processes are gone and its final status is reported."""
+        self.reported = True
+        """Whether there is a kubelet that reports its status."""
+        self.powered_off = False
         self._reason = ""
+        self._eviction: Eviction | None = None
         self._ending = asyncio.Event()
         self._stop = asyncio.Event()
-        self._powered_off = False
         self._status_lock = asyncio.Lock()
         self._status_retry: asyncio.Task[None] | None = None
         """Retries a status that the API server has not accepted yet."""
@@ -105,7 +119,8 @@ class LabPod:
         try:
             await asyncio.wait({main, stop}, timeout=self._deadline_s, return_when=asyncio.FIRST_COMPLETED)
             if not main.done():
-                self._reason = "" if self._stop.is_set() else "DeadlineExceeded"
+                if not self._stop.is_set():
+                    self._reason = "DeadlineExceeded"
                 await self._terminate(main)
             with contextlib.suppress(_PodStopping, asyncio.CancelledError):
                 await main
@@ -119,16 +134,21 @@ class LabPod:
         await self._clean_up()
         if self._status_retry:
             await self._status_retry
-        self.ended = True
+        self.ended.set()
 
     @property
     def to_be_deleted(self) -> bool:
         """Whether to delete its object once it has ended."""
-        return self._stop.is_set() and not self._powered_off
+        return "deletionTimestamp" in self.pod["metadata"] and not self.powered_off
+
+    def evict(self, why: Eviction) -> None:
+        """Stop it; its object stays, as failed."""
+        self._eviction, self._reason = why, why.reason
+        self._stop.set()
 
     async def power_off(self) -> None:
         """Power off its node: kill all its processes immediately, without a message."""
-        self._powered_off = True
+        self.powered_off = True
         self._ending.set()
         if self.sandbox is not None:
             try:
@@ -142,7 +162,7 @@ class LabPod:
     async def _run_containers(self) -> None:
         self.sandbox = await self._sandboxes.add(self.uid, self.hostname)
         self._on_change()
-        await self._report_status()
+        await self.report_status()
         context = await self._make_context()
         for container in self.inits:
             if container.spec.get("restartPolicy") == "Always":
@@ -184,13 +204,13 @@ class LabPod:
             policy = container.spec.get("restartPolicy", self._policy)
             once = policy == "Never" or (code == 0 and (policy == "OnFailure" or container in self.inits))
             if self._ending.is_set() or not restarts or (once and not self._is_sidecar(container)):
-                await self._report_status()
+                await self.report_status()
                 return code
             container.state.last = container.state.now
             if back_off_s:
                 message = f"back-off {back_off_s:g}s restarting failed container={container.name}"
                 container.state.now = waiting("CrashLoopBackOff", message)
-            await self._report_status()
+            await self.report_status()
             await self._pause(back_off_s)
             back_off_s = min(max(back_off_s * 2, _FIRST_BACKOFF_S), _MAX_BACKOFF_S)
             container.state.restarts += 1
@@ -215,7 +235,7 @@ class LabPod:
         if hook:
             await probes.run_inside(container, hook["command"])
         address = context.sandbox.address
-        probed = asyncio.create_task(probes.watch(container, address, self._report_status))
+        probed = asyncio.create_task(probes.watch(container, address, self.report_status))
         try:
             await asyncio.wait({ended, probed}, return_when=asyncio.FIRST_COMPLETED)
             if probed.done() and not ended.done():
@@ -265,7 +285,7 @@ class LabPod:
         self._phase = "Succeeded" if all(code == 0 for code in codes) and not self._reason else "Failed"
         for container in self.containers:
             container.state.ready = False
-        await self._report_status()
+        await self.report_status()
 
     async def _clean_up(self) -> None:
         if self.sandbox is not None:
@@ -288,7 +308,7 @@ class LabPod:
     async def _wait_for(self, containers: list[Container], reason: str, message: str) -> None:
         for container in containers:
             container.state.now = waiting(reason, message)
-        await self._report_status()
+        await self.report_status()
         await self._pause(RETRY_S)
 
     async def _pause(self, seconds: float) -> None:
@@ -297,7 +317,7 @@ class LabPod:
             await asyncio.wait_for(self._ending.wait(), seconds)
             raise _PodStopping
 
-    async def _report_status(self) -> None:
+    async def report_status(self) -> None:
         """Report the status; if the API server does not accept it, retry in the background with the latest status."""
         self._on_change()
         if not await self._send_status() and self._status_retry is None:
@@ -313,8 +333,10 @@ class LabPod:
     async def _send_status(self) -> bool:
         """Send the status; return whether the API server accepted it, or never will."""
         async with self._status_lock:
-            if self._powered_off:
+            if self.powered_off:
                 return True
+            if not self.reported:
+                return False
             status = pod_status(
                 self.pod,
                 {container.name: container.state for container in self.containers},
@@ -323,6 +345,7 @@ class LabPod:
                 started_at=self._started_at,
                 addresses=self._addresses,
                 reason=self._reason,
+                message=self._eviction.message if self._eviction else "",
             )
             try:
                 await self._api.patch(f"{self.path}/status", {"metadata": {"uid": self.uid}, "status": status})
@@ -343,7 +366,8 @@ class LabPod:
     @property
     def _grace_s(self) -> float:
         metadata, spec = self.pod["metadata"], self.pod["spec"]
-        return metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
+        grace_s = metadata.get("deletionGracePeriodSeconds", spec.get("terminationGracePeriodSeconds", 30))
+        return min(grace_s, self._eviction.grace_s) if self._eviction else grace_s
 
     @property
     def _deadline_s(self) -> float | None:

@@ -66,7 +66,10 @@ def pod_status(
     reason: str = "",
     message: str = "",
 ) -> KubeObject:
-    """The status patch; the API server merges conditions by type with those of other writers."""
+    """The status patch; the API server merges conditions by type with those of other writers.
+
+    With a message, the kubelet itself has ended the pod. That is reported once its containers have ended.
+    """
     spec = pod["spec"]
     mains = [states[one["name"]] for one in spec["containers"]]
     ended = phase in ("Succeeded", "Failed")
@@ -84,9 +87,12 @@ def pod_status(
             _condition("ContainersReady", ready, why_not),
         ],
         "containerStatuses": _statuses(pod, spec["containers"], states, _WAITING if initialized else _INITIALIZING),
-        "reason": reason or None,
-        "message": message or None,
+        "reason": (ended and reason) or None,
+        "message": (ended and message) or None,
     }
+    if ended and message:
+        disruption = _condition("DisruptionTarget", True) | {"reason": "TerminationByKubelet", "message": message}
+        status["conditions"].append(disruption)
     if address := addresses.get("podIP"):
         status |= {"podIP": address, "podIPs": [{"ip": address}]}
     if inits := spec.get("initContainers"):

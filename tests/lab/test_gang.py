@@ -12,7 +12,7 @@ import pytest
 from tests.waiting import until
 
 from holdfast.host import processes
-from lab import Lab
+from lab import Lab, NodeState
 from lab.kubelet.container import MARK
 
 pytestmark = pytest.mark.slow
@@ -101,7 +101,7 @@ def test_node_that_is_lost_frees_its_pods_once_it_is_said_to_be_out_of_service(l
     first = both(lab, namespace)
     node = next(iter(first.values()))["spec"]["nodeName"]
     taint = "node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
-    lab.set_power(node, on=False)
+    lab.set_state(node, NodeState.OFF)
     try:
         lost = [uid for uid, pod in first.items() if pod["spec"]["nodeName"] == node]
         marks = [{MARK: f"{uid}/rank"} for uid in lost]
@@ -112,7 +112,7 @@ def test_node_that_is_lost_frees_its_pods_once_it_is_said_to_be_out_of_service(l
         assert all(pod["spec"]["nodeName"] != node for pod in second.values())
     finally:
         lab.kubectl("taint", "node", node, f"{taint}-")
-        lab.set_power(node, on=True)
+        lab.set_state(node, NodeState.ON)
     lab.kubectl("wait", f"node/{node}", "--for=condition=Ready", f"--timeout={DEADLINE_S}s")
 
 

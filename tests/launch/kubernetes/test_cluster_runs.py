@@ -36,6 +36,7 @@ from holdfast.events import (
     FaultAction,
     FaultTarget,
     FindingRaised,
+    NodeRequested,
     Outcome,
     RankExited,
     RanksStarted,
@@ -44,6 +45,7 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.findings import Finding, Severity
+from holdfast.host import processes
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.submit.submit_process import SubmitProcess
 from holdfast.launch.kubernetes.sync.code_upload import MAX_CODE_IN_SECRET_BYTES
@@ -53,7 +55,9 @@ from holdfast.protocol.orders import OLDEST_PROTOCOL, PROTOCOL
 from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.run_dir import RunDir
-from lab import Lab
+from lab import Lab, NodeState
+from lab.kubelet.container import MARK
+from lab.lab import FOUR_NODES
 from lab.traefik_gateway import NAME as GATEWAY
 from lab.traefik_gateway import traefik_gateway
 from lab.volcano_scheduler import make_queue, volcano_scheduler
@@ -139,6 +143,11 @@ class Site:
         eviction = json.dumps({"apiVersion": "policy/v1", "kind": "Eviction", "metadata": meta})
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
         self.kubectl("create", "--raw", path, "-f", "-", input=eviction)
+
+    def volume(self) -> Path:
+        """The files of the volume."""
+        name = self.kubectl("get", "pvc", "home", "-o", "jsonpath={.spec.volumeName}")
+        return Path(self.lab.kubectl("get", "pv", name, "-o", "jsonpath={.spec.hostPath.path}{.spec.local.path}"))
 
     def left(self) -> list[str]:
         return objects_left(self.lab, self.namespace)
@@ -251,8 +260,7 @@ def test_ranks_see_their_own_folders_and_no_key_ever_lies_on_the_volume(
     until(lambda: "knows" in "".join(_written(other, attempt=0)), "another run is there")
     run = site.start("python", "look.py", secrets=secret, recovery="{max_restarts: 3}")
     until(lambda: len([each for each in _written(run, attempt=0) if "knows" in each]) == 2, "both ranks look")
-    volume = site.kubectl("get", "pvc", "home", "-o", "jsonpath={.spec.volumeName}")
-    claim = Path(site.lab.kubectl("get", "pv", volume, "-o", "jsonpath={.spec.hostPath.path}{.spec.local.path}"))
+    claim = site.volume()
 
     # A controller that is replaced finds its keys, and gives the secrets to ranks that it restarts.
     site.kubectl("delete", "pod", "-l", f"holdfast/run={run.run_id},holdfast/part=controller", "--wait=false")
@@ -1180,23 +1188,82 @@ def test_node_with_a_failed_device_moves_to_another_machine(site: Site) -> None:
     to_its_end(later)
 
 
+OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+MACHINE_LOSSES = (
+    (NodeState.OFF, ()),  # sooner than Kubernetes knows about the machine: the scheduler may choose it again
+    (NodeState.OFF, ("taint", "node", "MACHINE", f"{OUT_OF_SERVICE}=nodeshutdown:NoExecute")),
+    (NodeState.OFF, ("delete", "node", "MACHINE")),
+    (NodeState.SHUT_DOWN, ()),
+)
+"""States of machines that are lost, and what an administrator then tells the cluster."""
+
+
 def test_lost_machines_nodes_move_and_the_others_stay(site: Site) -> None:
-    # Sooner than Kubernetes knows about the machine: the scheduler may choose it again.
     run = site.stepper(**{"recovery.node_grace_s": 6})
-    nodes = site.pods("node")
     (controller,) = site.pods("controller").values()
-    machines = {pod: _machine(site, pod) for pod in nodes.values()}
-    lost = min(machines, key=lambda pod: machines[pod] == _machine(site, controller))
-    site.lab.set_power(machines[lost], on=False)
-    try:
-        steps_on(run, restarts=1)
-        kept = {uid for uid, pod in nodes.items() if machines[pod] != machines[lost]}
-        assert set(site.pods("node")) & set(nodes) == kept
-    finally:
-        site.lab.set_power(machines[lost], on=True)
+    for restarts, (state, words) in enumerate(MACHINE_LOSSES, 1):
+        nodes = site.pods("node")
+        machines = {pod: _machine(site, pod) for pod in nodes.values()}
+        lost = min(machines.values(), key=lambda machine: machine == _machine(site, controller))
+        with in_state(site.lab, lost, state):
+            if words:
+                site.lab.kubectl(*(lost if word == "MACHINE" else word for word in words))
+            steps_on(run, restarts=restarts)
+            kept = {uid for uid, pod in nodes.items() if machines[pod] != lost}
+            assert set(site.pods("node")) & set(nodes) == kept
+            assert lost in _reasons(run)[-1]
     api.cancel(run)
     to_its_end(run)
     until(lambda: not site.left(), "nothing is left")
+
+
+def test_node_of_a_silent_kubelet_runs_on_and_is_fenced_once_its_pod_is_given_up(site: Site) -> None:
+    """Of four machines, three have a node each: one's kubelet is silent, one's disk is full, one's Node is deleted."""
+    run = site.stepper(nodes=3, **{"resources.cpu": 100})
+    (controller,) = site.pods("controller").values()
+    machines, busy = _machines(site), _machine(site, controller)
+    silent, full = [node for node, machine in enumerate(machines) if machine != busy][:2]
+    (old,) = (uid for uid, name in site.pods("node").items() if f"-node-{silent}-" in name)
+    with in_state(site.lab, machines[silent], NodeState.KUBELET_DOWN):
+        with in_state(site.lab, machines[full], NodeState.DISK_FULL):
+            steps_on(run, restarts=1)
+            assert f"{machines[full]} is gone: Evicted: The node was low on resource" in _reasons(run)[-1]
+
+        # The cluster gives its pod up, and makes another one, which waits: the run has its node.
+        (deleted,) = {machine.name for machine in FOUR_NODES} - set(machines)  # where that node is now
+        site.lab.kubectl("delete", "node", deleted)
+        until(lambda: old not in (there := site.pods("node")) and len(there) == 3, "its pod has a successor")
+        steps_on(run, restarts=1)
+        site.lab.set_state(deleted, NodeState.ON)
+
+        name = site.kubectl("get", "pods", "-o", f"jsonpath={{.items[?(@.metadata.uid=='{old}')].metadata.name}}")
+        site.kubectl("delete", "pod", name, "--grace-period=0", "--force")
+        steps_on(run, restarts=2)
+        until(lambda: not processes.by_env(processes.all_pids(), **{MARK: f"{old}/node"}), "its processes have ended")
+    steps_on(run, restarts=2)
+    for steps in sorted(site.volume().rglob("steps-*.txt")):
+        done = [tuple(map(int, row.split()[:2])) for row in steps.read_text().splitlines()]
+        assert [attempt for attempt, _ in done] == sorted(attempt for attempt, _ in done), steps
+        assert {step for _, step in done} == set(range(1, done[-1][1] + 1)), steps
+    api.cancel(run)
+    to_its_end(run)
+
+
+@contextlib.contextmanager
+def in_state(lab: Lab, machine: str, state: NodeState) -> Generator[None]:
+    """A machine with a fault."""
+    lab.set_state(machine, state)
+    try:
+        yield
+    finally:
+        lab.set_state(machine, NodeState.ON)
+        if OUT_OF_SERVICE in lab.kubectl("get", "node", machine, "-o", "jsonpath={.spec.taints[*].key}"):
+            lab.kubectl("taint", "node", machine, f"{OUT_OF_SERVICE}-")
+
+
+def _reasons(run: RunDir) -> list[str]:
+    """Why each node was replaced."""
+    return [event.reason for event in api.events(run) if isinstance(event, NodeRequested) and event.generation]
 
 
 def _taken(run: RunDir) -> bool:
