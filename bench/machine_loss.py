@@ -8,6 +8,9 @@ whole (`failurePolicy: {maxRestarts}`). It never restarts by itself: its Job wai
 and no kubelet is left to end that pod. So the bench does what an administrator, or a remediation operator, does:
 it sets the taint `out-of-service` on the machine. holdfast gets no such help.
 
+The same is measured for a run with a placement: there Kueue must assign another machine, which it does once the machine
+is NotReady and the pods there are deleted (`TASReplaceNodeOnPodTermination`). holdfast deletes them.
+
 tuned: the machine gets the taint as soon as it is NotReady, which in the lab is 10 s after its last heartbeat;
 `recovery.node_grace_s` is 10. defaults: the machine gets the taint when Kubernetes evicts its pods, after the default
 toleration of 300 s; `recovery.node_grace_s` is 45, its default.
@@ -43,6 +46,34 @@ BEYOND_GRACE_S, SHARE_GOAL = 10.0, 0.3
 SHOWN = 40
 """Log lines that are shown for a run that does not resume."""
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
+PLACED = "B placed"
+"""holdfast, with machines that Kueue assigns."""
+BLOCK = "cloud.provider.com/topology-block"
+KUEUE = f"""
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: Topology
+metadata: {{name: machines}}
+spec: {{levels: [{{nodeLabel: {BLOCK}}}, {{nodeLabel: kubernetes.io/hostname}}]}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ResourceFlavor
+metadata: {{name: machines}}
+spec: {{nodeLabels: {{kubernetes.io/os: linux}}, topologyName: machines}}
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: ClusterQueue
+metadata: {{name: machines}}
+spec:
+  namespaceSelector: {{}}
+  resourceGroups:
+  - coveredResources: [cpu]
+    flavors: [{{name: machines, resources: [{{name: cpu, nominalQuota: 10000}}]}}]
+---
+apiVersion: kueue.x-k8s.io/v1beta2
+kind: LocalQueue
+metadata: {{name: machines}}
+spec: {{clusterQueue: machines}}
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,17 +145,25 @@ def main() -> None:
     done = dict[str, list[Round]]()
     with lab_cluster.site() as site:
         shutil.copy(PROGRAMS / "resumable_loop.py", site.folder)
+        site.kubectl("create", "-f", "-", input=KUEUE)
+        site.kubectl("wait", "clusterqueue/machines", "--for=condition=Active", f"--timeout={STARTED_S:g}s")
         for name in (name for name in PARTS if options.only in (None, name)):
             done[name] = _rounds(site, PARTS[name], rounds)
     say("")
-    say(table(("part", "goal", "measured", "holdfast", "JobSet with the taint", "met"), list(map(_row, done.items()))))
+    columns = ("part", "goal", "measured", "holdfast", "placed by Kueue", "JobSet with the taint", "met")
+    say(table(columns, list(map(_row, done.items()))))
     result_file.save(
         options.json, "A machine lost on Kubernetes", [one for part in done.items() for one in _results(*part)]
     )
 
 
 def _rounds(site: lab_cluster.LabSite, part: Part, rounds: int) -> list[Round]:
-    sides = {PEER: lambda: _peer_s(site, part), OURS: lambda: _ours_s(site, part)}
+    placed = {"queue": "machines", "placement": BLOCK}
+    sides = {
+        PEER: lambda: _peer_s(site, part),
+        OURS: lambda: _ours_s(site, part, {}),
+        PLACED: lambda: _ours_s(site, part, placed),
+    }
     done = list[Round]()
     for index in range(rounds):
         order = list(sides) if index % 2 == 0 else list(reversed(sides))
@@ -133,9 +172,9 @@ def _rounds(site: lab_cluster.LabSite, part: Part, rounds: int) -> list[Round]:
     return done
 
 
-def _ours_s(site: lab_cluster.LabSite, part: Part) -> float:
+def _ours_s(site: lab_cluster.LabSite, part: Part, more: Mapping[str, str]) -> float:
     out = site.out()
-    fields = {"recovery.node_grace_s": part.node_grace_s, "resources.cpu": CPUS}
+    fields = {"recovery.node_grace_s": part.node_grace_s, "resources.cpu": CPUS, **more}
     load_gate.wait_until_idle()
     run = api.start(site.job("python", "resumable_loop.py", str(out), **fields), "lab", base=site.folder)
     try:
@@ -229,7 +268,7 @@ def _story(run: RunDir) -> str:
 
 def _row(part: tuple[str, Sequence[Round]]) -> tuple[str, ...]:
     name, rounds = part
-    ours, theirs = ([each[side] for each in rounds] for side in (OURS, PEER))
+    ours, placed, theirs = ([each[side] for each in rounds] for side in (OURS, PLACED, PEER))
     ratio = estimate([each[OURS] / each[PEER] for each in rounds])
     goal_s = PARTS[name].node_grace_s + BEYOND_GRACE_S
     met = (estimate(ours).median <= goal_s, ratio.median <= SHARE_GOAL)
@@ -239,6 +278,7 @@ def _row(part: tuple[str, Sequence[Round]]) -> tuple[str, ...]:
         f"<= {goal_s:g} s, <= {SHARE_GOAL}x",
         f"{ratio}x",
         f"{estimate(ours)} s",
+        f"{estimate(placed)} s",
         f"{estimate(theirs)} s",
         verdict,
     )
@@ -249,9 +289,12 @@ def _results(name: str, rounds: Sequence[Round]) -> list[result_file.Result]:
     claim = f"power cut → first step, `node_grace_s: {part.node_grace_s:g}`"
     ours = estimate([each[OURS] for each in rounds]).median
     ratio = estimate([each[OURS] / each[PEER] for each in rounds]).median
+    placed = estimate([each[PLACED] for each in rounds]).median
+    goal_s = part.node_grace_s + BEYOND_GRACE_S
     return [
-        result_file.absolute(claim, ours, "s", goal=part.node_grace_s + BEYOND_GRACE_S, decimals=1),
+        result_file.absolute(claim, ours, "s", goal=goal_s, decimals=1),
         result_file.absolute(claim, ratio, "×", goal=SHARE_GOAL, peer="JobSet"),
+        result_file.absolute(f"{claim}, placed by Kueue", placed, "s", goal=goal_s, decimals=1),
     ]
 
 
