@@ -219,6 +219,8 @@ def test_replacement_avoids_the_machine_of_a_failed_device(play: Play, lab: Lab)
         assert listed["pretended-spare"].runs == ("run",)
         unschedulable, _, why = (await here.kubectl("get", "node", "pretended", "-o", CORDON)).partition(" ")
         assert (unschedulable, why.partition(",")[0]) == ("true", "pretended: gpu-failed")
+        await here.kubectl("wait", "node/pretended", f"--for=jsonpath={TAINT}=NoSchedule", "--timeout=60s")
+        assert f"holdfast/quarantine: {why}\n" in await here.kubectl("describe", "node", "pretended")
         await here.kubectl("uncordon", "pretended")
         assert await here.machine_of_later_run(await quarantined_machines(cluster)) == "pretended-spare"
         assert await release(cluster, "gpus", "pretended") == ()
@@ -234,6 +236,7 @@ def test_replacement_avoids_the_machine_of_a_failed_device(play: Play, lab: Lab)
     play(scene)
 
 
+TAINT = '{.spec.taints[?(@.key=="node.kubernetes.io/unschedulable")].effect}'
 CORDON = r"jsonpath={.spec.unschedulable} {.metadata.annotations.holdfast/quarantine}"
 
 
