@@ -20,6 +20,8 @@ RUNS/<run id>/
     ca.pem, identity.pem    if agents connect over a network: the CA for agents, and the controller's key (0600),
                             deleted with the secrets; on Kubernetes none of these four are in the folder: the
                             controller reads them from its Secret
+    mesh/                   with Monarch on other machines: its CA with the key, and its client's certificate (0600);
+                            deleted with the secrets
     controller.log          the controller's log output
     lighthouse.sock, .port, .log   with replicas: the quorum service's control socket, port and log
     code/                   the shipped code: DIGEST.tar, and DIGEST/ where this machine's nodes unpack it
@@ -37,6 +39,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,6 +198,10 @@ class RunDir:
         return self._secrets_path / "identity.pem"
 
     @property
+    def mesh(self) -> Path:
+        return self.path / "mesh"
+
+    @property
     def _secrets_path(self) -> Path:
         return self.secrets_dir or self.path
 
@@ -204,6 +211,7 @@ class RunDir:
             return
         self.secrets.unlink(missing_ok=True)
         self.identity.unlink(missing_ok=True)
+        shutil.rmtree(self.mesh, ignore_errors=True)
 
     @property
     def checkpoints(self) -> Path:

@@ -92,9 +92,10 @@ def accepted(base: Path, target: str) -> dict[str, str]:
 
 def remove_sockets(base: Path, run: str, node: str) -> None:
     """Delete what a lost node would have deleted, on Slurm, where nodes share this machine's disk."""
-    sockets = base / "nodes" / "runs" / run / "nodes" / node / "sockets"
-    if sockets.is_symlink():
-        shutil.rmtree(sockets.readlink())
+    folders = base / "nodes" / "runs" / run / "nodes"
+    for sockets in (folders / node / "sockets", folders / node.replace("node", "monarch") / "sockets"):
+        if sockets.is_symlink():
+            shutil.rmtree(sockets.readlink())
 
 
 def write_target(base: Path, name: str, text: str) -> None:

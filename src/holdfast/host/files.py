@@ -15,6 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+LOG_TAIL_BYTES = 4096
+"""Bytes at the end of a log in which its last lines are."""
+
 MAX_SMALL_FILE_BYTES = 64 << 20
 """Largest file that is read as a whole: a thousand times the largest that holdfast writes."""
 
@@ -96,6 +99,16 @@ def read_line(path: Path) -> str:
         return read_small(path).decode().strip()
     except UnicodeDecodeError:
         raise UnexpectedFile(errno.EINVAL, "it is no text", str(path)) from None
+
+
+def lines_at_end(path: Path) -> tuple[str, ...]:
+    """The last lines of a log that are not empty; none if it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))
+            return tuple(line for line in file.read().decode(errors="replace").splitlines() if line.strip())
+    except OSError:
+        return ()
 
 
 def read_object(path: Path) -> dict[str, Any]:

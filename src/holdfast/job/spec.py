@@ -698,7 +698,7 @@ class Job(Model):
     placement: Annotated[Placement | None, _shorthand("placement", str | Placement | None)] = None
     """Which part of a cluster's network has all nodes; none means anywhere."""
     orchestrator: Orchestrator = Orchestrator.HOLDFAST
-    """What starts each node's agent; `monarch` needs the extra `monarch`, and a local target."""
+    """What starts each node's agent; `monarch` needs the extra `monarch`, and a target other than Kubernetes."""
 
     @property
     def local_world_size(self) -> int:

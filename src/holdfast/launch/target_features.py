@@ -10,7 +10,9 @@ TARGETS: Mapping[str, str] = {
     "netns": "local, `netns`",
     "monarch": "local, Monarch",
     "hosts": "hosts",
+    "hosts_monarch": "hosts, Monarch",
     "slurm": "Slurm",
+    "slurm_monarch": "Slurm, Monarch",
     "kubernetes": "Kubernetes",
 }
 """The targets, with their names in a table."""
@@ -35,13 +37,16 @@ class Feature(StrEnum):
 
 
 HERE = "the controller is on that machine"
+NODES_LEAVE = "a node that an allocation has lost does not return to it"
 
 REASONS: Mapping[tuple[Feature, str], str] = {
-    (Feature.SHAPE_GROWTH, "slurm"): "a node that an allocation has lost does not return to it",
+    (Feature.SHAPE_GROWTH, "slurm"): NODES_LEAVE,
+    (Feature.SHAPE_GROWTH, "slurm_monarch"): NODES_LEAVE,
     (Feature.SUBMITTER_LEAVES, "local"): HERE,
     (Feature.SUBMITTER_LEAVES, "netns"): HERE,
     (Feature.SUBMITTER_LEAVES, "monarch"): HERE,
     (Feature.SUBMITTER_LEAVES, "hosts"): HERE,
+    (Feature.SUBMITTER_LEAVES, "hosts_monarch"): HERE,
 }
 """Why a target cannot do something."""
 
@@ -54,6 +59,18 @@ UNTESTED = frozenset(
     {
         (Feature.RESUME, "netns"),
         (Feature.RESUME, "monarch"),
+        (Feature.RANK_RAISES, "hosts_monarch"),
+        (Feature.HANG, "hosts_monarch"),
+        (Feature.SHAPE_CHANGE, "hosts_monarch"),
+        (Feature.SHAPE_GROWTH, "hosts_monarch"),
+        (Feature.RESUME, "hosts_monarch"),
+        (Feature.REPLICAS, "hosts_monarch"),
+        (Feature.RANK_RAISES, "slurm_monarch"),
+        (Feature.HANG, "slurm_monarch"),
+        (Feature.SHAPE_CHANGE, "slurm_monarch"),
+        (Feature.RESUME, "slurm_monarch"),
+        (Feature.REPLICAS, "slurm_monarch"),
+        (Feature.SUBMITTER_LEAVES, "slurm_monarch"),
         (Feature.RANK_RAISES, "kubernetes"),
         (Feature.HANG, "kubernetes"),
         (Feature.CODE_SHIPPED, "kubernetes"),

@@ -26,7 +26,9 @@ def target(**fields: object) -> TargetSpec:
 
 def facts(host: str, **fields: object) -> HostFacts:
     known = {"hostname": host, "address": f"10.0.0.{len(host)}", "port": 1, "gpus": 8, "cpus": 4, "holder": ""}
-    return HostFacts(host=host, **{**known, "memory_bytes": 1 << 30, "programs": ("python",), **fields})  # pyright: ignore[reportArgumentType]
+    return HostFacts(
+        host=host, **{**known, "memory_bytes": 1 << 30, "programs": ("python",), "monarch": "0.7.0", **fields}
+    )  # pyright: ignore[reportArgumentType]
 
 
 def codes(wanted: Job, spec: TargetSpec, home: Path) -> dict[str, Severity]:

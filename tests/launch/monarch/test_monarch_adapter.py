@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from holdfast.launch.monarch.monarch_checks import SUPPORTED
-from holdfast.launch.monarch.monarch_messages import FromClient, PlaceAgent, decode_to_client, encode
+from holdfast.launch.monarch.monarch_messages import AgentPlacement, FromClient, PlaceAgent, decode_to_client, encode
 
 ROOT = Path(__file__).parents[3]
 
@@ -50,6 +50,6 @@ def test_one_file_imports_monarch() -> None:
 
 
 def test_message_arrives_as_it_was_sent() -> None:
-    sent = PlaceAgent(node=3, generation=2, order="/run/agent-start.json")
+    sent = PlaceAgent(node=3, generation=2, where=AgentPlacement(order="/run/agent-start.json"))
     assert decode_to_client(encode(sent)) == sent
     assert FromClient is not PlaceAgent

@@ -24,7 +24,7 @@ from holdfast.launch.local.run_network import SharedNetwork
 from holdfast.launch.monarch.client_process import LOG_NAME, client_folder
 from holdfast.launch.monarch.monarch_backend import MonarchBackend
 from holdfast.launch.monarch.monarch_link import MonarchLink
-from holdfast.launch.monarch.monarch_messages import MESH_RECORD_NAME
+from holdfast.launch.monarch.monarch_messages import MESH_RECORD_NAME, AgentPlacement
 from holdfast.run_dir import AGENT_RECORD_NAME, RunDir
 
 NODE = NodeId(node=0, generation=0)
@@ -74,7 +74,7 @@ def test_agent_that_is_requested_after_the_end_fails_at_once(folder: RunDir) -> 
         link.start()
         await link.close()
         with pytest.raises(HoldfastError, match="the run ends"):
-            await link.place(NODE, folder.path / "order")
+            await link.place(NODE, AgentPlacement(order="order"))
 
     asyncio.run(place_late())
     assert not client_folder(folder).exists()
@@ -87,7 +87,7 @@ def test_agent_is_refused_at_once_if_no_client_starts(folder: RunDir) -> None:
         link = MonarchLink(folder, on_message=print, on_lost=print)
         try:
             with pytest.raises(HoldfastError, match="its client has ended"):
-                await link.place(NODE, folder.path / "order")
+                await link.place(NODE, AgentPlacement(order="order"))
         finally:
             await link.close()
 

@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.launch.changed_files import CHUNK_BYTES, SYNCED_FILES
+from holdfast.launch.monarch.mesh_tls import MeshIdentity
 
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -56,6 +57,15 @@ class StartNode(_Message, frozen=True, kw_only=True, tag="start"):
     node_grace_s: float
     stop_grace_s: float
     memory_bytes: int | None
+    mesh: MeshIdentity | None = None
+    """Has Monarch start the agent: the host starts Monarch's process with it, and answers with NodePrepared."""
+
+
+class WatchNode(_Message, frozen=True, kw_only=True, tag="watch"):
+    """Report the end of a node whose agent Monarch has started."""
+
+    node: int
+    generation: int
 
 
 class RemoveNode(_Message, frozen=True, kw_only=True, tag="remove"):
@@ -89,6 +99,17 @@ class HostBusy(_Message, frozen=True, kw_only=True, tag="busy"):
     """Another run has the host."""
 
     reason: Text
+
+
+class NodePrepared(_Message, frozen=True, kw_only=True, tag="prepared"):
+    """Monarch can start the agent of a node."""
+
+    node: int
+    generation: int
+    mesh: Name
+    """Address of Monarch's process on the host, in Monarch's notation."""
+    order: Text
+    """File of the AgentOrder there."""
 
 
 class NodeRunning(_Message, frozen=True, kw_only=True, tag="running"):
@@ -137,11 +158,12 @@ class FileChunk(_Message, frozen=True, kw_only=True, tag="file"):
     bytes: Annotated[int, msgspec.Meta(ge=0, le=CHUNK_BYTES)]
 
 
-ToHost = Setup | ReserveHost | ReleaseHost | StartNode | RemoveNode | EndRun
+ToHost = Setup | ReserveHost | ReleaseHost | StartNode | WatchNode | RemoveNode | EndRun
 FromHost = (
     HostReady
     | HostReserved
     | HostBusy
+    | NodePrepared
     | NodeRunning
     | NodeEnded
     | NodeRemoved

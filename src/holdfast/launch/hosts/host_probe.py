@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import sys
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from holdfast.launch.hosts.host_lock import lock_host
@@ -46,8 +47,16 @@ def _facts(address: str, port: int, programs: list[str], paths: list[str]) -> di
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "holder": held if isinstance(held, str) else "",
         "programs": [program for program in programs if shutil.which(program)],
+        "monarch": _monarch(),
         "paths": [path for path in paths if os.access(path, os.R_OK)],
     }
+
+
+def _monarch() -> str:
+    try:
+        return version("torchmonarch")
+    except PackageNotFoundError:
+        return ""
 
 
 def _connect(host: str, port: int) -> str:

@@ -32,6 +32,7 @@ from holdfast.launch.hosts.host_messages import (
     HostReserved,
     NodeEnded,
     NodeNotStarted,
+    NodePrepared,
     NodeRemoved,
     NodeRunning,
     ReleaseHost,
@@ -40,10 +41,15 @@ from holdfast.launch.hosts.host_messages import (
     RunEnded,
     Setup,
     StartNode,
+    WatchNode,
     decode_to_host,
     encode,
 )
 from holdfast.launch.local.node_processes import AgentStart, NodeProcesses
+from holdfast.launch.monarch.mesh_tls import MeshIdentity
+from holdfast.launch.monarch.mesh_watch import MeshWatch
+from holdfast.launch.monarch.monarch_host import remove_host, start_host
+from holdfast.launch.monarch.monarch_messages import write_order
 from holdfast.protocol import routes
 from holdfast.run_dir import RunDir, runs_root
 
@@ -71,6 +77,7 @@ class HostProcess:
         self._sending = asyncio.Lock()
         """Held while changed files are sent, so that their order is that of the offsets."""
         self._processes = NodeProcesses(self._folder, setup.node_slots, self._on_exit)
+        self._meshes = MeshWatch(self._folder, self._processes)
 
     def begin(self) -> None:
         """Say what is here, and watch the agents that an earlier process started."""
@@ -88,7 +95,7 @@ class HostProcess:
             if (node_id.node, node_id.generation) in self._setup.nodes:  # another host may share the folder
                 self._watch(node_id)
 
-    async def handle(self, message: ReserveHost | ReleaseHost | StartNode | RemoveNode | EndRun) -> None:
+    async def handle(self, message: ReserveHost | ReleaseHost | StartNode | WatchNode | RemoveNode | EndRun) -> None:
         """Carry out a message."""
         match message:
             case ReserveHost():
@@ -97,9 +104,13 @@ class HostProcess:
                 self._release()
             case StartNode():
                 await asyncio.to_thread(self._processes.kill_unrecorded, _id(message))
-                self._start(message)
+                await self._start(message)
+            case WatchNode():
+                self._watch(_id(message))
             case RemoveNode():
+                self._meshes.forget(_id(message))
                 await asyncio.to_thread(self._processes.remove, _id(message))
+                remove_host(self._folder, _id(message))
                 await self.send_changes()
                 self._send(NodeRemoved(node=message.node, generation=message.generation))
             case EndRun():
@@ -154,7 +165,7 @@ class HostProcess:
             each.close()
         self._reserved = ()
 
-    def _start(self, wanted: StartNode) -> None:
+    async def _start(self, wanted: StartNode) -> None:
         node_id = _id(wanted)
         if self._processes.has_agent(node_id):
             self._watch(node_id)
@@ -162,31 +173,45 @@ class HostProcess:
         if busy := self._reserve():
             self._send(NodeNotStarted(node=wanted.node, generation=wanted.generation, reason=busy))
             return
+        how = AgentStart(
+            url=f"wss://{self._setup.controller_host}:{self._setup.controller_port}{routes.AGENT_SOCKET}",
+            token=wanted.token,
+            address=wanted.address or own_address(),
+            controller_grace_s=wanted.controller_grace_s,
+            node_grace_s=wanted.node_grace_s,
+            stop_grace_s=wanted.stop_grace_s,
+            memory_bytes=wanted.memory_bytes,
+            inherited=tuple(each.fileno() for each in self._reserved),
+        )
         try:
-            self._processes.start(
-                node_id,
-                AgentStart(
-                    url=f"wss://{self._setup.controller_host}:{self._setup.controller_port}{routes.AGENT_SOCKET}",
-                    token=wanted.token,
-                    address=wanted.address or own_address(),
-                    controller_grace_s=wanted.controller_grace_s,
-                    node_grace_s=wanted.node_grace_s,
-                    stop_grace_s=wanted.stop_grace_s,
-                    memory_bytes=wanted.memory_bytes,
-                    inherited=tuple(each.fileno() for each in self._reserved),
-                ),
-            )
+            if wanted.mesh is not None:
+                await self._prepare(node_id, how, wanted.mesh)
+                return
+            self._processes.start(node_id, how)
         except OSError as error:
             self._send(NodeNotStarted(node=wanted.node, generation=wanted.generation, reason=str(error)))
         finally:
             self._release()
         self._watch(node_id)
 
+    async def _prepare(self, node_id: NodeId, how: AgentStart, own: MeshIdentity) -> None:
+        """Have Monarch's process wait for its client, which starts the agent; raises OSError if that is impossible."""
+        order = write_order(self._folder, self._setup.node_slots, node_id, how)
+        try:
+            mesh = await asyncio.to_thread(start_host, self._folder, node_id, own, how.inherited)
+        except OSError:
+            order.unlink()
+            raise
+        prepared = NodePrepared(node=node_id.node, generation=node_id.generation, mesh=mesh, order=str(order))
+        self._send(prepared)
+
     def _watch(self, node_id: NodeId) -> None:
         if self._processes.watch(node_id):
             self._send(NodeRunning(node=node_id.node, generation=node_id.generation))
+        self._meshes.watch(node_id)
 
     def _on_exit(self, node_id: NodeId, reason: str) -> None:
+        reason = self._meshes.take_reason(node_id, reason)
         self._send(NodeEnded(node=node_id.node, generation=node_id.generation, reason=reason[:4096]))
 
     def _delete_files(self) -> None:
@@ -205,7 +230,7 @@ class HostProcess:
         self._output.write(encode(message))
 
 
-def _id(message: StartNode | RemoveNode) -> NodeId:
+def _id(message: StartNode | WatchNode | RemoveNode) -> NodeId:
     return NodeId(node=message.node, generation=message.generation)
 
 

@@ -36,6 +36,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Which run uses it; empty if none does."""
     programs: tuple[str, ...]
     """Programs that were looked for and are there."""
+    monarch: str
+    """Version of Monarch in the job's environment; empty if it is not there."""
     paths: tuple[str, ...] = ()
     """Files and folders that were looked for and are there."""
 

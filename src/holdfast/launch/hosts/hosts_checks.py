@@ -11,6 +11,7 @@ from holdfast.job.quarantine_text import avoided_finding
 from holdfast.job.spec import Job
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.hosts.host_survey import HostFacts, HostSurvey
+from holdfast.launch.monarch.monarch_checks import check_monarch_on_host
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.secret_values import missing_secrets
 
@@ -104,6 +105,7 @@ def _check_host(job: Job, host: HostFacts) -> Iterator[Finding]:
         what = f"{host.host} has no program `{program}`"
         remedy = "Set `ssh.python` in the target to the Python of the job's environment, or install it there."
         yield _error("missing-program", "command", what, remedy, (host.host,))
+    yield from check_monarch_on_host(job, host.host, host.monarch)
     if host.holder:
         yield Finding(
             code="host-in-use",

@@ -2,6 +2,8 @@
 
 How hosts are connected is up to the target: over ssh (hosts_backend.py), or by themselves (slurm/slurm_backend.py). The
 run's folder on this machine records which host has which node, and receives what the node writes.
+
+All that a host says may change where nodes are placed, so this is one long file.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.events import Outcome
 from holdfast.findings import Finding
@@ -19,7 +21,7 @@ from holdfast.host.files import read_line, read_small
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.spec import Job
+from holdfast.job.spec import Job, Orchestrator
 from holdfast.launch.changed_files import write_at
 from holdfast.launch.hosts.host_messages import (
     EndAnnounced,
@@ -31,6 +33,7 @@ from holdfast.launch.hosts.host_messages import (
     HostReserved,
     NodeEnded,
     NodeNotStarted,
+    NodePrepared,
     NodeRemoved,
     NodeRunning,
     ReleaseHost,
@@ -40,13 +43,18 @@ from holdfast.launch.hosts.host_messages import (
     Setup,
     StartNode,
     ToHost,
+    WatchNode,
 )
 from holdfast.launch.local.node_processes import existing_nodes, write_token
 from holdfast.launch.machine_pool import MachinePool
+from holdfast.launch.monarch.monarch_messages import AgentPlacement
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import TokenIssuer
+
+if TYPE_CHECKING:
+    from holdfast.launch.monarch.linked_meshes import LinkedMeshes
 
 REMOVE_TIMEOUT_S = 15.0
 """Longest wait until a connected host has killed a node's processes."""
@@ -88,11 +96,13 @@ class Link(Protocol):
 
 
 class LinkedHosts(ABC):
-    """Places nodes on hosts by their links."""
+    """Places nodes on hosts by their links; with Monarch, its client listens at `monarch_at`, an address and a port."""
 
-    def __init__(self, folder: RunDir, accepted: RunSpec, hosts: tuple[str, ...]) -> None:
+    def __init__(
+        self, folder: RunDir, accepted: RunSpec, hosts: tuple[str, ...], *, monarch_at: tuple[str, int]
+    ) -> None:
         self._folder, self._accepted, self._job = folder, accepted, accepted.job
-        self._observed: asyncio.Queue[NodeObservation] = asyncio.Queue()
+        self._observed: asyncio.Queue[NodeObservation | Finding] = asyncio.Queue()
         self._machines = MachinePool(folder, hosts, have_names=True, quarantine=QuarantineFile(accepted.target))
         self._links: dict[str, Link] = {}
         """By host."""
@@ -111,6 +121,10 @@ class LinkedHosts(ABC):
         self._reserving: dict[str, bool | None] = {}
         """Hosts that this run has asked to keep for it: whether they do; None until they answer."""
         self._cancelled = False
+        self._meshes = self._make_meshes(*monarch_at)
+        self._fenced: dict[NodeId, str] = {}
+        """Why nodes are removed whose end is reported then."""
+        self._fencing: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     def _others_compete(self) -> bool:
@@ -136,6 +150,16 @@ class LinkedHosts(ABC):
     async def _after_cancel(self) -> None:
         """Wait until hosts have deleted the run's files, and give them back."""
 
+    def _mesh_at(self, host: str) -> tuple[str, int]:
+        """Where Monarch's process of a node listens on a connected host: its address, and a port or 0 for any."""
+        there = self._links[host].ready
+        assert there is not None, "nodes start on hosts that are connected"
+        return there.address, 0
+
+    def _tunnel(self, host: str, mesh: str) -> tuple[str, ...]:
+        """The command that lets Monarch's client and its process at `mesh` reach one another; empty if they do."""
+        return ()
+
     def _why_waiting(self) -> str:
         """Why no host is free; empty if that is not known yet."""
         why = "; ".join(f"{host}: {reason}" for host, reason in sorted(self._unusable().items()))
@@ -154,9 +178,11 @@ class LinkedHosts(ABC):
         self._connect()
         self._place()
 
-    async def observe(self) -> AsyncIterator[NodeObservation]:
+    async def observe(self) -> AsyncIterator[NodeObservation | Finding]:
         """Nodes as hosts start them, or say that they have ended; a host that is silent says nothing of its node."""
         self._connect()
+        if self._meshes is not None:
+            self._meshes.start()
         while True:
             yield await self._observed.get()
 
@@ -194,6 +220,8 @@ class LinkedHosts(ABC):
         """Remove every node and the run's files on every host that answers."""
         self._cancelled = True
         self._pending.clear()
+        if self._meshes is not None:
+            await self._meshes.close()
         self._connect()
         await self._before_cancel()
         await asyncio.gather(*(self._remove(node_id, within_s=END_TIMEOUT_S) for node_id in self._existing()))
@@ -341,12 +369,15 @@ class LinkedHosts(ABC):
                 node_grace_s=recovery.node_grace_s,
                 stop_grace_s=recovery.stop_grace_s,
                 memory_bytes=self._job.resources.memory,
+                mesh=self._meshes.identity(*self._mesh_at(host)) if self._meshes is not None else None,
             )
         )
 
     async def _remove(self, node_id: NodeId, within_s: float = 0.0) -> None:
         """Remove a node; if its host is not connected within some time, as soon as it is again."""
         gone = self._removed.setdefault(node_id, asyncio.Event())
+        if self._meshes is not None:
+            self._meshes.forget(node_id)
         link = self._links.get(self._machines.machine(node_id))
         if link is None:
             self._forget(node_id)
@@ -361,7 +392,6 @@ class LinkedHosts(ABC):
     def _forget(self, node_id: NodeId) -> None:
         """The node has no processes any more."""
         (self._folder.node_dir(node_id.node, node_id.generation) / "token").unlink(missing_ok=True)
-        self._ended.discard(node_id)
         if waiting := self._removed.pop(node_id, None):
             waiting.set()
 
@@ -373,6 +403,10 @@ class LinkedHosts(ABC):
                 self._on_reserved(host, True)
             case HostBusy(reason=reason):
                 self._on_reserved(host, False, reason)
+            case NodePrepared(node=node, generation=generation, mesh=mesh, order=order):
+                if self._meshes is not None:
+                    placement = AgentPlacement(order=order, host=mesh, tunnel=self._tunnel(host, mesh))
+                    self._meshes.place(NodeId(node=node, generation=generation), placement)
             case NodeRunning(node=node, generation=generation):
                 node_id = NodeId(node=node, generation=generation)
                 self._created_mark(node_id).touch()
@@ -418,8 +452,57 @@ class LinkedHosts(ABC):
         return self._folder.node_dir(node_id.node, node_id.generation) / CREATED_NAME
 
     def _end(self, node_id: NodeId, reason: str) -> None:
-        self._ended.add(node_id)
-        self._report(node_id, BackendNodeState.TERMINATED, reason)
+        """Report the end of a node's agent, once: Monarch may report it, too."""
+        if node_id not in self._ended:
+            self._ended.add(node_id)
+            self._report(node_id, BackendNodeState.TERMINATED, self._fenced.pop(node_id, reason))
+
+    def _make_meshes(self, address: str, port: int) -> LinkedMeshes | None:
+        """What has Monarch start the agents; None if hosts start them themselves."""
+        if self._job.orchestrator is not Orchestrator.MONARCH:
+            return None
+        from holdfast.launch.monarch.linked_meshes import LinkedMeshes
+
+        return LinkedMeshes(
+            self._folder, address, port, on_placed=self._on_placed, on_end=self._fence, on_lost=self._on_client_lost
+        )
+
+    async def _on_placed(self, node_id: NodeId, *, refusal: str) -> None:
+        """Watch an agent that Monarch has started, or use another host for some time."""
+        if not self._is_wanted(node_id):
+            return
+        host = self._machines.machine(node_id)
+        if not refusal:
+            self._created_mark(node_id).touch()
+            self._links[host].send(WatchNode(node=node_id.node, generation=node_id.generation))
+            return
+        await self._remove(node_id)
+        if node_id in self._removed:  # the host is out of reach, and may have started it
+            self._end(node_id, refusal)
+        else:
+            self._on_refusal(host, node_id, refusal)
+
+    def _fence(self, node_id: NodeId, why: str) -> None:
+        """Remove a node of which Monarch says that it has ended, then report its end."""
+        if self._is_wanted(node_id) and node_id not in self._ended:
+            fencing = asyncio.ensure_future(self._remove_and_end(node_id, why))
+            self._fencing.add(fencing)
+            fencing.add_done_callback(self._fencing.discard)
+
+    async def _remove_and_end(self, node_id: NodeId, why: str) -> None:
+        self._fenced[node_id] = why
+        await self._remove(node_id)
+        self._end(node_id, why)
+
+    def _is_wanted(self, node_id: NodeId) -> bool:
+        return not self._cancelled and node_id not in self._removed and node_id in self._existing()
+
+    def _on_client_lost(self, lost: Finding) -> None:
+        """Have all nodes start again: nothing watches Monarch's processes on their hosts any more."""
+        for node_id in self._existing():
+            if self._created_mark(node_id).exists():
+                self._fence(node_id, lost.what)
+        self._observed.put_nowait(lost)
 
     def _on_refusal(self, host: str, node_id: NodeId, reason: str) -> None:
         """Use another host for some time."""

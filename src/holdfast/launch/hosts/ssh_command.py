@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from holdfast.job.targets import SshSettings
+from holdfast.launch.monarch.mesh_tunnel import REMOTE_COMMAND
 
 CONNECT_TIMEOUT_S = 10
 ALIVE_INTERVAL_S, ALIVE_COUNT = 3, 3
@@ -67,6 +68,16 @@ def ssh_argv(host: str, ssh: SshSettings, base: Path, *, forward: tuple[int, int
     options = [word for name, value in chosen.items() for word in ("-o", f"{name}={value}")]
     ports = _forwarding(forward) if forward else []
     return ["ssh", *_config(ssh, base), *options, *ports, "--", host, _remote_command(ssh.python)]
+
+
+def tunnel_argv(host: str, ssh: SshSettings, base: Path, there: int, here: int) -> list[str]:
+    """The command by which this machine reaches a port of a host's loopback, and the host one of this machine's.
+
+    Each has the same number on both.
+    """
+    options = [word for name, value in (_OPTIONS | _OWN_CONNECTION).items() for word in ("-o", f"{name}={value}")]
+    ports = ["-L", f"127.0.0.1:{there}:127.0.0.1:{there}", *_forwarding((here, here))]
+    return ["ssh", *_config(ssh, base), *options, *ports, "--", host, REMOTE_COMMAND]
 
 
 def unforward_argv(host: str, ssh: SshSettings, base: Path, forward: tuple[int, int]) -> list[str]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
+from holdfast.host.files import lines_at_end
 from holdfast.host.processes import all_pids, by_env, kill_all
 from holdfast.launch.controller_supervisor import controller_grace_s, listen_unix
 from holdfast.launch.local import socket_dir
+from holdfast.launch.monarch.mesh_tls import tls_environ
 from holdfast.run_dir import RunDir
 
 FOLDER_NAME = "monarch"
@@ -22,7 +23,6 @@ FOLDER_NAME = "monarch"
 SOCKET_NAME = "client.sock"
 LOG_NAME = "client.log"
 KILL_TIMEOUT_S = 10.0
-TAIL_BYTES = 4096
 
 
 def client_folder(run: RunDir) -> Path:
@@ -36,16 +36,22 @@ def prestart(run: RunDir) -> None:
         start_client(run)
 
 
-def start_client(run: RunDir) -> subprocess.Popen[bytes]:
-    """Start a client, which accepts connections from now on; raises OSError if that is impossible."""
+def start_client(run: RunDir, address: str = "") -> subprocess.Popen[bytes]:
+    """Start a client, which accepts the controller's connection from now on; raises OSError if that is impossible.
+
+    With an address, such as `10.0.0.1:0`, it listens there for Monarch on other machines, with the certificate in
+    `run.mesh`.
+    """
     own = client_folder(run)
     own.mkdir(parents=True, exist_ok=True, mode=0o700)
     environ = {**os.environ, "HOLDFAST_NODE": _mark(run), "TMPDIR": str(socket_dir.create(own))}
+    if address:
+        environ |= tls_environ(run.mesh)
     with listen_unix(own / SOCKET_NAME) as listening, (own / LOG_NAME).open("ab") as output:
         return subprocess.Popen(
             [
                 *(sys.executable, "-m", "holdfast.launch.monarch.monarch_client"),
-                *(str(run.path), f"{controller_grace_s(run):g}", str(listening.fileno())),
+                *(str(run.path), f"{controller_grace_s(run):g}", str(listening.fileno()), address),
             ],
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -65,18 +71,9 @@ def kill_client(run: RunDir) -> None:
 
 def last_lines(run: RunDir) -> tuple[str, ...]:
     """What the client logged last: Monarch's own words."""
-    return tuple(_lines_at_end(client_folder(run) / LOG_NAME))[-5:]
+    return lines_at_end(client_folder(run) / LOG_NAME)[-5:]
 
 
 def _mark(run: RunDir) -> str:
     """The value of HOLDFAST_NODE in the client and in Monarch's processes, but not in agents."""
     return f"{run.run_id}/{FOLDER_NAME}"
-
-
-def _lines_at_end(path: Path) -> Iterator[str]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            yield from (line for line in file.read().decode(errors="replace").splitlines() if line.strip())
-    except OSError:
-        return

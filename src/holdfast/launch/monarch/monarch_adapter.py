@@ -1,7 +1,8 @@
 """All that holdfast uses of Monarch, which changes its interface between minor versions; needs the extra `monarch`.
 
 Each agent is started by an actor in its own process mesh, of one process: so one can be replaced, at a fresh
-address, while the others run.
+address, while the others run. On other machines it spawns them under a process of Monarch's that holdfast has started
+there (monarch_host.py).
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ import os
 from pathlib import Path
 
 import monarch.actor
-from monarch.actor import Actor, MeshFailure, ProcMesh, endpoint, this_host
+from monarch.actor import (
+    Actor,
+    Future,
+    HostMesh,
+    MeshFailure,
+    ProcMesh,
+    attach_to_workers,
+    endpoint,
+    start_worker_loop_forever,
+    this_host,
+)
+from monarch.config import configure
 
 from holdfast.host.files import atomic_write
 from holdfast.host.processes import identify
@@ -86,22 +98,26 @@ class PlacedAgent:
 
 
 class Meshes:
-    """The process meshes of one run on this machine."""
+    """The process meshes of one run, on this machine or on others."""
 
-    def __init__(self, *, ready: int) -> None:
+    def __init__(self, *, ready: int, address: str) -> None:
+        if address:
+            configure(default_transport=f"tls://{address}")
         # By default any failed mesh ends the client; here `PlacedAgent.ended` raises.
         monarch.actor.unhandled_fault_hook = _log_failure
-        self._host = this_host()
-        self._ready = [self._spawn(f"first_{number}") for number in range(ready)]
+        self._ready = [_spawn(this_host(), f"first_{number}") for number in range(ready)]
         """Meshes that are started before the first orders come."""
 
-    def _spawn(self, name: str) -> tuple[ProcMesh, AgentPlace]:
-        mesh = self._host.spawn_procs(name=name)
-        return mesh, mesh.spawn(name, AgentPlace)
+    async def place(self, name: str, order: Path, host: str) -> PlacedAgent:
+        """Start the agent of an order in a mesh without one, which is here unless `host` is the address of another.
 
-    async def place(self, name: str, order: Path) -> PlacedAgent:
-        """Start the agent of an order in a mesh without one; raises MeshError if that fails."""
-        mesh, place = self._ready.pop() if self._ready else self._spawn(name)
+        Raises MeshError if that fails.
+        """
+        if host:
+            # Not trust in everybody: Monarch reads the certificates from its variables (mesh_tls.py).
+            mesh, place = _spawn(attach_to_workers(ca="trust_all_connections", workers=[host]), name)
+        else:
+            mesh, place = self._ready.pop() if self._ready else _spawn(this_host(), name)
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
                 await place.start.call_one(str(order))
@@ -110,6 +126,16 @@ class Meshes:
             late = f"no answer within {START_TIMEOUT_S:g} s" if isinstance(error, TimeoutError) else ""
             raise MeshError(late or _words(error)) from error
         return PlacedAgent(mesh, place)
+
+
+def serve_host(address: str) -> Future[None]:
+    """Let a client on another machine spawn processes here; the result is there when that has ended."""
+    return start_worker_loop_forever(ca="trust_all_connections", address=address)
+
+
+def _spawn(host: HostMesh, name: str) -> tuple[ProcMesh, AgentPlace]:
+    mesh = host.spawn_procs(name=name)
+    return mesh, mesh.spawn(name, AgentPlace)
 
 
 async def _stop(mesh: ProcMesh) -> None:

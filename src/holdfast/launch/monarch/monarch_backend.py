@@ -6,21 +6,20 @@ An agent outlives its Monarch process for the moment until this backend kills it
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 
 from holdfast.findings import Finding
-from holdfast.host.processes import ProcessId, kill_all, read_process_id
+from holdfast.host.processes import kill_all
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.local.local_backend import LocalBackend
-from holdfast.launch.local.node_processes import open_pidfd
 from holdfast.launch.local.run_network import RunNetwork
+from holdfast.launch.monarch.mesh_watch import MeshWatch, mesh_process
 from holdfast.launch.monarch.monarch_link import MonarchLink
 from holdfast.launch.monarch.monarch_messages import (
-    MESH_RECORD_NAME,
     ORDER_NAME,
     AgentEnded,
+    AgentPlacement,
     FromClient,
     MeshLost,
     write_order,
@@ -38,13 +37,9 @@ class MonarchBackend(LocalBackend):
     def __init__(self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str) -> None:
         super().__init__(folder=folder, accepted=accepted, networks=networks, url=url)
         self._link = MonarchLink(folder, on_message=self._on_message, on_lost=self._on_client_lost)
-        self._watched: set[NodeId] = set()
-        """Nodes whose Monarch process is watched."""
-        self._reasons: dict[NodeId, str] = {}
-        """Why nodes were killed."""
+        self._meshes = MeshWatch(folder, self._processes)
         self._over: set[NodeId] = set()
         """Nodes whose end was reported."""
-        self._killing: set[asyncio.Task[None]] = set()
 
     def observe(self) -> AsyncIterator[NodeObservation | Finding]:
         """The same as on the local target, and each loss of Monarch's client."""
@@ -54,6 +49,8 @@ class MonarchBackend(LocalBackend):
     async def cancel(self) -> None:
         """Remove every node, and Monarch's processes."""
         self._cancelled = True
+        for node_id in self._processes.existing():
+            self._meshes.forget(node_id)
         await self._link.close()
         await super().cancel()
         for order in self._folder.nodes.glob(f"*/{ORDER_NAME}"):  # of a controller that died, with the environment
@@ -76,52 +73,27 @@ class MonarchBackend(LocalBackend):
         slots = self._accepted.job.node_slots
         order = write_order(self._folder, slots, node_id, self._agent_start(node_id))
         try:
-            await self._link.place(node_id, order)
+            await self._link.place(node_id, AgentPlacement(order=str(order)))
         finally:
             order.unlink(missing_ok=True)
 
     def _watch(self, node_id: NodeId) -> None:
         super()._watch(node_id)
-        mesh = self._mesh(node_id)
-        if mesh is None or node_id in self._watched:
-            return
-        self._watched.add(node_id)
-        if (descriptor := open_pidfd(mesh)) is None:
-            self._on_mesh_end(node_id)
-            return
-        asyncio.get_running_loop().add_reader(descriptor, self._on_mesh_exit, descriptor, node_id)
-
-    def _on_mesh_exit(self, descriptor: int, node_id: NodeId) -> None:
-        asyncio.get_running_loop().remove_reader(descriptor)
-        os.close(descriptor)
-        self._on_mesh_end(node_id)
-
-    def _on_mesh_end(self, node_id: NodeId) -> None:
-        """Fence a node whose Monarch process has ended: the agent notices nothing of that."""
-        self._fence(node_id, "its Monarch process has ended")
+        self._meshes.watch(node_id)
 
     def _on_message(self, message: FromClient) -> None:
         match message:
             case AgentEnded(reason=reason):
                 self._report_end(message.node_id, reason)
             case MeshLost(reason=reason):
-                self._fence(message.node_id, f"Monarch: {reason}")
+                self._meshes.fence(message.node_id, f"Monarch: {reason}")
             case _:
                 pass
 
     def _on_client_lost(self, lost: Finding) -> None:
         for node_id in self._live():
-            self._fence(node_id, lost.what)
+            self._meshes.fence(node_id, lost.what)
         self._observed.put_nowait(lost)
-
-    def _fence(self, node_id: NodeId, why: str) -> None:
-        """Kill the processes of a node, whose end is then seen as any other's."""
-        if self._cancelled or not self._processes.alive(node_id):
-            return
-        self._reasons.setdefault(node_id, why)
-        killing = asyncio.ensure_future(asyncio.to_thread(self._processes.kill_unrecorded, node_id))
-        self._killing.add(killing)
-        killing.add_done_callback(self._killing.discard)
 
     def _on_exit(self, node_id: NodeId, reason: str) -> None:
         asyncio.get_running_loop().call_later(REASON_WAIT_S, self._report_end, node_id, reason)
@@ -129,14 +101,11 @@ class MonarchBackend(LocalBackend):
     def _report_end(self, node_id: NodeId, reason: str) -> None:
         if node_id not in self._over:
             self._over.add(node_id)
-            self._report(node_id, BackendNodeState.TERMINATED, self._reasons.pop(node_id, reason))
-
-    def _mesh(self, node_id: NodeId) -> ProcessId | None:
-        """The Monarch process of a node."""
-        return read_process_id(self._folder.node_dir(node_id.node, node_id.generation) / MESH_RECORD_NAME)
+            self._report(node_id, BackendNodeState.TERMINATED, self._meshes.take_reason(node_id, reason))
 
     def _remove(self, node_id: NodeId) -> None:
+        self._meshes.forget(node_id)
         super()._remove(node_id)
         # Monarch stops the mesh of an agent that has ended, unless the process is stuck.
-        if (mesh := self._mesh(node_id)) is not None:
+        if (mesh := mesh_process(self._folder, node_id)) is not None:
             kill_all(lambda: [mesh.pid] if mesh.alive else [], within_s=KILL_TIMEOUT_S)

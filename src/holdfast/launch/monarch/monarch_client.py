@@ -1,4 +1,6 @@
-"""Monarch's client of one run: `python -m holdfast.launch.monarch.monarch_client RUN GRACE_S DESCRIPTOR`.
+"""Monarch's client of one run: `python -m holdfast.launch.monarch.monarch_client RUN GRACE_S DESCRIPTOR ADDRESS`.
+
+ADDRESS is where Monarch on other machines reaches it; empty if all agents are on this one.
 
 A separate process, because a failure inside Monarch can end its client. It serves one controller after the other on
 the listening socket that it inherits, and ends when none has come for GRACE_S. Monarch's processes end with it.
@@ -16,15 +18,19 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.host.files import read_object
 from holdfast.host.process_limits import receive_signals
+from holdfast.job.backend import NodeId
+from holdfast.launch.monarch.mesh_tunnel import open_tunnel
 from holdfast.launch.monarch.monarch_messages import (
     HEARTBEAT_S,
     AgentEnded,
     AgentNotPlaced,
     AgentPlaced,
     ClientAlive,
+    ForgetAgent,
     FromClient,
     MeshLost,
     PlaceAgent,
+    ToClient,
     decode_to_client,
     encode,
 )
@@ -43,7 +49,7 @@ class MonarchClient:
         self._meshes = meshes
         self._outgoing: asyncio.Queue[FromClient] = asyncio.Queue()
         """Kept while no controller is connected."""
-        self._agents: set[asyncio.Task[None]] = set()
+        self._agents: dict[NodeId, asyncio.Task[None]] = {}
         self.left = asyncio.Event()
         """Set while no controller is connected."""
         self.left.set()
@@ -57,9 +63,7 @@ class MonarchClient:
         sending = [asyncio.ensure_future(self._send(writer)), asyncio.ensure_future(self._send_heartbeats())]
         try:
             while line := await reader.readline():
-                agent = asyncio.ensure_future(self._keep(decode_to_client(line)))
-                self._agents.add(agent)
-                agent.add_done_callback(self._agents.discard)
+                self._handle(decode_to_client(line))
         except OSError as error:
             log.warning("the controller's connection failed: %s", error)
         finally:
@@ -68,6 +72,14 @@ class MonarchClient:
             writer.close()
             self.joined.clear()
             self.left.set()
+
+    def _handle(self, message: ToClient) -> None:
+        match message:
+            case PlaceAgent():
+                self._agents[message.node_id] = asyncio.ensure_future(self._keep(message))
+            case ForgetAgent():
+                if (agent := self._agents.pop(message.node_id, None)) is not None:
+                    agent.cancel()
 
     async def _send(self, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):  # the reader ends too
@@ -84,26 +96,27 @@ class MonarchClient:
         """Place an agent, and report its end."""
         from holdfast.launch.monarch.monarch_adapter import MeshError
 
-        node, generation = wanted.node, wanted.generation
+        node, generation, where = wanted.node, wanted.generation, wanted.where
         try:
-            agent = await self._meshes.place(f"node{node}_{generation}", Path(wanted.order))
-        except MeshError as error:
+            async with open_tunnel(where.tunnel):
+                agent = await self._meshes.place(f"node{node}_{generation}", Path(where.order), where.host)
+                self._outgoing.put_nowait(AgentPlaced(node=node, generation=generation))
+                try:
+                    reason = await agent.ended()
+                except MeshError as error:
+                    self._outgoing.put_nowait(MeshLost(node=node, generation=generation, reason=str(error)))
+                else:
+                    self._outgoing.put_nowait(AgentEnded(node=node, generation=generation, reason=reason))
+                if not where.host:  # else its host process is killed, too
+                    await agent.stop()
+        except (OSError, MeshError) as error:
             self._outgoing.put_nowait(AgentNotPlaced(node=node, generation=generation, reason=str(error)))
-            return
-        self._outgoing.put_nowait(AgentPlaced(node=node, generation=generation))
-        try:
-            reason = await agent.ended()
-        except MeshError as error:
-            self._outgoing.put_nowait(MeshLost(node=node, generation=generation, reason=str(error)))
-        else:
-            self._outgoing.put_nowait(AgentEnded(node=node, generation=generation, reason=reason))
-        await agent.stop()
 
 
-async def _main(run: RunDir, grace_s: float, listening: socket.socket) -> None:
+async def _main(run: RunDir, grace_s: float, listening: socket.socket, address: str) -> None:
     from holdfast.launch.monarch.monarch_adapter import Meshes
 
-    client = MonarchClient(Meshes(ready=nodes_at_start(run)))
+    client = MonarchClient(Meshes(ready=0 if address else nodes_at_start(run), address=address))
     server = await asyncio.start_unix_server(client.serve, sock=listening)
     async with server:
         while True:
@@ -127,4 +140,5 @@ def nodes_at_start(run: RunDir) -> int:
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     receive_signals()
-    asyncio.run(_main(RunDir(Path(sys.argv[1])), float(sys.argv[2]), socket.socket(fileno=int(sys.argv[3]))))
+    folder, grace, descriptor, listen_at = sys.argv[1:]
+    asyncio.run(_main(RunDir(Path(folder)), float(grace), socket.socket(fileno=int(descriptor)), listen_at))

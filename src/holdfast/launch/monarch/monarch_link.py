@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 
@@ -25,13 +24,17 @@ from holdfast.launch.monarch.client_process import (
 )
 from holdfast.launch.monarch.monarch_messages import (
     HEARTBEAT_S,
+    PLACE_TIMEOUT_S,
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     AgentNotPlaced,
     AgentPlaced,
+    AgentPlacement,
     ClientAlive,
+    ForgetAgent,
     FromClient,
     PlaceAgent,
+    ToClient,
     decode_from_client,
     encode,
 )
@@ -42,8 +45,6 @@ log = logging.getLogger("holdfast.controller")
 SILENT_S = 30.0
 """A client that has sent nothing for so long is killed; it sends something every HEARTBEAT_S. Importing Monarch takes
 0.2 s, and much longer on a busy machine."""
-PLACE_TIMEOUT_S = 150.0
-"""Longest wait for an agent; the client answers earlier. It may have to import Monarch first."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 10.0
 """Between two clients."""
 RUN_ENDS = "the run ends"
@@ -61,8 +62,11 @@ class MonarchLink:
         *,
         on_message: Callable[[FromClient], None],
         on_lost: Callable[[Finding], None],
+        address: str = "",
     ) -> None:
         self._folder, self._on_message, self._on_lost = folder, on_message, on_lost
+        self._address = address
+        """Where a client listens for Monarch on other machines; empty for none."""
         self._output: asyncio.StreamWriter | None = None
         self._connected = asyncio.Event()
         self._placing: dict[NodeId, asyncio.Future[None]] = {}
@@ -77,8 +81,11 @@ class MonarchLink:
         if self._running is None and not self._closed:
             self._running = asyncio.ensure_future(self._run())
 
-    async def place(self, node_id: NodeId, order: Path) -> None:
-        """Have an agent started; raises HoldfastError if Monarch does not, or if the link is closed."""
+    async def place(self, node_id: NodeId, where: AgentPlacement) -> None:
+        """Have an agent started, here or on another machine.
+
+        Raises HoldfastError if Monarch does not, or if the link is closed.
+        """
         if self._closed:
             raise _not_placed(node_id, RUN_ENDS)
         self.start()
@@ -87,12 +94,16 @@ class MonarchLink:
             async with asyncio.timeout(PLACE_TIMEOUT_S):
                 await self._connected_or(answer)
                 if not answer.done():  # else a client was lost meanwhile, or the run ends
-                    self._send(PlaceAgent(node=node_id.node, generation=node_id.generation, order=str(order)))
+                    self._send(PlaceAgent(node=node_id.node, generation=node_id.generation, where=where))
                 await answer
         except TimeoutError as error:
             raise _not_placed(node_id, f"no answer within {PLACE_TIMEOUT_S:g} s") from error
         finally:
             self._placing.pop(node_id, None)
+
+    def forget(self, node_id: NodeId) -> None:
+        """Hear nothing more of a node on another machine: its processes are killed there."""
+        self._send(ForgetAgent(node=node_id.node, generation=node_id.generation))
 
     async def close(self) -> None:
         """End the client and all of Monarch's processes; nothing is placed after that."""
@@ -111,7 +122,7 @@ class MonarchLink:
         finally:
             connected.cancel()
 
-    def _send(self, message: PlaceAgent) -> None:
+    def _send(self, message: ToClient) -> None:
         if self._output is not None:
             self._output.write(encode(message))
 
@@ -183,7 +194,7 @@ class MonarchLink:
             return await self._open()
         except OSError:
             await asyncio.to_thread(self._kill)
-            self._process = start_client(self._folder)
+            self._process = start_client(self._folder, self._address)
             return await self._open()
 
     async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -39,6 +39,7 @@ def write_order(folder: RunDir, node_slots: int, node_id: NodeId, start: AgentSt
         run=str(folder.path), node_slots=node_slots, node=node_id.node, generation=node_id.generation, start=start
     )
     path = folder.node_dir(node_id.node, node_id.generation) / ORDER_NAME
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     # Not msgspec: a variable may hold bytes that are no UTF-8, which only `json` can escape.
     write_private(path, json.dumps(asdict(order)))
@@ -50,6 +51,18 @@ def take_order(path: Path) -> AgentOrder:
     found = json.loads(path.read_text())
     path.unlink()
     return msgspec.convert(found, AgentOrder)
+
+
+class AgentPlacement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent is to start."""
+
+    order: str
+    """File of the AgentOrder, on the node's machine."""
+    host: str = ""
+    """Address of Monarch's process on that machine, in Monarch's notation; empty for this machine."""
+    tunnel: tuple[str, ...] = ()
+    """Command that lets that process and the client reach one another while it runs (mesh_tunnel.py); empty if they do
+    without."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
@@ -66,8 +79,11 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
 class PlaceAgent(_Message, frozen=True, kw_only=True, tag="place"):
     """Create a process mesh, and start a node's agent in it."""
 
-    order: str
-    """File of the AgentOrder."""
+    where: AgentPlacement
+
+
+class ForgetAgent(_Message, frozen=True, kw_only=True, tag="forget"):
+    """A node on another machine is removed, with all of its processes: nothing of it is reported any more."""
 
 
 class AgentPlaced(_Message, frozen=True, kw_only=True, tag="placed"):
@@ -96,6 +112,7 @@ class ClientAlive(msgspec.Struct, frozen=True, tag="alive", tag_field="is"):
     """Sent every HEARTBEAT_S by a client that can serve."""
 
 
+ToClient = PlaceAgent | ForgetAgent
 FromClient = AgentPlaced | AgentNotPlaced | AgentEnded | MeshLost | ClientAlive
 
 HEARTBEAT_S = 2.0
@@ -104,11 +121,13 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 """Longest wait for Monarch to stop a mesh, which the client does before it refuses an agent; one with a stopped
 process takes 20 s."""
+PLACE_TIMEOUT_S = 150.0
+"""Longest wait for an agent; the client answers earlier. It may have to import Monarch first."""
 
-decode_to_client = msgspec.json.Decoder(PlaceAgent).decode
+decode_to_client = msgspec.json.Decoder(ToClient).decode
 decode_from_client = msgspec.json.Decoder(FromClient).decode
 
 
-def encode(message: PlaceAgent | FromClient) -> bytes:
+def encode(message: ToClient | FromClient) -> bytes:
     """A message as it is sent, with its end of line."""
     return msgspec.json.encode(message) + b"\n"

@@ -86,9 +86,9 @@ class SlurmBackend(LinkedHosts):
     def __init__(
         self, *, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, order_nodes: OrderNodes
     ) -> None:
-        super().__init__(folder, accepted, ())
-        self._order_nodes = order_nodes
         where = urlsplit(url)
+        super().__init__(folder, accepted, (), monarch_at=(where.hostname or "", 0))
+        self._order_nodes = order_nodes
         self._controller = where.hostname or "", where.port or 0
         self._nodes: dict[str, NodeLink] = {}
         self._order: dict[str, tuple[str, int]] = {}
