@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +23,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
     required_permissions,
 )
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
+from holdfast.launch.kubernetes.preflight.pull_secrets import registries
 from holdfast.launch.kubernetes.preflight.referenced_objects import referenced_objects
 from holdfast.launch.kubernetes.storage_catalog import CATALOG as STORAGE
 from holdfast.launch.kubernetes.storage_catalog import StorageDriver, StorageKind
@@ -431,6 +435,35 @@ def test_names_that_pods_rely_on_are_looked_for() -> None:
     assert set(found(cluster, case)) == {"referenced-object-missing"}
     there = replace(cluster, missing_references=(), priority_classes=frozenset({"training"}))
     assert found(there, case) == {}
+
+
+@pytest.mark.parametrize(
+    ("entries", "image", "used"),
+    [
+        ({"registry.example": {}}, "registry.example/team/train:1", True),
+        ({"https://registry.example/v1/": {}}, "registry.example/train@sha256:0", True),
+        ({"registry.example": {}}, "registry.example:5000/train", False),
+        ({"other.example": {}, "*.example": {}}, "registry.example/train", True),
+        ({"*.example": {}}, "eu.registry.example/train", False),
+        ({"registry.example/team": {}}, "registry.example/other/train", False),
+        ({"https://index.docker.io/v1/": {}}, "pytorch/pytorch:2", True),
+        ({"docker.io": {}}, "localhost/train", False),
+        ({}, "registry.example/train", False),
+    ],
+)
+def test_pull_secret_that_is_for_no_image_of_the_run_is_reported(
+    entries: Mapping[str, Any], image: str, used: bool
+) -> None:
+    secret = {"data": {".dockerconfigjson": base64.b64encode(json.dumps({"auths": entries}).encode()).decode()}}
+    cluster = replace(GOOD, pull_secrets={"registry": registries(secret)})
+    job = Case(job={"image": image}, target={"controller": {"image": "elsewhere.test/holdfast"}})
+    assert set(found(cluster, job)) == (set() if used else {"pull-secret-unused"})
+
+
+@pytest.mark.parametrize("data", [{}, {"password": "eA=="}, {".dockercfg": "eA=="}, {".dockerconfigjson": "W10="}])
+def test_secret_without_registries_is_no_pull_secret(data: Mapping[str, str]) -> None:
+    finding = found(replace(GOOD, pull_secrets={"registry": registries({"data": data})}))["pull-secret-unused"]
+    assert "the kubelet ignores it" in finding.what
 
 
 def test_levels_of_a_placement_are_looked_for_in_the_queues_topologies() -> None:

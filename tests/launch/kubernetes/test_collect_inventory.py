@@ -146,6 +146,21 @@ def test_objects_that_the_targets_pod_names_are_looked_for_one_by_one(lab: Lab, 
     ]
 
 
+def test_registries_of_pull_secrets_are_read(lab: Lab, namespace: str, place) -> None:
+    access = ("--docker-username=eve", "--docker-password=password", "--docker-server=other.example")
+    lab.kubectl("create", "secret", "docker-registry", "other", *access, "-n", namespace)
+    lab.kubectl("create", "secret", "generic", "keys", "-n", namespace)
+    target = {**place("no-machines"), "image_pull_secrets": ["other", "keys", "absent"]}
+    asked = render_context(Case(job={**SMALL, "secrets": {}}, target=target))
+    inventory = collect_inventory(asked)
+    assert inventory.pull_secrets == {"other": ("other.example",), "keys": None}
+    unused = [each.what for each in check_cluster(asked, inventory) if each.code == "pull-secret-unused"]
+    assert unused == [
+        "Secret other has no credentials for registry.example/train:1",
+        "Secret keys holds no credentials for a registry, so the kubelet ignores it",
+    ]
+
+
 def test_queue_that_kueue_requires_and_the_target_does_not_name_is_found(lab: Lab, namespace: str, place) -> None:
     there = {**place(""), "queue": None}
     with other_kueue(lab, all_in_queues(namespace)):

@@ -489,6 +489,12 @@ ROWS: tuple[tuple[str, str, str, str], ...] = (
         "Nothing.",
     ),
     (
+        "pull-secret-unused",
+        "An image pull secret has no credentials for the registry of any image of the run.",
+        "The finding names the registries that it has credentials for.",
+        "Create it with `kubectl create secret docker-registry --docker-server=REGISTRY`, or name another.",
+    ),
+    (
         "image-pull-failed",
         "The image does not exist, or its registry requires credentials.",
         "`kubectl describe pod`.",

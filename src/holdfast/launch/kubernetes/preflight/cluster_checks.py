@@ -35,6 +35,7 @@ from holdfast.launch.kubernetes.preflight import (
     pod_checks,
     pod_patch_checks,
 )
+from holdfast.launch.kubernetes.preflight.pull_secrets import covers, images
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject
 from holdfast.launch.kubernetes.storage_catalog import StorageKind, class_of, find_driver, shared_driver
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
@@ -80,6 +81,8 @@ class ClusterInventory:
     """Names of the tiers of Volcano's HyperNodes; None if unknown."""
     missing_references: Sequence[ReferencedObject] = ()
     """Objects that the target names and that are not there."""
+    pull_secrets: Mapping[str, Sequence[str] | None] = field(default_factory=dict[str, Sequence[str] | None])
+    """By name of an image pull secret that this user may read, its registries; None if it is no such secret."""
     suspended_by_kueue: bool | None = None
     """Whether Kueue suspends the run's object in a dry run; None if unknown."""
     denied: Sequence[str] = ()
@@ -502,6 +505,21 @@ def names(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
         yield _finding("referenced-object-missing", each.where, what, each.remedy)
 
 
+def image_pull(ctx: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
+    """Warns of image pull secrets that the kubelet uses for none of the run's images."""
+    for name, registries in cluster.pull_secrets.items():
+        used = tuple(images(ctx))
+        if registries is None:
+            what = f"Secret {name} holds no credentials for a registry, so the kubelet ignores it"
+        elif any(covers(registry, image) for registry in registries for image in used):
+            continue
+        else:
+            what = f"Secret {name} has no credentials for {' and '.join(used)}"
+        evidence = [f"it has credentials for: {', '.join(registries)}"] if registries else []
+        remedy = "Make one for the images' registry: `kubectl create secret docker-registry --docker-server=REGISTRY`."
+        yield _finding("pull-secret-unused", "image_pull_secrets", what, remedy, *evidence, severity=Severity.WARNING)
+
+
 def fabric(_: RenderContext, cluster: ClusterInventory) -> Iterator[Finding]:
     """Checks that the cluster has what attaches the fabric to pods: networks, device classes, daemons."""
     for each in cluster.missing_prerequisites:
@@ -559,6 +577,7 @@ CHECKS: tuple[ClusterCheck, ...] = (
     storage,
     storage_driver,
     names,
+    image_pull,
     fabric,
     gateway,
     quarantined,

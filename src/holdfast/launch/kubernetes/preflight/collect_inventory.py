@@ -39,6 +39,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import (
 )
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
+from holdfast.launch.kubernetes.preflight.pull_secrets import registries
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject, referenced_objects
 from holdfast.launch.kubernetes.quarantine_object import NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
@@ -102,6 +103,7 @@ class _Collector:
             if ctx.job.priority and ctx.queue
             else None,
             missing_references=await self._missing(referenced_objects(ctx)),
+            pull_secrets=await self._pull_secrets(),
             suspended_by_kueue=owner[0],
             denied=denied,
             rejections=(*owner[1], *rest),
@@ -130,6 +132,12 @@ class _Collector:
         namespace = wanted.namespace or self._ctx.target.namespace
         path = f"/apis/{GATEWAY_GROUP}/{GATEWAY_VERSION}/namespaces/{namespace}/gateways/{wanted.name}"
         return await self._get(path)
+
+    async def _pull_secrets(self) -> dict[str, tuple[str, ...] | None]:
+        """Registries of the image pull secrets that exist and may be read."""
+        wanted = self._ctx.target.image_pull_secrets
+        secrets = {name: await self._get_own(f"secrets/{name}") for name in wanted}
+        return {name: registries(secret) for name, secret in secrets.items() if secret}
 
     async def _quarantine(self) -> tuple[Quarantine, tuple[Finding, ...]]:
         try:
