@@ -259,5 +259,6 @@ def test_dockerfile_ends_as_a_numbered_user_and_keeps_the_images_torch(base: str
     assert lines.index("USER 1000") > max(number for number, line in enumerate(lines) if line.startswith("RUN"))
     assert ('test "$before" =' in text) == row.has_torch
     assert f"holdfast[ft,kubernetes]=={__version__}" in text
+    assert text.index("ARG PIP_INDEX_URL\n") < text.index("pip install")
     for line in (*NETWORKS["AWS Libfabric"].lines, *MPI.lines):
         assert line in lines

@@ -49,6 +49,8 @@ def render_dockerfile(request: ImageRequest) -> str:
     lines += [
         "# Debian's Python refuses pip outside a virtual environment otherwise",
         "ENV PIP_BREAK_SYSTEM_PACKAGES=1",
+        "# pip reads it from the environment: another index, such as a mirror",
+        "ARG PIP_INDEX_URL",
     ]
     lines += [f'ARG HOLDFAST="holdfast[{extras}]=={__version__}"', *_install(keep_torch=base.has_torch)]
     lines += [
