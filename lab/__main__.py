@@ -18,7 +18,7 @@ from lab.kubelet.nodes import NodeState
 from lab.lab import Lab, build_all, nodes
 from lab.slurm_conf import SlurmRelease
 from lab.slurm_root import slurm_impossible_reason, slurm_root
-from lab.toolchain import TRAEFIK, VOLCANO, build_impossible_reason, program_folder
+from lab.toolchain import ARGO_CD, FLUX, TRAEFIK, VOLCANO, Module, build_impossible_reason, program_folder
 
 app = typer.Typer(
     help="A Kubernetes control plane without containers, for trial runs of cluster jobs and for tests.",
@@ -37,16 +37,27 @@ class Component(StrEnum):
     SLURM = "slurm"
     VOLCANO = "volcano"
     TRAEFIK = "traefik"
+    FLUX = "flux"
+    ARGO_CD = "argocd"
     NEXT_SLURM = "slurm-26.05"
     """From a Debian that changes: tests use it where it could be built."""
 
 
 SLURM, NEXT_SLURM = SlurmRelease.V24_11, SlurmRelease.V26_05
 
-_BUILDS: Mapping[Component, tuple[Callable[[], str | None], Callable[[], Iterable[Path]]]] = {
+_Build = tuple[Callable[[], str | None], Callable[[], Iterable[Path]]]
+
+
+def _module(module: Module) -> _Build:
+    return lambda: build_impossible_reason(module), lambda: (program_folder(module),)
+
+
+_BUILDS: Mapping[Component, _Build] = {
     Component.KUBERNETES: (build_impossible_reason, build_all),
-    Component.VOLCANO: (lambda: build_impossible_reason(VOLCANO), lambda: (program_folder(VOLCANO),)),
-    Component.TRAEFIK: (lambda: build_impossible_reason(TRAEFIK), lambda: (program_folder(TRAEFIK),)),
+    Component.VOLCANO: _module(VOLCANO),
+    Component.TRAEFIK: _module(TRAEFIK),
+    Component.FLUX: _module(FLUX),
+    Component.ARGO_CD: _module(ARGO_CD),
     Component.SLURM: (lambda: slurm_impossible_reason(SLURM), lambda: (slurm_root(SLURM),)),
     Component.NEXT_SLURM: (lambda: slurm_impossible_reason(NEXT_SLURM), lambda: (slurm_root(NEXT_SLURM),)),
 }

@@ -1,6 +1,6 @@
-"""Builds the lab's programs with Go from four pinned modules, once per change of those.
+"""Builds the lab's programs with Go from pinned modules, once per change of those.
 
-Trainer and Volcano each need types that the control plane's version of k8s.io/api no longer has.
+Trainer, Volcano, Flux and Argo CD each need a version of k8s.io/api that is not the control plane's.
 """
 
 from __future__ import annotations
@@ -100,6 +100,24 @@ OPERATORS = Module(
 
 VOLCANO = Module(name="volcano", packages=("volcano.sh/volcano/cmd/scheduler",))
 """Built when a test or a bench needs it (volcano_scheduler.py)."""
+
+FLUX = Module(name="flux", packages=("github.com/fluxcd/source-controller", "github.com/fluxcd/kustomize-controller"))
+"""Built when a test needs it (flux_controllers.py)."""
+
+ARGO_CD = Module(
+    name="argocd",
+    packages=(".",),
+    names=("argocd-application-controller", "argocd-applicationset-controller", "argocd-repo-server", "redis"),
+    patches=(
+        Patch(
+            module="github.com/argoproj/argo-cd/v3",
+            file="controller/appcontroller.go",
+            old='"0.0.0.0:%d"',
+            new='"127.0.0.1:%d"',
+        ),
+    ),
+)
+"""Built when a test needs it (argo_cd.py)."""
 
 
 _TRAEFIK = "github.com/traefik/traefik/v3"

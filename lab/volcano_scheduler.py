@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
 from collections.abc import Generator
 
-from holdfast.host import processes
+from lab.extra_program import extra_program
 from lab.install import await_established
 from lab.lab import Lab
-from lab.runner import MARK
 from lab.toolchain import VOLCANO, program_folder, source_folder
 
 NAME = "volcano"
@@ -60,7 +57,9 @@ def volcano_scheduler(lab: Lab) -> Generator[None]:
     make_queue(lab, "default", weight=1)
     configuration = lab.folder / "configuration" / f"{NAME}.yaml"
     configuration.write_text(_CONFIGURATION)
-    argv = (
+    with extra_program(
+        lab,
+        NAME,
         program_folder(VOLCANO) / "scheduler",
         f"--kubeconfig={lab.kubeconfig}",
         f"--scheduler-name={NAME}",
@@ -69,20 +68,5 @@ def volcano_scheduler(lab: Lab) -> Generator[None]:
         "--schedule-period=500ms",
         "--cache-dumper=false",
         "--logtostderr",
-    )
-    with (lab.folder / "log" / f"{NAME}.log").open("ab") as output:
-        scheduler = subprocess.Popen(
-            argv,
-            env={**os.environ, MARK: str(lab.folder)},
-            cwd=lab.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=processes.die_with_parent,  # noqa: PLW1509 it makes one system call
-        )
-    try:
+    ):
         yield
-    finally:
-        scheduler.kill()
-        scheduler.wait()

@@ -44,6 +44,7 @@ LAB_TESTS = (
             "collect_inventory",
             "fabrics_in_cluster",
             "gang_scheduling",
+            "gitops",
             "kubernetes_backend",
             "manifests_accepted",
             "moving_runs",
