@@ -161,6 +161,11 @@ def program_folder(module: Module) -> Path:
     return cached_dir(module.name, _ingredients(module), lambda folder: _build(module, folder))
 
 
+def is_built(module: Module) -> bool:
+    """Whether a module's programs are there."""
+    return is_cached(module.name, _ingredients(module))
+
+
 def build_impossible_reason(*modules: Module) -> str | None:
     """Why modules, by default those of a lab, are not available here: neither built nor buildable; None if they are."""
     if all(is_cached(module.name, _ingredients(module)) for module in modules or (CONTROLPLANE, OPERATORS)):

@@ -22,7 +22,7 @@ from lab import Lab
 from lab.argo_cd import NAMESPACE, argo_cd
 from lab.flux_controllers import flux_controllers
 from lab.git_repository import git_repository
-from lab.toolchain import ARGO_CD, FLUX, Module, build_impossible_reason
+from lab.toolchain import ARGO_CD, FLUX, Module, build_impossible_reason, is_built
 
 pytestmark = pytest.mark.slow
 
@@ -108,13 +108,18 @@ def _argo_applied_again(site: Site) -> None:
     assert state["phase"] == "Succeeded", state
 
 
+ARGO = "argo-cd"
 TOOLS = {
     "flux": Tool(FLUX, flux_controllers, "Kustomization", _flux_compared, _flux_applied_again),
-    "argo-cd": Tool(ARGO_CD, argo_cd, "ApplicationSet", _argo_compared, _argo_applied_again),
+    ARGO: Tool(ARGO_CD, argo_cd, "ApplicationSet", _argo_compared, _argo_applied_again),
 }
 
 
-@pytest.fixture(params=TOOLS)
+BUILT = [name for name in TOOLS if name != ARGO or is_built(ARGO_CD)]
+"""Argo CD takes too long to build for every change: `python -m lab build argocd`."""
+
+
+@pytest.fixture(params=BUILT)
 def tool(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Tool]:
     chosen = TOOLS[request.param]
     if reason := build_impossible_reason(chosen.module):
