@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.forked_workers import ForkedWorkers
 from tests.golden import Golden, file_of
 from tests.runs.forked_starts import ForkedStarts
 
@@ -100,6 +101,9 @@ _CPU_BEFORE_S = pytest.StashKey[float]()
 
 _TEST_RUN = pytest.StashKey[str]()
 """What xdist has in PYTEST_XDIST_TESTRUNUID in its workers."""
+
+_WORKERS = pytest.StashKey[ForkedWorkers]()
+"""The process from which xdist's workers are forked."""
 
 _FORBID_SKIPS = os.environ.get("HOLDFAST_FORBID_SKIPS") == "1"
 
@@ -222,6 +226,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Fork all workers from one process that has imported the tests."""
+    workers = config.stash[_WORKERS] = ForkedWorkers(config.args)
+    for spec in specs:
+        spec.python = workers.python
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Note the variable by which all processes of all workers are found."""
     node.config.stash[_TEST_RUN] = node.workerinput["testrunuid"]
@@ -229,6 +241,8 @@ def pytest_configure_node(node: Any) -> None:
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Kill what workers have left: after Ctrl-C they end immediately, without the cleanup of their tests."""
+    if workers := config.stash.get(_WORKERS, None):
+        workers.close()
     if test_run := config.stash.get(_TEST_RUN, ""):
         kill_all(lambda: by_env(all_pids(), PYTEST_XDIST_TESTRUNUID=test_run), within_s=10.0)
 
