@@ -135,12 +135,13 @@ class KubernetesBackend:
     async def _delete_pods(self, node: int, pods: Iterable[PodStatus]) -> None:
         """Delete pods of a node, or the Job that it has for itself, so that its operator makes another one.
 
-        Only the Job of a known pod: one that was made meanwhile may stay without a pod if it is deleted at once.
+        Only the Jobs of known pods: one that was made meanwhile may stay without a pod if it is deleted at once.
         """
         known = tuple(pods)
         if self._kind.job_per_node:
             job = f"/apis/batch/v1/namespaces/{{namespace}}/jobs/{self._run}-{NODE}-{node}"
-            await self._delete(job, uid=known[-1].owner if known else "")
+            for owner in dict.fromkeys(pod.owner for pod in known) or ("",):
+                await self._delete(job, uid=owner)
             return
         for pod in known:
             await self._delete(f"{PODS_PATH}/{pod.name}", uid=pod.uid)
