@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
@@ -33,6 +34,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import required_permiss
 from holdfast.launch.kubernetes.quarantine_object import NAME as QUARANTINE
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.policy_request import PolicyRequest
+from holdfast.observe.monitoring_files import monitoring_objects
 
 CHART = Path(__file__).parent / "chart"
 GENERATED = "{{- /* Generated: python -m deploy.render_chart */ -}}\n"
@@ -66,6 +68,7 @@ def templates() -> Mapping[str, str]:
         "followers.yaml": _template(_followers()).replace("subjects: []", "subjects: {{ toJson .Values.followers }}"),
         "policies.yaml": GENERATED + "".join(_policy(rule.name) for rule in RULES),
         "lasting.yaml": GENERATED + _lasting(),
+        "observe.yaml": GENERATED + _observe(),
     }
 
 
@@ -222,6 +225,19 @@ def _lasting() -> str:
     assert line in text
     text = text.replace(line, _if("claim.storageClass", line))
     return _if("quarantine", _filled(to_yaml([quarantine]))) + _if("claim.size", text)
+
+
+def _observe() -> str:
+    """The alerts and dashboards of `holdfast observe render`, whose texts have braces that are not Helm's."""
+    alerts, *dashboards = (
+        cast("Mapping[str, YamlValue]", {**each, "metadata": {**each["metadata"], "namespace": NAMESPACE}})
+        for each in cast("list[dict[str, Any]]", monitoring_objects())
+    )
+
+    def verbatim(objects: Sequence[Mapping[str, YamlValue]]) -> str:
+        return _filled(to_yaml(objects).replace("{{", '{{ "{{" }}'))
+
+    return _if("alerts", verbatim([alerts])) + _if("dashboards", verbatim(dashboards))
 
 
 def _template(objects: Sequence[Mapping[str, YamlValue]], *, head: str = GENERATED) -> str:

@@ -26,6 +26,7 @@ from holdfast.job.targets import TargetSpec
 from holdfast.launch.kubernetes.manifests.policies import render_policies
 from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.policy_request import PolicyRequest
+from holdfast.observe.monitoring_files import monitoring_objects
 from lab import Lab
 
 FILL_IN = """
@@ -93,6 +94,7 @@ def filled_in(folder: Path, namespace: str, *changes: Mapping[str, Any]) -> list
     return [[each for text in texts for each in yaml.safe_load_all(text) if each] for texts in filled]
 
 
+MONITORING: list[dict[str, Any]] = monitoring_objects()  # pyright: ignore[reportAssignmentType] - plain data
 POLICIES: Mapping[str, Any] = {"fabrics": ["tcp", "sriov"], "labels": ["team", "owner"], "gpuResource": "amd.com/gpu"}
 
 
@@ -103,8 +105,14 @@ def test_user_of_the_chart_starts_runs_and_its_policies_are_those_of_the_command
 ) -> None:
     eve = [{"kind": "ServiceAccount", "name": "eve", "namespace": namespace}]
     claim = {"name": "home", "size": "1Gi", "storageClass": "lab"}
+    published = {"gpu": {"1": "kind: kubernetes\n", "2": "kind: kubernetes\nfabric: tcp\n"}}
     asked = {"users": eve, "cordon": True, "quarantine": True, "claim": claim, "policies": {**POLICIES, "gang": False}}
-    objects, warning = filled_in(tmp_path, namespace, asked, {"policies": {"enforce": False}})
+    asked |= {"dashboards": True, "targetTemplates": published}
+    objects, warning, watched = filled_in(
+        tmp_path, namespace, asked, {"policies": {"enforce": False}}, {"alerts": True, "dashboards": True}
+    )
+    monitoring = [{**each, "metadata": {**each["metadata"], "namespace": namespace}} for each in MONITORING]
+    assert [each for each in watched if each in monitoring] == monitoring
     spec = TargetSpec(kind="kubernetes", namespace=namespace, gpu_resource="amd.com/gpu")
     request = PolicyRequest(fabrics=POLICIES["fabrics"], labels=POLICIES["labels"])
     expected = [each for each in map(to_plain, render_policies(spec, request)) if "-gang-" not in str(each["metadata"])]
@@ -124,6 +132,8 @@ def test_user_of_the_chart_starts_runs_and_its_policies_are_those_of_the_command
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "eve"))
         lacking = api.check_target(None, "lab", base=project)
         assert [each for each in lacking if each.severity is Severity.ERROR] == []
+        (project / ".holdfast" / "targets" / "team.yaml").write_text(f"extends: configmap://{namespace}/gpu:2\n")
+        assert api.fetch_template("team", base=project).versions == ("1", "2")
         run = site.start("python", "-c", "print('hello')")
         assert to_its_end(run)[0].outcome is Outcome.SUCCEEDED
         until(lambda: not run.alive(), "its mirror has left")
