@@ -41,11 +41,16 @@ _KINDS = tuple(
 _WITHIN = "60s"
 
 
+def install_gateway_kinds(lab: Lab) -> None:
+    """Have a lab serve the kinds of Gateway API."""
+    lab.kubectl("apply", "--server-side", "-f", source_folder(TRAEFIK, "sigs.k8s.io/gateway-api") / _CRDS)
+    await_established(lab.client(), _KINDS)
+
+
 @contextlib.contextmanager
 def traefik_gateway(lab: Lab, namespace: str, host: str) -> Generator[int]:
     """Run Traefik and a Gateway that passes TLS for `*.HOST` through to any namespace; yields its port here."""
-    lab.kubectl("apply", "--server-side", "-f", source_folder(TRAEFIK, "sigs.k8s.io/gateway-api") / _CRDS)
-    await_established(lab.client(), _KINDS)
+    install_gateway_kinds(lab)
     objects = _objects(namespace, host)
     lab.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
     try:

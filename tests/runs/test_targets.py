@@ -37,7 +37,7 @@ from holdfast.events import (
     WorldSizeChanged,
 )
 from holdfast.launch.local import netns
-from holdfast.launch.target_features import TARGETS, UNTESTED, Feature, reason_against
+from holdfast.launch.target_features import TARGETS, Feature, reason_against
 from lab.slurm_cluster import SlurmCluster
 from lab.ssh_hosts import SshHosts
 
@@ -168,12 +168,6 @@ def survivor(site: Site, request: pytest.FixtureRequest) -> Iterator[WatchedRun]
         site.drop()
 
 
-def skip_untested(site: Site, feature: Feature) -> None:
-    """Skip what depends on the target or on Monarch alone, and other sites show."""
-    if (feature, site.name) in UNTESTED:
-        pytest.skip(f"no test has shown it on {TARGETS[site.name]}")
-
-
 def recovered(watched: WatchedRun, code: str) -> RecoveryDecided:
     """Wait until a failure was judged to be this one, and ranks continue after their last checkpoint."""
     decided = watched.wait_for(RecoveryDecided)
@@ -191,14 +185,14 @@ def test_killed_rank_is_recovered_from_the_last_checkpoint(survivor: WatchedRun)
     assert (after.master_addr, after.master_port) != (before.master_addr, before.master_port)
 
 
-def test_rank_that_raises_is_recovered_and_its_error_is_shown(site: Site, survivor: WatchedRun) -> None:
-    skip_untested(site, Feature.RANK_RAISES)
+@pytest.mark.shows(Feature.RANK_RAISES)
+def test_rank_that_raises_is_recovered_and_its_error_is_shown(survivor: WatchedRun) -> None:
     survivor.drill(FaultTarget.RANK, 1, FaultAction.RAISE)
     assert "ValueError: a drill" in "".join(recovered(survivor, "rank-crashed").finding.evidence)
 
 
-def test_stopped_rank_is_taken_for_hung_and_named(site: Site, survivor: WatchedRun) -> None:
-    skip_untested(site, Feature.HANG)
+@pytest.mark.shows(Feature.HANG)
+def test_stopped_rank_is_taken_for_hung_and_named(survivor: WatchedRun) -> None:
     survivor.drill(FaultTarget.RANK, 1, FaultAction.STOP)
     decided = recovered(survivor, "rank-hung")
     assert decided.first_failed_rank == 1
@@ -251,8 +245,8 @@ def test_cancelled_run_ends_at_once_with_every_step_done(site: Site, survivor: W
     until(lambda: site.runs.left_on_hosts() == [])
 
 
+@pytest.mark.shows(Feature.SHAPE_CHANGE)
 def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
-    skip_untested(site, Feature.SHAPE_CHANGE)
     (site.runs.base / "train.py").write_text(PROGRAM)
     watched = site.start(1_000_000, "two", "nodes=1..2", "nodes.min_nodes_wait_s=0.5", "nodes.scale_up_timeout_s=1")
     watched.wait_for(StepCommitted, lambda event: event.step > 5)
@@ -269,8 +263,8 @@ def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
 
 
+@pytest.mark.shows(Feature.REPLICAS)
 def test_killed_replica_does_not_stop_the_other(site: Site) -> None:
-    skip_untested(site, Feature.REPLICAS)
     if reason_against(Feature.REPLICAS, site.name):
         with pytest.raises(HoldfastError) as refused:
             start_and_step(site.runs, 2, target="two")

@@ -356,7 +356,7 @@ def test_user_who_may_edit_runs_with_a_ready_made_account(
     user(site.lab, site.namespace, "eve", [*own, pods], tmp_path / "eve")
     site.lab.kubectl("create", "-f", "-", input=OF_EDIT.replace("NAME", site.namespace))
     page = (Path(__file__).parents[3] / "docs" / "kubernetes.md").read_text()
-    (ready,) = re.findall(r"^```yaml\n(apiVersion.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    (ready,) = re.findall(r"^```yaml\n(apiVersion: v1\nkind: ServiceAccount.*?)^```", page, re.MULTILINE | re.DOTALL)
     site.lab.kubectl("create", "-f", "-", input=ready.replace("namespace: ml", f"namespace: {site.namespace}"))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "eve"))
 

@@ -59,7 +59,10 @@ def _until_handled(site: Site, what: str) -> dict[str, Any]:
 
 
 def _flux_compared(site: Site, commit: str) -> None:
-    assert commit in _until_handled(site, "gitrepository/runs")["artifact"]["revision"]
+    def fetched() -> bool:  # a first attempt may fail on a busy machine
+        return commit in _until_handled(site, "gitrepository/runs").get("artifact", {}).get("revision", "")
+
+    until(fetched, "the commit was fetched")
     status = _until_handled(site, "kustomization/runs")
     assert commit in status["lastAppliedRevision"], status
 

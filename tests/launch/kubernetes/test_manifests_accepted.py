@@ -28,6 +28,7 @@ from holdfast.launch.kubernetes.preflight.pod_patch_checks import CONTAINER_FIEL
 from holdfast.observe.monitoring_files import monitoring_objects
 from holdfast.run_dir import RunDir
 from lab import Lab
+from lab.traefik_gateway import install_gateway_kinds
 from lab.volcano_scheduler import install_kinds
 
 pytestmark = pytest.mark.slow
@@ -95,6 +96,7 @@ WITH_POD = {
 
 def test_every_manifest_is_accepted(lab: Lab, namespace: str) -> None:
     install_kinds(lab)
+    install_gateway_kinds(lab)
     more = {name: {"pod": WITH_POD[name]} if name in WITH_POD else {} for name in CASES}
     renderings = [rendered(name, namespace, **place) for name, place in more.items()]
     answer = create(lab, *renderings, judged_only=True)
