@@ -164,7 +164,7 @@ def test_start_that_is_interrupted_leaves_nothing(lab: Lab, tmp_path: Path) -> N
     while not left_of(folder):
         assert starting.poll() is None
     starting.terminate()
-    assert starting.wait(timeout=60) == 130
+    assert starting.wait(timeout=60) in (130, -signal.SIGINT)  # a shell sees both as 130
     assert left_of(folder) == []
     assert not folder.exists()
 
