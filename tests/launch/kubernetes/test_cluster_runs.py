@@ -1229,12 +1229,14 @@ def test_node_of_a_silent_kubelet_runs_on_and_is_fenced_once_its_pod_is_given_up
             steps_on(run, restarts=1)
             assert f"{machines[full]} is gone: Evicted: The node was low on resource" in _reasons(run)[-1]
 
-        # The cluster gives its pod up, and makes another one, which waits: the run has its node.
         (deleted,) = {machine.name for machine in FOUR_NODES} - set(machines)  # where that node is now
         site.lab.kubectl("delete", "node", deleted)
+        steps_on(run, restarts=1)
+        site.lab.set_state(deleted, NodeState.ON)  # before the cluster collects the pods of a deleted Node, in a minute
+
+        # The cluster gives its pod up, and makes another one, which waits: the run has its node.
         until(lambda: old not in (there := site.pods("node")) and len(there) == 3, "its pod has a successor")
         steps_on(run, restarts=1)
-        site.lab.set_state(deleted, NodeState.ON)
 
         name = site.kubectl("get", "pods", "-o", f"jsonpath={{.items[?(@.metadata.uid=='{old}')].metadata.name}}")
         site.kubectl("delete", "pod", name, "--grace-period=0", "--force")
