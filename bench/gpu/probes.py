@@ -17,7 +17,7 @@ from bench.result_file import Figure, Result
 from holdfast.events.probe_results import AllReduceRate, DeviceRates, MatmulRate, ProbeResult
 from holdfast.train.probe import matmul
 
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 BURN_IN_S, TINY_BURN_IN_S = 4.0, 0.01
 TINY_RANKS, TINY_BYTES = 2, 1 << 18
 DTYPES = {"cuda": "bfloat16", "cpu": "float32"}
