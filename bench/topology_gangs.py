@@ -6,8 +6,8 @@ A control plane of the lab gets 64 pretended machines: two zones, each with a bl
 whose only rack has 16. Gangs of 2 to 16 nodes come one after the other, with a placement of `rack`, `block` or `zone`,
 some in slices; earlier ones leave at random. Of each gang that is admitted: all nodes are in one domain, the smallest
 that had room (best fit), and a ring of the nodes by number leaves racks, blocks and zones as often as in the order
-that the planner gives for the free machines of that domain. Of each that waits: no domain has room, and its reason
-says so.
+that the planner gives for the free machines of that domain. Of each that waits: no domain has room, and that is its
+reason.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class KubernetesBackend:
     async def _delete_pods(self, node: int, pods: Iterable[PodStatus]) -> None:
         """Delete pods of a node, or the Job that it has for itself, so that its operator makes another one.
 
-        Only the Jobs of known pods: one that was made meanwhile may stay without a pod if it is deleted at once.
+        Only the Jobs of known pods: one that was made meanwhile may stay without a pod if it is deleted too.
         """
         known = tuple(pods)
         if self._kind.job_per_node:
