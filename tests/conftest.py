@@ -63,6 +63,7 @@ CLUSTER_RUNS = "tests/launch/kubernetes/test_cluster_runs.py"
 """Takes as long as all others that use the lab, mostly to wait: it has a worker, and a lab, of its own."""
 
 MODULE_FIXTURES = (
+    "tests/launch/monarch/test_linked_meshes.py",
     "tests/launch/kubernetes/test_multikueue.py",
     "tests/launch/test_netns.py",
     "tests/launch/test_netns_rootless.py",
@@ -81,7 +82,7 @@ MODULE_FIXTURES = (
     "tests/train/test_tiered_storage.py",
     "tests/web/test_page.py",
 )
-"""Files with a fixture, or a process with torch, for all their tests: one worker runs each file."""
+"""Files with a fixture, a process with torch, or addresses for all their tests: one worker runs each file."""
 
 TRANSFORMERS_TESTS = (
     "tests/train/data/test_text.py",
