@@ -128,9 +128,9 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
     def over(self, now: float) -> frozenset[str]:
         """Machines that were repaired or forgiven: nothing has been held against them since their quarantine ended."""
-        struck = {(strike.machine, strike.at) for strike in self.strikes}
         ended = {row.machine: row.ends_at for row in self.rows if row.ends_at <= now}
-        return frozenset(ended) - {machine for machine, at in struck if at >= ended.get(machine, now)}
+        accused = {strike.machine for strike in self.strikes if strike.at >= ended.get(strike.machine, now)}
+        return frozenset(ended.keys() - accused)
 
     def row(self, machine: str) -> QuarantineRow | None:
         return next((row for row in self.rows if row.machine == machine), None)
