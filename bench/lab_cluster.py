@@ -23,6 +23,7 @@ from holdfast.launch.local.netns import NetnsInterface
 from holdfast.security.tls import make_identity
 from holdfast.security.tokens import TokenIssuer, new_token
 from lab import Lab
+from lab.state import NODE_LOST_AFTER_S
 
 TARGETS: Mapping[str, Mapping[str, Any]] = {
     "lab": {},
@@ -162,7 +163,11 @@ def until(ready: Callable[[], bool], within_s: float, words: Callable[[], str]) 
 
 
 @contextlib.contextmanager
-def site(kept: Path | None = None, interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)) -> Generator[LabSite]:
+def site(
+    kept: Path | None = None,
+    interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),),
+    node_lost_after_s: int = NODE_LOST_AFTER_S,
+) -> Generator[LabSite]:
     """A cluster for the bench, which ends with it.
 
     With a directory that is kept, the cluster stays until the bench succeeds, and the next command finds it.
@@ -179,7 +184,7 @@ def site(kept: Path | None = None, interfaces: tuple[NetnsInterface, ...] = (Net
     if not (project / "keys.json").exists():
         (project / "keys.json").write_text(json.dumps(_keys(folder)))
     (project / "commands.log").touch()
-    lab.up(interfaces=interfaces, dies_with_parent=kept is None)
+    lab.up(interfaces=interfaces, node_lost_after_s=node_lost_after_s, dies_with_parent=kept is None)
     gone_on_with = False
     try:
         if f"namespace/{namespace}" not in lab.kubectl("get", "namespaces", "-o", "name").split():

@@ -82,6 +82,7 @@ class Lab:
         *,
         nodes: tuple[NodeSpec, ...] = FOUR_NODES,
         interfaces: tuple[netns.NetnsInterface, ...] = (netns.NetnsInterface(),),
+        node_lost_after_s: int = state.NODE_LOST_AFTER_S,
         dies_with_parent: bool = False,
         log: Callable[[str], None] = print,
     ) -> None:
@@ -100,7 +101,7 @@ class Lab:
             else:
                 self._end()
                 try:
-                    self._start(nodes, interfaces, dies_with_parent=dies_with_parent)
+                    self._start(nodes, interfaces, node_lost_after_s, dies_with_parent=dies_with_parent)
                 except BaseException:
                     self._end()
                     raise
@@ -181,7 +182,12 @@ class Lab:
         self._run(next(program for program in made if program.name == name))
 
     def _start(
-        self, nodes: tuple[NodeSpec, ...], interfaces: tuple[netns.NetnsInterface, ...], *, dies_with_parent: bool
+        self,
+        nodes: tuple[NodeSpec, ...],
+        interfaces: tuple[netns.NetnsInterface, ...],
+        node_lost_after_s: int,
+        *,
+        dies_with_parent: bool,
     ) -> None:
         self.folder.mkdir(mode=0o700)
         for name in ("log", "configuration", "kubelet", "tmp/k8s-webhook-server"):
@@ -195,6 +201,7 @@ class Lab:
                     data=str(self._data()),
                     nodes=nodes,
                     interfaces=interfaces,
+                    node_lost_after_s=node_lost_after_s,
                     dies_with_parent=dies_with_parent,
                 ),
             )
@@ -282,6 +289,7 @@ class Lab:
             ports=known.ports,
             nodes=known.nodes,
             interfaces=known.interfaces,
+            node_lost_after_s=known.node_lost_after_s,
         )
 
     def _data(self) -> Path:

@@ -15,9 +15,8 @@ from typing import Any
 from holdfast.launch.local.netns import NetnsInterface
 from lab.kubelet.configuration import KubeletConfig
 from lab.kubelet.nodes import NodeSpec
-from lab.state import SUPERVISOR
+from lab.state import NODE_LOST_AFTER_S, SUPERVISOR
 
-_NODE_LOST_AFTER_S = 10
 """Seconds after its last heartbeat at which a node counts as lost."""
 _RATE = ("--kube-api-qps=200", "--kube-api-burst=400")
 _LOOPBACK = "127.0.0.1"
@@ -39,6 +38,7 @@ class LabPaths:
     ports: Mapping[str, int]
     nodes: tuple[NodeSpec, ...]
     interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)
+    node_lost_after_s: int = NODE_LOST_AFTER_S
 
     @property
     def pki(self) -> Path:
@@ -135,7 +135,7 @@ def apiserver(paths: LabPaths) -> LabProgram:
 
 
 def controller_manager(paths: LabPaths) -> LabProgram:
-    """The controllers of Kubernetes; they consider a node lost sooner than the default of 40 s."""
+    """The controllers of Kubernetes; they usually consider a node lost sooner than the default of 50 s."""
     return LabProgram(
         name="kube-controller-manager",
         argv=(
@@ -146,7 +146,7 @@ def controller_manager(paths: LabPaths) -> LabProgram:
             "--use-service-account-credentials=true",
             _POD_GROUPS,
             "--node-monitor-period=1s",
-            f"--node-monitor-grace-period={_NODE_LOST_AFTER_S}s",
+            f"--node-monitor-grace-period={paths.node_lost_after_s}s",
         ),
         ready=f"https://{paths.address('kube-controller-manager')}/healthz",
     )
@@ -337,7 +337,7 @@ def kwok(paths: LabPaths) -> LabProgram:
             "--manage-nodes-with-label-selector=type=kwok",
             f"--config={paths.operator_manifests / 'stages.yaml'}",
             # KWOK renews leases at a quarter of this.
-            f"--node-lease-duration-seconds={_NODE_LOST_AFTER_S}",
+            f"--node-lease-duration-seconds={NODE_LOST_AFTER_S}",
             f"--server-address={paths.address('kwok')}",
         ),
         ready=f"http://{paths.address('kwok')}/healthz",

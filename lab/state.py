@@ -15,6 +15,7 @@ from lab.cache import locked
 from lab.kubelet.nodes import NodeSpec
 
 SUPERVISOR = "supervisor"
+NODE_LOST_AFTER_S = 10
 STABLE_AFTER_S = 30.0
 """A program that has run longer is stable: the cause of a later exit is unlikely to stop its successor."""
 MAX_CRASHES_IN_A_ROW = 6
@@ -39,6 +40,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[NodeSpec, ...]
     interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)
     """Network interfaces of every pod."""
+    node_lost_after_s: int = NODE_LOST_AFTER_S
+    """Seconds without a heartbeat after which Kubernetes considers a node lost."""
     dies_with_parent: bool
     """Whether the lab ends with the process that started it."""
     processes: dict[str, ProcessId] = {}

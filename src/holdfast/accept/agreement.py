@@ -141,7 +141,7 @@ class Agreement(Model):
 
 
 SMOKE: Mapping[str, Mapping[str, object]] = {
-    "fabric": {"steps": 20, "probe_s": 60.0},
+    "fabric": {"steps": 20, "probe_s": 90.0},
     "scaling": {"steps": 40, "nodes": (1, 2), "step_s": 0.1},
     "gang": {"rounds": 1},
     "restart": {"faults": 3, "steps_per_fault": 12},

@@ -69,6 +69,11 @@ class Clusters:
         self.connect()
         clusters = ("get", "multikueuecluster", "west", "-o", "jsonpath={.status.conditions[*].status}")
         until(lambda: self.kubectl("head", *clusters) == "True", "Kueue is connected with the worker")
+        # A queue is closed until Kueue has seen its flavor and that its admission check is active.
+        active = "jsonpath={.status.conditions[?(@.type=='Active')].status}"
+        queue = ("get", "clusterqueue", self.namespace, "-o", active)
+        for cluster in self.labs:
+            until(lambda cluster=cluster: self.kubectl(cluster, *queue) == "True", f"the queue in {cluster} is open")
 
     def connect(self, *, connected: bool = True) -> None:
         """Give the manager's Kueue a kubeconfig of the worker, or take it away."""

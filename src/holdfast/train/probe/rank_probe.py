@@ -34,8 +34,8 @@ from holdfast.train.probe.training_rates import training_rates
 
 WORK_SHARE = 0.9
 """Of a step's deadline: the ranks then give up, and report that."""
-MEASURE_SHARE = 0.6
-"""Of a step's deadline: no all-reduce begins later that is expected to take longer."""
+MEASURE_SHARE = 0.4
+"""Of a step's deadline: no all-reduce begins that is expected to end later; one that busy CPUs delay has the rest."""
 MEMORY_SHARE = 0.1
 """Of a device's free memory, or of a node's divided by its ranks: Gloo needs as much again."""
 COPY_S = 1.0
