@@ -114,7 +114,7 @@ def _result(predicted: Times, measured: Times) -> Result:
             date=today(),
             figure=Figure(value=100 * worst, unit="%", decimals=1),
             floor=Figure(value=100 * max(map(floor, measured.values())), unit="%", decimals=1),
-            goal=f"≤ {GOAL:.0%}",
+            goal=f"≤ {100 * GOAL:g} %",
             met="yes" if worst <= GOAL else "no",
             conditions="Gloo; calibrated by the probes of holdfast check, between the trainings",
             headline=worst > GOAL,
