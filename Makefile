@@ -30,7 +30,7 @@ demo: $(READY) ## train over two nodes, kill one, see the run recover and accoun
 test: $(READY) ## all that CI checks; what this machine cannot run is skipped with its reason
 	@$(MAKE) --no-print-directory --output-sync --jobs=2 lint types imports docs
 	@step() { printf '\n==> %s\n' "$$1"; shift; $(HAVE) "$$@"; }; \
-	step 'lab (about twenty minutes, once for each version)' python -m lab build kubernetes volcano traefik flux slurm slurm-26.05 --where-possible && \
+	step 'lab (about twenty minutes, once for each version)' python -m lab build kubernetes volcano traefik flux helm slurm slurm-26.05 --where-possible && \
 	step 'tests' .ci/tests
 
 lint: $(READY) ## format and lint; `make format` fixes what it can

@@ -18,7 +18,7 @@ from lab.kubelet.nodes import NodeState
 from lab.lab import Lab, build_all, nodes
 from lab.slurm_conf import SlurmRelease
 from lab.slurm_root import slurm_impossible_reason, slurm_root
-from lab.toolchain import ARGO_CD, FLUX, TRAEFIK, VOLCANO, Module, build_impossible_reason, program_folder
+from lab.toolchain import ARGO_CD, FLUX, HELM, TRAEFIK, VOLCANO, Module, build_impossible_reason, program_folder
 
 app = typer.Typer(
     help="A Kubernetes control plane without containers, for trial runs of cluster jobs and for tests.",
@@ -38,6 +38,7 @@ class Component(StrEnum):
     VOLCANO = "volcano"
     TRAEFIK = "traefik"
     FLUX = "flux"
+    HELM = "helm"
     ARGO_CD = "argocd"
     NEXT_SLURM = "slurm-26.05"
     """From a Debian that changes: tests use it where it could be built."""
@@ -57,6 +58,7 @@ _BUILDS: Mapping[Component, _Build] = {
     Component.VOLCANO: _module(VOLCANO),
     Component.TRAEFIK: _module(TRAEFIK),
     Component.FLUX: _module(FLUX),
+    Component.HELM: _module(HELM),
     Component.ARGO_CD: _module(ARGO_CD),
     Component.SLURM: (lambda: slurm_impossible_reason(SLURM), lambda: (slurm_root(SLURM),)),
     Component.NEXT_SLURM: (lambda: slurm_impossible_reason(NEXT_SLURM), lambda: (slurm_root(NEXT_SLURM),)),

@@ -104,6 +104,9 @@ VOLCANO = Module(name="volcano", packages=("volcano.sh/volcano/cmd/scheduler",))
 FLUX = Module(name="flux", packages=("github.com/fluxcd/source-controller", "github.com/fluxcd/kustomize-controller"))
 """Built when a test needs it (flux_controllers.py)."""
 
+HELM = Module(name="helm", packages=("helm.sh/helm/v4/cmd/helm",))
+"""Built when a test needs it."""
+
 ARGO_CD = Module(
     name="argocd",
     packages=(".",),

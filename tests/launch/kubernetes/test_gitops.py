@@ -17,12 +17,13 @@ from tests.waiting import until
 
 from holdfast import api
 from holdfast.events import Outcome
+from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase
 from lab import Lab
 from lab.argo_cd import NAMESPACE, argo_cd
 from lab.flux_controllers import flux_controllers
 from lab.git_repository import git_repository
-from lab.toolchain import ARGO_CD, FLUX, Module, build_impossible_reason, is_built
+from lab.toolchain import ARGO_CD, FLUX, OPERATORS, Module, build_impossible_reason, is_built, source_folder
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +32,9 @@ URL = "https://git.example/team/runs.git"
 EMPTY = {"runs/README.md": "A folder for each run.\n"}
 RUN = "llama-v1"
 _NUMBERS = itertools.count(1)
+EXTERNAL_SECRETS = "github.com/external-secrets/external-secrets@v1.3.2"
+CHECKSUM = "h1:u2J8RjlHIeF0oZCqtl92adI/uZWUwOesJIDkfql6LqQ="
+TOKEN = "from the team's store"
 
 
 @dataclass(frozen=True)
@@ -148,17 +152,38 @@ def shown(kind: str, url: str, namespace: str) -> str:
     return re.sub(r"namespace: ml\b", f"namespace: {namespace}", block.replace(URL, url))
 
 
+def make_secret(site: Site, name: str, value: str) -> None:
+    """Do what External Secrets does for an ExternalSecret whose store has one value."""
+    asked = json.loads(site.kubectl("get", "externalsecret", name, "-o", "json"))
+    owner = {key: asked["metadata"][key] for key in ("name", "uid")}
+    owner |= {"apiVersion": asked["apiVersion"], "kind": asked["kind"], "controller": True}
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": asked["spec"]["target"]["name"], "ownerReferences": [owner]},
+        "stringData": {each["secretKey"]: value for each in asked["spec"]["data"]},
+    }
+    site.kubectl("create", "-f", "-", input=json.dumps(secret))
+
+
 def test_tree_in_a_repository_is_applied_once_and_deleted_with_its_folder(
     site: Site, tool: Tool, tmp_path: Path
 ) -> None:
-    (site.folder / "wait.py").write_text("import time; print('up', flush=True); time.sleep(3600)\n")
-    fields = ["image=none", "nodes=2", "queue=train", "resources.cpu=0.1"]
+    program = "import os, time; print(os.environ['HF_TOKEN'], flush=True); time.sleep(3600)\n"
+    (site.folder / "wait.py").write_text(program)
+    fields = ["image=none", "nodes=2", "queue=train", "resources.cpu=0.1", "secrets.HF_TOKEN.env=HF_TOKEN"]
     job = api.load(None, command=("python", "wait.py"), overrides=fields)
     (claim,) = (
         each for each in api.render(job, "lab", base=site.folder).objects if each["kind"] == "PersistentVolumeClaim"
     )
     site.kubectl("apply", "-f", "-", input=json.dumps(claim))
-    tree = {f"runs/{RUN}/run.yaml": api.render(job, "lab", base=site.folder, tree=RUN).text}
+    tree = {
+        f"runs/{RUN}/run.yaml": api.render(job, "lab", base=site.folder, tree=RUN).text,
+        f"runs/{RUN}/secrets.yaml": shown("ExternalSecret", URL, site.namespace),
+    }
+    crd = "config/crds/bases/external-secrets.io_externalsecrets.yaml"
+    defined = source_folder(OPERATORS, EXTERNAL_SECRETS, checksum=CHECKSUM) / crd
+    site.lab.kubectl("apply", "--server-side", "-f", defined)
 
     def spec() -> tuple[int, dict[str, Any]]:
         owner = json.loads(site.kubectl("get", "jobset", RUN, "-o", "json"))
@@ -169,9 +194,11 @@ def test_tree_in_a_repository_is_applied_once_and_deleted_with_its_folder(
         manifests = shown(tool.kind, repository.url, site.namespace)
         site.lab.kubectl("apply", "-f", "-", input=manifests)
         tool.compared(site, first)
+        make_secret(site, f"{RUN}-secrets", TOKEN)
         site.kubectl("wait", "--for=create", f"secret/{RUN}-keys", "--timeout=240s")
         run = api.find_run(RUN, "lab", base=site.folder)
         reach(run, lambda known: known.phase is RunPhase.RUNNING)
+        until(lambda: {path.read_text() for path in find_rank_logs(run).values()} == {f"{TOKEN}\n"}, "both have it")
         admitted = spec()
         tool.applied_again(site)
         tool.compared(site, repository.commit({**EMPTY, **tree, "runs/README.md": "Changed.\n"}))
