@@ -23,7 +23,8 @@ from torch.optim import Optimizer
 
 from holdfast.train.metrics.gradient_guard import SUM, GradientGuard, is_sound
 
-forks = get_context("fork")
+# A fork of this process cannot compute gradients if a test has started autograd's threads here.
+forks = get_context("forkserver")
 DEADLINE_S = 200.0
 
 
