@@ -476,7 +476,7 @@ class Spare(StrEnum):
     STANDBY = "A standby takes its place."
     FEWER_NODES = "No standby is ready, so the run continues with fewer nodes until its target has another one."
     OTHER_REPLICAS = "No standby is ready, so only the other replicas train until its target has another node."
-    NONE = "No standby is ready, so the run waits until its target has another node."
+    NONE = "No standby is ready: the run continues once its target has another node."
 
 
 @dataclass(frozen=True, kw_only=True)
