@@ -53,6 +53,7 @@ LAB_TESTS = (
             "pending_rules",
             "policies",
             "storage_page",
+            "survival_in_cluster",
             "topology_gangs",
         )
     ),
@@ -63,6 +64,7 @@ CLUSTER_RUNS = "tests/launch/kubernetes/test_cluster_runs.py"
 """Takes as long as all others that use the lab, mostly to wait: it has a worker, and a lab, of its own."""
 
 MODULE_FIXTURES = (
+    "tests/launch/kubernetes/test_survival_in_cluster.py",
     "tests/launch/monarch/test_linked_meshes.py",
     "tests/launch/kubernetes/test_multikueue.py",
     "tests/launch/test_netns.py",

@@ -208,7 +208,9 @@ SHOWN_BY = {
     Feature.SHAPE_GROWTH: "test_elastic_run_continues_on_fewer_machines",
     Feature.REPLICAS: "test_killed_replica_does_not_stop_the_other",
 }
-"""The test of each feature in tests/runs/test_targets.py, which runs on all targets but Kubernetes."""
+"""The test of each feature in tests/runs/test_targets.py, all of which run on all targets but Kubernetes."""
+IN_CLUSTER = {Feature.RANK_RAISES, Feature.HANG, Feature.CODE_SHIPPED, Feature.SHAPE_CHANGE, Feature.SHAPE_GROWTH}
+"""Those that tests/launch/kubernetes/test_survival_in_cluster.py runs there."""
 SHOWN_ELSEWHERE = {
     (Feature.RANK_KILLED, "kubernetes"): "test_what_dies_comes_back_in_place_and_is_counted_once",
     (Feature.AGENT_KILLED, "kubernetes"): "test_what_dies_comes_back_in_place_and_is_counted_once",
@@ -232,5 +234,6 @@ def test_what_a_target_is_said_to_do_has_a_test() -> None:
     tests = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
     claimed = {(feature, target) for feature in Feature for target in TARGETS} - REASONS.keys() - UNTESTED
     shared = {(feature, target) for feature in SHOWN_BY for target in TARGETS if target != "kubernetes"}
+    shared |= {(feature, "kubernetes") for feature in IN_CLUSTER}
     assert claimed == (shared - REASONS.keys() - UNTESTED) | SHOWN_ELSEWHERE.keys()
     assert {*SHOWN_BY.values(), *SHOWN_ELSEWHERE.values()} <= tests

@@ -687,8 +687,8 @@ def targets_page() -> str:
             "# What a run survives on which target",
             "The same tests run on each target (`tests/runs/test_targets.py`), with the programs of the place itself: "
             "sshd, slurmctld and slurmd, or a Kubernetes control plane, all on one machine. On Slurm they run with "
-            "22.05, and `tests/runs/test_slurm_runs.py` with 24.11 and 26.05 too. On Kubernetes other tests show the "
-            "same (`tests/launch/kubernetes/test_cluster_runs.py`). This page is generated from "
+            "22.05, and `tests/runs/test_slurm_runs.py` with 24.11 and 26.05 too. On Kubernetes some do, and other "
+            "tests show the same (`tests/launch/kubernetes/test_cluster_runs.py`). This page is generated from "
             "`launch/target_features.py`. *untested*: the code is that of other targets, and no test has shown it.",
             _table(("what happens", *TARGETS.values()), rows),
             "\n".join(f"{number}. {note[:1].upper()}{note[1:]}." for number, note in enumerate(notes, 1)),

@@ -62,11 +62,6 @@ UNTESTED = frozenset(
         (Feature.RESUME, "hosts_monarch"),
         (Feature.RESUME, "slurm_monarch"),
         (Feature.SUBMITTER_LEAVES, "slurm_monarch"),
-        (Feature.RANK_RAISES, "kubernetes"),
-        (Feature.HANG, "kubernetes"),
-        (Feature.CODE_SHIPPED, "kubernetes"),
-        (Feature.SHAPE_CHANGE, "kubernetes"),
-        (Feature.SHAPE_GROWTH, "kubernetes"),
     }
 )
 """What the code of other targets should do here, and no test of this target has shown."""

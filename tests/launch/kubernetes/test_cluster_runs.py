@@ -76,7 +76,8 @@ user: {user}
 workload: {workload}
 agent: {agent}
 """
-VOLUME = "volume: {claim: home, size: 1GiB, storage_class: lab}\n"
+CLAIM = {"claim": "home", "size": "1GiB", "storage_class": "lab"}
+VOLUME = f"volume: {json.dumps(CLAIM)}\n"
 
 OF_EVERY_NAMESPACE = (
     "configmap/kube-root-ca.crt",
