@@ -30,7 +30,7 @@ from holdfast.launch.kubernetes.manifests.policies import RULES, render_policies
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain, to_yaml
 from holdfast.launch.kubernetes.object_names import VOLUME_ROOT, ObjectNames
-from holdfast.launch.kubernetes.preflight.cluster_checks import required_permissions
+from holdfast.launch.kubernetes.preflight.run_permissions import required_permissions
 from holdfast.launch.kubernetes.quarantine_object import NAME as QUARANTINE
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 from holdfast.launch.policy_request import PolicyRequest

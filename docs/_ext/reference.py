@@ -272,7 +272,7 @@ def _written_codes() -> Iterator[tuple[str, str, Path]]:
     for path in sorted(SOURCE.rglob("*.py")):
         module = ast.parse(path.read_text())
         nodes = list(ast.walk(module))
-        places = {"failure": ["code", "what"]}
+        places = {"failure": ["code", "what"], "cluster_finding": ["code", "where", "what"]}
         places |= {
             node.name: [one.arg for one in node.args.args] for node in nodes if isinstance(node, ast.FunctionDef)
         }

@@ -15,16 +15,13 @@ from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, rend
 from holdfast.findings import Finding, Severity
 from holdfast.job.quarantine import QuarantineRow
 from holdfast.job.targets import Workload
-from holdfast.launch.kubernetes.preflight.cluster_checks import (
-    KUEUE,
-    NOT_READABLE,
-    ClusterInventory,
-    check_cluster,
-    required_permissions,
-)
+from holdfast.launch.kubernetes.client.api_paths import KUEUE
+from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
+from holdfast.launch.kubernetes.preflight.cluster_inventory import NOT_READABLE, ClusterInventory
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
 from holdfast.launch.kubernetes.preflight.pull_secrets import registries
 from holdfast.launch.kubernetes.preflight.referenced_objects import referenced_objects
+from holdfast.launch.kubernetes.preflight.run_permissions import required_permissions
 from holdfast.launch.kubernetes.storage_catalog import CATALOG as STORAGE
 from holdfast.launch.kubernetes.storage_catalog import StorageDriver, StorageKind
 from holdfast.launch.kubernetes.workload_catalog import CATALOG

@@ -15,8 +15,9 @@ from tests.launch.kubernetes.test_pending_rules import ELSEWHERE, QUEUE, WEBHOOK
 from holdfast.errors import HoldfastError
 from holdfast.findings import Finding, Severity
 from holdfast.launch.kubernetes.manifests.run_manifests import render
-from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster, required_permissions
+from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
 from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
+from holdfast.launch.kubernetes.preflight.run_permissions import required_permissions
 from lab import Lab
 
 pytestmark = pytest.mark.slow

@@ -1,4 +1,4 @@
-"""API server paths of objects, with `{namespace}` as a placeholder."""
+"""Names and API server paths of objects, with `{namespace}` as a placeholder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,16 @@ NAMESPACE_PATH = "/api/v1/namespaces/{namespace}"
 NODES_PATH = "/api/v1/nodes"
 PODS_PATH = f"{NAMESPACE_PATH}/pods"
 
+KUEUE = "kueue.x-k8s.io"
+"""API group of Kueue."""
+KUEUE_VERSION = "v1beta2"
+KUEUE_PATH = f"/apis/{KUEUE}/{KUEUE_VERSION}"
+
+
+def object_name(thing: KubeObject) -> str:
+    """Name of an object."""
+    return str(thing["metadata"]["name"])
+
 
 def collection_path(thing: KubeObject) -> str:
     """Path to create objects of this kind."""
@@ -22,7 +32,7 @@ def collection_path(thing: KubeObject) -> str:
 
 def object_path(thing: KubeObject) -> str:
     """Path of an object."""
-    return f"{collection_path(thing)}/{thing['metadata']['name']}"
+    return f"{collection_path(thing)}/{object_name(thing)}"
 
 
 def can_dry_run_alone(thing: KubeObject) -> bool:

@@ -9,12 +9,10 @@ from http import HTTPStatus
 
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.client.api_errors import ApiError
-from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, NODES_PATH, KubeObject
+from holdfast.launch.kubernetes.client.api_paths import KUEUE_PATH, NAMESPACE_PATH, NODES_PATH, KubeObject
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
-from holdfast.launch.kubernetes.preflight.cluster_checks import KUEUE, KUEUE_VERSION
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
-_QUEUES = f"/apis/{KUEUE}/{KUEUE_VERSION}"
 _NETWORKS = "/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-definitions"
 
 Listed = Sequence[KubeObject] | None
@@ -51,11 +49,11 @@ async def _survey(context: str | None, namespace: str | None) -> ClusterSurvey:
         context=context,
         namespace=namespace,
         workloads=[kind for kind in CATALOG if await _is_served(cluster, kind)],
-        local_queues=await _list(cluster, f"{_QUEUES}/namespaces/{{namespace}}/localqueues"),
+        local_queues=await _list(cluster, f"{KUEUE_PATH}/namespaces/{{namespace}}/localqueues"),
         claims=await _list(cluster, f"{NAMESPACE_PATH}/persistentvolumeclaims"),
         storage_classes=await _list(cluster, "/apis/storage.k8s.io/v1/storageclasses"),
         nodes=await _list(cluster, NODES_PATH),
-        topologies=await _list(cluster, f"{_QUEUES}/topologies"),
+        topologies=await _list(cluster, f"{KUEUE_PATH}/topologies"),
         daemon_sets=await _list(cluster, "/apis/apps/v1/daemonsets"),
         device_classes=await _list(cluster, "/apis/resource.k8s.io/v1/deviceclasses"),
         networks=await _list(cluster, _NETWORKS),

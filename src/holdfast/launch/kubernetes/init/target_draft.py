@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from holdfast.errors import require_extra
 from holdfast.job.targets import Workload
 from holdfast.job.yaml_source import as_yaml, printable
-from holdfast.launch.kubernetes.client.api_paths import KubeObject
+from holdfast.launch.kubernetes.client.api_paths import object_name
 from holdfast.launch.kubernetes.init.fabric_guess import FabricGuess, guess_fabrics
 from holdfast.launch.kubernetes.init.run_machines import (
     GPU,
@@ -93,12 +93,12 @@ def _volume(claims: Listed, classes: Listed) -> Iterator[Line]:
     if len(shared) == 1:
         size = shared[0]["spec"].get("resources", {}).get("requests", {}).get("storage", "unknown size")
         yield (
-            f"volume: {{claim: {as_yaml(_name(shared[0]))}}}",
+            f"volume: {{claim: {as_yaml(object_name(shared[0]))}}}",
             f"the only ReadWriteMany claim here, {size}",
         )
     else:
         listed = None if claims is None else shared
-        fit = [f"{_name(each)} ({driver.name})" for each in classes or () if (driver := shared_driver(each))]
+        fit = [f"{object_name(each)} ({driver.name})" for each in classes or () if (driver := shared_driver(each))]
         by = f", with `storage_class` {' or '.join(fit)}" if fit else ""
         made = f"`size: 1TiB` creates one{by}"
         yield "# volume: {claim: NAME}", _none_of_several("ReadWriteMany claims", listed, made)
@@ -170,7 +170,7 @@ def _devices(survey: ClusterSurvey, machines: RunMachines) -> str:
 def _topology(survey: ClusterSurvey) -> Iterator[Line]:
     """The levels of all Topology objects of Kueue, under the last word of their label."""
     labels = {
-        level["nodeLabel"]: _name(topology)
+        level["nodeLabel"]: object_name(topology)
         for topology in survey.topologies or ()
         for level in topology["spec"]["levels"]
     }
@@ -203,8 +203,4 @@ def _none_of_several(what: str, listed: Listed, otherwise: str) -> str:
 
 
 def _names(listed: Listed) -> list[str]:
-    return sorted(_name(each) for each in listed or ())
-
-
-def _name(thing: KubeObject) -> str:
-    return str(thing["metadata"]["name"])
+    return sorted(object_name(each) for each in listed or ())

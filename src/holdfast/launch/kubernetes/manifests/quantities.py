@@ -1,6 +1,22 @@
-"""Formats amounts of memory, storage and CPU as Kubernetes writes them."""
+"""Formats and parses amounts of memory, storage and CPU as Kubernetes writes them."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
+
+_UNITS: Mapping[str, float] = {
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    "M": 1e6,
+    "G": 1e9,
+    "T": 1e12,
+    "P": 1e15,
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
+}
 
 
 def format_quantity(size_bytes: int | None) -> str | None:
@@ -18,3 +34,14 @@ def format_cores(cpu: float | None) -> str | None:
     if cpu is None:
         return None
     return str(int(cpu)) if cpu == int(cpu) else f"{max(1, round(cpu * 1000))}m"
+
+
+def parse_quantity(quantity: str) -> float:
+    """Parse a Kubernetes quantity: `500m`, `64Gi`, `8`; 0 if it is none."""
+    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", quantity)
+    return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
+
+
+def parse_quantities(amounts: Mapping[str, YamlValue]) -> dict[str, float]:
+    """Parse the amount of each resource, as of the requests of a pod."""
+    return {name: parse_quantity(str(amount)) for name, amount in to_plain(amounts).items()}

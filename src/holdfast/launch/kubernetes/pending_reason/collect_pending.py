@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError, to_holdfast_error
-from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, PODS_PATH, KubeObject
+from holdfast.launch.kubernetes.client.api_paths import KUEUE, KUEUE_PATH, NAMESPACE_PATH, PODS_PATH, KubeObject
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef
 from holdfast.launch.kubernetes.object_names import RUN_LABEL
@@ -27,10 +27,9 @@ REQUEST_TIMEOUT_S = 10.0
 MAX_EVENTS = "1000"
 """Most warning events read from a namespace."""
 
-
-MULTIKUEUE_CLUSTERS_PATH = "/apis/kueue.x-k8s.io/v1beta2/multikueueclusters"
-WORKLOADS_PATH = "/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads"
-JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+MULTIKUEUE_CLUSTERS_PATH = f"{KUEUE_PATH}/multikueueclusters"
+WORKLOADS_PATH = f"{KUEUE_PATH}/namespaces/{{namespace}}/workloads"
+JOB_UID_LABEL = f"{KUEUE}/job-uid"
 """Kueue's label of a Workload with the uid of its object."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.findings import Finding, Owner, Severity
-from holdfast.launch.kubernetes.client.api_paths import KubeObject
+from holdfast.launch.kubernetes.client.api_paths import KubeObject, object_name
 from holdfast.launch.kubernetes.client.message_rules import ADMISSION_RULES, MessageRule, match_rule
 from holdfast.launch.kubernetes.object_names import QUEUE_LABEL
 
@@ -314,9 +314,9 @@ def _messages(seen: PendingRun) -> Iterator[ClusterMessage]:
         waits = conditions.get("QuotaReserved", {}).get("status") != "True"
         for kind in ("QuotaReserved", "Evicted") if waits else ():
             if message := conditions.get(kind, {}).get("message"):
-                yield ClusterMessage(where=f"workload {_name(seen.workload)}, {kind}", text=message)
+                yield ClusterMessage(where=f"workload {object_name(seen.workload)}, {kind}", text=message)
     if grouped := _group_messages(seen.pods):
-        yield ClusterMessage(where=f"podgroup {_name(seen.owner)}", text="; ".join(grouped))
+        yield ClusterMessage(where=f"podgroup {object_name(seen.owner)}", text="; ".join(grouped))
     for pod in seen.pods:
         yield from _pod_messages(pod)
     yield from _event_messages(seen, "FailedMount", "FailedAttachVolume")
@@ -336,11 +336,11 @@ def _pod_messages(pod: KubeObject) -> Iterator[ClusterMessage]:
         if condition["type"] == "PodScheduled" and condition["status"] == "False" and condition.get("message"):
             gates = ", ".join(gate["name"] for gate in pod.get("spec", {}).get("schedulingGates", ()))
             yield ClusterMessage(
-                where=f"pod {_name(pod)}", text=f"{condition['message']}{f': {gates}' if gates else ''}"
+                where=f"pod {object_name(pod)}", text=f"{condition['message']}{f': {gates}' if gates else ''}"
             )
     for container in (*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())):
         if text := _container_message(container):
-            yield ClusterMessage(where=f"pod {_name(pod)}", text=text)
+            yield ClusterMessage(where=f"pod {object_name(pod)}", text=text)
 
 
 def _container_message(container: KubeObject) -> str:
@@ -375,7 +375,7 @@ def _at(event: KubeObject) -> str:
 def _last_pod_created(seen: PendingRun, event: KubeObject) -> str:
     """When the event's object created its last pod; for the owner object, the run's last pod."""
     name = event.get("involvedObject", {}).get("name")
-    pods = seen.pods if name == _name(seen.owner) else [pod for pod in seen.pods if name in _owner_names(pod)]
+    pods = seen.pods if name == object_name(seen.owner) else [pod for pod in seen.pods if name in _owner_names(pod)]
     return max((pod["metadata"].get("creationTimestamp", "") for pod in pods), default="")
 
 
@@ -389,7 +389,7 @@ def _suspended_reason(seen: PendingRun) -> Finding | None:
     suspended = bool(spec.get("suspend") or spec.get("runPolicy", {}).get("suspend"))
     if not suspended:
         return None
-    clue = (f"{seen.owner['kind']} {_name(seen.owner)}", "suspend: true")
+    clue = (f"{seen.owner['kind']} {object_name(seen.owner)}", "suspend: true")
     queue = seen.owner["metadata"].get("labels", {}).get(QUEUE_LABEL)
     if queue is None:
         return SUSPENDED.finding(*clue)
@@ -397,7 +397,3 @@ def _suspended_reason(seen: PendingRun) -> Finding | None:
     if seen.workload is not None:
         return QUEUED.finding(*clue, found)
     return (NOT_TAKEN_UP if seen.age_s < TAKEN_UP_WITHIN_S else NOT_MANAGED).finding(*clue, found)
-
-
-def _name(thing: KubeObject) -> str:
-    return str(thing["metadata"]["name"])

@@ -9,8 +9,9 @@ from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.api_errors import ClusterError, to_holdfast_error
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 from holdfast.launch.kubernetes.pending_reason.dispatch_rules import in_cluster
-from holdfast.launch.kubernetes.preflight.cluster_checks import MANAGER_CHECKS, Permission, check_cluster
+from holdfast.launch.kubernetes.preflight.cluster_checks import MANAGER_CHECKS, check_cluster
 from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
+from holdfast.launch.kubernetes.preflight.run_permissions import Permission
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 

@@ -1,4 +1,4 @@
-"""Reads the cluster state that cluster_checks.py needs, as the user who starts the run; creates nothing.
+"""Reads a ClusterInventory as the user who starts the run; creates nothing.
 
 Every request has a timeout. It records what this user may not read.
 """
@@ -15,7 +15,15 @@ from typing import Any
 from holdfast.findings import Finding
 from holdfast.job.quarantine import Quarantine
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ApiUnavailable
-from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH, KubeObject, can_dry_run_alone, collection_path
+from holdfast.launch.kubernetes.client.api_paths import (
+    KUEUE_PATH,
+    NAMESPACE_PATH,
+    NODES_PATH,
+    KubeObject,
+    can_dry_run_alone,
+    collection_path,
+    object_name,
+)
 from holdfast.launch.kubernetes.client.cluster import ClusterClient
 from holdfast.launch.kubernetes.manifests.controller_objects import GATEWAY_GROUP, GATEWAY_VERSION
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -27,20 +35,13 @@ from holdfast.launch.kubernetes.pending_reason.collect_pending import (
     REQUEST_TIMEOUT_S,
     get_or_empty,
 )
-from holdfast.launch.kubernetes.preflight.cluster_checks import (
-    HYPERNODES,
-    KUEUE,
-    KUEUE_VERSION,
-    NOT_READABLE,
-    ClusterInventory,
-    Permission,
-    operator_kinds,
-    required_permissions,
-)
+from holdfast.launch.kubernetes.preflight.cluster_inventory import NOT_READABLE, ClusterInventory
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 from holdfast.launch.kubernetes.preflight.fabric_prerequisites import prerequisites
+from holdfast.launch.kubernetes.preflight.operator_kinds import HYPERNODES, operator_kinds
 from holdfast.launch.kubernetes.preflight.pull_secrets import registries
 from holdfast.launch.kubernetes.preflight.referenced_objects import ReferencedObject, referenced_objects
+from holdfast.launch.kubernetes.preflight.run_permissions import Permission, required_permissions
 from holdfast.launch.kubernetes.quarantine_object import NAME, QuarantineObject
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
@@ -75,7 +76,7 @@ class _Collector:
             self._denied(),
         )
         quarantine, quarantine_findings = await self._quarantine()
-        queue = f"/apis/{KUEUE}/{KUEUE_VERSION}/namespaces/{{namespace}}/localqueues/{ctx.queue}"
+        queue = f"{KUEUE_PATH}/namespaces/{{namespace}}/localqueues/{ctx.queue}"
         local_queue = await self._get(queue) if ctx.queue else None
         cluster_queue = await self._cluster_queue(local_queue)
         claim = await self._get_own(f"persistentvolumeclaims/{target.volume.claim}") if target.volume else None
@@ -92,14 +93,14 @@ class _Collector:
             resource_quotas=(await get_or_empty(self._cluster, f"{NAMESPACE_PATH}/resourcequotas")).get("items", ()),
             claim=claim,
             volume=(await self._get(f"/api/v1/persistentvolumes/{volume_name}") or {}) if volume_name else {},
-            nodes=await self._list("/api/v1/nodes"),
+            nodes=await self._list(NODES_PATH),
             operators=await self._operators(),
             storage_classes=await self._list(f"{_STORAGE}/storageclasses") if no_volume_yet else None,
             csi_drivers=_names(await self._list(f"{_STORAGE}/csidrivers")) if no_volume_yet else None,
             priority_classes=_names(await self._list("/apis/scheduling.k8s.io/v1/priorityclasses"))
             if target.priority_class
             else None,
-            queue_priorities=_names(await self._list(f"/apis/{KUEUE}/{KUEUE_VERSION}/workloadpriorityclasses"))
+            queue_priorities=_names(await self._list(f"{KUEUE_PATH}/workloadpriorityclasses"))
             if ctx.job.priority and ctx.queue
             else None,
             missing_references=await self._missing(referenced_objects(ctx)),
@@ -150,20 +151,19 @@ class _Collector:
 
     async def _cluster_queue(self, local_queue: KubeObject | None) -> KubeObject:
         name = (local_queue or {}).get("spec", {}).get("clusterQueue")
-        return await get_or_empty(self._cluster, f"/apis/{KUEUE}/{KUEUE_VERSION}/clusterqueues/{name}") if name else {}
+        return await get_or_empty(self._cluster, f"{KUEUE_PATH}/clusterqueues/{name}") if name else {}
 
     async def _dispatch_clusters(self, cluster_queue: KubeObject) -> dict[str, KubeObject] | None:
         """The MultiKueueClusters of the queue's admission checks; None if they cannot be read."""
         if not cluster_queue:
             return None
         found: dict[str, KubeObject] = {}
-        kueue = f"/apis/{KUEUE}/{KUEUE_VERSION}"
         for each in cluster_queue["spec"].get("admissionChecksStrategy", {}).get("admissionChecks", ()):
-            check = await self._get(f"{kueue}/admissionchecks/{each['name']}")
+            check = await self._get(f"{KUEUE_PATH}/admissionchecks/{each['name']}")
             spec = (check or {}).get("spec", {})
             if check is not NOT_READABLE and spec.get("controllerName") != MULTIKUEUE:
                 continue
-            config = await self._get(f"{kueue}/multikueueconfigs/{spec['parameters']['name']}") if spec else check
+            config = await self._get(f"{KUEUE_PATH}/multikueueconfigs/{spec['parameters']['name']}") if spec else check
             if config is NOT_READABLE:
                 return None
             for name in (config or {}).get("spec", {}).get("clusters", ()):
@@ -175,13 +175,11 @@ class _Collector:
         groups = cluster_queue.get("spec", {}).get("resourceGroups")
         found: dict[str, list[str]] = {}
         for name in dict.fromkeys(flavor["name"] for group in groups or () for flavor in group["flavors"]):
-            flavor = await self._get(f"/apis/{KUEUE}/{KUEUE_VERSION}/resourceflavors/{name}")
+            flavor = await self._get(f"{KUEUE_PATH}/resourceflavors/{name}")
             if flavor is NOT_READABLE:
                 return None
             topology_name = (flavor or {}).get("spec", {}).get("topologyName")
-            topology = (
-                await self._get(f"/apis/{KUEUE}/{KUEUE_VERSION}/topologies/{topology_name}") if topology_name else None
-            )
+            topology = await self._get(f"{KUEUE_PATH}/topologies/{topology_name}") if topology_name else None
             if topology is NOT_READABLE:
                 return None
             found[name] = [level["nodeLabel"] for level in (topology or {}).get("spec", {}).get("levels", ())]
@@ -268,7 +266,7 @@ class _Collector:
         if made is None:
             return None, ()  # this user may not create it, so Kueue's answer is unknown
         if isinstance(made, str):
-            before = [each["metadata"]["name"] for each in map(to_plain, rendering.prerequisites)]
+            before = [object_name(to_plain(each)) for each in rendering.prerequisites]
             # A TrainJob's runtime is created just before it, so it does not exist yet.
             return None, [] if any(name in made for name in before) else [made]
         return bool(_at(made.get("spec", {}), parents).get(field)), ()
@@ -317,4 +315,4 @@ def _at(spec: dict[str, Any], path: Sequence[str]) -> dict[str, Any]:
 
 
 def _names(things: Sequence[KubeObject] | None) -> frozenset[str] | None:
-    return None if things is None else frozenset(each["metadata"]["name"] for each in things)
+    return None if things is None else frozenset(map(object_name, things))
