@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from holdfast.launch.kubernetes.manifests.yaml_writer import YamlValue, to_plain
 
 _UNITS: Mapping[str, float] = {
-    "": 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
     "m": 1e-3,
+    "": 1.0,
     "k": 1e3,
     "M": 1e6,
     "G": 1e9,
     "T": 1e12,
     "P": 1e15,
-    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
+    "E": 1e18,
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)},
 }
 
 
@@ -38,7 +41,7 @@ def format_cores(cpu: float | None) -> str | None:
 
 def parse_quantity(quantity: str) -> float:
     """Parse a Kubernetes quantity: `500m`, `64Gi`, `8`; 0 if it is none."""
-    found = re.fullmatch(r"([0-9.]+(?:e[0-9]+)?)([a-zA-Z]*)", quantity)
+    found = re.fullmatch(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)", quantity)
     return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
 
 
