@@ -9,6 +9,7 @@ from typing import Annotated
 
 import msgspec
 
+from holdfast.job.backend import NodeId
 from holdfast.launch.changed_files import CHUNK_BYTES, SYNCED_FILES
 from holdfast.launch.monarch.mesh_tls import MeshIdentity
 
@@ -18,6 +19,17 @@ Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
     """Has its kind as `is`."""
+
+
+class _NodeMessage(_Message, frozen=True, kw_only=True):
+    """Is about one node."""
+
+    node: int
+    generation: int
+
+    @property
+    def node_id(self) -> NodeId:
+        return NodeId(node=self.node, generation=self.generation)
 
 
 class Setup(_Message, frozen=True, kw_only=True, tag="setup"):
@@ -46,11 +58,9 @@ class ReleaseHost(_Message, frozen=True, kw_only=True, tag="release"):
     """Other runs may have the host again."""
 
 
-class StartNode(_Message, frozen=True, kw_only=True, tag="start"):
+class StartNode(_NodeMessage, frozen=True, kw_only=True, tag="start"):
     """Start the agent of a node."""
 
-    node: int
-    generation: int
     token: str
     address: str
     controller_grace_s: float
@@ -61,18 +71,12 @@ class StartNode(_Message, frozen=True, kw_only=True, tag="start"):
     """Has Monarch start the agent: the host starts Monarch's process with it, and answers with NodePrepared."""
 
 
-class WatchNode(_Message, frozen=True, kw_only=True, tag="watch"):
+class WatchNode(_NodeMessage, frozen=True, kw_only=True, tag="watch"):
     """Report the end of a node whose agent Monarch has started."""
 
-    node: int
-    generation: int
 
-
-class RemoveNode(_Message, frozen=True, kw_only=True, tag="remove"):
+class RemoveNode(_NodeMessage, frozen=True, kw_only=True, tag="remove"):
     """Kill all processes of a node."""
-
-    node: int
-    generation: int
 
 
 class EndRun(_Message, frozen=True, kw_only=True, tag="end"):
@@ -101,44 +105,32 @@ class HostBusy(_Message, frozen=True, kw_only=True, tag="busy"):
     reason: Text
 
 
-class NodePrepared(_Message, frozen=True, kw_only=True, tag="prepared"):
+class NodePrepared(_NodeMessage, frozen=True, kw_only=True, tag="prepared"):
     """Monarch can start the agent of a node."""
 
-    node: int
-    generation: int
     mesh: Name
     """Address of Monarch's process on the host, in Monarch's notation."""
     order: Text
     """File of the AgentOrder there."""
 
 
-class NodeRunning(_Message, frozen=True, kw_only=True, tag="running"):
+class NodeRunning(_NodeMessage, frozen=True, kw_only=True, tag="running"):
     """The agent of a node runs."""
 
-    node: int
-    generation: int
 
-
-class NodeEnded(_Message, frozen=True, kw_only=True, tag="ended"):
+class NodeEnded(_NodeMessage, frozen=True, kw_only=True, tag="ended"):
     """The agent of a node has ended."""
 
-    node: int
-    generation: int
     reason: Text
 
 
-class NodeRemoved(_Message, frozen=True, kw_only=True, tag="removed"):
+class NodeRemoved(_NodeMessage, frozen=True, kw_only=True, tag="removed"):
     """No process of a node is left, and the last bytes of its files were sent before."""
 
-    node: int
-    generation: int
 
-
-class NodeNotStarted(_Message, frozen=True, kw_only=True, tag="refused"):
+class NodeNotStarted(_NodeMessage, frozen=True, kw_only=True, tag="refused"):
     """The agent of a node could not be started."""
 
-    node: int
-    generation: int
     reason: Text
 
 

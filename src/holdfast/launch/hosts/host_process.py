@@ -103,14 +103,14 @@ class HostProcess:
             case ReleaseHost():
                 self._release()
             case StartNode():
-                await asyncio.to_thread(self._processes.kill_unrecorded, _id(message))
+                await asyncio.to_thread(self._processes.kill_unrecorded, message.node_id)
                 await self._start(message)
             case WatchNode():
-                self._watch(_id(message))
+                self._watch(message.node_id)
             case RemoveNode():
-                self._meshes.forget(_id(message))
-                await asyncio.to_thread(self._processes.remove, _id(message))
-                remove_host(self._folder, _id(message))
+                self._meshes.forget(message.node_id)
+                await asyncio.to_thread(self._processes.remove, message.node_id)
+                remove_host(self._folder, message.node_id)
                 await self.send_changes()
                 self._send(NodeRemoved(node=message.node, generation=message.generation))
             case EndRun():
@@ -166,7 +166,7 @@ class HostProcess:
         self._reserved = ()
 
     async def _start(self, wanted: StartNode) -> None:
-        node_id = _id(wanted)
+        node_id = wanted.node_id
         if self._processes.has_agent(node_id):
             self._watch(node_id)
             return
@@ -228,10 +228,6 @@ class HostProcess:
 
     def _send(self, message: FromHost) -> None:
         self._output.write(encode(message))
-
-
-def _id(message: StartNode | WatchNode | RemoveNode) -> NodeId:
-    return NodeId(node=message.node, generation=message.generation)
 
 
 def own_address() -> str:

@@ -58,7 +58,7 @@ class HostsTarget(SupervisedTarget):
     def controller_hooks(self) -> ControllerHooks:
         """The controller is on the machine that started the run; hosts reach it through ssh."""
         from holdfast.launch.hosts.hosts_backend import HostsBackend
-        from holdfast.launch.hosts.linked_hosts import remote_resources, run_dir_on_nodes
+        from holdfast.launch.hosts.remote_nodes import remote_resources, run_dir_on_nodes
         from holdfast.launch.hosts.ssh_command import host_folder
 
         def backend(*, folder: RunDir, accepted: RunSpec, networks: RunNetwork, url: str, **_: object) -> Backend:

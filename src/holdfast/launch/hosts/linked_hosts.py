@@ -2,8 +2,6 @@
 
 How hosts are connected is up to the target: over ssh (hosts_backend.py), or by themselves (slurm/slurm_backend.py). The
 run's folder on this machine records which host has which node, and receives what the node writes.
-
-All that a host says may change where nodes are placed, so this is one long file.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from holdfast.events import Outcome
 from holdfast.findings import Finding
@@ -21,7 +19,7 @@ from holdfast.host.files import read_line, read_small
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import RunSpec
-from holdfast.job.spec import Job, Orchestrator
+from holdfast.job.spec import Orchestrator
 from holdfast.launch.changed_files import write_at
 from holdfast.launch.hosts.host_messages import (
     EndAnnounced,
@@ -36,20 +34,18 @@ from holdfast.launch.hosts.host_messages import (
     NodePrepared,
     NodeRemoved,
     NodeRunning,
-    ReleaseHost,
     RemoveNode,
-    ReserveHost,
     RunEnded,
     Setup,
     StartNode,
-    ToHost,
     WatchNode,
 )
+from holdfast.launch.hosts.host_reservation import HostReservation
+from holdfast.launch.hosts.link import Link
 from holdfast.launch.local.node_processes import existing_nodes, write_token
 from holdfast.launch.machine_pool import MachinePool
 from holdfast.launch.monarch.monarch_messages import AgentPlacement
 from holdfast.launch.quarantine_file import QuarantineFile
-from holdfast.launch.rank_env import NodeResources
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import TokenIssuer
 
@@ -63,36 +59,9 @@ END_TIMEOUT_S = 15.0
 CREATED_NAME = "created"
 BUSY_RETRY_S = 5.0
 """Time until a host that was in use is tried again."""
-GATHER_RETRY_S = (0.3, 1.2)
+RESERVE_RETRY_S = (0.3, 1.2)
 """Least and most seconds until a run tries again to reserve all of its hosts; by chance, so that one of two that take
 hosts from each other is first."""
-
-
-def remote_resources(job: Job, python: str) -> tuple[NodeResources, ...]:
-    """Resources of nodes that each have a machine, on which `python` has holdfast."""
-    return (NodeResources(cpus=job.resources.cpu or job.local_world_size, python=python),) * job.node_slots
-
-
-def run_dir_on_nodes(folder: str, run: str) -> RunDir:
-    """A run's folder as nodes see it, which have holdfast's files in `folder`."""
-    return RunDir(Path(folder) / "runs" / run)
-
-
-class Link(Protocol):
-    """The connection to one host."""
-
-    ready: HostReady | None
-    """What the host said of itself; None while it is not connected."""
-    problem: str
-    """Why it is not connected, and what to do; empty if it is, or before the first try has ended."""
-
-    def send(self, message: ToHost) -> None:
-        """Send a message, if the host is connected: what it misses is repeated after the next connection."""
-        ...
-
-    def close(self) -> None:
-        """Let the connection end, and make no other."""
-        ...
 
 
 class LinkedHosts(ABC):
@@ -118,13 +87,11 @@ class LinkedHosts(ABC):
         """What was last reported of a waiting node."""
         self._removed: dict[NodeId, asyncio.Event] = {}
         """Nodes that are to be removed."""
-        self._reserving: dict[str, bool | None] = {}
-        """Hosts that this run has asked to keep for it: whether they do; None until they answer."""
+        self._reservation = HostReservation(self._links)
         self._cancelled = False
         self._meshes = self._make_meshes(*monarch_at)
         self._fenced: dict[NodeId, str] = {}
         """Why nodes are removed whose end is reported then."""
-        self._fencing: set[asyncio.Task[None]] = set()
 
     @abstractmethod
     def _others_compete(self) -> bool:
@@ -269,68 +236,35 @@ class LinkedHosts(ABC):
         if self._cancelled or not self._pending:
             return
         reserved: Collection[str] = self._machines.names
-        if self._others_compete() and not self._occupied() and not (reserved := self._gather()):
+        if self._others_compete() and not self._occupied() and not (reserved := self._reserve()):
             return
+        unusable = {*self._unusable()} | {*self._machines.names} - {*reserved}
         for number, node_id in sorted(self._pending.items()):
-            unusable = {**self._unusable(), **{name: "" for name in self._machines.names if name not in reserved}}
             host = self._machines.choose(node_id, self._occupied(), unusable) if self._may_place() else None
             if host is None:
                 self._report_waiting(node_id)
             else:
                 del self._pending[number]
                 self._start(node_id, host)
-        self._release_unused()
+        self._reservation.release(used={self._machines.machine(node_id) for node_id in self._occupied()})
 
-    def _release_unused(self) -> None:
-        """Give back what was reserved and has no node now; an agent has taken over the lock of the others."""
-        used = {self._machines.machine(node_id) for node_id in self._occupied()}
-        for host, answer in self._reserving.items():
-            if answer and host not in used:
-                self._links[host].send(ReleaseHost())
-        self._reserving = {}
+    def _reserve(self) -> Collection[str]:
+        """Hosts that are kept for this run; none until there are as many as its job needs.
 
-    def _gather(self) -> Collection[str]:
-        """Hosts that are reserved for this run; none until there are as many as its job needs."""
-        answers = self._reserving = {host: each for host, each in self._reserving.items() if self._links[host].ready}
-        needed = min(len(self._pending), self._job.nodes.min)
-        unusable = self._unusable()
-        free = [host for host in self._machines.free(()) if host not in unusable and host not in answers]
-        asked = sum(answer is not False for answer in answers.values())
-        if self._may_place() and asked + len(free) >= needed:
-            for host in free[: max(0, len(self._pending) - asked)]:
-                answers[host] = None
-                self._links[host].send(ReserveHost())
-            if None in answers.values():
-                return ()
-            return [host for host, answer in answers.items() if answer]
-        self._give_up_gathering()
-        return ()
-
-    def _give_up_gathering(self) -> None:
-        """Let others have the hosts, try again later if one of them was refused, and report why nodes wait."""
-        for host, answer in self._reserving.items():
-            if answer:
-                self._links[host].send(ReleaseHost())
-        if False in self._reserving.values():
-            asyncio.get_running_loop().call_later(random.uniform(*GATHER_RETRY_S), self._gather_again)
-        self._reserving = {}
+        If there are too few, others may have them, and nodes wait; the run tries again later if one was refused.
+        """
+        unusable, wanted = self._unusable(), len(self._pending)
+        free = [host for host in self._machines.free(()) if host not in unusable]
+        if self._may_place() and self._reservation.request(free, least=min(wanted, self._job.nodes.min), most=wanted):
+            return self._reservation.kept()
+        if self._reservation.release():
+            asyncio.get_running_loop().call_later(random.uniform(*RESERVE_RETRY_S), self._reserve_again)
         for node_id in self._pending.values():
             self._report_waiting(node_id)
+        return ()
 
-    def _gather_again(self) -> None:
+    def _reserve_again(self) -> None:
         self._refused.clear()
-        self._place()
-
-    def _on_reserved(self, host: str, answer: bool, reason: str = "") -> None:
-        """Take a host's answer; one that comes after the run has given up is undone."""
-        if host not in self._reserving:
-            if answer:
-                self._links[host].send(ReleaseHost())
-            return
-        self._reserving[host] = answer
-        if not answer:
-            self._refused[host] = reason
-            asyncio.get_running_loop().call_later(BUSY_RETRY_S, self._try_again, host)
         self._place()
 
     def _unusable(self) -> dict[str, str]:
@@ -400,24 +334,25 @@ class LinkedHosts(ABC):
             case HostReady():
                 self._on_ready(host, message)
             case HostReserved():
-                self._on_reserved(host, True)
+                if self._reservation.answer(host, kept=True):
+                    self._place()
             case HostBusy(reason=reason):
-                self._on_reserved(host, False, reason)
-            case NodePrepared(node=node, generation=generation, mesh=mesh, order=order):
+                if self._reservation.answer(host, kept=False):
+                    self._use_others(host, reason)
+            case NodePrepared(mesh=mesh, order=order):
                 if self._meshes is not None:
                     placement = AgentPlacement(order=order, host=mesh, tunnel=self._tunnel(host, mesh))
-                    self._meshes.place(NodeId(node=node, generation=generation), placement)
-            case NodeRunning(node=node, generation=generation):
-                node_id = NodeId(node=node, generation=generation)
-                self._created_mark(node_id).touch()
-                self._report(node_id, BackendNodeState.CREATED, machine=host)
-            case NodeEnded(node=node, generation=generation, reason=reason):
-                self._end(NodeId(node=node, generation=generation), reason)
-            case NodeRemoved(node=node, generation=generation):
-                self._forget(NodeId(node=node, generation=generation))
+                    self._meshes.place(message.node_id, placement)
+            case NodeRunning():
+                self._created_mark(message.node_id).touch()
+                self._report(message.node_id, BackendNodeState.CREATED, machine=host)
+            case NodeEnded(reason=reason):
+                self._end(message.node_id, reason)
+            case NodeRemoved():
+                self._forget(message.node_id)
                 self._place()
-            case NodeNotStarted(node=node, generation=generation, reason=reason):
-                self._on_refusal(host, NodeId(node=node, generation=generation), reason)
+            case NodeNotStarted(reason=reason):
+                self._on_refusal(host, message.node_id, reason)
             case FileChunk(name=name, at=at):
                 write_at(self._folder.path / name, at, data)
             case EndAnnounced():
@@ -482,34 +417,32 @@ class LinkedHosts(ABC):
         else:
             self._on_refusal(host, node_id, refusal)
 
-    def _fence(self, node_id: NodeId, why: str) -> None:
+    async def _fence(self, node_id: NodeId, why: str) -> None:
         """Remove a node of which Monarch says that it has ended, then report its end."""
         if self._is_wanted(node_id) and node_id not in self._ended:
-            fencing = asyncio.ensure_future(self._remove_and_end(node_id, why))
-            self._fencing.add(fencing)
-            fencing.add_done_callback(self._fencing.discard)
-
-    async def _remove_and_end(self, node_id: NodeId, why: str) -> None:
-        self._fenced[node_id] = why
-        await self._remove(node_id)
-        self._end(node_id, why)
+            self._fenced[node_id] = why
+            await self._remove(node_id)
+            self._end(node_id, why)
 
     def _is_wanted(self, node_id: NodeId) -> bool:
         return not self._cancelled and node_id not in self._removed and node_id in self._existing()
 
-    def _on_client_lost(self, lost: Finding) -> None:
+    async def _on_client_lost(self, lost: Finding) -> None:
         """Have all nodes start again: nothing watches Monarch's processes on their hosts any more."""
-        for node_id in self._existing():
-            if self._created_mark(node_id).exists():
-                self._fence(node_id, lost.what)
         self._observed.put_nowait(lost)
+        started = [node_id for node_id in self._existing() if self._created_mark(node_id).exists()]
+        await asyncio.gather(*(self._fence(node_id, lost.what) for node_id in started))
 
     def _on_refusal(self, host: str, node_id: NodeId, reason: str) -> None:
-        """Use another host for some time."""
+        """Start a node on another host than this one, unless a newer generation waits."""
         self._forget(node_id)
-        self._refused[host] = reason
         if node_id.generation >= self._pending.get(node_id.node, node_id).generation:
             self._pending[node_id.node] = node_id
+        self._use_others(host, reason)
+
+    def _use_others(self, host: str, reason: str) -> None:
+        """Place nothing on a host for some time."""
+        self._refused[host] = reason
         asyncio.get_running_loop().call_later(BUSY_RETRY_S, self._try_again, host)
         self._place()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from holdfast.errors import HoldfastError
@@ -31,14 +31,20 @@ class LinkedMeshes:
         port: int,
         *,
         on_placed: OnPlaced,
-        on_end: Callable[[NodeId, str], None],
-        on_lost: Callable[[Finding], None],
+        on_end: Callable[[NodeId, str], Awaitable[None]],
+        on_lost: Callable[[Finding], Awaitable[None]],
     ) -> None:
         self._folder, self._address, self._port = folder, address, port
-        self._on_placed, self._on_end = on_placed, on_end
+        self._on_placed, self._on_end, self._on_lost = on_placed, on_end, on_lost
         self._authority = MeshAuthority(folder.mesh)
-        self._link = MonarchLink(folder, on_message=self._on_message, on_lost=on_lost, address=f"{address}:{port}")
-        self._placing: set[asyncio.Task[None]] = set()
+        self._link = MonarchLink(
+            folder,
+            on_message=self._on_message,
+            on_lost=lambda lost: self._begin(self._on_lost(lost)),
+            address=f"{address}:{port}",
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+        """What answers to Monarch; asyncio itself does not keep tasks alive."""
         self._started = False
 
     def start(self) -> None:
@@ -54,9 +60,7 @@ class LinkedMeshes:
 
     def place(self, node_id: NodeId, where: AgentPlacement) -> None:
         """Have an agent started on another machine; `on_placed` receives the answer."""
-        placing = asyncio.ensure_future(self._place(node_id, where))
-        self._placing.add(placing)
-        placing.add_done_callback(self._placing.discard)
+        self._begin(self._place(node_id, where))
 
     def forget(self, node_id: NodeId) -> None:
         """Expect nothing more of a node that is removed."""
@@ -75,11 +79,16 @@ class LinkedMeshes:
         else:
             await self._on_placed(node_id, refusal="")
 
+    def _begin(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     def _on_message(self, message: FromClient) -> None:
         match message:
             case AgentEnded(reason=reason):
-                self._on_end(message.node_id, reason)
+                self._begin(self._on_end(message.node_id, reason))
             case MeshLost(reason=reason):
-                self._on_end(message.node_id, f"Monarch: {reason}")
+                self._begin(self._on_end(message.node_id, f"Monarch: {reason}"))
             case _:
                 pass

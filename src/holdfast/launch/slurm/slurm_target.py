@@ -113,7 +113,7 @@ class SlurmTarget(SupervisedTarget):
 
     def controller_hooks(self) -> ControllerHooks:
         """Nodes connect to the controller."""
-        from holdfast.launch.hosts.linked_hosts import remote_resources, run_dir_on_nodes
+        from holdfast.launch.hosts.remote_nodes import remote_resources, run_dir_on_nodes
 
         return ControllerHooks(
             backend=_make_backend,
