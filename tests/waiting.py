@@ -10,15 +10,22 @@ from typing import TypeVar
 DEADLINE_S = 240.0
 """What takes longer hangs: a slow machine takes a fraction of it."""
 
+IDLE_SHARE = 3.0
+"""Pause between two questions, over the time that an answer took: other tests need the CPUs too."""
+LONGEST_PAUSE_S = 1.0
+
 T = TypeVar("T")
 
 
 def until(reached: Callable[[], T], what: str = "", *, every_s: float = 0.02) -> T:
-    """The condition's value, once it is true."""
-    deadline = time.monotonic() + DEADLINE_S
+    """The condition's value, once it is true. One that takes long, such as kubectl, is asked less often."""
+    asked = time.monotonic()
+    deadline = asked + DEADLINE_S
     while not (value := reached()):
-        assert time.monotonic() < deadline, what
-        time.sleep(every_s)
+        now = time.monotonic()
+        assert now < deadline, what
+        time.sleep(max(every_s, min(IDLE_SHARE * (now - asked), LONGEST_PAUSE_S)))
+        asked = time.monotonic()
     return value
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from deploy.render_chart import CHART, templates
 from tests.golden import WRITE
-from tests.launch.kubernetes.test_cluster_runs import Site, objects_left, to_its_end
+from tests.launch.kubernetes.test_cluster_runs import Site, objects, to_its_end
 from tests.launch.kubernetes.test_collect_inventory import user
 from tests.waiting import until
 
@@ -118,7 +118,7 @@ def test_user_of_the_chart_starts_runs_and_its_policies_are_those_of_the_command
     finally:
         helm("uninstall", "holdfast", "--ignore-not-found")
     own = {each["metadata"]["name"] for each in helm.rendered(**asked)}
-    assert not {each.partition("/")[2] for each in objects_left(lab, namespace)} & own
+    assert not {each.partition("/")[2] for each in objects(lab, namespace)} & own
     lab.kubectl("get", "pvc", "home", "-n", namespace)  # it stays
     assert not actions(lab)
 

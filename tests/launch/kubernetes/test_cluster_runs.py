@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -155,11 +156,22 @@ class Site:
 
 
 def objects_left(lab: Lab, namespace: str) -> list[str]:
+    """What keeps a namespace from being as it was; only pods while there are some, since to list all costs 0.5 s."""
+    return lab.kubectl("get", "pods", "-n", namespace, "-o", "name").split() or objects(lab, namespace)
+
+
+def objects(lab: Lab, namespace: str) -> list[str]:
     """Every object in a namespace that is not always there."""
-    kinds = lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name").split()
-    listed = ",".join(kind for kind in kinds if not kind.startswith("events"))
-    found = lab.kubectl("get", listed, "-n", namespace, "-o", "name", "--ignore-not-found")
+    kinds = ",".join(_listed_kinds(lab, namespace))
+    found = lab.kubectl("get", kinds, "-n", namespace, "-o", "name", "--ignore-not-found")
     return sorted(set(found.split()) - set(OF_EVERY_NAMESPACE))
+
+
+@functools.lru_cache(maxsize=1)
+def _listed_kinds(lab: Lab, namespace: str) -> list[str]:
+    """The kinds of objects that the lab has for this namespace, which is of one test."""
+    kinds = lab.kubectl("api-resources", "--namespaced", "--verbs=list", "-o", "name", "-n", namespace).split()
+    return [kind for kind in kinds if not kind.startswith("events")]
 
 
 @pytest.fixture
@@ -233,7 +245,7 @@ def test_run_goes_to_its_end_and_the_client_has_all_of_it(
 
     assert pruned(3600) == []
     assert pruned(0, dry_run=True) == [(run.run_id, "")]
-    assert f"jobset.jobset.x-k8s.io/{run.run_id}" in site.left()
+    assert f"jobset.jobset.x-k8s.io/{run.run_id}" in objects(site.lab, site.namespace)
     assert pruned(0) == [(run.run_id, "")]
     until(lambda: not site.left(), "all but the claim is gone")
 
@@ -432,7 +444,7 @@ def test_users_without_exec_start_follow_control_and_read_a_run(
         for verb in ("get", "create"):
             with pytest.raises(HoldfastError):  # kubectl's way to answer no
                 site.kubectl("auth", "can-i", verb, "pods/exec", account)
-    there = set(site.left())
+    there = set(objects(site.lab, site.namespace))
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "zoe"))
     site.target("jobset", volume="volume: {claim: home, size: 1GiB, storage_class: lab}\n")
     (site.folder / "table.bin").write_bytes(os.urandom(MAX_CODE_IN_SECRET_BYTES))  # too much for a Secret
@@ -806,7 +818,7 @@ def test_start_whose_sender_goes_before_it_is_told_leaves_nothing(site: Site, mo
     made = list[str]()
 
     def interrupted(_: SubmitProcess) -> None:
-        made.extend(site.left())
+        made.extend(objects(site.lab, site.namespace))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SubmitProcess, "detach", interrupted)
