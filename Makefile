@@ -42,7 +42,7 @@ types: $(READY) ## check types
 imports: $(READY) ## check that imports point down
 	@echo '==> import contract' && $(HAVE) lint-imports
 
-quick: $(READY) ## only the tests that take no more than a second or two
+quick: $(READY) ## only the tests that take less than a second
 	@$(HAVE) .ci/tests -m 'not slow'
 
 matrix: $(READY) ## run the training library's tests with the lowest and the newest torch that it supports

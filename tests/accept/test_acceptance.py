@@ -75,6 +75,7 @@ def test_documented_commands_start_a_run_and_a_missing_step_is_named(tmp_path: P
     assert any("no file job.yaml" in line for line in finding["evidence"])
 
 
+@pytest.mark.slow
 def test_unknown_check_target_and_acceptance_are_refused(tmp_path: Path, home: Path) -> None:
     for words, code in (
         (("bandwidth",), ExitCode.USAGE),

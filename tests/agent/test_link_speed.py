@@ -72,6 +72,7 @@ def test_connection_that_is_fast_again_is_no_longer_slow() -> None:
     assert watched(stream([FAST] * 10 + [0.1 * FAST] * 10 + [0.7 * FAST] * 20))[-1].is_slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_noise_is_no_fall(seed: int) -> None:
     chance = random.Random(seed)

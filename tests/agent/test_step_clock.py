@@ -238,6 +238,7 @@ def test_hello_of_a_clock_is_ignored_where_a_session_is(tmp_path: Path) -> None:
     assert not only.step_clock
 
 
+@pytest.mark.slow
 def test_failed_profile_is_reported_and_steps_are_counted_on(programs: Path) -> None:
     """The small torch has no profiler; a real one profiles in tests/runs/test_step_clock.py."""
     text = (

@@ -152,6 +152,7 @@ def play(scene: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(whole())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_OWN_IMPORTS)
 def test_forked_rank_does_what_a_cold_one_does(place: ProgramDir, name: str) -> None:
     (place.folder / "program.py").write_text(PROGRAMS[name])
@@ -168,6 +169,7 @@ def test_forked_rank_does_what_a_cold_one_does(place: ProgramDir, name: str) -> 
     play(scene)
 
 
+@pytest.mark.slow
 def test_forks_of_one_zygote_do_what_cold_ranks_do(place: ProgramDir) -> None:
     """The program is edited between the ranks; the zygote has imported all that any of them does."""
     program = place.folder / "program.py"
@@ -225,6 +227,7 @@ class CodeVersions:
         return replace(wanted, code_dir=code, cwd=code / "part")
 
 
+@pytest.mark.slow
 def test_rank_with_other_code_does_what_a_cold_one_does(place: ProgramDir) -> None:
     codes = CodeVersions(place)
     held_with = codes.command("former", "import multiprocessing", PYTHONPATH=".")

@@ -52,6 +52,7 @@ def _diagnose(starts: ForkedStarts, drill: Drill, base: Path, replicas: int = 1,
         return diagnose_drill(*drill, base, replicas, number, FORKABLE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drill", _parameters())
 def test_drill_is_diagnosed_for_what_it_is(tmp_path: Path, drill: Drill, forked_starts: ForkedStarts) -> None:
     try:

@@ -37,6 +37,7 @@ def test_json_holds_the_same(cli: Cli, tmp_path: Path) -> None:
     assert (data["failure_class"], data["confidence"], data["first_failure"]["host"]) == ("oom-gpu", "certain", "n1")
 
 
+@pytest.mark.slow
 def test_standard_input_is_read(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LINES.encode())))
     assert "oom-gpu" in cli("diagnose", "-").out

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("no_run_left")
 RAISES = ("30", "0.01", "raise@1@3")
 
 
+@pytest.mark.slow
 def test_failed_run_ends_in_its_diagnosis_and_every_verb_leads_to_it(cli: Cli, stepper: list[str]) -> None:
     ran = cli("run", "--nodes", "2", "--set", "recovery.max_restarts=0", "--", *stepper, *RAISES)
     run = api.find_run(None).run_id

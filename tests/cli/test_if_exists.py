@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from tests.cli.conftest import Cli
 
 from holdfast import api
@@ -12,6 +13,7 @@ from holdfast.errors import ExitCode
 FAST = ("recovery.prewarm=false", "watch.step_clock=false")
 
 
+@pytest.mark.slow
 def test_command_line_attaches_to_the_run_of_a_name(cli: Cli) -> None:
     words = ("run", "--name", "night", "--if-exists")
     rest = ("--set", FAST[0], "--set", FAST[1], "--", sys.executable, "-c", "print('once')")

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from holdfast.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -73,6 +75,7 @@ def test_job_without_gpus_is_planned_with_measured_rates_of_cpus(cli: Cli) -> No
     assert data["best"][0]["figures"]["step_s"] > 0
 
 
+@pytest.mark.slow
 def test_failures_are_shown_by_cause_with_the_best_interval_and_standbys(cli: Cli) -> None:
     Path("job.yaml").write_text(JOB)
     words = ("plan", *ON_H100, "--failures", "rsc-1", "--days", "10")
@@ -83,6 +86,7 @@ def test_failures_are_shown_by_cause_with_the_best_interval_and_standbys(cli: Cl
     assert data["inputs"][0]["source"] == "predicted"
 
 
+@pytest.mark.slow
 def test_ranks_are_placed_on_a_topology(cli: Cli) -> None:
     Path("job.yaml").write_text(JOB)
     nodes = {f"n{node}": {"block": f"b{node % 2}", "rack": f"r{node % 6}"} for node in range(24)}
@@ -103,6 +107,7 @@ def test_ranks_are_placed_on_a_topology(cli: Cli) -> None:
         assert f"[{code}]" in cli(*words).err
 
 
+@pytest.mark.slow
 def test_pages_and_hostfile_are_written(cli: Cli) -> None:
     Path("job.yaml").write_text(JOB)
     nodes = {f"n{node}": {"rack": f"r{node % 3}"} for node in range(24)}
@@ -151,6 +156,7 @@ def test_what_cannot_be_predicted_is_refused(cli: Cli) -> None:
     assert "[no-model]" in cli("plan").err
 
 
+@pytest.mark.slow
 def test_review_shows_four_artefacts_and_production_refuses_an_incomplete_one(cli: Cli) -> None:
     Path("job.yaml").write_text(JOB + "image: train:1\ncheckpoint: {path: s3://b/r, every: auto}\n")
     Path("other.yaml").write_text(JOB.replace("nodes: 8", "nodes: 16"))

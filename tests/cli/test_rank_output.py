@@ -116,6 +116,7 @@ def test_sixty_four_ranks_are_followed_and_no_line_is_lost_or_torn(cli: Cli) -> 
     assert some == {" [rank 3", " [rank 60", " [rank 61", " [rank 62"}
 
 
+@pytest.mark.slow
 def test_wrong_rank_numbers_are_an_error(cli: Cli) -> None:
     assert cli("run", "--nodes", "2", "--", "true").code == 0
     for ranks, code in (("2", ExitCode.NOT_FOUND), ("1-0", ExitCode.NOT_FOUND), ("x", ExitCode.USAGE)):
@@ -124,6 +125,7 @@ def test_wrong_rank_numbers_are_an_error(cli: Cli) -> None:
         assert answer.err.startswith("error: ")
 
 
+@pytest.mark.slow
 def test_attempt_in_which_nothing_was_written_names_the_one_that_wrote(cli: Cli) -> None:
     assert cli("run", "--", *OUTPUT_PATTERNS, "lines", "3").code == 0
     silent = api.find_run(None).rank_log(1, 0)

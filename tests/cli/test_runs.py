@@ -49,6 +49,7 @@ def still_goes_on() -> None:
     assert last.exit_code == ExitCode.CANCELLED
 
 
+@pytest.mark.slow
 def test_run_shows_lines_then_a_summary_and_every_command_knows_it(cli: Cli, stepper: list[str]) -> None:
     ran = cli("run", "--nodes", "2", "--name", "mine", "--", *stepper, "20", "0.01")
     assert ran.code == 0, ran.out + ran.err
@@ -93,6 +94,7 @@ def test_piped_run_shows_what_rank_0_or_every_rank_writes_before_what_came_of_it
     assert cli("status", "twice").out.startswith(api.find_run(None).run_id)
 
 
+@pytest.mark.slow
 def test_exit_code_is_the_jobs_and_the_first_failing_rank_is_marked(cli: Cli, stepper: list[str]) -> None:
     words = ["run", "--nodes", "2", "--set", "recovery.max_restarts=0", "--", *stepper, "20", "0.01", "exit@1@3"]
     ran = cli(*words)
@@ -102,12 +104,14 @@ def test_exit_code_is_the_jobs_and_the_first_failing_rank_is_marked(cli: Cli, st
     assert first.startswith("![rank 1]")
 
 
+@pytest.mark.slow
 def test_run_as_json_is_the_events_and_nothing_else(cli: Cli) -> None:
     ran = cli("run", "-o", "json", "--", "python3", "-c", "pass")
     kinds = [json.loads(line)["type"] for line in ran.out.splitlines()]
     assert (kinds[0], kinds[-1]) == ("run-created", "run-finished")
 
 
+@pytest.mark.slow
 def test_detached_run_is_attached_to_and_cancelled(cli: Cli, stepper: list[str]) -> None:
     started = cli("run", "-d", "-o", "json", "--", *stepper, "100000", "0.02").data
     assert cli("status").out.startswith(started["run"])

@@ -1248,6 +1248,7 @@ PLAYS = {
 MANY = 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("play", [ReplayedNodes, ReplayedElastic])
 def test_world_whose_nodes_replay_steps_keeps_every_promise(play: type[Play], monkeypatch: pytest.MonkeyPatch) -> None:
     rows = (replace(row, tolerated=0, levels=row.levels[-1:], is_last_repeated=True) for row in policy._UNEXPLAINED)

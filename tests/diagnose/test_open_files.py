@@ -22,6 +22,7 @@ STEPS = b"".join(b"step %d loss 2.31\n" % step for step in range(20_000))
 NOISE = bytes(range(256)) * 64
 
 
+@pytest.mark.slow
 def test_log_that_begins_with_a_hole_is_read_behind_it_and_its_lines_are_counted(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     with log.open("wb") as file:  # dropped, kept, dropped in the middle, and an end that was never written
@@ -45,6 +46,7 @@ def test_log_of_nothing_but_a_hole_holds_no_text(tmp_path: Path) -> None:
     assert b"".join(block.data for block in pile.chunks()) == b""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through", ["a file", "a pipe"])
 @pytest.mark.parametrize("data", [NOISE + STEPS + ERROR, NOISE[:3000] + STEPS[:100] + ERROR], ids=["large", "small"])
 def test_log_that_begins_with_binary_output_is_read(tmp_path: Path, through: str, data: bytes) -> None:

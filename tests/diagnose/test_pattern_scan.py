@@ -27,6 +27,7 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.setitem(sys.modules, "hyperscan", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("engine")
 def test_one_pass_for_all_rules_finds_in_every_line_what_each_finds_alone() -> None:
     # Hyperscan 5.4 loses matches of patterns that begin alike: `\[\d+\] is setting up` beside `\[-?\d+\] \S{1,60}`.
@@ -58,6 +59,7 @@ def test_a_run_loads_nothing_of_the_extra(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_log_is_diagnosed_alike_without_the_extra(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.write_text("NCCL version 2.27.7+cuda12.9\nn1:8:9 [0] NCCL WARN Accept failed: Too many open files\n")

@@ -137,12 +137,14 @@ def test_random_tree_as_python_data_job_or_findings(tree: dict[Any, Any], sets: 
     judge(lambda: make_job({"command": ["a"], **tree}, sets, FABRICS))
 
 
+@pytest.mark.slow
 @nonsense(1000)
 @given(st.text(max_size=60) | st.lists(st.sampled_from([*ODD, *FIELDS, "\n", "  ", "a"]), max_size=12).map("".join))
 def test_random_text_job_or_findings(text: str) -> None:
     judge(lambda: parse_job(text, "job.yaml"))
 
 
+@pytest.mark.slow
 def test_random_bytes_in_a_file_job_or_findings(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
 

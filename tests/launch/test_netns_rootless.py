@@ -141,6 +141,7 @@ def test_everything_works_in_a_user_namespace(ordinary: tuple[str, ...], package
     assert " passed" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_network_outlives_its_owner_and_is_taken_over(ordinary: tuple[str, ...], tag: str) -> None:
     died = subprocess.run(
         (*ordinary, "-c", OWN_AND_DIE, tag), stdout=subprocess.PIPE, text=True, check=False, timeout=200

@@ -212,6 +212,7 @@ def test_codes_in_expressions_exist() -> None:
                 assert any(re.fullmatch(alternative, code) for code in known), f"{alert.name}: no {alternative}"
 
 
+@pytest.mark.slow
 @pytest.mark.needs("promtool")
 def test_every_alert_fires_and_resolves(tmp_path: Path) -> None:
     (tmp_path / "rules.yml").write_text(yaml.safe_dump(rules_document()))

@@ -48,6 +48,7 @@ def test_best_interval_is_youngs_if_one_replica_restarts_at_once() -> None:
     assert best_interval(request).best == pytest.approx(young_s, rel=0.5)
 
 
+@pytest.mark.slow
 def test_best_number_of_standbys_is_none_where_they_cost_more_than_they_save() -> None:
     small = reliability_request(job(nodes=8), rate="byterobust", days=30.0, step_s=None)
     large = reliability_request(job(nodes=2048), rate="llama-3", days=30.0, step_s=None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
+import pytest
+
 from holdfast.findings import Finding, Severity
 from holdfast.job.spec import Job
 from holdfast.job.targets import ManifestTemplate, TargetSpec
@@ -51,6 +53,7 @@ def line(found: Review, name: str) -> ReviewLine:
     return one
 
 
+@pytest.mark.slow
 def test_complete_review_has_four_artefacts_and_says_what_each_line_rests_on() -> None:
     found = review(job(), "prod", CLUSTER, complete())
     assert [each.kind for each in found.artefacts] == [*ArtefactKind]

@@ -21,6 +21,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
+@pytest.mark.slow
 def test_every_rank_gets_what_torchrun_gives_and_no_more_secrets_and_writes_its_own_file(runs: Runs) -> None:
     overrides = ("ranks_per_node=2", "env={HELLO: there}", "fabric=tcp")
     watched = runs.start(sys.executable, "-c", PRINT_ENVIRONMENT, overrides=overrides)
@@ -56,6 +57,7 @@ def test_users_own_threads_are_respected(runs: Runs, monkeypatch: pytest.MonkeyP
     assert (given["OMP_NUM_THREADS"], given["PYTHONUNBUFFERED"], given["NCCL_NET"]) == ("97", "1", "Socket")
 
 
+@pytest.mark.slow
 def test_render_shows_exactly_what_ranks_are_given(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONFAULTHANDLER", "0")
     command = (

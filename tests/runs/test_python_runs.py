@@ -52,6 +52,7 @@ def test_callers_that_repeat_a_start_share_one_run(home: Path, tmp_path: Path) -
     assert refused.value.findings[0].code == "run-exists"
 
 
+@pytest.mark.slow
 def test_run_that_failed_is_started_again(home: Path, tmp_path: Path) -> None:
     first = start(tmp_path, "raise SystemExit(1)", if_exists="attach")
     assert first.wait() == 1

@@ -75,6 +75,7 @@ def hung(ranks: Ranks, rank: int, shown: RankCollectives | None) -> RankHung:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("culprit", range(WORLD))
 @pytest.mark.parametrize("fault", Fault)
 @pytest.mark.parametrize("backend", ["gloo", "nccl_like"])

@@ -9,6 +9,7 @@ import pytest
 from tests.train.private_names import require
 
 
+@pytest.mark.slow
 def test_fit_loop_has_its_loaders_and_fetcher() -> None:
     pytest.importorskip("lightning")  # here, because every worker imports the module: 2 s of CPU time
     from lightning.pytorch.loops import fit_loop

@@ -63,6 +63,7 @@ def test_every_flipped_bit_of_a_manifest_is_damage_and_never_a_later_version(fol
         assert isinstance(manifest_file.decode(whole[:length], 20), str), length
 
 
+@pytest.mark.slow
 def test_every_byte_of_the_files_of_a_checkpoint_that_is_flipped_is_damage(folder: Path):
     newest = folder / "step-00000020"
     manifest = manifest_file.read(newest, 20)

@@ -248,6 +248,7 @@ def flattened_rank(folder: Path) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_parameters_that_legacy_fsdp_has_flattened_resume(tmp_path: Path) -> None:
     run_ranks(flattened_rank, [(tmp_path,)])
 
@@ -301,6 +302,7 @@ def sharded_rank(folder: Path, number: int, rank: int, world_size: int, until: i
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_other_numbers_of_ranks_resume_exactly(tmp_path: Path) -> None:
     for number, (folder, world_size, until) in enumerate(
         (("unfailed", 1, STEPS), ("failed", 2, 2), ("failed", 1, 4), ("failed", 2, STEPS))

@@ -281,6 +281,7 @@ ASKED_ABOUT = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [*SEEN_THROUGH, *ASKED_ABOUT])
 def test_save_after_a_change_holds_what_torch_would_give_then(change):
     loop = training()

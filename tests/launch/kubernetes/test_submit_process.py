@@ -11,6 +11,7 @@ import pytest
 from holdfast.launch.kubernetes.submit.submit_process import SubmitProcess, connect, prestart, take_process
 
 
+@pytest.mark.slow
 def test_threads_do_not_take_each_others_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     both_connect = threading.Barrier(2)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from holdfast.errors import ExitCode
 from holdfast.events import Outcome, RunFinished
 from holdfast.events.log_writer import EventWriter
@@ -46,6 +48,7 @@ def keep(folder: RunDir, *options: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run([*argv, *options], timeout=200, check=False, capture_output=True)
 
 
+@pytest.mark.slow
 def test_run_given_up_leaves_neither_secrets_nor_socket(tmp_path: Path) -> None:
     folder = RunDir(tmp_path)
     folder.job.write_text(json.dumps({"job": {"recovery": {"controller_grace_s": 0.1}}}))

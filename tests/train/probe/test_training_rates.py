@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from holdfast.train.probe.training_rates import WIDTHS, training_rates
 
 
+@pytest.mark.slow
 def test_every_part_is_measured_also_without_gradients() -> None:
     with torch.no_grad():
         rates = training_rates(0.0)
