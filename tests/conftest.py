@@ -64,9 +64,9 @@ CLUSTER_RUNS = "tests/launch/kubernetes/test_cluster_runs.py"
 """Takes as long as all others that use the lab, mostly to wait: it has a worker, and a lab, of its own."""
 
 MODULE_FIXTURES = (
-    "tests/launch/kubernetes/test_survival_in_cluster.py",
     "tests/launch/monarch/test_linked_meshes.py",
     "tests/launch/kubernetes/test_multikueue.py",
+    "tests/launch/kubernetes/test_survival_in_cluster.py",
     "tests/launch/test_netns.py",
     "tests/launch/test_netns_rootless.py",
     "tests/preflight/test_simulated_fabric.py",

@@ -2,6 +2,8 @@
 
 How hosts are connected is up to the target: over ssh (hosts_backend.py), or by themselves (slurm/slurm_backend.py). The
 run's folder on this machine records which host has which node, and receives what the node writes.
+
+The file is long because placing, removing and reconnecting change one state: any message of a host may move nodes.
 """
 
 from __future__ import annotations
