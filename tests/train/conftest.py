@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -12,7 +11,6 @@ from typing import TypeVar
 
 import pytest
 
-from holdfast.protocol import flight_recorder_files
 from holdfast.protocol.rank_messages import (
     FindingReported,
     Hello,
@@ -23,8 +21,6 @@ from holdfast.protocol.rank_messages import (
     encode,
     rank_message_decoder,
 )
-
-os.environ.setdefault(flight_recorder_files.ENTRIES, "1000")  # as launchers do: torch 2.10 has no other default
 
 TITAN_TESTS = ["test_titan.py", "test_titan_private.py"]
 # TorchTitan has no release for the lowest torch. Where torch suffices, a missing TorchTitan fails these tests.
