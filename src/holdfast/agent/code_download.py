@@ -9,13 +9,10 @@ retries with the address it knows by then.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import logging
 import sys
 import time
-from collections.abc import Generator
 from pathlib import Path, PurePosixPath
 
 import httpx
@@ -25,8 +22,8 @@ from holdfast.agent.http_client import SNI_EXTENSION, make_client
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events.encoding import encode
 from holdfast.findings import Owner
-from holdfast.host.files import open_lock, private_opener
-from holdfast.launch.code.archive import CorruptArchive, archive_path, unpack
+from holdfast.host.files import private_opener
+from holdfast.launch.code.archive import CorruptArchive, archive_path, locked, unpack
 
 log = logging.getLogger("holdfast.agent")
 
@@ -70,12 +67,10 @@ def download_code(
     Raises httpx.TransportError when the controller stays unreachable.
     """
     digest = PurePosixPath(url).name
-    into = folder / digest
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with (
             make_client(token, ca, read_timeout_s=READ_TIMEOUT_S, connect_timeout_s=READ_TIMEOUT_S) as controller,
-            _locked(folder / f"{digest}.lock"),
+            locked(folder, digest) as into,
         ):
             if not into.is_dir():
                 _download_and_unpack(controller, url, digest, into, log_replica)
@@ -101,14 +96,6 @@ def _download_and_unpack(controller: httpx.Client, url: str, digest: str, into: 
             part.unlink(missing_ok=True)
     what = f"the code arrived damaged {MAX_TRIES} times"
     raise _failure(what, into.parent, damage, "Look at the disk and the memory of both machines.")
-
-
-@contextlib.contextmanager
-def _locked(lock: Path) -> Generator[None]:
-    """Hold the exclusive lock for creating a folder. The kernel releases it when the process ends."""
-    with open_lock(lock) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _download_verified(controller: httpx.Client, url: str, digest: str, part: Path) -> None:

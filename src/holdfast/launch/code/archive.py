@@ -6,19 +6,22 @@ the same digest everywhere, as `sha256sum` computes it. It unpacks into a new fo
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
 import sys
 import tarfile
+from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
-from holdfast.host.files import private_opener
+from holdfast.host.files import open_lock, private_opener
 from holdfast.launch.code.file_list import IGNORE_FILE, EntryKind, FileEntry, FileList, printable
 
 READ_ATTEMPTS = 5
@@ -77,10 +80,38 @@ def pack(file_list: FileList, into: Path) -> PackedArchive:
     return PackedArchive(path=path, digest=digest, bytes=size)
 
 
+@contextlib.contextmanager
+def locked(folder: Path, digest: str) -> Generator[Path]:
+    """Hold the lock for unpacking an archive into the folder that is returned, under `folder`.
+
+    Several nodes of one machine may share it. The kernel releases the lock when the process ends.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with open_lock(folder / f"{digest}.lock") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder / digest
+
+
+def store(data: bytes, folder: Path, digest: str) -> None:
+    """Unpack an archive in memory under `folder`, unless it is there. Raises CorruptArchive, or OSError."""
+    with locked(folder, digest) as into:
+        if into.is_dir():
+            return
+        if (found := hashlib.sha256(data).hexdigest()) != digest:
+            raise CorruptArchive(f"its digest is {found}")
+        part = archive_path(folder, f"{digest}.part")
+        try:
+            with open(part, "wb", opener=private_opener) as file:
+                file.write(data)
+            unpack(part, into)
+        finally:
+            part.unlink(missing_ok=True)
+
+
 def unpack(archive: Path, into: Path) -> None:
     """Unpack an archive into the folder `into`, atomically. Raises CorruptArchive, or OSError (a full disk).
 
-    Only one process at a time may do it (agent/code_download.py takes a lock). Removes what a killed one left behind.
+    Only one process at a time may do it: the one that holds the lock. Removes what a killed one left behind.
     """
     fresh = into.with_name(f"{into.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

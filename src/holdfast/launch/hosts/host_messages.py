@@ -16,6 +16,9 @@ from holdfast.launch.monarch.mesh_tls import MeshIdentity
 Name = Annotated[str, msgspec.Meta(max_length=256)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 
+MAX_SMALL_CODE_BYTES = 1 << 19
+"""Most bytes of code in a message, which is one line of at most a MiB."""
+
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="is"):
     """Has its kind as `is`."""
@@ -58,6 +61,13 @@ class ReleaseHost(_Message, frozen=True, kw_only=True, tag="release"):
     """Other runs may have the host again."""
 
 
+class SmallCode(msgspec.Struct, frozen=True, kw_only=True):
+    """The archive of the job's code."""
+
+    digest: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    archive: Annotated[bytes, msgspec.Meta(max_length=MAX_SMALL_CODE_BYTES)]
+
+
 class StartNode(_NodeMessage, frozen=True, kw_only=True, tag="start"):
     """Start the agent of a node."""
 
@@ -67,6 +77,8 @@ class StartNode(_NodeMessage, frozen=True, kw_only=True, tag="start"):
     node_grace_s: float
     stop_grace_s: float
     memory_bytes: int | None
+    code: SmallCode | None = None
+    """What the agent else downloads in a process of its own, which takes longer than the archive is worth."""
     mesh: MeshIdentity | None = None
     """Has Monarch start the agent: the host starts Monarch's process with it, and answers with NodePrepared."""
 

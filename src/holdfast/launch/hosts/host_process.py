@@ -21,6 +21,7 @@ from pathlib import Path
 from holdfast.host.files import atomic_write
 from holdfast.job.backend import NodeId
 from holdfast.launch.changed_files import SYNCED_FILES, changes, read_range
+from holdfast.launch.code.archive import CorruptArchive, store
 from holdfast.launch.hosts.host_lock import lock_host
 from holdfast.launch.hosts.host_messages import (
     EndAnnounced,
@@ -40,6 +41,7 @@ from holdfast.launch.hosts.host_messages import (
     ReserveHost,
     RunEnded,
     Setup,
+    SmallCode,
     StartNode,
     WatchNode,
     decode_to_host,
@@ -184,6 +186,8 @@ class HostProcess:
             inherited=tuple(each.fileno() for each in self._reserved),
         )
         try:
+            if wanted.code is not None:
+                await asyncio.to_thread(self._store_code, wanted.code)
             if wanted.mesh is not None:
                 await self._prepare(node_id, how, wanted.mesh)
                 return
@@ -193,6 +197,11 @@ class HostProcess:
         finally:
             self._release()
         self._watch(node_id)
+
+    def _store_code(self, code: SmallCode) -> None:
+        """Unpack the code; if that is impossible, the agent downloads it, and reports why it cannot."""
+        with contextlib.suppress(OSError, CorruptArchive):
+            store(code.archive, self._folder.code, code.digest)
 
     async def _prepare(self, node_id: NodeId, how: AgentStart, own: MeshIdentity) -> None:
         """Have Monarch's process wait for its client, which starts the agent; raises OSError if that is impossible."""

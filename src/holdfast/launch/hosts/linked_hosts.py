@@ -23,7 +23,9 @@ from holdfast.job.quarantine import MachineEvidence
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Orchestrator
 from holdfast.launch.changed_files import write_at
+from holdfast.launch.code.archive import archive_path
 from holdfast.launch.hosts.host_messages import (
+    MAX_SMALL_CODE_BYTES,
     EndAnnounced,
     EndRun,
     FileChunk,
@@ -39,6 +41,7 @@ from holdfast.launch.hosts.host_messages import (
     RemoveNode,
     RunEnded,
     Setup,
+    SmallCode,
     StartNode,
     WatchNode,
 )
@@ -305,9 +308,20 @@ class LinkedHosts(ABC):
                 node_grace_s=recovery.node_grace_s,
                 stop_grace_s=recovery.stop_grace_s,
                 memory_bytes=self._job.resources.memory,
+                code=self._small_code(),
                 mesh=self._meshes.identity(*self._mesh_at(host)) if self._meshes is not None else None,
             )
         )
+
+    def _small_code(self) -> SmallCode | None:
+        """The code that the run was started with, if it fits into a message."""
+        code = self._accepted.code
+        if code is None or code.bytes > MAX_SMALL_CODE_BYTES:
+            return None
+        try:
+            return SmallCode(digest=code.digest, archive=archive_path(self._folder.code, code.digest).read_bytes())
+        except OSError:
+            return None  # the agent, which asks for it, is told why
 
     async def _remove(self, node_id: NodeId, within_s: float = 0.0) -> None:
         """Remove a node; if its host is not connected within some time, as soon as it is again."""
