@@ -1,7 +1,8 @@
 """The controller process: connects the state machine, the backend and the port of one run.
 
 `python -m holdfast.controller_main RUN_FOLDER AGENTS_FD CLIENTS_FD SUPERVISOR_FD [SECRETS_FOLDER]`, started by a
-supervisor that holds the two listening sockets and reads heartbeats from the pipe. controller_api.py answers requests.
+supervisor that holds the two listening sockets and reads heartbeats from the pipe; or `--wait SOCKET_FD`, and the rest
+comes when its run is known. controller_api.py answers requests.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ from holdfast.launch.local.run_network import run_network_for
 from holdfast.launch.node_requirements import node_requirements
 from holdfast.launch.rank_env import Attempt, NodeResources, checkpoint_dir, promised_interfaces, wants_nccl_logs
 from holdfast.launch.target import ControllerHooks, MakeBackend, open_target
+from holdfast.launch.waiting_controller import WAIT, await_run
 from holdfast.lighthouse.lighthouse_supervisor import LighthouseSupervisor
 from holdfast.log_restore import restore_log
 from holdfast.observe.live_readings import LiveReadings, LogLag
@@ -433,15 +435,16 @@ def _live_readings(controller: Controller, replicator: LogReplicator | None) -> 
 
 def main() -> None:
     """Run the controller for the folder on the command line, on the inherited sockets and pipe."""
+    words = await_run(int(sys.argv[2])) if sys.argv[1] == WAIT else sys.argv[1:]
+    path, *descriptors, secrets_dir = *words[:4], words[4:]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     receive_signals()
     open_more_files()
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogRateLimit(LIMITS.log_lines_a_minute))
-    path, *descriptors = sys.argv[1:5]
     agents, clients, heartbeat_fd = map(int, descriptors)
-    folder = RunDir(Path(path), secrets_dir=next(map(Path, sys.argv[5:]), None))
+    folder = RunDir(Path(path), secrets_dir=next(map(Path, secrets_dir), None))
     try:
         try:
             asyncio.run(serve(folder, socket.socket(fileno=agents), socket.socket(fileno=clients), heartbeat_fd))

@@ -17,11 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     own = words[: words.index("--")] if "--" in words else words
     targets = [target for flag, target in pairwise(own) if flag == "--on"]
-    if words[:1] == ["run"] and targets:
-        from holdfast.launch.target import prestart
+    if words[:1] == ["run"] and "--help" not in own:
+        from holdfast.launch.target import LOCAL, prestart
 
         file = next((word for word in own if word.endswith((".yaml", ".yml"))), "")
-        prestart(targets[-1], start=Path(file).parent, environ=os.environ)  # while the other slow imports run
+        prestart(targets[-1] if targets else LOCAL, start=Path(file).parent, environ=os.environ)  # while the other slow imports run
     from holdfast.cli.app import run_command
 
     return run_command(words)

@@ -31,6 +31,7 @@ from typing import Any, BinaryIO
 from holdfast.errors import ExitCode
 from holdfast.host.files import UnexpectedFile, atomic_write, read_object, regular_opener
 from holdfast.host.processes import machine_id, port_owner
+from holdfast.launch.waiting_controller import CONTROLLER, WaitingController
 from holdfast.run_dir import RunDir
 
 STABLE_AFTER_S = 10.0
@@ -143,14 +144,17 @@ class RestartBackoff:
         return self.failures > 1 and now - self.failing_since >= self.grace_s
 
 
-def supervise(folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int) -> int:
-    """Keep a controller running until the run is over; returns its last exit code."""
+def supervise(
+    folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int, waiting: WaitingController | None = None
+) -> int:
+    """Keep a controller running, first the one that waits, until the run is over; returns its last exit code."""
     pace = RestartBackoff(grace_s=controller_grace_s(folder))
     while True:
         if not _still_owner(folder, agents):
             return ExitCode.SUPERSEDED
         started = time.monotonic()
-        status = _run_controller(folder, agents, clients, lock)
+        status = _run_controller(folder, agents, clients, lock, waiting)
+        waiting = None
         ended = time.monotonic()
         pace = pace.after_exit(started, ended)
         if status in (0, ExitCode.SUPERSEDED) or pace.gave_up(ended):
@@ -193,17 +197,22 @@ def controller_grace_s(folder: RunDir) -> float:
     return float(found) if isinstance(found, (int, float)) and found > 0 else DEFAULT_GRACE_S
 
 
-def _run_controller(folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int) -> int:
-    """Run a controller until it ends, and return its exit code."""
+def _run_controller(
+    folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int, waiting: WaitingController | None
+) -> int:
+    """Run a controller, the one that waits if there is one, until it ends; returns its exit code."""
     heartbeats, heartbeat = os.pipe()
     handed_down = (agents.fileno(), clients.fileno(), heartbeat)
-    argv = [sys.executable, "-m", "holdfast.controller_main", str(folder.path), *map(str, handed_down)]
-    if folder.secrets_dir is not None:
-        argv.append(str(folder.secrets_dir))
+    own = () if folder.secrets_dir is None else (str(folder.secrets_dir),)
     try:
         with _open_log(folder) as log:
-            controller = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(*handed_down, lock)
+            process = waiting.begin(folder.path, handed_down, own, log, lock) if waiting else None
+            process = process or subprocess.Popen(
+                [sys.executable, "-m", CONTROLLER, str(folder.path), *map(str, handed_down), *own],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(*handed_down, lock),
             )
     except OSError as error:  # out of processes, memory or open files, perhaps only for a moment
         _log_line(f"no controller could be started: {error}")
@@ -212,7 +221,7 @@ def _run_controller(folder: RunDir, agents: socket.socket, clients: socket.socke
     finally:
         os.close(heartbeat)
     try:
-        return _watch(controller.pid, heartbeats, on_stable=lambda: _record_failures(folder))
+        return _watch(process.pid, heartbeats, on_stable=lambda: _record_failures(folder))
     finally:
         os.close(heartbeats)
 

@@ -15,6 +15,7 @@ import time
 from holdfast.errors import ExitCode, failure
 from holdfast.findings import Owner
 from holdfast.job.run_spec import RunSecrets, RunSpec
+from holdfast.launch import prestarted_supervisor
 from holdfast.launch.target import open_target
 from holdfast.run_dir import RunDir
 
@@ -26,9 +27,10 @@ def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
     """Start a supervisor with the environment of the run's first start, and wait until it listens."""
     environ = RunSecrets.read(run.secrets).environ
     module, *options = open_target(accepted.target_kind, where=run.job).supervisor(accepted)
+    words = (module, str(run.path), *options)
     with run.controller_log.open("ab") as output:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", module, str(run.path), *options],
+        supervisor = prestarted_supervisor.begin(words, environ, run.controller_log) or subprocess.Popen(
+            [sys.executable, "-m", *words],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

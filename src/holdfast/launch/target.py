@@ -50,8 +50,8 @@ ON_NODES = "on its nodes' own disks, each node's part on its own"
 """Where checkpoints are that no folder or store has whole."""
 
 TARGET_KINDS: Mapping[str, TargetKind] = {
-    LOCAL: TargetKind(module="holdfast.launch.local.local_target"),
-    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target"),
+    LOCAL: TargetKind(module="holdfast.launch.local.local_target", prestart="holdfast.launch.prestarted_supervisor"),
+    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target", prestart="holdfast.launch.prestarted_supervisor"),
     "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target"),
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
@@ -306,9 +306,9 @@ def prestart(name: str, *, start: Path, environ: Mapping[str, str]) -> None:
 
 def prestart_module(name: str, *, start: Path, environ: Mapping[str, str]) -> str:
     """The module that has something to start early for a target; empty if there is none."""
-    found = None
+    kind = LOCAL if name == LOCAL else ""
     with contextlib.suppress(OSError):
-        path = target_file(name, start, environ)
-        found = _KIND.search(read_small(path)) if path else None
-    row = TARGET_KINDS.get(found[1].decode() if found else LOCAL)
-    return row.prestart if row else ""
+        if path := target_file(name, start, environ):
+            found = _KIND.search(read_small(path))
+            kind = found[1].decode() if found else ""
+    return TARGET_KINDS[kind].prestart if kind in TARGET_KINDS else ""

@@ -21,13 +21,14 @@ from holdfast.job.isolation import Isolation
 from holdfast.launch.controller_supervisor import listen, lock_run, supervise
 from holdfast.launch.local import memory_limit, socket_dir
 from holdfast.launch.local.run_network import run_network_for
+from holdfast.launch.waiting_controller import WaitingController
 from holdfast.run_dir import AGENT_RECORD_NAME, RunDir
 
 KILL_TIMEOUT_S = 10.0
 
 
-def main() -> int:
-    """Keep a controller running until its run is over; returns its exit code."""
+def main(waiting: WaitingController | None = None) -> int:
+    """Keep a controller running, the first of which may be waiting, until its run is over; returns its exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.local.local_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
@@ -35,6 +36,9 @@ def main() -> int:
     parser.add_argument("--listen", default="", help="address on which the controller listens instead of loopback")
     parser.add_argument("--prestart", default="", help="module whose `prestart` starts what the controller will need")
     options = parser.parse_args()
+    if waiting is not None and options.isolation is not Isolation.PROCESS:
+        waiting.end()  # it is outside of the namespaces that this process enters
+        waiting = None
     adopt_orphans()
     receive_signals()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -47,7 +51,7 @@ def main() -> int:
     with listen(folder, options.listen or address) as (agents, clients):
         if options.prestart:
             _prestart(options.prestart, folder)
-        code = supervise(folder, agents, clients, lock)
+        code = supervise(folder, agents, clients, lock, waiting)
     if code == ExitCode.SUPERSEDED:
         return code  # another supervisor owns the run now
     nodes = list(folder.nodes.glob("*"))
