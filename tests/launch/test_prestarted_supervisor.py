@@ -17,10 +17,10 @@ from holdfast.events.log_writer import EventWriter
 from holdfast.host.processes import children, command_line, identify
 from holdfast.launch import prestarted_supervisor
 from holdfast.launch.local.force_cancel import end_processes
+from holdfast.launch.prestarted_supervisor import SUPERVISOR
 from holdfast.run_dir import RunDir
 
 BIN = Path(sys.executable).parent
-SUPERVISOR = "holdfast.launch.local.local_supervisor"
 
 
 @pytest.fixture
@@ -56,7 +56,6 @@ def test_prestarted_supervisor_takes_over_a_run(tmp_path: Path, waiting, isolati
     assert begun is waiting
     assert begun.wait(60) == 0, folder.controller_log.read_text()
     assert folder.controller_log.read_text() == ""
-    assert prestarted_supervisor.begin(words, os.environ, folder.controller_log) is None  # it has its run
 
 
 def test_supervisor_that_gets_no_run_ends_with_its_controller(waiting) -> None:
@@ -70,9 +69,17 @@ def test_supervisor_that_gets_no_run_ends_with_its_controller(waiting) -> None:
 
 
 def test_run_does_not_need_the_supervisor_that_has_died(tmp_path: Path, waiting) -> None:
+    folder = finished(tmp_path)
     waiting.kill()
     waiting.wait()
-    assert prestarted_supervisor.begin((SUPERVISOR,), os.environ, tmp_path / "log") is None
+    words = (SUPERVISOR, str(folder.path), "--isolation", "process")
+    assert prestarted_supervisor.begin(words, os.environ, folder.controller_log).wait(60) == 0
+
+
+def test_supervisor_of_another_kind_starts_by_itself(tmp_path: Path, waiting) -> None:
+    words = ("holdfast.launch.kubernetes.sync.run_sync", "--help")
+    assert prestarted_supervisor.begin(words, os.environ, tmp_path / "log") is not waiting
+    assert waiting.poll() is None
 
 
 @pytest.mark.slow
@@ -83,7 +90,7 @@ def test_controller_that_waited_for_its_run_is_found_by_its_folder(home: Path, t
     supervisor = run.read_controller_record()["supervisor_pid"]
     (controller,) = children(supervisor)
     assert f"{SUPERVISOR} {run.path} --isolation process" in command_line(supervisor)
-    assert f"holdfast.controller_main {run.path} " in command_line(controller)
+    until(lambda: f"holdfast.controller_main {run.path} " in command_line(controller))
     os.kill(supervisor, 9)
     end_processes(run)
     assert not run.alive()

@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from holdfast.launch.target import LOCAL, prestart
 
         file = next((word for word in own if word.endswith((".yaml", ".yml"))), "")
-        prestart(targets[-1] if targets else LOCAL, start=Path(file).parent, environ=os.environ)  # while the other slow imports run
+        target = targets[-1] if targets else LOCAL
+        prestart(target, start=Path(file).parent, environ=os.environ)  # while the other slow imports run
     from holdfast.cli.app import run_command
 
     return run_command(words)

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from holdfast.host.processes import ARGUMENT_ROOM
 
-MODULE = "holdfast.launch.waiting_supervisor"
+WAITING = "holdfast.launch.waiting_supervisor"
+SUPERVISOR = "holdfast.launch.local.local_supervisor"
+"""What the waiting one becomes."""
 
 
 class _Prestarted(threading.local):
@@ -26,29 +28,40 @@ class _Prestarted(threading.local):
 _prestarted = _Prestarted()
 
 
-def prestart() -> None:
+def prestart(*, own_session: bool = True) -> None:
     """Start a supervisor, unless one is waiting; it ends with this process if it gets no run."""
     _prestarted.process = _prestarted.process or subprocess.Popen(
-        [sys.executable, "-m", MODULE, ARGUMENT_ROOM],
+        [sys.executable, "-m", WAITING, ARGUMENT_ROOM],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        start_new_session=True,
+        start_new_session=own_session,
     )
 
 
-def begin(words: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes] | None:
-    """Have the waiting supervisor continue with these arguments, the first of which is a module; None if none waits."""
-    supervisor, _prestarted.process = _prestarted.process, None
-    if supervisor is None:
-        return None
-    assert supervisor.stdin is not None
-    order = {"words": [*words], "environ": dict(environ), "log": str(log)}
-    try:
-        with supervisor.stdin as link:
-            link.write(json.dumps(order).encode())
-    except BrokenPipeError:
-        supervisor.wait()
-        return None
-    return supervisor
+def begin(
+    words: Sequence[str], environ: Mapping[str, str], log: Path, *, own_session: bool = True
+) -> subprocess.Popen[bytes]:
+    """Start a supervisor with these arguments, the first of which is its module: the one that waits, if one does."""
+    supervisor = _prestarted.process if words[0] == SUPERVISOR else None
+    if supervisor is not None:
+        _prestarted.process = None
+        assert supervisor.stdin is not None
+        order = {"words": [*words], "environ": dict(environ), "log": str(log)}
+        try:
+            with supervisor.stdin as link:
+                link.write(json.dumps(order).encode())
+            return supervisor
+        except BrokenPipeError:
+            supervisor.wait()
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=dict(environ),
+            cwd="/",
+            start_new_session=own_session,
+        )

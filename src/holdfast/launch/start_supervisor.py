@@ -9,7 +9,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
 
 from holdfast.errors import ExitCode, failure
@@ -27,17 +26,7 @@ def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
     """Start a supervisor with the environment of the run's first start, and wait until it listens."""
     environ = RunSecrets.read(run.secrets).environ
     module, *options = open_target(accepted.target_kind, where=run.job).supervisor(accepted)
-    words = (module, str(run.path), *options)
-    with run.controller_log.open("ab") as output:
-        supervisor = prestarted_supervisor.begin(words, environ, run.controller_log) or subprocess.Popen(
-            [sys.executable, "-m", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environ,
-            cwd="/",
-            start_new_session=True,
-        )
+    supervisor = prestarted_supervisor.begin((module, str(run.path), *options), environ, run.controller_log)
     try:
         _wait_for_start(run, supervisor)
     except BaseException:

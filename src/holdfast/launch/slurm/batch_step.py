@@ -16,18 +16,20 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Owner
 from holdfast.host.files import atomic_write, read_line
 from holdfast.host.processes import adopt_orphans, descendants, kill_all
-from holdfast.job.run_spec import RunSecrets, RunSpec
-from holdfast.launch.slurm.batch_script import Meeting, node_environ, node_step
+from holdfast.launch import prestarted_supervisor
 from holdfast.launch.slurm.own_job import OwnJob
-from holdfast.launch.slurm.slurm_backend import JOB_NAME, PORT_NAME
 from holdfast.launch.slurm.slurm_commands import node_address
 from holdfast.run_dir import RunDir
 from holdfast.security.tokens import TokenIssuer
+
+if TYPE_CHECKING:
+    from holdfast.job.run_spec import RunSpec
 
 log = logging.getLogger("holdfast.batch_step")
 
@@ -48,6 +50,10 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     if not _is_free(folder):
         log.error("another controller of %s has held its lock for %g s", folder.run_id, LOCK_TIMEOUT_S)
         return ExitCode.UNAVAILABLE
+    prestarted_supervisor.prestart(own_session=False)  # while the slow imports run
+    from holdfast.job.run_spec import RunSpec
+    from holdfast.launch.slurm.slurm_backend import JOB_NAME, PORT_NAME
+
     accepted, address = RunSpec.read(folder.job), own_address(own)
     atomic_write(folder.path / JOB_NAME, own.number.encode())
     (folder.path / PORT_NAME).unlink(missing_ok=True)  # a former controller's
@@ -106,22 +112,20 @@ def _is_free(folder: RunDir) -> bool:
 
 def _start_controller(folder: RunDir, address: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the controller's supervisor, with the environment of the run's first start and Slurm's."""
+    from holdfast.job.run_spec import RunSecrets
+
     of_job = {name: value for name, value in environ.items() if name.startswith("SLURM")}
-    module = ("-m", "holdfast.launch.local.local_supervisor", str(folder.path))
-    with folder.controller_log.open("ab") as output:
-        return subprocess.Popen(
-            (sys.executable, *module, "--isolation", "process", "--listen", address),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env={**RunSecrets.read(folder.secrets).environ, **of_job},
-            cwd="/",
-        )
+    words = (prestarted_supervisor.SUPERVISOR, str(folder.path), "--isolation", "process", "--listen", address)
+    environ = {**RunSecrets.read(folder.secrets).environ, **of_job}
+    return prestarted_supervisor.begin(words, environ, folder.controller_log, own_session=False)
 
 
 def _start_nodes(
     folder: RunDir, accepted: RunSpec, address: str, environ: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
+    from holdfast.launch.slurm.batch_script import Meeting, node_environ, node_step
+    from holdfast.launch.slurm.slurm_backend import PORT_NAME
+
     meeting = Meeting(
         address=address,
         port=read_line(folder.path / PORT_NAME),
