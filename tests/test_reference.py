@@ -18,7 +18,7 @@ from holdfast.control.policy import FailureKind
 from holdfast.control.state import ReplicaPhase
 from holdfast.diagnose.knowledge.index import find
 from holdfast.fabric.catalog import CATALOG
-from holdfast.launch.target_features import REASONS, TARGETS, UNTESTED, Feature
+from holdfast.launch.target_features import REASONS, TARGETS, Feature
 from holdfast.observe.dashboard_catalog import DASHBOARDS, PanelKind
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -221,9 +221,14 @@ SHOWN_ELSEWHERE = {
     (Feature.SUBMITTER_LEAVES, "kubernetes"): "test_client_that_was_away_and_another_machine_follow_the_run_and_end_it_"
     "without_a_trace",
     (Feature.SUBMITTER_LEAVES, "slurm"): "test_run_goes_on_without_the_process_that_started_it",
+    (Feature.SUBMITTER_LEAVES, "slurm_monarch"): "test_run_goes_on_with_monarch_without_the_process_that_started_it",
     (Feature.RESUME, "local"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
+    (Feature.RESUME, "netns"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
+    (Feature.RESUME, "monarch"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "hosts"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
+    (Feature.RESUME, "hosts_monarch"): "test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code",
     (Feature.RESUME, "slurm"): "test_training_that_moves_to_slurm_is_bit_exact",
+    (Feature.RESUME, "slurm_monarch"): "test_training_that_moves_to_slurm_is_bit_exact",
     (Feature.RESUME, "kubernetes"): "test_training_that_moves_into_a_cluster_and_back_is_bit_exact",
 }
 """The test of a feature on a target that another file has."""
@@ -232,8 +237,8 @@ SHOWN_ELSEWHERE = {
 def test_what_a_target_is_said_to_do_has_a_test() -> None:
     files = [path for folder in ("runs", "launch/kubernetes") for path in (ROOT / "tests" / folder).glob("test_*.py")]
     tests = {name for path in files for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)}
-    claimed = {(feature, target) for feature in Feature for target in TARGETS} - REASONS.keys() - UNTESTED
+    claimed = {(feature, target) for feature in Feature for target in TARGETS} - REASONS.keys()
     shared = {(feature, target) for feature in SHOWN_BY for target in TARGETS if target != "kubernetes"}
     shared |= {(feature, "kubernetes") for feature in IN_CLUSTER}
-    assert claimed == (shared - REASONS.keys() - UNTESTED) | SHOWN_ELSEWHERE.keys()
+    assert claimed == (shared - REASONS.keys()) | SHOWN_ELSEWHERE.keys()
     assert {*SHOWN_BY.values(), *SHOWN_ELSEWHERE.values()} <= tests

@@ -41,7 +41,7 @@ from holdfast.job import fault_catalog, spec
 from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.storage_catalog import CATALOG as STORAGE
 from holdfast.launch.kubernetes.storage_catalog import StorageDriver
-from holdfast.launch.target_features import CONDITIONS, REASONS, TARGETS, UNTESTED, Feature, reason_against
+from holdfast.launch.target_features import CONDITIONS, REASONS, TARGETS, Feature, reason_against
 from holdfast.metrics import devices, flops, metric_catalog
 from holdfast.observe.alert_catalog import ALERTS
 from holdfast.observe.exported_metrics import EXPORTED, PREFIX, Kind
@@ -679,7 +679,7 @@ def targets_page() -> str:
             return f"no ({notes.index(reason) + 1})"
         if condition := CONDITIONS.get((feature, target)):
             return f"yes ({notes.index(condition) + 1})"
-        return "untested" if (feature, target) in UNTESTED else "yes"
+        return "yes"
 
     rows = ((feature.value, *(cell(feature, target) for target in TARGETS)) for feature in Feature)
     return _page(
@@ -689,7 +689,7 @@ def targets_page() -> str:
             "sshd, slurmctld and slurmd, or a Kubernetes control plane, all on one machine. On Slurm they run with "
             "22.05, and `tests/runs/test_slurm_runs.py` with 24.11 and 26.05 too. On Kubernetes some do, and other "
             "tests show the same (`tests/launch/kubernetes/test_cluster_runs.py`). This page is generated from "
-            "`launch/target_features.py`. *untested*: the code is that of other targets, and no test has shown it.",
+            "`launch/target_features.py`, and each *yes* has a test.",
             _table(("what happens", *TARGETS.values()), rows),
             "\n".join(f"{number}. {note[:1].upper()}{note[1:]}." for number, note in enumerate(notes, 1)),
             "How each target is set up: [hosts](hosts.md), [Slurm](slurm.md), [Monarch](monarch.md), "

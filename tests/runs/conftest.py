@@ -25,7 +25,6 @@ from holdfast.events import AnyEvent, FaultAction, FaultTarget, FindingRaised, R
 from holdfast.host.processes import all_pids, by_env, by_env_prefix, command_line, kill_all
 from holdfast.job.spec import Job
 from holdfast.launch.local import netns
-from holdfast.launch.target_features import UNTESTED
 from holdfast.run_dir import RunDir
 
 TORCH_FREE_TRAINER = Path(__file__).parents[1] / "programs" / "torch_free_trainer.py"
@@ -68,15 +67,8 @@ __all__ = ["cluster", "hosts", "slurm", "slurm_24_11", "slurm_26_05"]
 E = TypeVar("E", bound=AnyEvent)
 
 
-def _is_untested(item: pytest.Item) -> bool:
-    """Whether the test shows what no test of its target shows (launch/target_features.py): a skip may be a failure."""
-    shows, call = item.get_closest_marker("shows"), getattr(item, "callspec", None)
-    return shows is not None and call is not None and (shows.args[0], call.params["site"]) in UNTESTED
-
-
 @pytest.hookimpl(tryfirst=True)  # tests/conftest.py gives slow tests another deadline and runs them last
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items[:] = [item for item in items if not _is_untested(item)]
     for item in items:
         if item.path.parent == Path(__file__).parent and item.path.name not in FAST_FILES:
             item.add_marker(pytest.mark.slow)

@@ -28,6 +28,7 @@ from lab.ssh_hosts import SshHosts
 LOOP = Path(__file__).parents[1] / "train" / "loop.py"
 """Every kind of random number affects its weights."""
 ENDLESS = "1000000000"
+MONARCH = "orchestrator=monarch"
 
 
 @pytest.fixture
@@ -95,6 +96,7 @@ def resumed_from(watched: WatchedRun) -> tuple[str, int]:
 
 
 def test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code(sites: Runs, tmp_path: Path) -> None:
+    """To hosts, back, to isolated nodes, and with Monarch here and there."""
     here = start(sites)
     first = saved_and_cancelled(here)
     there = resume(sites, here, "lab")
@@ -106,10 +108,13 @@ def test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code(s
     assert there.wait_for_end().outcome is Outcome.FAILED
     last = there.all(CheckpointCommitted)[-1].step
     assert last >= second > first
-    back = resume(sites, there, "local", to_step(last + 100, tmp_path / "moved"))
-    assert back.wait_for_end().outcome is Outcome.SUCCEEDED
-    assert resumed_from(back) == (there.folder.run_id, last)
-    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, last + 100))
+    write_target(sites.base, "isolated", "code: shipped\nisolation: netns\n")
+    for on, *own in (("local",), ("isolated",), ("local", MONARCH), ("lab", MONARCH)):
+        last += 60
+        former, there = there, resume(sites, there, on, to_step(last, tmp_path / "moved"), *own)
+        assert there.wait_for_end().outcome is Outcome.SUCCEEDED
+        assert resumed_from(there) == (former.folder.run_id, former.all(CheckpointCommitted)[-1].step)
+    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, last))
 
 
 def test_training_that_moves_to_slurm_is_bit_exact(
@@ -119,10 +124,13 @@ def test_training_that_moves_to_slurm_is_bit_exact(
     write_target(project, "cluster", slurm_target(slurm, tmp_path))
     here = start(runs)
     step = saved_and_cancelled(here)
-    there = resume(runs, here, "cluster", to_step(step + 100, tmp_path / "moved"))
+    there = resume(runs, here, "cluster", to_step(step + 60, tmp_path / "moved"))
     assert there.wait_for_end().outcome is Outcome.SUCCEEDED
     assert resumed_from(there) == (here.folder.run_id, step)
-    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, step + 100))
+    with_monarch = resume(runs, there, "cluster", to_step(step + 120, tmp_path / "moved"), MONARCH)
+    assert with_monarch.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert resumed_from(with_monarch)[0] == there.folder.run_id
+    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, step + 120))
 
 
 def test_other_world_size_is_announced_and_resumes(

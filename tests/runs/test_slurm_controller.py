@@ -107,6 +107,26 @@ def test_run_goes_on_without_the_process_that_started_it(inside: Runs, cluster: 
 
 
 @ON_24_11
+def test_run_goes_on_with_monarch_without_the_process_that_started_it(inside: Runs) -> None:
+    command = (sys.executable, str(TORCH_FREE_TRAINER), "1000000", "0.02")
+    fields = ("orchestrator=monarch", f"checkpoint.path={inside.base / 'checkpoints'}")
+    words = ("--on", INSIDE, "--nodes", "2", "--detach", "-o", "json", *(f"--set={each}" for each in fields))
+    started = json.loads(holdfast(inside, "run", *words, "--", *command))
+    watched = inside.watch(RunDir(Path(started["folder"])))
+    watched.wait_for(StepCommitted)
+    watched.drill(FaultTarget.CONTROLLER, 0, FaultAction.KILL)
+    watched.wait_for(ControllerStarted)
+    for _ in range(2):
+        watched.wait_for(AgentConnected)
+    watched.wait_for(StepCommitted)
+    holdfast(inside, "cancel", watched.folder.run_id)
+    assert watched.wait_for_end().outcome is Outcome.CANCELLED
+    done = steps_once(watched)
+    assert done == list(range(1, done[-1] + 1))
+    until(lambda: leftovers_of(watched.folder) == [])
+
+
+@ON_24_11
 def test_lost_first_node_takes_the_controller_to_another_one(inside: Runs, cluster: SlurmCluster) -> None:
     watched = steps(inside, 300, INSIDE)
     watched.wait_for(StepCommitted)

@@ -185,13 +185,11 @@ def test_killed_rank_is_recovered_from_the_last_checkpoint(survivor: WatchedRun)
     assert (after.master_addr, after.master_port) != (before.master_addr, before.master_port)
 
 
-@pytest.mark.shows(Feature.RANK_RAISES)
 def test_rank_that_raises_is_recovered_and_its_error_is_shown(survivor: WatchedRun) -> None:
     survivor.drill(FaultTarget.RANK, 1, FaultAction.RAISE)
     assert "ValueError: a drill" in "".join(recovered(survivor, "rank-crashed").finding.evidence)
 
 
-@pytest.mark.shows(Feature.HANG)
 def test_stopped_rank_is_taken_for_hung_and_named(survivor: WatchedRun) -> None:
     survivor.drill(FaultTarget.RANK, 1, FaultAction.STOP)
     decided = recovered(survivor, "rank-hung")
@@ -245,7 +243,6 @@ def test_cancelled_run_ends_at_once_with_every_step_done(site: Site, survivor: W
     until(lambda: site.runs.left_on_hosts() == [])
 
 
-@pytest.mark.shows(Feature.SHAPE_CHANGE)
 def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
     (site.runs.base / "train.py").write_text(PROGRAM)
     watched = site.start(1_000_000, "two", "nodes=1..2", "nodes.min_nodes_wait_s=0.5", "nodes.scale_up_timeout_s=1")
@@ -263,7 +260,6 @@ def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
     assert watched.wait_for_end().outcome is Outcome.CANCELLED
 
 
-@pytest.mark.shows(Feature.REPLICAS)
 def test_killed_replica_does_not_stop_the_other(site: Site) -> None:
     if reason_against(Feature.REPLICAS, site.name):
         with pytest.raises(HoldfastError) as refused:

@@ -50,21 +50,12 @@ REASONS: Mapping[tuple[Feature, str], str] = {
 }
 """Why a target cannot do something."""
 
+IN_ALLOCATION = "with `slurm: {controller: allocation}` in the target"
 CONDITIONS: Mapping[tuple[Feature, str], str] = {
-    (Feature.SUBMITTER_LEAVES, "slurm"): "with `slurm: {controller: allocation}` in the target",
+    (Feature.SUBMITTER_LEAVES, "slurm"): IN_ALLOCATION,
+    (Feature.SUBMITTER_LEAVES, "slurm_monarch"): IN_ALLOCATION,
 }
 """What a target can do something with, where that is not the default."""
-
-UNTESTED = frozenset(
-    {
-        (Feature.RESUME, "netns"),
-        (Feature.RESUME, "monarch"),
-        (Feature.RESUME, "hosts_monarch"),
-        (Feature.RESUME, "slurm_monarch"),
-        (Feature.SUBMITTER_LEAVES, "slurm_monarch"),
-    }
-)
-"""What the code of other targets should do here, and no test of this target has shown."""
 
 
 def reason_against(feature: Feature, target: str) -> str:
