@@ -10,8 +10,6 @@ from collections.abc import Callable
 from holdfast.clock import Clock
 from holdfast.events import NodeChecked
 from holdfast.findings import CheckOutcome
-from holdfast.preflight.node_view import NodeView
-from holdfast.preflight.run_checks import node_facts, quick_checks, run_checks
 from holdfast.protocol.orders import CheckNode
 
 FACTS_S = 1.0
@@ -45,6 +43,9 @@ class NodeCheck:
         return await asyncio.to_thread(self._check, order)
 
     def _check(self, order: CheckNode) -> NodeChecked:
+        from holdfast.preflight.node_view import NodeView  # a tenth of all that an agent imports
+        from holdfast.preflight.run_checks import node_facts, quick_checks, run_checks
+
         began = time.monotonic()
         view = NodeView(wanted=order.wanted, environ=os.environ, address=self._address)
         results = run_checks(view, quick_checks(order.wanted), order.deadline_s)

@@ -52,7 +52,7 @@ ON_NODES = "on its nodes' own disks, each node's part on its own"
 TARGET_KINDS: Mapping[str, TargetKind] = {
     LOCAL: TargetKind(module="holdfast.launch.local.local_target", prestart="holdfast.launch.prestarted_supervisor"),
     "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target", prestart="holdfast.launch.prestarted_supervisor"),
-    "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target"),
+    "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target", prestart="holdfast.launch.prestarted_supervisor"),
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
         prestart="holdfast.launch.kubernetes.submit.submit_process",
