@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent import node_check
 from holdfast.agent.node_check import NodeCheck
 from holdfast.clock import Clock
 from holdfast.events import NodeChecked
+from holdfast.preflight import run_checks
 from holdfast.protocol.node_requirements import NodeRequirements
 from holdfast.protocol.orders import CheckNode
 
@@ -30,8 +30,8 @@ def test_newer_check_that_is_requested_during_another_is_made_and_reported_with_
         checks.append(len(checks))
         return ()
 
-    monkeypatch.setattr(node_check, "run_checks", checked)
-    monkeypatch.setattr(node_check, "node_facts", lambda *_: {})
+    monkeypatch.setattr(run_checks, "run_checks", checked)
+    monkeypatch.setattr(run_checks, "node_facts", lambda *_: {})
 
     async def requested() -> list[NodeChecked]:
         sent: list[NodeChecked] = []

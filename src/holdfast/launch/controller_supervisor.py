@@ -147,7 +147,7 @@ class RestartBackoff:
 def supervise(
     folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int, waiting: WaitingController | None = None
 ) -> int:
-    """Keep a controller running, first the one that waits, until the run is over; returns its last exit code."""
+    """Keep a controller running, first `waiting`, until the run is over; returns the last exit code."""
     pace = RestartBackoff(grace_s=controller_grace_s(folder))
     while True:
         if not _still_owner(folder, agents):
@@ -200,7 +200,7 @@ def controller_grace_s(folder: RunDir) -> float:
 def _run_controller(
     folder: RunDir, agents: socket.socket, clients: socket.socket, lock: int, waiting: WaitingController | None
 ) -> int:
-    """Run a controller, the one that waits if there is one, until it ends; returns its exit code."""
+    """Run a controller, `waiting` if there is such, until it ends; returns its exit code."""
     heartbeats, heartbeat = os.pipe()
     handed_down = (agents.fileno(), clients.fileno(), heartbeat)
     own = () if folder.secrets_dir is None else (str(folder.secrets_dir),)

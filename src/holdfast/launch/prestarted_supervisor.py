@@ -43,7 +43,7 @@ def prestart(*, own_session: bool = True) -> None:
 def begin(
     words: Sequence[str], environ: Mapping[str, str], log: Path, *, own_session: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start a supervisor with these arguments, the first of which is its module: the one that waits, if one does."""
+    """Start a supervisor with these arguments, the first of which is its module; it may have been prestarted."""
     supervisor = _prestarted.process if words[0] == SUPERVISOR else None
     if supervisor is not None:
         _prestarted.process = None

@@ -111,7 +111,7 @@ def store(data: bytes, folder: Path, digest: str) -> None:
 def unpack(archive: Path, into: Path) -> None:
     """Unpack an archive into the folder `into`, atomically. Raises CorruptArchive, or OSError (a full disk).
 
-    Only one process at a time may do it: the one that holds the lock. Removes what a killed one left behind.
+    Only the process that holds the lock may do it. Removes what a killed one left behind.
     """
     fresh = into.with_name(f"{into.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)

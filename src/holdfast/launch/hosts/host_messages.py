@@ -78,7 +78,7 @@ class StartNode(_NodeMessage, frozen=True, kw_only=True, tag="start"):
     stop_grace_s: float
     memory_bytes: int | None
     code: SmallCode | None = None
-    """What the agent else downloads in a process of its own, which takes longer than the archive is worth."""
+    """Without it the agent downloads the code, in another process."""
     mesh: MeshIdentity | None = None
     """Has Monarch start the agent: the host starts Monarch's process with it, and answers with NodePrepared."""
 

@@ -321,7 +321,7 @@ class LinkedHosts(ABC):
         try:
             return SmallCode(digest=code.digest, archive=archive_path(self._folder.code, code.digest).read_bytes())
         except OSError:
-            return None  # the agent, which asks for it, is told why
+            return None  # the agent downloads it, and reports why it cannot
 
     async def _remove(self, node_id: NodeId, within_s: float = 0.0) -> None:
         """Remove a node; if its host is not connected within some time, as soon as it is again."""
