@@ -108,7 +108,8 @@ def show_arguments(argv: Sequence[str]) -> None:
 
     The arguments that it was started with end with `ARGUMENT_ROOM`.
     """
-    fields = _stat(os.getpid()) or []
+    if (fields := _stat(os.getpid())) is None:
+        return
     begin, end = map(int, fields[_ARG_START : _ARG_START + 2])  # proc_pid_stat(5)
     lines = [os.fsencode(word) + b"\0" for word in argv]
     while sum(map(len, lines)) > end - begin:
