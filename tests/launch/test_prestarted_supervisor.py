@@ -26,6 +26,7 @@ BIN = Path(sys.executable).parent
 @pytest.fixture
 def waiting() -> subprocess.Popen[bytes]:
     """A supervisor that has no run yet."""
+    prestarted_supervisor._prestarted.process = None  # what another test of this process has left
     prestarted_supervisor.prestart()
     found = prestarted_supervisor._prestarted.process
     assert found is not None

@@ -30,14 +30,15 @@ _prestarted = _Prestarted()
 
 def prestart(*, own_session: bool = True) -> None:
     """Start a supervisor, unless one is waiting; it ends with this process if it gets no run."""
-    _prestarted.process = _prestarted.process or subprocess.Popen(
-        [sys.executable, "-m", WAITING, ARGUMENT_ROOM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        start_new_session=own_session,
-    )
+    if _prestarted.process is None or _prestarted.process.poll() is not None:
+        _prestarted.process = subprocess.Popen(
+            [sys.executable, "-m", WAITING, ARGUMENT_ROOM],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=own_session,
+        )
 
 
 def begin(
