@@ -436,7 +436,7 @@ def _live_readings(controller: Controller, replicator: LogReplicator | None) -> 
 def main() -> None:
     """Run the controller for the folder on the command line, on the inherited sockets and pipe."""
     words = await_run(int(sys.argv[2])) if sys.argv[1] == WAIT else sys.argv[1:]
-    path, *descriptors, secrets_dir = *words[:4], words[4:]
+    (path, *descriptors), secrets_dir = words[:4], words[4:]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     receive_signals()
     open_more_files()

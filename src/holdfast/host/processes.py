@@ -23,14 +23,10 @@ from holdfast.host.files import read_object
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PF_KTHREAD = 0x200000
-_ARG_START = 45
-"""Field of /proc/PID/stat, counted from the state; the next one is their end."""
 _EXEC_POLLS, _EXEC_POLL_S = 10, 0.001
 _MAX_PID = 1 << 22
 """More than Linux ever numbers processes."""
 _libc = ctypes.CDLL(None, use_errno=True)
-ARGUMENT_ROOM = " " * 8192
-"""Last argument of a process that is to show others later (`show_arguments`)."""
 
 
 @dataclass(frozen=True)
@@ -101,22 +97,6 @@ def _stat(pid: int) -> list[str] | None:
     except OSError:
         return None
     return text[text.rindex(b")") + 2 :].decode().split()
-
-
-def show_arguments(argv: Sequence[str]) -> None:
-    """Show other arguments of this process where `ps` and holdfast look for them; those that do not fit are left out.
-
-    The arguments that it was started with end with `ARGUMENT_ROOM`.
-    """
-    if (fields := _stat(os.getpid())) is None:
-        return
-    begin, end = map(int, fields[_ARG_START : _ARG_START + 2])  # proc_pid_stat(5)
-    lines = [os.fsencode(word) + b"\0" for word in argv]
-    while sum(map(len, lines)) > end - begin:
-        lines.pop()
-    shown = b"".join(lines)
-    ctypes.memset(begin, 0, end - begin)
-    ctypes.memmove(begin, shown, len(shown))
 
 
 def die_with_parent() -> None:

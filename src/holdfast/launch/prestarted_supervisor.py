@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from holdfast.host.processes import ARGUMENT_ROOM
+from holdfast.host.process_arguments import ARGUMENT_ROOM
 
 WAITING = "holdfast.launch.waiting_supervisor"
 SUPERVISOR = "holdfast.launch.local.local_supervisor"

@@ -49,10 +49,12 @@ class TargetKind:
 ON_NODES = "on its nodes' own disks, each node's part on its own"
 """Where checkpoints are that no folder or store has whole."""
 
+_SUPERVISOR = "holdfast.launch.prestarted_supervisor"
+
 TARGET_KINDS: Mapping[str, TargetKind] = {
-    LOCAL: TargetKind(module="holdfast.launch.local.local_target", prestart="holdfast.launch.prestarted_supervisor"),
-    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target", prestart="holdfast.launch.prestarted_supervisor"),
-    "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target", prestart="holdfast.launch.prestarted_supervisor"),
+    LOCAL: TargetKind(module="holdfast.launch.local.local_target", prestart=_SUPERVISOR),
+    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target", prestart=_SUPERVISOR),
+    "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target", prestart=_SUPERVISOR),
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
         prestart="holdfast.launch.kubernetes.submit.submit_process",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from holdfast.host.processes import ARGUMENT_ROOM, show_arguments
+from holdfast.host.process_arguments import ARGUMENT_ROOM, show_arguments
 
 CONTROLLER = "holdfast.controller_main"
 WAIT = "--wait"

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from holdfast.host.processes import show_arguments
+from holdfast.host.process_arguments import show_arguments
 from holdfast.launch.local import local_supervisor
 from holdfast.launch.waiting_controller import WaitingController
 
