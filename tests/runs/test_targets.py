@@ -43,7 +43,7 @@ from lab.ssh_hosts import SshHosts
 
 PROGRAM = "import runpy; print('as it was', flush=True); runpy.run_path('trainer.py', run_name='__main__')\n"
 OVERRIDES = (
-    "recovery.node_grace_s=3",
+    "recovery.node_grace_s=6",
     "recovery.step_timeout_s=3",
     "recovery.max_restarts=20",
 )
