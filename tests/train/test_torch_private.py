@@ -5,9 +5,12 @@ from __future__ import annotations
 import inspect
 import io
 import os
+import runpy
+import socket
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from pickle import UnpicklingError
@@ -28,6 +31,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils import worker
 
+from holdfast.agent.step_clock import STEP_CLOCK_DIR
 from holdfast.diagnose.log_chunk import LogSource
 from holdfast.diagnose.structured import flight_recorder
 from holdfast.protocol import flight_recorder_files
@@ -168,6 +172,23 @@ def test_callback_runs_after_backward() -> None:
     other.register_post_accumulate_grad_hook(lambda _: came.append("gradient"))
     (weight * other).sum().backward()
     check(came == ["gradient", "end"], "Variable._execution_engine.queue_callback", "gradient averaging over replicas")
+
+
+def test_rendezvous_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    name, feature = "rendezvous._rendezvous_handlers['env']", "ranks that connect as soon as the store listens"
+    rendezvous = import_module("torch.distributed.rendezvous")  # its package has a function of the same name
+    check(not missing(rendezvous, "_rendezvous_handlers") and "env" in rendezvous._rendezvous_handlers, name, feature)
+    handlers = dict(rendezvous._rendezvous_handlers)
+    monkeypatch.setattr(rendezvous, "_rendezvous_handlers", handlers)
+    runpy.run_path(str(STEP_CLOCK_DIR / "holdfast_rendezvous.py"))["start"](rendezvous)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    for variable, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "1", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(variable, value)
+    _, rank, world_size = next(
+        rendezvous.rendezvous("env://", rank=0, world_size=1, timeout=timedelta(seconds=DEADLINE_S))
+    )
+    check((rank, world_size) == (0, 1) and handlers["env"] is not rendezvous._env_rendezvous_handler, name, feature)
 
 
 def test_state_of_modules_and_optimizers() -> None:

@@ -1,4 +1,6 @@
-"""Starts the step clock when the program has imported torch.optim; Python imports this module before the program.
+"""Starts the step clock and a faster rendezvous when the program has imported torch.optim.
+
+Python imports this module before the program.
 
 For that, its folder is first on PYTHONPATH (agent/step_clock.py). It runs in every Python process below a rank, so it
 imports nothing, and no error of it reaches the program. `python -E`, `-I` and `-S` run without it.
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 HOOKED = "torch.optim"
-CLOCK = "holdfast_step_clock"
+CLOCK, RENDEZVOUS = "holdfast_step_clock", "holdfast_rendezvous"
 
 
 class TorchOptimFinder:
@@ -54,17 +56,24 @@ def _start_after_import(loader: Any) -> None:
         execute(module)
         with _ErrorsIgnored():
             _start_clock()
+        with _ErrorsIgnored():
+            _own_module(RENDEZVOUS).start(sys.modules["torch.distributed.rendezvous"])
 
     loader.exec_module = exec_module
 
 
-def _start_clock() -> None:
-    """Import the clock from its file: its folder is on no path."""
+def _own_module(name: str) -> Any:
+    """Import a module from its file: its folder is on no path."""
     from importlib.util import module_from_spec, spec_from_file_location
 
-    spec: Any = spec_from_file_location(CLOCK, os.path.join(FOLDER, CLOCK + ".py"))
-    clock: Any = module_from_spec(spec)
-    spec.loader.exec_module(clock)
+    spec: Any = spec_from_file_location(name, os.path.join(FOLDER, name + ".py"))
+    module: Any = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _start_clock() -> None:
+    clock = _own_module(CLOCK)
     try:
         clock.start()
         sys.modules[CLOCK] = clock  # where a Session finds it
