@@ -15,7 +15,8 @@ from holdfast.findings import Severity
 from holdfast.job.loader import LoadedJob
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import SlurmSettings, TargetSpec
-from holdfast.launch.target import TARGET_KINDS, open_target, prestart_module, target_of
+from holdfast.launch import prestarted_supervisor
+from holdfast.launch.target import TARGET_KINDS, kind_of_file, open_target, prestart, target_of
 from holdfast.run_dir import RunDir
 
 JOB = ("image=registry.example/train:1", "nodes=2", "env={GREETING: hello}")
@@ -140,8 +141,8 @@ def test_target_files_documentation_names_every_kind(kind: str) -> None:
 def test_only_a_target_whose_kind_has_something_to_start_early_starts_it(kind: str, form: str, tmp_path: Path) -> None:
     path = tmp_path / ".holdfast" / "targets" / "here.yaml"
     path.write_text(form.format(kind=kind))
-    module = prestart_module("here", start=tmp_path, environ={})
-    assert module == TARGET_KINDS[kind].prestart
+    assert kind_of_file(path) == kind
+    module = TARGET_KINDS[kind].prestart
     assert not module or callable(import_module(module).prestart)
 
 
@@ -151,7 +152,9 @@ def test_target_that_cannot_be_used_starts_nothing_early(text: str | None, tmp_p
     path.parent.mkdir(parents=True)
     if text is not None:
         path.write_text(text)
-    assert prestart_module("here", start=tmp_path, environ={}) == ""
+    assert kind_of_file(path) not in TARGET_KINDS
+    prestart("here", start=tmp_path, environ={})
+    assert prestarted_supervisor._prestarted.process is None
 
 
 def test_first_target_of_a_cluster_cannot_replace_the_local_one(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests.runs.target_fixtures import accepted, hosts_target, write_target
 from tests.waiting import until
 
 from holdfast import api
+from holdfast.errors import ExitCode
 from holdfast.events import (
     AgentConnected,
     AgentDisconnected,
@@ -29,9 +30,12 @@ from holdfast.events import (
     StepCommitted,
 )
 from holdfast.host.processes import all_pids, by_env_prefix, command_line, send_signal
+from holdfast.job.targets import SshSettings
+from holdfast.launch.hosts.host_link import HostSettings
 from holdfast.run_dir import RunDir, runs_root
 from lab.ssh_hosts import SshHosts
 
+BIN = Path(sys.executable).parent
 PAGE = Path(__file__).parents[2] / "docs" / "hosts.md"
 BARE_PYTHON: str = getattr(sys, "_base_executable")  # noqa: B009 - it is not in the stubs
 """A Python without any of holdfast's packages."""
@@ -124,6 +128,25 @@ def test_by_the_page_alone_ranks_on_two_hosts_meet_their_output_comes_back_and_n
         assert watched.log(rank).split()[-3:] == [name, "3", addresses[machines[0]]]
     ssh = ["ssh", "-F", str(hosts.config), "alpha", "find /var/tmp/holdfast-*/runs -mindepth 1"]
     assert subprocess.run(ssh, capture_output=True, text=True, check=True).stdout == ""
+
+
+def test_command_connects_hosts_before_its_run_is_known_and_for_no_run(host_runs: Runs, hosts: SshHosts) -> None:
+    command = (sys.executable, "-c", "import time; time.sleep(600)")
+    words = [str(BIN / "holdfast"), "run", "-d", "--on", "two", "--name", "early", "--nodes"]
+    refused = subprocess.run([*words, "9", "--", *command], cwd=host_runs.base, capture_output=True, check=False)
+    assert refused.returncode == ExitCode.CANNOT_RUN_HERE
+    until(lambda: ssh_processes(hosts) == [])
+    subprocess.run([*words, "2", "--", *command], cwd=host_runs.base, capture_output=True, check=True)
+    (run,) = (RunDir(folder) for folder in runs_root().glob("early-*"))
+    watched = host_runs.watch(run)
+    watched.wait_for(RanksStarted)
+    commands = [Path(f"/proc/{pid}/cmdline").read_text() for pid in ssh_processes(hosts)]
+    forwarded = {int(re.findall(r"-R\x00127\.0\.0\.1:(\d+):", each)[0]) for each in commands}
+    settings = HostSettings(ssh=SshSettings(), base=Path(), port=0, run=run.run_id)
+    assert len(forwarded) == 2
+    assert not forwarded & {settings.first_port(host) for host in ("alpha", "beta")}  # of a link that begins later
+    api.cancel(run)
+    watched.wait_for_end()
 
 
 def test_hosts_are_accepted_by_a_newcomers_commands_and_by_whole_gangs(host_runs: Runs) -> None:

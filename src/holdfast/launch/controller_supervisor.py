@@ -47,6 +47,9 @@ pause of the whole machine the first poll finds no heartbeat."""
 MISSED_POLLS_AT_START = 24
 """The same until the first heartbeat: the controller imports and replays its log, slowly on a slow disk."""
 LOCK_ATTEMPTS = 50
+LOOPBACK = "127.0.0.1"
+BACKLOG = 4096
+"""Agents that may connect at the same time."""
 _ID = secrets.token_hex(8)
 """Identifies this supervisor among all supervisors of a run, on any machine."""
 
@@ -61,21 +64,27 @@ def lock_run(folder: RunDir) -> int | None:
 
 
 @contextlib.contextmanager
-def listen(folder: RunDir, address: str, port: int = 0) -> Generator[tuple[socket.socket, socket.socket]]:
+def listen(
+    folder: RunDir, address: str, port: int = 0, *, agents: socket.socket | None = None
+) -> Generator[tuple[socket.socket, socket.socket]]:
     """Listen for agents (TCP) and for this user's commands (Unix).
 
     The port is `port`, or that of an earlier supervisor; if another process has it by now, any free port. Agents read
-    the controller's address before they connect.
+    the controller's address before they connect. `agents` is used instead if it listens at the address and no port is
+    preferred.
     """
     former: int = port or folder.read_controller_record().get("port", 0)
     taken_by = ""
+    if agents is not None and (former or agents.getsockname()[0] != address):
+        agents.close()
+        agents = None
     try:
-        agents = socket.create_server((address, former), backlog=4096)
+        agents = agents or listen_for_agents(address, former)
     except OSError as error:
         if error.errno not in (errno.EADDRINUSE, errno.EACCES):  # EACCES if the record names a privileged port
             raise
         taken_by = port_owner(former) or "a process that has released it by now"
-        agents = socket.create_server((address, 0), backlog=4096)
+        agents = listen_for_agents(address)
     clients = listen_for_clients(folder)
     host, port = agents.getsockname()[:2]
     description = {"host": host, "port": port}
@@ -84,6 +93,11 @@ def listen(folder: RunDir, address: str, port: int = 0) -> Generator[tuple[socke
     write_controller_record(folder, **description)
     with agents, clients:
         yield agents, clients
+
+
+def listen_for_agents(address: str, port: int = 0) -> socket.socket:
+    """Listen at an address; port 0 stands for any."""
+    return socket.create_server((address, port), backlog=BACKLOG)
 
 
 def listen_for_clients(folder: RunDir) -> socket.socket:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.host.process_arguments import ARGUMENT_ROOM
+from holdfast.launch.waiting_controller import Prospect
 
 WAITING = "holdfast.launch.waiting_supervisor"
 SUPERVISOR = "holdfast.launch.local.local_supervisor"
@@ -28,11 +29,15 @@ class _Prestarted(threading.local):
 _prestarted = _Prestarted()
 
 
-def prestart(*, own_session: bool = True) -> None:
-    """Start a supervisor, unless one is waiting; it ends with this process if it gets no run."""
+def prestart(hosts: Prospect | None = None, *, own_session: bool = True) -> None:
+    """Start a supervisor, unless one is waiting; it ends with this process if it gets no run.
+
+    Its controller begins to connect the `hosts` of a target.
+    """
+    words = (str(hosts.target), str(hosts.base)) if hosts else ()
     if _prestarted.process is None or _prestarted.process.poll() is not None:
         _prestarted.process = subprocess.Popen(
-            [sys.executable, "-m", WAITING, ARGUMENT_ROOM],
+            [sys.executable, "-m", WAITING, *words, ARGUMENT_ROOM],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

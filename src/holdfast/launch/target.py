@@ -16,6 +16,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
 from holdfast.host.files import read_small
 from holdfast.job.target_files import LOCAL, target_file
+from holdfast.launch.waiting_controller import Prospect
 
 if TYPE_CHECKING:
     from holdfast.events import CancelRequested
@@ -42,6 +43,8 @@ class TargetKind:
     """The module with its target as TARGET."""
     prestart: str = ""
     """The module whose `prestart` starts, before the command is loaded, what a run's start waits for; if any."""
+    connects_early: bool = False
+    """Whether `prestart` connects the machines that the target's file names, too."""
     draft: str = ""
     """The module whose `draft_target` writes a target file from what the place shows, if it can be asked."""
 
@@ -53,7 +56,7 @@ _SUPERVISOR = "holdfast.launch.prestarted_supervisor"
 
 TARGET_KINDS: Mapping[str, TargetKind] = {
     LOCAL: TargetKind(module="holdfast.launch.local.local_target", prestart=_SUPERVISOR),
-    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target", prestart=_SUPERVISOR),
+    "hosts": TargetKind(module="holdfast.launch.hosts.hosts_target", prestart=_SUPERVISOR, connects_early=True),
     "slurm": TargetKind(module="holdfast.launch.slurm.slurm_target", prestart=_SUPERVISOR),
     "kubernetes": TargetKind(
         module="holdfast.launch.kubernetes.kubernetes_target",
@@ -302,15 +305,17 @@ def is_alive(run: RunDir) -> bool:
 
 def prestart(name: str, *, start: Path, environ: Mapping[str, str]) -> None:
     """Start early what the start of a run on this target waits for, before its file has been validated."""
-    if module := prestart_module(name, start=start, environ=environ):
-        import_module(module).prestart()
+    path = target_file(name, start, environ)
+    kind = TARGET_KINDS.get(kind_of_file(path) if path else LOCAL)
+    if kind is None or not kind.prestart or (path is None and name != LOCAL):
+        return
+    hosts = (Prospect(target=path, base=start.absolute()),) if path and kind.connects_early else ()
+    import_module(kind.prestart).prestart(*hosts)
 
 
-def prestart_module(name: str, *, start: Path, environ: Mapping[str, str]) -> str:
-    """The module that has something to start early for a target; empty if there is none."""
-    kind = LOCAL if name == LOCAL else ""
+def kind_of_file(path: Path) -> str:
+    """The kind that a target's file seems to name, before it has been validated; empty if it names none."""
     with contextlib.suppress(OSError):
-        if path := target_file(name, start, environ):
-            found = _KIND.search(read_small(path))
-            kind = found[1].decode() if found else ""
-    return TARGET_KINDS[kind].prestart if kind in TARGET_KINDS else ""
+        if found := _KIND.search(read_small(path)):
+            return found[1].decode()
+    return ""

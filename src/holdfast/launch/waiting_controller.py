@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,14 +24,27 @@ WAIT = "--wait"
 MAX_BYTES = 1 << 20
 
 
-class WaitingController:
-    """The supervisor's end."""
+HOSTS_CONTROLLER = "holdfast.launch.hosts.hosts_controller"
+"""The controller that connects the hosts of a target while it waits."""
 
-    def __init__(self) -> None:
+
+@dataclass(frozen=True, kw_only=True)
+class Prospect:
+    """Where the run will probably be: a target file, and the folder that its relative paths start from."""
+
+    target: Path
+    base: Path
+
+
+class WaitingController:
+    """The supervisor's end; with a prospect, the controller connects hosts that will reach it at this port."""
+
+    def __init__(self, prospect: Prospect | None = None, port: int = 0) -> None:
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        begins = (HOSTS_CONTROLLER, str(prospect.target), str(prospect.base), str(port)) if prospect else (CONTROLLER,)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", CONTROLLER, WAIT, str(theirs.fileno()), ARGUMENT_ROOM],
+                [sys.executable, "-m", *begins, WAIT, str(theirs.fileno()), ARGUMENT_ROOM],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
-"""`python -m holdfast.launch.waiting_supervisor ROOM`: a supervisor whose run is not known yet.
+"""`python -m holdfast.launch.waiting_supervisor [TARGET BASE] ROOM`: a supervisor whose run is not known yet.
 
 It reads its arguments from standard input (prestarted_supervisor.py), and then is that supervisor. Without a run it
-ends, and with it the controller that it has started meanwhile.
+ends, and with it the controller that it has started meanwhile, which connects the hosts of a target file.
 """
 
 from __future__ import annotations
@@ -9,15 +9,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 
 from holdfast.host.process_arguments import show_arguments
+from holdfast.launch.controller_supervisor import LOOPBACK, listen_for_agents
 from holdfast.launch.local import local_supervisor
-from holdfast.launch.waiting_controller import WaitingController
+from holdfast.launch.waiting_controller import Prospect, WaitingController
 
 
 def main() -> int:
     """Wait for a run, then supervise it; returns the exit code."""
-    waiting = WaitingController()
+    match sys.argv[1:-1]:
+        case [target, base]:
+            agents = listen_for_agents(LOOPBACK)
+            prospect = Prospect(target=Path(target), base=Path(base))
+            waiting = WaitingController(prospect, agents.getsockname()[1])
+        case _:
+            agents, waiting = None, WaitingController()
     order = sys.stdin.buffer.read()
     if not order:
         return 0
@@ -30,7 +38,7 @@ def main() -> int:
         os.dup2(opened, number)
     show_arguments([sys.executable, "-m", *wanted["words"]])
     sys.argv[1:] = wanted["words"][1:]
-    return local_supervisor.main(waiting)
+    return local_supervisor.main(waiting, agents)
 
 
 if __name__ == "__main__":

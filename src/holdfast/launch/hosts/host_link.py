@@ -13,8 +13,9 @@ from pathlib import Path
 
 import msgspec
 
+from holdfast.host.piped_process import PipedProcess, start_piped
 from holdfast.job.targets import SshSettings
-from holdfast.launch.hosts import host_packages
+from holdfast.launch.hosts import host_packages, prestarted_links
 from holdfast.launch.hosts.host_messages import (
     FileChunk,
     FromHost,
@@ -25,14 +26,21 @@ from holdfast.launch.hosts.host_messages import (
     decode_from_host,
     encode,
 )
-from holdfast.launch.hosts.ssh_command import explain_ssh, host_folder, ssh_argv, unforward_argv
+from holdfast.launch.hosts.prestarted_links import PrestartedLink
+from holdfast.launch.hosts.ssh_command import (
+    HOST_PROCESS,
+    PORTS,
+    boot_request,
+    explain_ssh,
+    host_folder,
+    ssh_argv,
+    unforward_argv,
+)
 
 log = logging.getLogger("holdfast.controller")
 
 FIRST_DELAY_S, MAX_DELAY_S = 0.2, 5.0
 """Between two connections to a host."""
-PORTS = range(20000, 32768)
-"""Ports on a host's loopback of which one is forwarded: below those that the kernel gives to programs."""
 LINE_LIMIT = 1 << 20
 MAX_ERROR_BYTES = 4096
 END_S = 5.0
@@ -133,7 +141,10 @@ class HostLink:
             delay_s = min(MAX_DELAY_S, delay_s * 2)
 
     async def _connect(self) -> None:
-        async with connected(self.host, self._settings, self._port) as (output, input_):
+        begun = prestarted_links.take(self.host, self._settings.ssh, self._settings.base, self._settings.port)
+        if begun is not None:
+            self._port = begun.remote_port
+        async with connected(self.host, self._settings, self._port, begun=begun) as (output, input_):
             self._input = input_
             try:
                 input_.write(encode(self._setup(self.host, self._port)))
@@ -152,38 +163,43 @@ class HostLink:
 
 @contextlib.asynccontextmanager
 async def connected(
-    host: str, settings: HostSettings, remote_port: int, module: str = "holdfast.launch.hosts.host_process"
+    host: str,
+    settings: HostSettings,
+    remote_port: int,
+    module: str = HOST_PROCESS,
+    *,
+    begun: PrestartedLink | None = None,
 ) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    """Run a module on a host, with the packages that it needs; raises HostUnusable with what prevents that."""
+    """Run a module on a host, with the packages that it needs; raises HostUnusable with what prevents that.
+
+    A connection that was `begun` has requested the module already.
+    """
     forward = (remote_port, settings.port) if settings.port else None
-    if forward:
-        await end_forwarding(host, settings, remote_port)  # of a controller that was killed
-    process = await asyncio.create_subprocess_exec(
-        *ssh_argv(host, settings.ssh, settings.base, forward=forward),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        limit=LINE_LIMIT,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    assert process.stderr is not None
+    if begun is None:
+        if forward:
+            await end_forwarding(host, settings, remote_port)  # of a controller that was killed
+        started = start_piped(ssh_argv(host, settings.ssh, settings.base, forward=forward))
+    else:
+        started = begun.process
+    process = await PipedProcess.open(started, line_limit=LINE_LIMIT)
     errors = bytearray()
     reading = asyncio.ensure_future(_read_errors(process.stderr, errors))
     try:
         try:
-            await _boot(process.stdin, process.stdout, settings.ssh, module)
+            if begun is None:
+                process.stdin.write(boot_request(settings.ssh, module))
+            await _boot(process.stdin, process.stdout, settings.ssh)
             yield process.stdout, process.stdin
         except (OSError, asyncio.IncompleteReadError, msgspec.DecodeError) as error:
-            await _end(process)
+            await process.end(END_S)
             await reading
             raise HostUnusable(*explain_ssh(host, errors.decode(errors="replace") or str(error))) from error
-        if process.stdout.at_eof() and (errors or process.returncode):
-            await _end(process)
+        if process.stdout.at_eof() and (errors or process.exit_code):
+            await process.end(END_S)
             await reading
             raise HostUnusable(*explain_ssh(host, errors.decode(errors="replace")))
     finally:
-        await _end(process)
+        await process.end(END_S)
         reading.cancel()
         if forward:
             await end_forwarding(host, settings, remote_port)
@@ -194,20 +210,7 @@ async def end_forwarding(host: str, settings: HostSettings, remote_port: int) ->
     if not settings.ssh.shared_connection:
         return
     argv = unforward_argv(host, settings.ssh, settings.base, (remote_port, settings.port))
-    nowhere = asyncio.subprocess.DEVNULL
-    await _end(await asyncio.create_subprocess_exec(*argv, stdin=nowhere, stdout=nowhere, stderr=nowhere))
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
-    try:
-        async with asyncio.timeout(END_S):
-            await process.wait()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+    await (await PipedProcess.open(start_piped(argv), line_limit=LINE_LIMIT)).end(END_S)
 
 
 async def _read_errors(stream: asyncio.StreamReader, into: bytearray) -> None:
@@ -216,15 +219,8 @@ async def _read_errors(stream: asyncio.StreamReader, into: bytearray) -> None:
         del into[:-MAX_ERROR_BYTES]
 
 
-async def _boot(input_: asyncio.StreamWriter, output: asyncio.StreamReader, ssh: SshSettings, module: str) -> None:
-    """Talk with host_boot.py until it becomes the module."""
-    wanted = {
-        "folder": host_folder(ssh),
-        "packages": dict(host_packages.packages()),
-        "own": host_packages.OWN,
-        "run": [module],
-    }
-    input_.write(json.dumps(wanted).encode() + b"\n")
+async def _boot(input_: asyncio.StreamWriter, output: asyncio.StreamReader, ssh: SshSettings) -> None:
+    """Talk with host_boot.py until it becomes the module that was requested."""
     found = await _reply(output)
     if found.error:
         raise _refusal(found, ssh)

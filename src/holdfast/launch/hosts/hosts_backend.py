@@ -8,11 +8,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch.hosts.host_link import PORTS, HostLink, HostSettings
+from holdfast.launch.hosts import prestarted_links
+from holdfast.launch.hosts.host_link import HostLink, HostSettings
 from holdfast.launch.hosts.host_messages import Setup
 from holdfast.launch.hosts.host_process import LOOPBACK
 from holdfast.launch.hosts.linked_hosts import END_TIMEOUT_S, LinkedHosts
-from holdfast.launch.hosts.ssh_command import tunnel_argv
+from holdfast.launch.hosts.ssh_command import PORTS, tunnel_argv
 from holdfast.launch.local.run_network import RunNetwork
 from holdfast.run_dir import RunDir
 
@@ -49,6 +50,7 @@ class HostsBackend(LinkedHosts):
     def _connect(self) -> None:
         if not self._running:
             self._running = [asyncio.ensure_future(link.run()) for link in self._connections]
+            asyncio.get_running_loop().call_soon(prestarted_links.end)  # after each link has begun
             asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:

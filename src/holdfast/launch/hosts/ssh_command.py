@@ -1,16 +1,18 @@
-"""The command lines of OpenSSH, and what its failures mean."""
+"""The command lines of OpenSSH, what the program on a host reads first, and what failures of ssh mean."""
 
 from __future__ import annotations
 
 import base64
 import getpass
+import json
 import re
 import shlex
 from pathlib import Path
+from typing import Protocol
 
-from holdfast.job.targets import SshSettings
-from holdfast.launch.monarch.mesh_tunnel import REMOTE_COMMAND
-
+HOST_PROCESS = "holdfast.launch.hosts.host_process"
+PORTS = range(20000, 32768)
+"""Ports on a host's loopback of which one is forwarded: below those that the kernel gives to programs."""
 CONNECT_TIMEOUT_S = 10
 ALIVE_INTERVAL_S, ALIVE_COUNT = 3, 3
 """A connection whose other end does not answer ends after their product."""
@@ -62,7 +64,20 @@ _REASONS: tuple[tuple[str, str, str], ...] = (
 """What a line of ssh's output contains, what it means, and what to do."""
 
 
-def ssh_argv(host: str, ssh: SshSettings, base: Path, *, forward: tuple[int, int] | None = None) -> list[str]:
+class SshOptions(Protocol):
+    """What the commands take from the `ssh` of a target (job/targets.py)."""
+
+    @property
+    def python(self) -> str: ...
+    @property
+    def folder(self) -> str | None: ...
+    @property
+    def config(self) -> str | None: ...
+    @property
+    def shared_connection(self) -> bool: ...
+
+
+def ssh_argv(host: str, ssh: SshOptions, base: Path, *, forward: tuple[int, int] | None = None) -> list[str]:
     """The command that starts host_boot.py on a host; `forward` is a port there and the one here it leads to."""
     chosen = _OPTIONS if ssh.shared_connection else _OPTIONS | _OWN_CONNECTION
     options = [word for name, value in chosen.items() for word in ("-o", f"{name}={value}")]
@@ -70,22 +85,24 @@ def ssh_argv(host: str, ssh: SshSettings, base: Path, *, forward: tuple[int, int
     return ["ssh", *_config(ssh, base), *options, *ports, "--", host, _remote_command(ssh.python)]
 
 
-def tunnel_argv(host: str, ssh: SshSettings, base: Path, there: int, here: int) -> list[str]:
+def tunnel_argv(host: str, ssh: SshOptions, base: Path, there: int, here: int) -> list[str]:
     """The command by which this machine reaches a port of a host's loopback, and the host one of this machine's.
 
     Each has the same number on both.
     """
+    from holdfast.launch.monarch.mesh_tunnel import REMOTE_COMMAND  # only Monarch needs its imports
+
     options = [word for name, value in (_OPTIONS | _OWN_CONNECTION).items() for word in ("-o", f"{name}={value}")]
     ports = ["-L", f"127.0.0.1:{there}:127.0.0.1:{there}", *_forwarding((here, here))]
     return ["ssh", *_config(ssh, base), *options, *ports, "--", host, REMOTE_COMMAND]
 
 
-def unforward_argv(host: str, ssh: SshSettings, base: Path, forward: tuple[int, int]) -> list[str]:
+def unforward_argv(host: str, ssh: SshOptions, base: Path, forward: tuple[int, int]) -> list[str]:
     """The command that ends a forwarding on a shared connection, which would keep it."""
     return ["ssh", *_config(ssh, base), "-O", "cancel", *_forwarding(forward), "--", host]
 
 
-def _config(ssh: SshSettings, base: Path) -> list[str]:
+def _config(ssh: SshOptions, base: Path) -> list[str]:
     return ["-F", str(base / ssh.config)] if ssh.config else []
 
 
@@ -99,7 +116,20 @@ def _remote_command(python: str) -> str:
     return f"exec {shlex.quote(python)} -uc \"import base64;exec(base64.b64decode('{source}'))\""
 
 
-def host_folder(ssh: SshSettings) -> str:
+def boot_request(ssh: SshOptions, module: str) -> bytes:
+    """What host_boot.py reads first: the module that it is to become, and the packages that this needs."""
+    from holdfast.launch.hosts import host_packages  # takes longer than to start ssh
+
+    wanted = {
+        "folder": host_folder(ssh),
+        "packages": dict(host_packages.packages()),
+        "own": host_packages.OWN,
+        "run": [module],
+    }
+    return json.dumps(wanted).encode() + b"\n"
+
+
+def host_folder(ssh: SshOptions) -> str:
     """The folder for holdfast's files on every host."""
     return ssh.folder or default_folder()
 
