@@ -1,4 +1,4 @@
-"""A child process whose standard streams an event loop reads and writes, even if it was started before the loop."""
+"""A child process whose standard streams an event loop reads and writes; another module may have started it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,6 @@ import asyncio
 import contextlib
 import os
 import subprocess
-from collections.abc import Sequence
-
-
-def start_piped(argv: Sequence[str]) -> subprocess.Popen[bytes]:
-    """Start a program whose standard streams are pipes; raises OSError if that is impossible."""
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
 class PipedProcess:
@@ -29,7 +23,7 @@ class PipedProcess:
 
     @classmethod
     async def open(cls, process: subprocess.Popen[bytes], *, line_limit: int) -> PipedProcess:
-        """Take over the pipes of a process from `start_piped`; lines may have `line_limit` bytes."""
+        """Take over the three pipes of a process; lines may have `line_limit` bytes."""
         loop = asyncio.get_running_loop()
         stdout, stderr = (asyncio.StreamReader(limit=line_limit) for _ in range(2))
         for reader, pipe in ((stdout, process.stdout), (stderr, process.stderr)):

@@ -31,7 +31,7 @@ from typing import Any, BinaryIO
 from holdfast.errors import ExitCode
 from holdfast.host.files import UnexpectedFile, atomic_write, read_object, regular_opener
 from holdfast.host.processes import machine_id, port_owner
-from holdfast.launch.waiting_controller import CONTROLLER, WaitingController
+from holdfast.launch.waiting_controller import CONTROLLER, WaitingController, listen_for_agents
 from holdfast.run_dir import RunDir
 
 STABLE_AFTER_S = 10.0
@@ -47,9 +47,6 @@ pause of the whole machine the first poll finds no heartbeat."""
 MISSED_POLLS_AT_START = 24
 """The same until the first heartbeat: the controller imports and replays its log, slowly on a slow disk."""
 LOCK_ATTEMPTS = 50
-LOOPBACK = "127.0.0.1"
-BACKLOG = 4096
-"""Agents that may connect at the same time."""
 _ID = secrets.token_hex(8)
 """Identifies this supervisor among all supervisors of a run, on any machine."""
 
@@ -93,11 +90,6 @@ def listen(
     write_controller_record(folder, **description)
     with agents, clients:
         yield agents, clients
-
-
-def listen_for_agents(address: str, port: int = 0) -> socket.socket:
-    """Listen at an address; port 0 stands for any."""
-    return socket.create_server((address, port), backlog=BACKLOG)
 
 
 def listen_for_clients(folder: RunDir) -> socket.socket:

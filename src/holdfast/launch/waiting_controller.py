@@ -21,11 +21,12 @@ from holdfast.host.process_arguments import ARGUMENT_ROOM, show_arguments
 CONTROLLER = "holdfast.controller_main"
 WAIT = "--wait"
 """First argument of a controller that waits for its run; then comes the descriptor of its socket."""
-MAX_BYTES = 1 << 20
-
-
 HOSTS_CONTROLLER = "holdfast.launch.hosts.hosts_controller"
 """The controller that connects the hosts of a target while it waits."""
+MAX_BYTES = 1 << 20
+LOOPBACK = "127.0.0.1"
+BACKLOG = 4096
+"""Agents that may connect at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,17 @@ class Prospect:
     base: Path
 
 
-class WaitingController:
-    """The supervisor's end; with a prospect, the controller connects hosts that will reach it at this port."""
+def listen_for_agents(address: str, port: int = 0) -> socket.socket:
+    """Listen at an address; port 0 stands for any."""
+    return socket.create_server((address, port), backlog=BACKLOG)
 
-    def __init__(self, prospect: Prospect | None = None, port: int = 0) -> None:
+
+class WaitingController:
+    """The supervisor's end; with a prospect, the controller connects hosts, which will reach it at `agents`."""
+
+    def __init__(self, prospect: Prospect | None = None) -> None:
+        self.agents = listen_for_agents(LOOPBACK) if prospect else None
+        port = self.agents.getsockname()[1] if self.agents else 0
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begins = (HOSTS_CONTROLLER, str(prospect.target), str(prospect.base), str(port)) if prospect else (CONTROLLER,)
         with theirs:

@@ -12,20 +12,15 @@ import sys
 from pathlib import Path
 
 from holdfast.host.process_arguments import show_arguments
-from holdfast.launch.controller_supervisor import LOOPBACK, listen_for_agents
-from holdfast.launch.local import local_supervisor
 from holdfast.launch.waiting_controller import Prospect, WaitingController
 
 
 def main() -> int:
     """Wait for a run, then supervise it; returns the exit code."""
-    match sys.argv[1:-1]:
-        case [target, base]:
-            agents = listen_for_agents(LOOPBACK)
-            prospect = Prospect(target=Path(target), base=Path(base))
-            waiting = WaitingController(prospect, agents.getsockname()[1])
-        case _:
-            agents, waiting = None, WaitingController()
+    hosts = sys.argv[1:-1]
+    waiting = WaitingController(Prospect(target=Path(hosts[0]), base=Path(hosts[1])) if hosts else None)
+    from holdfast.launch.local import local_supervisor  # while the controller does its imports
+
     order = sys.stdin.buffer.read()
     if not order:
         return 0
@@ -38,7 +33,7 @@ def main() -> int:
         os.dup2(opened, number)
     show_arguments([sys.executable, "-m", *wanted["words"]])
     sys.argv[1:] = wanted["words"][1:]
-    return local_supervisor.main(waiting, agents)
+    return local_supervisor.main(waiting)
 
 
 if __name__ == "__main__":

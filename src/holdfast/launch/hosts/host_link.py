@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.host.piped_process import PipedProcess, start_piped
+from holdfast.host.piped_process import PipedProcess
 from holdfast.job.targets import SshSettings
 from holdfast.launch.hosts import host_packages, prestarted_links
 from holdfast.launch.hosts.host_messages import (
@@ -34,6 +34,7 @@ from holdfast.launch.hosts.ssh_command import (
     explain_ssh,
     host_folder,
     ssh_argv,
+    start_ssh,
     unforward_argv,
 )
 
@@ -178,7 +179,7 @@ async def connected(
     if begun is None:
         if forward:
             await end_forwarding(host, settings, remote_port)  # of a controller that was killed
-        started = start_piped(ssh_argv(host, settings.ssh, settings.base, forward=forward))
+        started = start_ssh(ssh_argv(host, settings.ssh, settings.base, forward=forward))
     else:
         started = begun.process
     process = await PipedProcess.open(started, line_limit=LINE_LIMIT)
@@ -210,7 +211,7 @@ async def end_forwarding(host: str, settings: HostSettings, remote_port: int) ->
     if not settings.ssh.shared_connection:
         return
     argv = unforward_argv(host, settings.ssh, settings.base, (remote_port, settings.port))
-    await (await PipedProcess.open(start_piped(argv), line_limit=LINE_LIMIT)).end(END_S)
+    await (await PipedProcess.open(start_ssh(argv), line_limit=LINE_LIMIT)).end(END_S)
 
 
 async def _read_errors(stream: asyncio.StreamReader, into: bytearray) -> None:

@@ -12,8 +12,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.host.piped_process import start_piped
-from holdfast.launch.hosts.ssh_command import HOST_PROCESS, PORTS, SshOptions, boot_request, ssh_argv
+from holdfast.launch.hosts.ssh_command import HOST_PROCESS, PORTS, SshOptions, boot_request, ssh_argv, start_ssh
 
 MAX_HOSTS = 32
 """Most hosts that are connected early: more take longer than the imports anyway."""
@@ -38,7 +37,7 @@ def open_links(hosts: tuple[str, ...], ssh: SshOptions, base: Path, port: int) -
     for host in hosts:
         remote_port = random.choice(PORTS)
         with contextlib.suppress(OSError):  # the link will report it
-            process = start_piped(ssh_argv(host, ssh, base, forward=(remote_port, port)))
+            process = start_ssh(ssh_argv(host, ssh, base, forward=(remote_port, port)))
             _links[host] = PrestartedLink(process, remote_port)
     request = boot_request(ssh, HOST_PROCESS) if _links else b""
     for link in _links.values():

@@ -7,6 +7,8 @@ import getpass
 import json
 import re
 import shlex
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -83,6 +85,11 @@ def ssh_argv(host: str, ssh: SshOptions, base: Path, *, forward: tuple[int, int]
     options = [word for name, value in chosen.items() for word in ("-o", f"{name}={value}")]
     ports = _forwarding(forward) if forward else []
     return ["ssh", *_config(ssh, base), *options, *ports, "--", host, _remote_command(ssh.python)]
+
+
+def start_ssh(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start ssh with pipes for its standard streams; raises OSError if that is impossible."""
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
 
 
 def tunnel_argv(host: str, ssh: SshOptions, base: Path, there: int, here: int) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
@@ -28,11 +27,8 @@ from holdfast.run_dir import AGENT_RECORD_NAME, RunDir
 KILL_TIMEOUT_S = 10.0
 
 
-def main(waiting: WaitingController | None = None, agents: socket.socket | None = None) -> int:
-    """Keep a controller running, the first of which may be waiting, until its run is over; returns its exit code.
-
-    `agents` is a socket at which it may listen for agents.
-    """
+def main(waiting: WaitingController | None = None) -> int:
+    """Keep a controller running, the first of which may be waiting, until its run is over; returns its exit code."""
     parser = argparse.ArgumentParser(prog="holdfast.launch.local.local_supervisor")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--isolation", required=True, type=Isolation, help="how the run's nodes are kept apart")
@@ -52,10 +48,11 @@ def main(waiting: WaitingController | None = None, agents: socket.socket | None 
         sys.exit("the run has a controller already")
     networks = run_network_for(options.isolation, folder.run_id, _interfaces(options.interface))
     address = networks.enter(_live_agents(folder))
-    with listen(folder, options.listen or address, agents=agents) as (for_agents, clients):
+    begun = waiting.agents if waiting else None
+    with listen(folder, options.listen or address, agents=begun) as (agents, clients):
         if options.prestart:
             _prestart(options.prestart, folder)
-        code = supervise(folder, for_agents, clients, lock, waiting)
+        code = supervise(folder, agents, clients, lock, waiting)
     if code == ExitCode.SUPERSEDED:
         return code  # another supervisor owns the run now
     nodes = list(folder.nodes.glob("*"))
