@@ -38,6 +38,7 @@ from holdfast.diagnose.device_fault_lines import FAULT_OF_RULE
 from holdfast.diagnose.knowledge import cuda, nccl, xid
 from holdfast.diagnose.knowledge.index import GROUPS, find
 from holdfast.job import fault_catalog, spec
+from holdfast.job.field_descriptions import describe_fields
 from holdfast.launch.kubernetes.manifests.quantities import format_quantity
 from holdfast.launch.kubernetes.storage_catalog import CATALOG as STORAGE
 from holdfast.launch.kubernetes.storage_catalog import StorageDriver
@@ -95,6 +96,7 @@ def acceptance_page() -> str:
 
 def _model_tables(model: type[BaseModel]) -> Iterator[str]:
     """The fields of a model and of those inside it."""
+    describe_fields()
     for prefix, inner in _models(model):
         yield f"## {f'`{prefix}`' if prefix else 'Top level'}"
         yield _doc(inner)

@@ -12,6 +12,7 @@ import pytest
 from holdfast import api
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.findings import Severity
+from holdfast.job.field_descriptions import describe_fields
 from holdfast.job.loader import LoadedJob
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.targets import SlurmSettings, TargetSpec
@@ -132,6 +133,7 @@ def test_controllers_part_gives_each_node_its_resources(kind: str, tmp_path: Pat
 
 
 def test_target_files_documentation_names_every_kind(kind: str) -> None:
+    describe_fields()
     assert f"`{kind}`" in str(TargetSpec.model_fields["kind"].description)
 
 
