@@ -76,6 +76,16 @@ def test_program_sees_nothing_of_the_clock_but_one_finder(programs: Path) -> Non
     assert str(programs) in loader
 
 
+def test_torch_with_a_rendezvous_has_its_ranks_wait_for_the_store(programs: Path) -> None:
+    distributed = programs / "torch" / "distributed"
+    distributed.mkdir()
+    (distributed / "__init__.py").touch()
+    (distributed / "rendezvous.py").write_text("_rendezvous_handlers = {'env': print}\n")
+    (programs / "torch" / "__init__.py").write_text(f"import torch.distributed.rendezvous{TORCH}")
+    program = "import torch; env = torch.distributed.rendezvous._rendezvous_handlers['env']; print(env.__module__); "
+    assert run(programs, program + "env('env://?rank=0')") == "holdfast_rendezvous\nenv://?rank=0"
+
+
 def test_sitecustomize_of_the_environment_runs_as_if_it_were_the_only_one(programs: Path) -> None:
     (programs / "sitecustomize.py").write_text("import os\nSEEN = os.environ['RANK']\n")
     assert run(programs, "import sitecustomize; print(sitecustomize.SEEN, sitecustomize.__file__)") == (

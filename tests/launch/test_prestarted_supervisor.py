@@ -18,6 +18,7 @@ from holdfast.host.processes import children, command_line, identify
 from holdfast.launch import prestarted_supervisor
 from holdfast.launch.local.force_cancel import end_processes
 from holdfast.launch.prestarted_supervisor import SUPERVISOR
+from holdfast.launch.waiting_controller import ExpectedTarget
 from holdfast.run_dir import RunDir
 
 BIN = Path(sys.executable).parent
@@ -81,6 +82,18 @@ def test_supervisor_of_another_kind_starts_by_itself(tmp_path: Path, waiting) ->
     words = ("holdfast.launch.kubernetes.sync.run_sync", "--help")
     assert prestarted_supervisor.begin(words, os.environ, tmp_path / "log") is not waiting
     assert waiting.poll() is None
+
+
+def test_supervisor_that_connects_hosts_ends_if_the_run_is_on_none(tmp_path: Path) -> None:
+    prestarted_supervisor._prestarted.process = None  # what another test of this process has left
+    prestarted_supervisor.prestart(ExpectedTarget(target=tmp_path / "none.yaml", base=tmp_path))
+    waiting = prestarted_supervisor._prestarted.process
+    assert waiting is not None
+    folder = finished(tmp_path)
+    words = (SUPERVISOR, str(folder.path), "--isolation", "process")
+    begun = prestarted_supervisor.begin(words, os.environ, folder.controller_log)
+    assert begun is not waiting
+    assert (begun.wait(60), waiting.wait(60)) == (0, 0)
 
 
 @pytest.mark.slow

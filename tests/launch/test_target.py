@@ -155,6 +155,7 @@ def test_target_that_cannot_be_used_starts_nothing_early(text: str | None, tmp_p
     if text is not None:
         path.write_text(text)
     assert kind_of_file(path) not in TARGET_KINDS
+    prestarted_supervisor._prestarted.process = None  # what another test of this process has left
     prestart("here", start=tmp_path, environ={})
     assert prestarted_supervisor._prestarted.process is None
 

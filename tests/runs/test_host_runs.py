@@ -135,7 +135,7 @@ def test_command_connects_hosts_before_its_run_is_known_and_for_no_run(host_runs
     words = [str(BIN / "holdfast"), "run", "-d", "--on", "two", "--name", "early", "--nodes"]
     refused = subprocess.run([*words, "9", "--", *command], cwd=host_runs.base, capture_output=True, check=False)
     assert refused.returncode == ExitCode.CANNOT_RUN_HERE
-    until(lambda: ssh_processes(hosts) == [])
+    until(lambda: ssh_processes(hosts) == [])  # test_prestarted_links.py sees them begin
     subprocess.run([*words, "2", "--", *command], cwd=host_runs.base, capture_output=True, check=True)
     (run,) = (RunDir(folder) for folder in runs_root().glob("early-*"))
     watched = host_runs.watch(run)

@@ -7,6 +7,7 @@ import io
 import os
 import runpy
 import socket
+import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
@@ -177,6 +178,8 @@ def test_callback_runs_after_backward() -> None:
 def test_rendezvous_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     name, feature = "rendezvous._rendezvous_handlers['env']", "ranks that connect as soon as the store listens"
     rendezvous = import_module("torch.distributed.rendezvous")  # its package has a function of the same name
+    imported = list(sys.modules)
+    check(imported.index(rendezvous.__name__) < imported.index("torch.optim"), "the order of torch's imports", feature)
     check(not missing(rendezvous, "_rendezvous_handlers") and "env" in rendezvous._rendezvous_handlers, name, feature)
     handlers = dict(rendezvous._rendezvous_handlers)
     monkeypatch.setattr(rendezvous, "_rendezvous_handlers", handlers)

@@ -15,9 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line without ever showing a traceback; returns the exit code."""
     prepare()
     words = list(sys.argv[1:] if argv is None else argv)
-    own = words[: words.index("--")] if "--" in words else words
+    rest = (place for place, word in enumerate(words) if word == "--" or word.endswith(".py"))
+    own = words[: next(rest, len(words))]  # what follows is the job's command
     targets = [target for flag, target in pairwise(own) if flag == "--on"]
-    if words[:1] == ["run"] and "--help" not in own:
+    if words[:1] == ["run"] and not {"--help", "-h"} & {*own}:
         from holdfast.launch.target import LOCAL, prestart
 
         file = next((word for word in own if word.endswith((".yaml", ".yml"))), "")

@@ -20,7 +20,7 @@ from holdfast.job.spec import Model
 
 @functools.cache
 def describe_fields() -> None:
-    """Describe the fields of every model that has been imported."""
+    """Describe the fields of every model that has been imported before the first call."""
     models = list(_below(Model))
     for model in models:
         for base in reversed(model.__mro__):

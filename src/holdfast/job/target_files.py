@@ -14,6 +14,9 @@ PROJECT_TARGETS = Path(".holdfast", "targets")
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,63}")
 
+HOST_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,254}$"
+"""A host as `ssh HOST` takes it."""
+
 
 def project_file(name: str, folder: Path) -> Path | None:
     """Where a project in this folder has a target of this name; None if no target can have it."""

@@ -21,7 +21,7 @@ from holdfast.job.loader import located_in, validate_model
 from holdfast.job.notify import Notification
 from holdfast.job.pod_settings import ObjectName, PodSettings, QualifiedName
 from holdfast.job.spec import Bytes, Count, Model, NonEmpty, Number
-from holdfast.job.target_files import LOCAL, known_targets, target_file
+from holdfast.job.target_files import HOST_NAME, LOCAL, known_targets, target_file
 from holdfast.job.target_templates import read_target_source
 from holdfast.job.validation_messages import finding_at, suggest
 from holdfast.job.yaml_source import YamlSource, printable
@@ -158,8 +158,7 @@ class ControllerPod(Model):
     """Gateway by which users reach it; none means a port-forward through the API server."""
 
 
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@:%-]{0,254}$")]
-"""A host as `ssh HOST` takes it."""
+HostName = Annotated[str, Field(pattern=HOST_NAME)]
 
 
 AbsolutePath = Annotated[str, Field(pattern=r"^/[^\s]{0,200}$")]

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from holdfast.host.process_arguments import ARGUMENT_ROOM
-from holdfast.launch.waiting_controller import Prospect
+from holdfast.launch.waiting_controller import ExpectedTarget
 
 WAITING = "holdfast.launch.waiting_supervisor"
 SUPERVISOR = "holdfast.launch.local.local_supervisor"
@@ -24,18 +24,21 @@ class _Prestarted(threading.local):
     """The supervisor that was started and has no run yet: each thread starts its own runs."""
 
     process: subprocess.Popen[bytes] | None = None
+    connects_hosts = False
+    """Whether its controller connects the hosts of a target."""
 
 
 _prestarted = _Prestarted()
 
 
-def prestart(hosts: Prospect | None = None, *, own_session: bool = True) -> None:
+def prestart(hosts: ExpectedTarget | None = None, *, own_session: bool = True) -> None:
     """Start a supervisor, unless one is waiting; it ends with this process if it gets no run.
 
     Its controller begins to connect the `hosts` of a target.
     """
     words = (str(hosts.target), str(hosts.base)) if hosts else ()
     if _prestarted.process is None or _prestarted.process.poll() is not None:
+        _prestarted.connects_hosts = hosts is not None
         _prestarted.process = subprocess.Popen(
             [sys.executable, "-m", WAITING, *words, ARGUMENT_ROOM],
             stdin=subprocess.PIPE,
@@ -47,12 +50,25 @@ def prestart(hosts: Prospect | None = None, *, own_session: bool = True) -> None
 
 
 def begin(
-    words: Sequence[str], environ: Mapping[str, str], log: Path, *, own_session: bool = True
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    *,
+    own_session: bool = True,
+    on_hosts: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Start a supervisor with these arguments, the first of which is its module; it may have been prestarted."""
+    """Start a supervisor with these arguments, the first of which is its module; it may have been prestarted.
+
+    One that connects hosts ends if the run is not on any.
+    """
     supervisor = _prestarted.process if words[0] == SUPERVISOR else None
     if supervisor is not None:
         _prestarted.process = None
+        assert supervisor.stdin is not None
+        if _prestarted.connects_hosts and not on_hosts:
+            supervisor.stdin.close()
+            supervisor = None
+    if supervisor is not None:
         assert supervisor.stdin is not None
         order = {"words": [*words], "environ": dict(environ), "log": str(log)}
         try:

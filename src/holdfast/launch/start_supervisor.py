@@ -26,7 +26,9 @@ def start_supervisor(run: RunDir, accepted: RunSpec) -> None:
     """Start a supervisor with the environment of the run's first start, and wait until it listens."""
     environ = RunSecrets.read(run.secrets).environ
     module, *options = open_target(accepted.target_kind, where=run.job).supervisor(accepted)
-    supervisor = prestarted_supervisor.begin((module, str(run.path), *options), environ, run.controller_log)
+    supervisor = prestarted_supervisor.begin(
+        (module, str(run.path), *options), environ, run.controller_log, on_hosts=bool(accepted.hosts)
+    )
     try:
         _wait_for_start(run, supervisor)
     except BaseException:

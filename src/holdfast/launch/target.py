@@ -16,7 +16,7 @@ from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
 from holdfast.host.files import read_small
 from holdfast.job.target_files import LOCAL, target_file
-from holdfast.launch.waiting_controller import Prospect
+from holdfast.launch.waiting_controller import ExpectedTarget
 
 if TYPE_CHECKING:
     from holdfast.events import CancelRequested
@@ -309,8 +309,11 @@ def prestart(name: str, *, start: Path, environ: Mapping[str, str]) -> None:
     kind = TARGET_KINDS.get(kind_of_file(path) if path else LOCAL)
     if kind is None or not kind.prestart or (path is None and name != LOCAL):
         return
-    hosts = (Prospect(target=path, base=start.absolute()),) if path and kind.connects_early else ()
-    import_module(kind.prestart).prestart(*hosts)
+    starter = import_module(kind.prestart)
+    if path is not None and kind.connects_early:
+        starter.prestart(ExpectedTarget(target=path, base=start.absolute()))
+    else:
+        starter.prestart()
 
 
 def kind_of_file(path: Path) -> str:

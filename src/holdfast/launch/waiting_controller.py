@@ -21,7 +21,7 @@ from holdfast.host.process_arguments import ARGUMENT_ROOM, show_arguments
 CONTROLLER = "holdfast.controller_main"
 WAIT = "--wait"
 """First argument of a controller that waits for its run; then comes the descriptor of its socket."""
-HOSTS_CONTROLLER = "holdfast.launch.hosts.hosts_controller"
+HOSTS_CONTROLLER = "holdfast.launch.hosts.waiting_hosts_controller"
 """The controller that connects the hosts of a target while it waits."""
 MAX_BYTES = 1 << 20
 LOOPBACK = "127.0.0.1"
@@ -30,7 +30,7 @@ BACKLOG = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prospect:
+class ExpectedTarget:
     """Where the run will probably be: a target file, and the folder that its relative paths start from."""
 
     target: Path
@@ -43,13 +43,13 @@ def listen_for_agents(address: str, port: int = 0) -> socket.socket:
 
 
 class WaitingController:
-    """The supervisor's end; with a prospect, the controller connects hosts, which will reach it at `agents`."""
+    """The supervisor's end; the controller connects the hosts of a target, if given, which reach it at `agents`."""
 
-    def __init__(self, prospect: Prospect | None = None) -> None:
-        self.agents = listen_for_agents(LOOPBACK) if prospect else None
+    def __init__(self, expected: ExpectedTarget | None = None) -> None:
+        self.agents = listen_for_agents(LOOPBACK) if expected else None
         port = self.agents.getsockname()[1] if self.agents else 0
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        begins = (HOSTS_CONTROLLER, str(prospect.target), str(prospect.base), str(port)) if prospect else (CONTROLLER,)
+        begins = (HOSTS_CONTROLLER, str(expected.target), str(expected.base), str(port)) if expected else (CONTROLLER,)
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *begins, WAIT, str(theirs.fileno()), ARGUMENT_ROOM],

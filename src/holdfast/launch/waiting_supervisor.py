@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 from holdfast.host.process_arguments import show_arguments
-from holdfast.launch.waiting_controller import Prospect, WaitingController
+from holdfast.launch.waiting_controller import ExpectedTarget, WaitingController
 
 
 def main() -> int:
     """Wait for a run, then supervise it; returns the exit code."""
     hosts = sys.argv[1:-1]
-    waiting = WaitingController(Prospect(target=Path(hosts[0]), base=Path(hosts[1])) if hosts else None)
+    waiting = WaitingController(ExpectedTarget(target=Path(hosts[0]), base=Path(hosts[1])) if hosts else None)
     from holdfast.launch.local import local_supervisor  # while the controller does its imports
 
     order = sys.stdin.buffer.read()

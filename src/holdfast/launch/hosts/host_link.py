@@ -78,7 +78,7 @@ class HostSettings:
     run: str = ""
 
     def first_port(self, host: str) -> int:
-        """The port of a host's loopback that the run tries first, the same for each of its controllers."""
+        """The port of a host's loopback that a controller of the run tries first, unless a connection has begun."""
         return random.Random(f"{self.run}/{host}").choice(PORTS)
 
 

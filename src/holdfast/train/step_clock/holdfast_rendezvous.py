@@ -17,7 +17,7 @@ from typing import Any
 MAX_WAIT_S = 5.0
 """Longest wait; torch's own attempts follow, with the program's timeout."""
 FIRST_DELAY_S, MAX_DELAY_S = 0.004, 0.064
-"""Between two attempts, of which each takes as long again."""
+"""Between two attempts; it grows by half each time."""
 CONNECT_TIMEOUT_S = 1.0
 
 
@@ -27,17 +27,17 @@ def start(rendezvous: Any) -> None:
     connect: Any = handlers["env"]
 
     def wait_and_connect(url: str, *args: Any, **kwargs: Any) -> Any:
-        if not _is_host(url):
+        if _rank(url) not in ("", "0"):  # rank 0 serves the store
             wait_for_store()
         return connect(url, *args, **kwargs)
 
     handlers["env"] = wait_and_connect
 
 
-def _is_host(url: str) -> bool:
-    """Whether this rank serves the store itself: its number may be in the URL."""
+def _rank(url: str) -> str:
+    """This rank's number, which the URL may have; empty if it has none, which torch reports."""
     words = url.partition("?")[2].split("&")
-    return next((word[5:] for word in words if word.startswith("rank=")), os.environ.get("RANK")) == "0"
+    return next((word[5:] for word in words if word.startswith("rank=")), os.environ.get("RANK", ""))
 
 
 def wait_for_store() -> None:
@@ -50,7 +50,7 @@ def wait_for_store() -> None:
         except ConnectionRefusedError:
             time.sleep(delay_s)
             delay_s = min(MAX_DELAY_S, delay_s * 1.5)
-        except (OSError, LookupError, ValueError):  # torch will say what is wrong
+        except (OSError, LookupError, ValueError, OverflowError):  # torch will say what is wrong
             return
         else:
             return
