@@ -61,13 +61,7 @@ def begin(
 
     One that connects hosts ends if the run is not on any.
     """
-    supervisor = _prestarted.process if words[0] == SUPERVISOR else None
-    if supervisor is not None:
-        _prestarted.process = None
-        assert supervisor.stdin is not None
-        if _prestarted.connects_hosts and not on_hosts:
-            supervisor.stdin.close()
-            supervisor = None
+    supervisor = _take(on_hosts=on_hosts) if words[0] == SUPERVISOR else None
     if supervisor is not None:
         assert supervisor.stdin is not None
         order = {"words": [*words], "environ": dict(environ), "log": str(log)}
@@ -87,3 +81,13 @@ def begin(
             cwd="/",
             start_new_session=own_session,
         )
+
+
+def _take(*, on_hosts: bool) -> subprocess.Popen[bytes] | None:
+    """The prestarted supervisor; one that connects hosts for a run that is on none is left to end."""
+    supervisor, _prestarted.process = _prestarted.process, None
+    if supervisor is None or on_hosts or not _prestarted.connects_hosts:
+        return supervisor
+    assert supervisor.stdin is not None
+    supervisor.stdin.close()
+    return None
