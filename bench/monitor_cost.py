@@ -36,7 +36,7 @@ import holdfast.agent.agent
 from holdfast.agent import node_monitors
 from holdfast.clock import Clock
 from holdfast.events import DeviceFault, MonitorsStarted
-from dataclasses import replace
+from msgspec.structs import replace
 from bench.monitor_cost import LOST, MARK
 from holdfast.watch.monitor_table import NodePlace, monitors
 

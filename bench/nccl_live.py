@@ -8,8 +8,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from bench.nccl_log_generator import Job, Version
 from bench.paired_stats import say, table

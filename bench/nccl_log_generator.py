@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
+
+from msgspec import Struct, field
 
 FORMATS = Path(__file__).with_name("nccl_formats.tsv")
 _LENGTHS = re.compile(r"%(0?\d*(?:\.\d+)?)(?:ll|l|z|h)?([diuxXsfp])")
 
 
-@dataclass(frozen=True, order=True)
-class Version:
+class Version(Struct, frozen=True, order=True):
     """A version of NCCL, by its numbers."""
 
     numbers: tuple[int, ...]
@@ -66,8 +66,7 @@ Truth = tuple[int, int, str, str, str, int | None, int | None, bool]
 """Sender, receiver, side, kind, name, NIC, proxy, GPUDirect: one connection, as reported by one end."""
 
 
-@dataclass(kw_only=True)
-class ExpectedCommunicator:
+class ExpectedCommunicator(Struct, kw_only=True):
     """The true contents of a communicator."""
 
     members: dict[int, tuple[str, int]]
@@ -76,8 +75,7 @@ class ExpectedCommunicator:
     """Connections, with a bit for each channel."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True, dict=True):
     """A job whose ranks set NCCL up."""
 
     version: Version

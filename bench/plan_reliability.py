@@ -11,11 +11,12 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
+from msgspec.structs import replace
 
 from bench import result_file
 from bench.paired_stats import headline, say, table

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.plan.hardware import MACHINES, Machine
 from holdfast.plan.layout import Layout, Recompute, Sharding

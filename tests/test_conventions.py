@@ -69,6 +69,13 @@ def test_heavy_libraries_are_forbidden_to_every_name_but_train() -> None:
     assert set(heavy["forbidden_modules"]) == set(HEAVY)
 
 
+def test_data_is_structs_and_dataclasses_are_left_to_train() -> None:
+    package = Path(holdfast.__path__[0])
+    sources = {path.relative_to(package): path.read_text() for path in package.rglob("*.py")}
+    others = {str(path) for path, text in sources.items() if "dataclasses" in text and path.parts[0] != TRAIN}
+    assert others == {"preflight/node_view.py"}, "use msgspec.Struct: docs/decisions/0094"
+
+
 @pytest.mark.parametrize("name", ["requirements.lock", ".ci/torch-lowest.txt"])
 def test_lock_names_no_address(name: str) -> None:
     lock = (ROOT / name).read_text()

@@ -9,11 +9,11 @@ peak is that of dense bf16 products (src/holdfast/metrics/devices.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from statistics import median
 
 import msgspec
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn import functional
 

@@ -561,7 +561,7 @@ def limits_page() -> str:
     meanings = _attribute_docstrings(ApiLimits)
     rows = [
         (f"`{field.name}`", _amount(field.name, getattr(LIMITS, field.name)), meanings[field.name])
-        for field in dataclasses.fields(ApiLimits)
+        for field in msgspec.structs.fields(ApiLimits)
     ]
     words = sys.modules[ApiLimits.__module__].__doc__ or ""
     return _page(

@@ -10,12 +10,12 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict, TypeVar, Unpack
 
 from msgspec import json, structs
+from msgspec.structs import replace
 
 from holdfast import code_update, controller_client, prune_runs, resume_run, run_diagnosis, run_profile
 from holdfast.controller_client import (

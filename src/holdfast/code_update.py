@@ -6,8 +6,10 @@ The controller carries it out (control/rollout.py).
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.controller_client import UPDATE, follow_request, refuse_finished, send_request
 from holdfast.errors import ExitCode, HoldfastError, failure
@@ -20,8 +22,7 @@ from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpdateResult:
+class UpdateResult(Struct, frozen=True, kw_only=True):
     """The result of a requested update."""
 
     digest: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NoReturn
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AnyEvent, CancelRequested, FindingRaised, RecoveryDecided, RequestEvent, RunFinished
@@ -248,8 +249,7 @@ def _controller_timeout(run: RunDir) -> HoldfastError:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Expectation:
+class Expectation(Struct, frozen=True, kw_only=True):
     """A result of a run's ranks that a request waits for."""
 
     unmet: str

@@ -8,13 +8,13 @@ every sqrt(2 C M) seconds makes the time spent on saves equal to the work lost t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 DAY_S = 86_400.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureRate:
+class FailureRate(Struct, frozen=True, kw_only=True):
     """How often nodes of a published fleet interrupted a job."""
 
     fleet: str
@@ -69,8 +69,7 @@ def binomial_quantile(trials: int, chance: float, quantile: float) -> int:
     return trials
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailureHistory:
+class FailureHistory(Struct, frozen=True, kw_only=True):
     """A run's failures so far."""
 
     nodes: int

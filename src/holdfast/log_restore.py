@@ -16,9 +16,9 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec import Struct
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -42,8 +42,7 @@ RETRY_LATER = 503
 _COPY = re.compile(re.escape(LOG_REPLICA_NAME) + r"|[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, order=True)
-class _LogReplica:
+class _LogReplica(Struct, frozen=True, order=True):
     """A replica with a valid signature, and the values that rank it."""
 
     incarnations: int

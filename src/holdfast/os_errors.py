@@ -11,10 +11,10 @@ import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 
@@ -28,8 +28,7 @@ _BY_ITSELF = "emergency_ro"
 """Option of an ext4 that has become read-only after an error, as Linux 6.15 and later show it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResourceError:
+class ResourceError(Struct, frozen=True, kw_only=True):
     """One operating-system error."""
 
     code: str
@@ -199,8 +198,7 @@ def _read_only(size: os.statvfs_result, path: Path) -> bool:
         return False
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Mount:
+class _Mount(Struct, frozen=True, kw_only=True):
     point: Path
     kind: str
     device: str

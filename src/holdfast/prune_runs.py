@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.events.log import UnsupportedFormat
 from holdfast.job.targets import TargetSpec
@@ -21,8 +22,7 @@ from holdfast.run_dir import RunDir
 ENDED = (TargetRunPhase.SUCCEEDED, TargetRunPhase.FAILED, TargetRunPhase.CANCELLED)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Leftover:
+class Leftover(Struct, frozen=True, kw_only=True):
     """What a run left behind."""
 
     run: str

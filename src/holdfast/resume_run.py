@@ -6,9 +6,11 @@ The new run saves to the folder that the former one saved to, so nothing is copi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import AttemptStarted, CheckpointCommitted, Outcome, RunFinished, StepCommitted, UpdateRequested
@@ -21,8 +23,7 @@ from holdfast.launch.target import Resumption, open_target
 from holdfast.run_dir import RunDir
 
 
-@dataclass(frozen=True, kw_only=True)
-class FormerRun:
+class FormerRun(Struct, frozen=True, kw_only=True):
     """A run that is to be resumed, from its log."""
 
     folder: RunDir

@@ -9,9 +9,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
+
+from msgspec.structs import replace
 
 from holdfast.controller_client import STACK_DUMP, controller_dead, follow_request, is_finished
 from holdfast.errors import ExitCode, HoldfastError, failure

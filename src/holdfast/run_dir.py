@@ -40,9 +40,10 @@ import os
 import re
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.host.files import open_regular, private_opener, read_object, regular_opener
 
@@ -91,8 +92,7 @@ def runs_root() -> Path:
     return Path(state).absolute() / "holdfast" / "runs"
 
 
-@dataclass(frozen=True)
-class RunDir:
+class RunDir(Struct, frozen=True):
     """One run's folder."""
 
     path: Path

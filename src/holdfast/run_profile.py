@@ -7,10 +7,12 @@ import shutil
 import time
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import IO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.controller_client import STEP_PROFILE, follow_request
 from holdfast.errors import ExitCode, failure
@@ -34,8 +36,7 @@ MAX_SNAPSHOT_BYTES = 1 << 30
 """Most bytes of an uncompressed snapshot of GPU memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepProfile:
+class StepProfile(Struct, frozen=True, kw_only=True):
     """The profile of a run's steps."""
 
     step: int

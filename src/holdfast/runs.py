@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast import api
 from holdfast.diagnose.diagnosis import Diagnosis
@@ -24,8 +25,7 @@ from holdfast.report.status_reducer import read_status
 from holdfast.run_dir import RunDir
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run; all methods raise HoldfastError if its folder cannot be read."""
 
     folder: RunDir

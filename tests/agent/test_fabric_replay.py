@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import pytest
 from bench.nccl_log_generator import Job, Version, versions
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.test_causes import FAILING, GDR_LINES, SOCKETS
 from tests.diagnose.nccl_transport.test_promised_fabric import base
 

@@ -8,12 +8,12 @@ import os
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.generated_logs import JOB
 from tests.diagnose.nccl_transport.test_promised_fabric import base
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, SLOW_SHARE, WINDOW, LinkSpeed, lost_to_newer, updated
 from holdfast.host.tcp_sockets import TcpCounters

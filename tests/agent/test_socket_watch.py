@@ -9,10 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from ipaddress import ip_address
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent import socket_watch
 from holdfast.agent.link_speed import MIN_FIRST_SAMPLES, WINDOW

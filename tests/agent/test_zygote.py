@@ -11,10 +11,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent import zygote as zygote_module
 from holdfast.agent.python_command import PythonCommand, parse_python_command

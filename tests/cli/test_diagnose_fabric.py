@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from bench.nccl_log_generator import Job, Version
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Cli

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.control.test_machine import Run, exited, joined, stopped
 from tests.control.test_root_cause import CLOSED, hung, root_cause
 from tests.control.test_root_cause import exited as rank_exited

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.control.test_machine import Run, gone, joined, left
 from tests.control.test_node_checks import checked, reported
 from tests.control.test_node_probes import probed

@@ -178,7 +178,7 @@ def test_nodes_are_not_checked_unless_the_job_wants_it() -> None:
 def test_late_report_of_an_earlier_check_does_not_count_for_the_new_one() -> None:
     run = checked_run()
     run.do(joined(0), joined(1), checked(0), checked(1))
-    node = run.state.nodes[0].with_changes(check=CheckPhase.PENDING, checks=1)
+    node = replace(run.state.nodes[0], check=CheckPhase.PENDING, checks=1)
     run.state = run.state.with_nodes((node,))
     run.do(checked(0, BROKEN))
     assert run.state.nodes[0].check is CheckPhase.PENDING

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import pytest
 from bench.nccl_log_generator import Job, Version
+from msgspec.structs import replace
 from tests.control.test_fabric_handler import observed as event
 from tests.control.test_fabric_handler import reported, running
 from tests.diagnose.nccl_transport.generated_logs import JOB

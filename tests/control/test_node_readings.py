@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from holdfast.control.agent_connections import AgentConnection, AgentRegistry
 from holdfast.control.node_readings import MAX_NODES_READ, MIN_INTERVAL_S, STALE_S, NodeReadingsStore

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from tests.golden import Golden, printed
 
 from holdfast.control.policy import CRASH_LOOP_LENGTH, FLAP_LIMIT, Action, Failure, FailureKind, Verdict, decide

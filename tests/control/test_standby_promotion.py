@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.control.test_machine import Run, exited, joined, killed, stopped
 
 from holdfast.control.commands import Command, PrepareNode, ReplaceNode, Send, StartAttempt, SubmitNodes
@@ -111,7 +112,7 @@ def test_word_of_an_earlier_generation_makes_no_standby_ready() -> None:
 def test_standby_out_of_reach_is_not_promoted() -> None:
     run = training()
     node = run.state.nodes[2]
-    run.state = run.state.with_nodes((node.with_changes(phase=NodePhase.DISCONNECTED),))
+    run.state = run.state.with_nodes((replace(node, phase=NodePhase.DISCONNECTED),))
     run.do(gone(0))
     assert promotions(run) == []
 
@@ -139,7 +140,7 @@ def test_ranks_of_a_node_out_of_reach_are_known_to_be_gone_before_a_standby_take
     run = training()
     run.do(TimerExpired(at=9.0, timer="nothing"))
     node = run.state.nodes[0]
-    run.state = run.state.with_nodes((node.with_changes(phase=NodePhase.DISCONNECTED),)).with_timer("reconnect:0", 60.0)
+    run.state = run.state.with_nodes((replace(node, phase=NodePhase.DISCONNECTED),)).with_timer("reconnect:0", 60.0)
     run.do(TimerExpired(at=60.0, timer="reconnect:0"))
     assert promotions(run) == []
     assert starts(run.do(stopped(1))) == []

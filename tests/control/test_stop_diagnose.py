@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.control.test_machine import Run, exited, gone, joined, stopped
 from tests.control.test_node_checks import BROKEN, checked, reported
 from tests.control.test_node_probes import probed

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.control.test_device_faults import decided, replacements
 from tests.control.test_machine import Run, gone, joined, killed, leaving, stopped
 from tests.control.test_root_cause import INSIDE, OUTSIDE, hung, root_cause

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.diagnose.failure_classes import Confidence
 from holdfast.diagnose.precedence import Clocks, PeerSymptom, Suspect, explained_among, first_cause

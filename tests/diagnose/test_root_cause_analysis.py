@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.diagnose.log_lines import chunk, diagnose_lines
 
 from holdfast.diagnose.fact import Fact, ProcessRef

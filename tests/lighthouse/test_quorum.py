@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 from hypothesis import given
+from msgspec.structs import replace
 
 from holdfast.lighthouse.quorum import (
     HEARTBEAT_TIMEOUT_S,
@@ -71,7 +72,7 @@ def test_member_that_is_lost_is_not_waited_for() -> None:
 
 def test_member_that_misses_its_heartbeats_is_not_waited_for() -> None:
     told = state_of(A, B, previous=quorum(*NAMES))
-    late = QuorumState(**{**vars(told), "last_heartbeat": {**told.last_heartbeat, "2:c": NOW - HEARTBEAT_TIMEOUT_S}})
+    late = replace(told, last_heartbeat={**told.last_heartbeat, "2:c": NOW - HEARTBEAT_TIMEOUT_S})
     assert ids_of(late) == ("0:a", "1:b")
 
 

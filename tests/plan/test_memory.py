@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from holdfast.plan.hardware import MACHINES
 from holdfast.plan.layout import Layout, Recompute, Sharding

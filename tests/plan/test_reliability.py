@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import replace
 from statistics import fmean
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.control.policy import Action, Failure, FailureKind, Spare, decide
 from holdfast.failure_rates import DAY_S

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
 from holdfast.report.predicted_step import PredictedStep, WorkPart, measured_parts

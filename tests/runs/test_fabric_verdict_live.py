@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bench.nccl_log_generator import Job, Version
+from msgspec.structs import replace
 from tests.agent.test_nccl_warnings import MEMLOCK, NO_LIBRARY, NO_NETWORK, SYSTEM_ERROR
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
 

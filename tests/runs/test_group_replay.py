@@ -6,10 +6,10 @@ import asyncio
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.runs.conftest import leftovers_of
 
 from holdfast import api, controller_main

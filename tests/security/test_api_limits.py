@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.security.api_limits import LIMITS, NodeRateLimiter
 from holdfast.security.log_rate_limit import LogRateLimit

@@ -8,12 +8,12 @@ import socket
 import ssl
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import uvicorn
 from cryptography import x509
+from msgspec.structs import replace
 from starlette.responses import PlainTextResponse
 
 from holdfast.security.admission import AdmissionServer

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast import api
 from holdfast.accept.agreement import CheckName, FirstRunTerms
@@ -33,8 +34,7 @@ _OPTION = re.compile(r"(?<= )(--[a-z-]+)")
 MAX_LINES = 12
 
 
-@dataclass(frozen=True, kw_only=True)
-class Block:
+class Block(Struct, frozen=True, kw_only=True):
     """One code block of the page."""
 
     section: str
@@ -48,8 +48,7 @@ class Block:
         return named[1] if named and self.kind not in _SHELLS else ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Executed:
+class Executed(Struct, frozen=True, kw_only=True):
     """What became of a page's blocks."""
 
     blocks: tuple[Block, ...]

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.accept.agreement import CheckName, GangTerms
@@ -24,8 +24,7 @@ MAX_DELAY_S = 2.0
 """Most seconds between the two submissions of a round."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holding:
+class Holding(Struct, frozen=True, kw_only=True):
     """When a run of a round had nodes, in Unix seconds."""
 
     run: ObservedRun

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median
+
+from msgspec import Struct
 
 from holdfast import api
 from holdfast.accept.agreement import CheckName, RestartTerms
@@ -40,8 +41,7 @@ NOT_DETERMINISTIC = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     """The first step of a run that differs from the run without failures."""
 
     step: int

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast import api
 from holdfast.accept.agreement import CheckName, ScalingTerms
@@ -68,8 +70,7 @@ class Interval(NamedTuple):
         return f"{percentage(self.value)} {self.shown}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalingRun:
+class ScalingRun(Struct, frozen=True, kw_only=True):
     """The training on one number of nodes."""
 
     nodes: int

@@ -7,9 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast import api
 from holdfast.accept.agreement import Agreement
@@ -31,8 +32,7 @@ LEAVE_S = 30.0
 """Seconds that a cancelled run gets to end."""
 
 
-@dataclass(frozen=True)
-class ObservedRun:
+class ObservedRun(Struct, frozen=True, dict=True):
     """A run that is over, or was ended at its deadline."""
 
     folder: RunDir
@@ -80,8 +80,7 @@ class ObservedRun:
         return next((each for each in found if each.code.startswith(codes)), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Site:
+class Site(Struct, frozen=True, kw_only=True, dict=True):
     """A target under acceptance."""
 
     target: str

@@ -15,9 +15,10 @@ import secrets
 import signal
 import socket
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from msgspec import Struct
 
 from holdfast.agent.code_cache import CodeCache
 from holdfast.agent.controller_connection import ControllerConnection, TokenRejected
@@ -81,8 +82,7 @@ DRAIN_MARGIN_S = 5.0
 """Seconds after the grace within which killed ranks must be gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentSettings:
+class AgentSettings(Struct, frozen=True, kw_only=True):
     """Start parameters of an agent."""
 
     node: int

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from heapq import nsmallest
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from holdfast.events import SocketEnds
 from holdfast.host.tcp_sockets import TcpSocket
@@ -30,8 +31,7 @@ class RankSocket(NamedTuple):
     socket: TcpSocket
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeAddresses:
+class NodeAddresses(Struct, frozen=True, kw_only=True):
     """This node's addresses that other nodes reach, and the interface of each."""
 
     interfaces: Mapping[bytes, str]

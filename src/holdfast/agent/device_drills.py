@@ -7,7 +7,8 @@ src/transport/net_ib; the texts of CUDA errors are those of cudaGetErrorString.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.events import FaultAction, FaultTarget
 from holdfast.host.rdma_counters import CounterReading

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.agent.nccl_warnings import explaining
 from holdfast.events import DeviceFault
@@ -23,8 +24,7 @@ _OF_DEVICES = re.compile(r"CUDA|[Cc]uda|NCCL|nccl|NVRM|NVLink|[Xx]id\b|GPU|mlx5|
 _EXCEPTION = re.compile(r"(?:\[rank\d+\]:\s*)?[A-Za-z_][\w.]*(?:Error|Exception): ")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceEvidence:
+class DeviceEvidence(Struct, frozen=True, kw_only=True):
     """A line, and what it reports of a device; both may be missing where NCCL has warned."""
 
     line: str = ""

@@ -16,8 +16,9 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.clock import Clock
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
@@ -59,8 +60,7 @@ _READING = threading.Lock()
 _Key = tuple[str, int, tuple[tuple[int, int], ...]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Growth:
+class _Growth(Struct, frozen=True, kw_only=True):
     """What is known of the files' sizes."""
 
     sizes: Mapping[Path, int]

@@ -22,10 +22,10 @@ import platform
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.diagnose import secret_patterns
 from holdfast.host.files import open_regular, private_opener, regular_opener
@@ -58,8 +58,7 @@ _SECRET_NAME = re.compile(
 _HIDDEN = "<hidden>"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailedRanks:
+class FailedRanks(Struct, frozen=True, kw_only=True):
     """What is known of an attempt's ranks on this node when the last of them has ended."""
 
     folder: Path
@@ -74,8 +73,7 @@ class FailedRanks:
     """Variables that the job takes from its secrets."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class KeptEvidence:
+class KeptEvidence(Struct, frozen=True, kw_only=True):
     """The folder with the evidence of a failure."""
 
     folder: Path
@@ -115,14 +113,13 @@ def keep_evidence(
     return KeptEvidence(folder=folder, files=into.files, bytes=into.bytes, left_out=into.left_out)
 
 
-@dataclass
-class _Folder:
+class _Folder(Struct):
     """A folder that takes no more than `MAX_BYTES`."""
 
     path: Path
-    files: int = field(default=0, init=False)
-    bytes: int = field(default=0, init=False)
-    left_out: int = field(default=0, init=False)
+    files: int = 0
+    bytes: int = 0
+    left_out: int = 0
 
     def write(self, name: str, data: bytes) -> None:
         if not self._has_room(len(data)):

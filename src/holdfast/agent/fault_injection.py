@@ -16,9 +16,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.agent.controller_connection import ControllerConnection
 from holdfast.agent.device_drills import DEVICE_OUTPUTS, OVERLAYS
@@ -36,8 +36,7 @@ SLOWDOWN_CYCLE_S = 0.1
 """Period in seconds at which a slow node's ranks are stopped and resumed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InjectionContext:
+class InjectionContext(Struct, frozen=True, kw_only=True):
     """The objects that faults act on."""
 
     node: int

@@ -11,8 +11,9 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.diagnose.log_chunk import LogSource
 from holdfast.diagnose.structured import flight_recorder
@@ -39,16 +40,14 @@ MAX_DUMP_BYTES = 32 << 20
 """Most bytes read of a dump; one of 1,000 collectives has about 1 MB."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankCollectives:
+class RankCollectives(Struct, frozen=True, kw_only=True):
     """What a rank's flight recorders show; empty if they did not answer."""
 
     files: tuple[str, ...] = ()
     collectives: tuple[GroupCollectives, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Recorder:
+class _Recorder(Struct, frozen=True, kw_only=True):
     pipe: Path
     dump: Path
     """The file that is written last."""

@@ -12,7 +12,8 @@ import logging
 import os
 import shutil
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.host.processes import descendants
 from holdfast.preflight.nvidia_smi import UNLISTED_MEMORY_MIB, is_visible
@@ -26,8 +27,7 @@ _GPU_QUERY = ("--query-gpu=index,uuid,memory.used,mig.mode.current", "--format=c
 _APP_QUERY = ("--query-compute-apps=gpu_uuid,pid,process_name,used_gpu_memory", "--format=csv,noheader,nounits")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """A GPU as nvidia-smi lists it."""
 
     index: int
@@ -36,8 +36,7 @@ class Gpu:
     mig_enabled: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuMemoryUse:
+class GpuMemoryUse(Struct, frozen=True, kw_only=True):
     """Memory of a GPU that is in use."""
 
     gpu: Gpu

@@ -13,8 +13,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from holdfast.agent.flight_dump import FlightRecorders, RankCollectives
 from holdfast.agent.process_use import ProcessUse, Silence, classify_silence, is_busy, process_use
@@ -62,8 +63,7 @@ IDLE_FACTOR, MIN_IDLE_S = 10.0, 60.0
 these seconds: it may wait for a server, as in an upload or an evaluation elsewhere."""
 
 
-@dataclass
-class RankProgress:
+class RankProgress(Struct):
     """Progress of one rank."""
 
     pid: int

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import signal
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 TAIL_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, kw_only=True)
-class LauncherReport:
+class LauncherReport(Struct, frozen=True, kw_only=True):
     """Rank that a launcher names, and how it ended: an exit code, or a negative signal number."""
 
     code: int

@@ -7,8 +7,10 @@ an evaluation, nor a peer that is late counts as a slow network.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from statistics import median
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.tcp_pairs import SLOW_SHARE
 from holdfast.host.tcp_sockets import TcpCounters
@@ -25,8 +27,7 @@ _MIN_BUSY_US, _MIN_BYTES, _MAX_BUSY_US = 20_000, 1 << 20, 500_000
 of small messages is the network's latency."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RateSample:
+class RateSample(Struct, frozen=True, kw_only=True):
     """What a connection did in one interval."""
 
     bytes_s: float
@@ -39,8 +40,7 @@ class RateSample:
     """The number of the look that ended it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LinkSpeed:
+class LinkSpeed(Struct, frozen=True, kw_only=True):
     """What is remembered of one connection."""
 
     since: TcpCounters

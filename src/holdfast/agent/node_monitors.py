@@ -7,9 +7,11 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.agent.device_evidence import fault_of_line
 from holdfast.clock import Clock
@@ -32,8 +34,7 @@ STALE_S = 60.0
 Message = DeviceFaultObserved | FindingRaised | MonitorsStarted | TrafficStopped
 
 
-@dataclass(frozen=True, kw_only=True)
-class WatchedNode:
+class WatchedNode(Struct, frozen=True, kw_only=True):
     """Whose monitors these are."""
 
     node: int

@@ -16,11 +16,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.agent.numbered_task import NumberedTask
 from holdfast.agent.rendezvous_port import ReservedPort
@@ -55,8 +55,7 @@ _MISSING = re.compile(r"No module named '(torch|holdfast)\b")
 _decoder = msgspec.json.Decoder(ProbeProgress | ProbeResult)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rank:
+class _Rank(Struct, frozen=True, kw_only=True):
     """A process of the probe."""
 
     rank: int

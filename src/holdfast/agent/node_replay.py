@@ -12,10 +12,10 @@ import logging
 import shutil
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.agent.numbered_task import NumberedTask
 from holdfast.agent.orphans import OrphanProcesses

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.host.cgroups import KILL_COUNTERS, memory_group
 from holdfast.host.kernel_log import kernel_records
@@ -21,8 +22,7 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _KERNEL_LINE = re.compile(r"(?:Memory cgroup o|O)ut of memory: Kill(?:ed)? process (\d+)\b[^\n]*")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OomSnapshot:
+class OomSnapshot(Struct, frozen=True, kw_only=True):
     """State before a process started, to tell a later kill from an earlier one."""
 
     counter: Path | None

@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from holdfast.agent.python_command import parse_python_command
 from holdfast.agent.zygote import ColdStart, NotWorthPrewarming, RankCommand, UnsafeModule, Zygote
@@ -31,8 +32,7 @@ STANDBY_REPLICA = -1
 """Stands for the replica while a node has none."""
 
 
-@dataclass
-class _SlotZygotes:
+class _SlotZygotes(Struct):
     """The zygotes of one slot: one, and a second while new code is being rolled out that the first cannot run."""
 
     zygotes: list[Zygote] = field(default_factory=list[Zygote])

@@ -10,9 +10,10 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.events import GroupCollectives
 from holdfast.host.processes import descendants, open_sockets, state_letter
@@ -46,8 +47,7 @@ class Silence(StrEnum):
     """It uses the CPU, moves data, or waits for a disk."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessUse:
+class ProcessUse(Struct, frozen=True, kw_only=True):
     """What a process and those below it have used so far."""
 
     at: float

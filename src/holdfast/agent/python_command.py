@@ -6,7 +6,8 @@ Pure. The option table serves prewarming: an option that hides PYTHONPATH or ski
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.job.interpreter import is_python
 
@@ -22,8 +23,7 @@ _WHY_NOT = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PythonCommand:
+class PythonCommand(Struct, frozen=True, kw_only=True):
     """A parsed Python command: the interpreter with its options, and what it runs."""
 
     python: tuple[str, ...]

@@ -11,10 +11,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.agent.device_evidence import device_evidence
 from holdfast.agent.error_line import last_error_line
@@ -51,8 +53,7 @@ ForkFunction = Callable[[RankCommand, int], Awaitable[int]]
 """Starts a rank as a fork of its zygote, with output to a descriptor; raises ColdStart if there is no zygote."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessExit:
+class ProcessExit(Struct, frozen=True, kw_only=True):
     """How a rank's process exited; the fields are those of `RankExited`."""
 
     at: float

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct, field
 
 from holdfast.agent.hang_detector import HangDetector, RankProgress
 from holdfast.agent.rate_limits import CHECKPOINT_LIMIT, FINDING_LIMIT, DropCounter, DropReason, RateLimiter
@@ -47,8 +47,7 @@ DUPLICATE_FINDING_S = 60.0
 """The same finding from other ranks is dropped for this long: a NaN loss, for example, soon reaches every rank."""
 
 
-@dataclass
-class _RankLimits:
+class _RankLimits(Struct):
     """Rate limits of one rank."""
 
     metrics: DroppedMetrics

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from holdfast.findings import Finding, Severity
 
 
-@dataclass(frozen=True, kw_only=True)
-class RateLimit:
+class RateLimit(Struct, frozen=True, kw_only=True):
     """Burst size, and long-term rate per second."""
 
     burst: float
@@ -73,14 +73,11 @@ class DropReason(StrEnum):
     FINDINGS = "a finding too many"
 
 
-@dataclass
-class DropCounter:
+class DropCounter(Struct):
     """Counts dropped messages on one node; reports each rank and reason at most twice."""
 
     node: int
-
-    def __post_init__(self) -> None:
-        self._counts: Counter[tuple[int, DropReason]] = Counter()
+    _counts: Counter[tuple[int, DropReason]] = field(default_factory=Counter[tuple[int, DropReason]])
 
     def count(self, rank: int, reason: DropReason, sample: str) -> Finding | None:
         """Count a dropped message; return the finding if it is the first of its rank and reason."""

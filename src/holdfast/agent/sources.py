@@ -14,8 +14,10 @@ import re
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.agent.python_command import parse_python_command
 from holdfast.agent.python_script import MAX_SCRIPT_BYTES
@@ -40,8 +42,7 @@ _Lead = tuple[Path, tuple[Path, ...]]
 """A file that may exist, and the folders in which to find the modules that it imports."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _File:
+class _File(Struct, frozen=True, kw_only=True):
     """State of a file when an attempt started."""
 
     attempt: int

@@ -8,8 +8,10 @@ import logging
 import re
 import shutil
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.rank_stack import Stack, native_stack, training_stack, without_native
 
@@ -56,8 +58,7 @@ _BEFORE_STEP_REPORT = re.compile(
 """Frames in which `Session.commit` waits for other replicas before it reports the step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackDump:
+class StackDump(Struct, frozen=True, kw_only=True):
     """The file with a process's stacks, and its main thread's top frame; empty if there is none."""
 
     path: str = ""
@@ -72,8 +73,7 @@ class StackDump:
     """Why native frames could not be read, and what to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
+class _Answer(Struct, frozen=True, kw_only=True):
     """What py-spy wrote; `output` is empty if it failed."""
 
     output: bytes = b""

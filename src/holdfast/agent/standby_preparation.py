@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from holdfast.agent.prewarm import STANDBY_REPLICA, PrewarmPool, RankSlot
 from holdfast.agent.rank_preflight import RankPreflight

@@ -11,9 +11,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
+from msgspec import Struct, field
 
 from holdfast.metrics.metric_catalog import reduce_metrics, reduced_metrics
 from holdfast.protocol.metric_validation import limit_metric_count, split_valid_metrics
@@ -31,8 +31,7 @@ MAX_PENDING_STEPS = 20_000
 """Steps of one rank that wait for the node's other ranks; beyond them the oldest is dropped."""
 
 
-@dataclass
-class _RankSteps:
+class _RankSteps(Struct):
     """Steps that one rank has reported."""
 
     last_step: int = -1

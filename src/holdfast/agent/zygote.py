@@ -16,10 +16,11 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 import holdfast
 from holdfast.agent.python_command import PythonCommand
@@ -79,8 +80,7 @@ class UnsafeModule(ColdStart):
         self.module = module
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankCommand:
+class RankCommand(Struct, frozen=True, kw_only=True):
     """Command that starts a rank."""
 
     rank: int

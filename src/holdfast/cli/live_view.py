@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -184,8 +184,7 @@ def _step(replica: ReplicaStatus) -> str:
     return f"step {replica.step}/{replica.total_steps} {'█' * done}{'░' * (BAR_WIDTH - done)} {fraction:.0%}"
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(Struct, frozen=True):
     node: NodeStatus
     ranks: str
     pids: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import shlex
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict, fields
 
 from holdfast.cli.common_options import OutputOption, complete_target
 from holdfast.cli.output import Output, print_json, print_result, print_rich, print_text

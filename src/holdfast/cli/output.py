@@ -8,14 +8,12 @@ import re
 import sys
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, TextIO, cast
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from _typeshed import DataclassInstance
     from msgspec import Struct
     from rich.console import Console, RenderableType
 
@@ -40,7 +38,7 @@ def print_text(text: str) -> None:
 
 
 def print_json(*documents: object) -> None:
-    """Write one JSON document per line; dataclasses, events and findings are converted."""
+    """Write one JSON document per line; structs, events and findings are converted."""
     if documents:
         print_text("\n".join(map(to_json, documents)))
 
@@ -77,11 +75,11 @@ def _printable(value: object) -> object:
             return value
 
 
-def with_properties(value: DataclassInstance | Struct, *names: str) -> dict[str, object]:
-    """A dataclass or struct as a JSON document, plus the named properties."""
-    own = [field.name for field in fields(value)] if is_dataclass(value) else value.__struct_fields__
-    plain = {name: getattr(value, name) for name in own}
-    return plain | {name: getattr(value, name) for name in names}
+def with_properties(value: Struct, *names: str) -> dict[str, object]:
+    """A struct as a JSON document, plus the named properties."""
+    from msgspec.structs import asdict
+
+    return asdict(value) | {name: getattr(value, name) for name in names}
 
 
 def _as_data(value: object) -> object:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from holdfast.cli.common_options import (
     LOCAL,
@@ -93,7 +94,7 @@ def plan(
     if html:
         api.write_plan_page(loaded, found, html)
     if output is Output.JSON:
-        print_json({**vars(found), "rank_layout": placed} if placed else found)
+        print_json({**asdict(found), "rank_layout": placed} if placed else found)
         return
     from holdfast.cli.plan_text import print_plan, print_rank_layout
 

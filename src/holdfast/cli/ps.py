@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from holdfast.cli.common_options import LOCAL, OutputOption, RunTargetOption
 from holdfast.cli.output import Output, print_json, print_rich, print_text

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 import msgspec
+from msgspec import Struct, field
 
 from holdfast.clock import Clock
 from holdfast.events import AgentConnected
@@ -53,8 +53,7 @@ class AgentPeer(Protocol):
         ...
 
 
-@dataclass
-class AgentConnection:
+class AgentConnection(Struct):
     """The controller's state of one connected agent."""
 
     peer: AgentPeer

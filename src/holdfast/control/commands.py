@@ -6,7 +6,7 @@ Orders of protocol/orders.py are sent as they are; only starts are expanded by t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.events import AnyEvent, FaultRequested
 from holdfast.job.backend import NodeId
@@ -15,16 +15,14 @@ from holdfast.job.run_spec import CodeArchive
 from holdfast.protocol.orders import Order
 
 
-@dataclass(frozen=True, kw_only=True)
-class Send:
+class Send(Struct, frozen=True, kw_only=True):
     """Send an order to the agents of these nodes; None means all that are connected."""
 
     order: Order
     nodes: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartAttempt:
+class StartAttempt(Struct, frozen=True, kw_only=True):
     """Have these nodes start their ranks of an attempt; the controller fills in each rank's launch."""
 
     replica: int
@@ -38,15 +36,13 @@ class StartAttempt:
     """Newest checkpoints that they set aside before they resume."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrepareNode:
+class PrepareNode(Struct, frozen=True, kw_only=True):
     """Have a standby do everything that precedes a start."""
 
     node: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckNode:
+class CheckNode(Struct, frozen=True, kw_only=True):
     """Have a node check itself before it gets ranks; the controller fills in what the job needs."""
 
     node: int
@@ -54,8 +50,7 @@ class CheckNode:
     """Greater for a check that is to be made anew."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartProbe:
+class StartProbe(Struct, frozen=True, kw_only=True):
     """Have nodes probe each other; the controller fills in each rank's launch."""
 
     replica: int
@@ -63,8 +58,7 @@ class StartProbe:
     members: tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StartReplay:
+class StartReplay(Struct, frozen=True, kw_only=True):
     """Have nodes repeat steps in the groups in which they are; the controller fills in each rank's launch."""
 
     replica: int
@@ -79,23 +73,20 @@ class StartReplay:
     """As for the attempt that follows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubmitNodes:
+class SubmitNodes(Struct, frozen=True, kw_only=True):
     """Have the target create these nodes."""
 
     node_ids: tuple[NodeId, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplaceNode:
+class ReplaceNode(Struct, frozen=True, kw_only=True):
     """Have the target remove the previous generation of a slot and create this one."""
 
     node_id: NodeId
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class AvoidMachine:
+class AvoidMachine(Struct, frozen=True, kw_only=True):
     """Have the target create no further node of the run on the machine of a failed node."""
 
     node_id: NodeId
@@ -106,36 +97,31 @@ class AvoidMachine:
     """What later runs and other jobs are to know of it; None if an earlier controller has seen to that."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cordon:
+class Cordon(Struct, frozen=True, kw_only=True):
     """Have the target schedule nothing new on the machine of a node."""
 
     node_id: NodeId
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uncordon:
+class Uncordon(Struct, frozen=True, kw_only=True):
     """Have the target use the machine of a node again."""
 
     node_id: NodeId
 
 
-@dataclass(frozen=True, kw_only=True)
-class InjectFault:
+class InjectFault(Struct, frozen=True, kw_only=True):
     """Inject a requested fault that no agent can."""
 
     fault: FaultRequested
 
 
-@dataclass(frozen=True, kw_only=True)
-class RecordEvent:
+class RecordEvent(Struct, frozen=True, kw_only=True):
     """Write a decision to the log; it changes no state, so replaying the log does not need it."""
 
     event: AnyEvent
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinishRun:
+class FinishRun(Struct, frozen=True, kw_only=True):
     """Shut down the agents, have the target remove every node, and close the log."""
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.control.commands import Command, RecordEvent, Send
 from holdfast.control.state import NodeState, ReplicaState, State, Timer
@@ -39,8 +41,7 @@ class FollowUp(Enum):
     """It is done: none of its ranks will start again."""
 
 
-@dataclass
-class Context:
+class Context(Struct):
     """One event being handled; the machine creates it, and handlers change it."""
 
     job: Job
@@ -70,15 +71,15 @@ class Context:
         self.raised.extend((follow_up, index) for follow_up in follow_ups)
 
     def change(self, **changes: Any) -> None:
-        self.state = self.state.with_changes(**changes)
+        self.state = replace(self.state, **changes)
 
     def change_replica(self, index: int, **changes: Any) -> ReplicaState:
-        replica = self.state.replicas[index].with_changes(**changes)
+        replica = replace(self.state.replicas[index], **changes)
         self.state = self.state.with_replica(replica)
         return replica
 
     def change_node(self, index: int, **changes: Any) -> NodeState:
-        node = self.state.nodes[index].with_changes(**changes)
+        node = replace(self.state.nodes[index], **changes)
         self.state = self.state.with_nodes((node,))
         return node
 

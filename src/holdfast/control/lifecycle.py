@@ -5,10 +5,10 @@ Each function handles an event or a follow-up in the phases that machine.py list
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import events
 from holdfast.control import elastic, rollout
@@ -87,7 +87,7 @@ def start_attempt(ctx: Context, index: int) -> None:
         ctx.set_timer(Timer.FIRST_STEP, index, ctx.at + timeouts.first_step_s(longest_s))
     if changed := elastic.world_size_change(ctx.job, ctx.state, previous, members, ctx.at):
         ctx.record(changed)
-    ctx.state = ctx.state.with_nodes(node.with_changes(has_processes=True, failed_checks=0) for node in nodes)
+    ctx.state = ctx.state.with_nodes(replace(node, has_processes=True, failed_checks=0) for node in nodes)
     rollout.make_update_due(ctx, replica)
     ctx.record(
         events.AttemptStarted(

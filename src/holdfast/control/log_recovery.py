@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast import events
 from holdfast.control.commands import RecordEvent
@@ -27,8 +28,7 @@ _DECISIVE_FIELDS = ("replica", "attempt", "world_size", "master_port", "node", "
 """Fields that must match in two equal decisions; texts may differ between versions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogRecovery:
+class LogRecovery(Struct, frozen=True, kw_only=True):
     """The events of a damaged log, and the finding about the damage."""
 
     events: tuple[events.AnyEvent, ...]

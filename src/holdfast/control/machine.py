@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, get_args
+
+from msgspec import Struct
 
 from holdfast import events
 from holdfast.control import (
@@ -159,8 +160,7 @@ _ATTEMPT_EVENTS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """The state machine of one job; stateless."""
 
     job: Job

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import events
 from holdfast.control import elastic
@@ -50,7 +51,7 @@ def node_probed(ctx: Context, event: events.NodeProbed) -> None:
     if probe is None or event.number != probe.number or ctx.state.nodes[event.node].probe is not ProbePhase.RUNNING:
         return
     ctx.change_node(event.node, probe=ProbePhase.NONE, port=event.port)
-    ctx.change_replica(event.replica, probe=probe.with_changes(reports=(*probe.reports, event)))
+    ctx.change_replica(event.replica, probe=replace(probe, reports=(*probe.reports, event)))
     ctx.raise_(FollowUp.PROBED, index=event.replica)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from itertools import islice
+
+from msgspec import Struct
 
 from holdfast.control.node_set import NO_NODES, NodeSet
 from holdfast.events import FabricObserved
@@ -19,8 +20,7 @@ MAX_NAMED = 4
 _NET, _GDR = "NET/", "/GDRDMA"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeFabric:
+class NodeFabric(Struct, frozen=True, kw_only=True):
     """What counts of a node's report."""
 
     ranks: int
@@ -41,8 +41,7 @@ FabricNodes = Mapping[tuple[str, int], Reports]
 """The reports by communicator and its size."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Aspect:
+class _Aspect(Struct, frozen=True, kw_only=True):
     """Something that should be alike on all nodes."""
 
     name: str

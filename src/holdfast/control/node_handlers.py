@@ -5,7 +5,7 @@ A long file, because one loss may touch all of these.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from holdfast import events
 from holdfast.control import elastic

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from holdfast.control.commands import AvoidMachine, CheckNode, ReplaceNode, StartProbe
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NodeSet
@@ -130,7 +132,7 @@ def begin_probe(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool:
     number = ctx.state.replicas[index].probes + 1
     probe = Probe(number=number, members=numbers, new=NodeSet.of(node.node for node in new))
     ctx.change_replica(index, probes=number, probe=probe)
-    ctx.state = ctx.state.with_nodes(node.with_changes(probe=ProbePhase.RUNNING) for node in members)
+    ctx.state = ctx.state.with_nodes(replace(node, probe=ProbePhase.RUNNING) for node in members)
     _arm_probe_timeout(ctx, index)
     ctx.emit(StartProbe(replica=index, number=number, members=numbers))
     return True
@@ -161,7 +163,7 @@ def leave_probe(ctx: Context, index: int, *, gone: bool) -> None:
     if not gone and node.probe is not ProbePhase.RUNNING:  # it has reported
         return
     reports = tuple(report for report in probe.reports if report.node != index) if gone else probe.reports
-    ctx.change_replica(node.replica, probe=probe.with_changes(stopped=True, reports=reports))
+    ctx.change_replica(node.replica, probe=replace(probe, stopped=True, reports=reports))
     _stop_probe(ctx, node.replica, probe, probe.members)
     ctx.raise_(FollowUp.PROBED, index=node.replica)
 

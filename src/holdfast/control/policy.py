@@ -11,10 +11,11 @@ import math
 import re
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.control.error_signature import normalize_error
 from holdfast.errors import ExitCode
@@ -137,8 +138,7 @@ class FailureKind(StrEnum):
     """It ended without evidence: the log may have lost a line."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
+class Failure(Struct, frozen=True, kw_only=True):
     """What ended an attempt, as far as its evidence shows."""
 
     kind: FailureKind
@@ -232,8 +232,7 @@ class NodeBlame(IntEnum):
     """The first replaces the node: a restart in place would fail again, or compute wrong numbers."""
 
 
-@dataclass(frozen=True)
-class _KindText:
+class _KindText(Struct, frozen=True):
     """The text for a kind of failure, the exit code of a run that ends with it, and how far its node is at fault."""
 
     words: str
@@ -479,8 +478,7 @@ class Spare(StrEnum):
     NONE = "No standby is ready: the run continues once its target has another node."
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Struct, frozen=True, kw_only=True):
     """The decision on a failure: the action, the finding, and the exit code if it ends the run."""
 
     action: Action
@@ -752,8 +750,7 @@ def _suspect_node(failure: Failure, earlier: tuple[Failure, ...], recovery: Reco
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Level:
+class _Level(Struct, frozen=True, kw_only=True):
     """What follows a failure without a culprit, the more often it has come."""
 
     words: str
@@ -795,8 +792,7 @@ _CHECKED_WITHOUT_SESSION = f"Its nodes are checked, then all ranks restart. {_ST
 _WITH_EARLIER_CODE = "All ranks restart with the code before the last update, from the checkpoint before the last one."
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Unexplained:
+class _Unexplained(Struct, frozen=True, kw_only=True):
     """Failures that neither a device nor the program explains, and what follows each in a row."""
 
     applies: Callable[[Failure], bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast import events
 from holdfast.control.context import Context, FollowUp
@@ -85,7 +86,7 @@ def nodes_stopped(ctx: Context, event: events.NodesStopped) -> None:
         (ctx.state.nodes[node], port) for node, port in zip(events.from_ranges(event.nodes), event.ports, strict=True)
     )
     ctx.state = ctx.state.with_nodes(
-        node.with_changes(has_processes=False, port=port) for node, port in stopped if node.has_processes
+        replace(node, has_processes=False, port=port) for node, port in stopped if node.has_processes
     )
     ctx.raise_(FollowUp.ADVANCE, index=event.replica)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from holdfast import events
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_checks import fail_nodes
@@ -25,7 +27,7 @@ def node_replayed(ctx: Context, event: events.NodeReplayed) -> None:
     if replay is None or event.number != replay.number or not ctx.state.nodes[event.node].replays:
         return
     ctx.change_node(event.node, replays=False, port=event.port)
-    replay = replay.with_changes(reports=(*replay.reports, event))
+    replay = replace(replay, reports=(*replay.reports, event))
     ctx.change_replica(event.replica, replay=replay)
     if not event.digest and not replay.stopped:
         stop_replay(ctx, event.replica, replay, next(group for group in replay.groups if event.node in group))
@@ -41,7 +43,7 @@ def replay_timed_out(ctx: Context, index: int) -> None:
     silent = [node for node in replay.members if ctx.state.nodes[node].replays]
     for node in silent:
         ctx.change_node(node, replays=False)
-    ctx.change_replica(index, replay=replay.with_changes(stopped=True))
+    ctx.change_replica(index, replay=replace(replay, stopped=True))
     fail_nodes(ctx, dict.fromkeys(silent, _no_report(deadline_s(ctx.state, replica, replay))), Certainty.CHECK)
     ctx.raise_(FollowUp.REPLAYED, index=index)
 
@@ -58,7 +60,7 @@ def judge_replay(ctx: Context, index: int) -> None:
     if replay.stopped:
         ctx.report(found_nothing(("one of its nodes was lost meanwhile",)))
     elif replay.first is None:
-        begin_phase(ctx, index, replay.with_changes(first=_digests(replay)))
+        begin_phase(ctx, index, replace(replay, first=_digests(replay)))
         return
     else:
         _name_bad(ctx, replay, replay.first)

@@ -5,6 +5,8 @@ What follows their reports: replay_handlers.py; the groups: watch/dual_phase.py.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from holdfast.control.commands import StartReplay
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.rollout import code_of_next_attempt
@@ -51,9 +53,9 @@ def begin_replay(ctx: Context, index: int, nodes: tuple[NodeState, ...]) -> bool
 def begin_phase(ctx: Context, index: int, replay: Replay) -> None:
     """Begin the first replay of a pair, or the second, with the next number."""
     number = ctx.state.replicas[index].replays + 1
-    replay = replay.with_changes(number=number, reports=())
+    replay = replace(replay, number=number, reports=())
     replica = ctx.change_replica(index, replays=number, replay=replay)
-    ctx.state = ctx.state.with_nodes(ctx.state.nodes[node].with_changes(replays=True) for node in replay.members)
+    ctx.state = ctx.state.with_nodes(replace(ctx.state.nodes[node], replays=True) for node in replay.members)
     ctx.set_timer(Timer.REPLAY, index, ctx.at + deadline_s(ctx.state, replica, replay) + REPORT_MARGIN_S)
     ctx.emit(_start(ctx, replica, replay, replay.members))
 
@@ -78,7 +80,7 @@ def leave_replay(ctx: Context, index: int, *, gone: bool) -> None:
             ctx.emit(_start(ctx, ctx.state.replicas[node.replica], replay, (index,)))
         return
     ctx.change_node(index, replays=False)
-    ctx.change_replica(node.replica, replay=replay.with_changes(stopped=True))
+    ctx.change_replica(node.replica, replay=replace(replay, stopped=True))
     stop_replay(ctx, node.replica, replay, replay.members)
     ctx.raise_(FollowUp.REPLAYED, index=node.replica)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.elastic import request_exit
 from holdfast.control.policy import CRASH_SIGNALS, Failure, FailureKind
@@ -69,7 +71,7 @@ def code_fetched(ctx: Context, event: CodeFetched) -> None:
 
 
 def _mark_fetched(ctx: Context, update: Update, node: int) -> None:
-    ctx.change(update=update.with_changes(fetched_by=update.fetched_by.with_member(node)))
+    ctx.change(update=replace(update, fetched_by=update.fetched_by.with_member(node)))
 
 
 def fetch_on_join(ctx: Context, node: int) -> None:
@@ -131,7 +133,7 @@ def make_update_due(ctx: Context, replica: ReplicaState) -> None:
     update = ctx.state.update
     if not ctx.state.has_replicas or update is None or replica.rollout_base_step is None or update.due is not None:
         return
-    ctx.change(update=update.with_changes(due=ctx.at))
+    ctx.change(update=replace(update, due=ctx.at))
     ctx.set_timer(Timer.UPDATE, 0, ctx.at)
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.control.policy import PROGRESS_STEPS, Failure, FailureKind, NodeBlame, node_blame
 from holdfast.control.state import ReplicaState

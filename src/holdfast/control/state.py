@@ -6,9 +6,10 @@ A long file, because it is the single list of all that the log restores.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.control.node_fabrics import FabricNodes, Reports
 from holdfast.control.node_set import NO_NODES, NO_RANKS, NodeSet, RankSet
@@ -114,18 +115,7 @@ class ReplicaPhase(StrEnum):
     """All ranks have ended and none will restart."""
 
 
-class _Frozen:
-    """Frozen data of which copies with other fields are made."""
-
-    def with_changes(self, **changes: Any) -> Self:
-        """A copy with some fields changed; `replace` takes five times as long, and a restart changes thousands."""
-        copy = object.__new__(type(self))
-        copy.__dict__.update(self.__dict__, **changes)
-        return copy
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeState(_Frozen):
+class NodeState(Struct, frozen=True, kw_only=True):
     """One node slot."""
 
     node: int
@@ -197,8 +187,7 @@ class NodeState(_Frozen):
         return joined and tested and not self.replays
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepRate:
+class StepRate(Struct, frozen=True, kw_only=True):
     """Measurements of a replica's steps."""
 
     step_s: float | None = None
@@ -208,8 +197,7 @@ class StepRate:
     """Samples per step, if ranks take their micro-batches from a Session."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Update(_Frozen):
+class Update(Struct, frozen=True, kw_only=True):
     """Other code that ranks are to run; ends once the code has made some steps or is rolled back."""
 
     code: CodeArchive | None
@@ -224,8 +212,7 @@ class Update(_Frozen):
         return self.code is None or all(node in self.fetched_by for node in nodes)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Probe(_Frozen):
+class Probe(Struct, frozen=True, kw_only=True):
     """A probe of some of a replica's nodes, in the order of its ranks."""
 
     number: int
@@ -238,8 +225,7 @@ class Probe(_Frozen):
     """Whether it lacks a node, so that its result is of no use."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Replay(_Frozen):
+class Replay(Struct, frozen=True, kw_only=True):
     """A replay of a replica's last steps on groups of its nodes, the first or the second of a pair."""
 
     number: int
@@ -260,8 +246,7 @@ class Replay(_Frozen):
         return planned.first if self.first is None else planned.second
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReplicaState(_Frozen):
+class ReplicaState(Struct, frozen=True, kw_only=True):
     """One failure domain: the ranks that must restart together."""
 
     replica: int
@@ -353,8 +338,7 @@ class ReplicaState(_Frozen):
         return self.attempt_steps > 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Ending:
+class Ending(Struct, frozen=True, kw_only=True):
     """The decision to end the run."""
 
     outcome: Outcome
@@ -363,8 +347,7 @@ class Ending:
     grace_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class State(_Frozen):
+class State(Struct, frozen=True, kw_only=True):
     """All that a controller knows about its run; the fold of its log."""
 
     nodes: tuple[NodeState, ...] = ()
@@ -443,7 +426,8 @@ class State(_Frozen):
         others = NodeSet.of(node.node for node in replaced)
         busy = NodeSet.of(node.node for node in replaced if node.has_processes)
         ready = NodeSet.of(node.node for node in replaced if node.is_ready)
-        return self.with_changes(
+        return replace(
+            self,
             nodes=tuple(nodes),
             nodes_with_processes=self.nodes_with_processes - others | busy,
             ready_nodes=self.ready_nodes - others | ready,
@@ -451,7 +435,7 @@ class State(_Frozen):
 
     def with_replica(self, replica: ReplicaState) -> State:
         index = replica.replica
-        return self.with_changes(replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
+        return replace(self, replicas=(*self.replicas[:index], replica, *self.replicas[index + 1 :]))
 
     def with_timer(self, key: str, at: float | None) -> State:
         """Set a timer, or delete it with None."""
@@ -462,7 +446,7 @@ class State(_Frozen):
             del deadlines[key]
         else:
             deadlines[key] = at
-        return self.with_changes(timers=deadlines)
+        return replace(self, timers=deadlines)
 
     def nodes_of(self, replica: int) -> tuple[NodeState, ...]:
         """Its slots, filled or not, in the order of their ranks."""

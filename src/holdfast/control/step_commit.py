@@ -11,15 +11,15 @@ agent/rank_reports.py, step_aggregator.py and controller_connection.py, over the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from holdfast.events import StepCommitted
 from holdfast.metrics.metric_catalog import reduce_metrics
 from holdfast.protocol.orders import NodeStep, Progress
 
 
-@dataclass
-class _PendingStep:
+class _PendingStep(Struct):
     """A step that some nodes have finished: their latest times, and their metrics."""
 
     node_count: int = 0
@@ -44,8 +44,7 @@ class _PendingStep:
         self.step_clock = self.step_clock or node_step.step_clock
 
 
-@dataclass
-class StepTracker:
+class StepTracker(Struct):
     """Merges the nodes' progress in one attempt of a replica."""
 
     replica: int

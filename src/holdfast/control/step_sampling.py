@@ -14,9 +14,9 @@ of the run's age (8.3 hours), then one per 30 s: 89,000 lines, 20 MiB. However s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.events import AnyEvent, CheckpointCommitted, StepCommitted
 from holdfast.metrics.metric_catalog import has_requested, sticky_metrics
@@ -33,8 +33,7 @@ def min_interval_s(lines: int, age_s: float) -> float:
     return 0.0 if lines < FULL_RATE_LINES else min(MAX_INTERVAL_S, age_s / FULL_RATE_LINES)
 
 
-@dataclass
-class StepSampler:
+class StepSampler(Struct):
     """The written and held-back steps of one replica."""
 
     lines: int = 0

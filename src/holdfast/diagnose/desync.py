@@ -7,7 +7,8 @@ or has completed the one it enqueued last, or waits elsewhere in its program, or
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.diagnose.fact import MAX_RANKS, Fact
 from holdfast.diagnose.rules.hang_records import STACK
@@ -19,8 +20,7 @@ _POINT_TO_POINT = {"send", "recv", "isend", "irecv", "batch_isend_irecv"}
 """Calls between two ranks: those that wait in them are at different lines in a correct program too."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectivePosition:
+class CollectivePosition(Struct, frozen=True, kw_only=True):
     """A rank's position in the collectives of one group."""
 
     rank: int
@@ -33,8 +33,7 @@ class CollectivePosition:
         return self.enqueued > self.completed
 
 
-@dataclass(frozen=True, kw_only=True)
-class Desync:
+class Desync(Struct, frozen=True, kw_only=True):
     """What the ranks' watchdogs show together; empty tuples where they do not show it."""
 
     waiting: tuple[int, ...]

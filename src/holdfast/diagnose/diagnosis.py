@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.fact import ProcessRef
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
@@ -16,8 +17,7 @@ MOST_MAY_BE = 3
 """How many classes an undecided diagnosis lists; `missing` has all of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Evidence:
+class Evidence(Struct, frozen=True, kw_only=True):
     """One line that supports the diagnosis, and its location."""
 
     where: str
@@ -27,8 +27,7 @@ class Evidence:
     """The rule that matched it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NextEvidence:
+class NextEvidence(Struct, frozen=True, kw_only=True):
     """Evidence that would decide, how to get it, and between which classes it decides."""
 
     what: str
@@ -36,8 +35,7 @@ class NextEvidence:
     distinguishes: tuple[FailureClass, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Symptom:
+class Symptom(Struct, frozen=True, kw_only=True):
     """Lines that only follow from the failure, listed once for all of a kind."""
 
     message: str
@@ -46,8 +44,7 @@ class Symptom:
     first: Evidence
 
 
-@dataclass(frozen=True, kw_only=True)
-class OtherRun:
+class OtherRun(Struct, frozen=True, kw_only=True):
     """How another run in the same input ended."""
 
     what: str
@@ -58,8 +55,7 @@ class OtherRun:
     first: Evidence
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True, kw_only=True):
     """The diagnosis of one set of logs."""
 
     what: str

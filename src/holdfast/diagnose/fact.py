@@ -7,7 +7,8 @@ into a diagnosis.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from holdfast.diagnose.rules.rule import Rule
 
@@ -15,8 +16,7 @@ MAX_RANKS = 1 << 20
 """No job has more ranks, whatever a line says; time grows with them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProcessRef:
+class ProcessRef(Struct, frozen=True, kw_only=True):
     """The process that a line is about, or that wrote it, as far as the line says."""
 
     rank: int | None = None
@@ -33,8 +33,7 @@ class ProcessRef:
         return " ".join(filter(None, parts))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fact:
+class Fact(Struct, frozen=True, kw_only=True):
     """One rule's match in the input."""
 
     rule: Rule

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.diagnose.fact import Fact, ProcessRef
 from holdfast.diagnose.failure_classes import Confidence
@@ -43,8 +45,7 @@ _SELF_INFLICTED = re.compile(r"ended by SIG(?:ABRT|SEGV|BUS|FPE|ILL|TRAP|SYS)\b"
 """Signals that a process raises itself: no other process sent them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FailedAttempt:
+class FailedAttempt(Struct, frozen=True, kw_only=True):
     """The last failed attempt, as the run's event log describes it."""
 
     replica: int

@@ -5,8 +5,9 @@ The values are the labels under which incidents are collected and scored: more m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class Confidence(StrEnum):
@@ -73,8 +74,7 @@ class FailureClass(StrEnum):
         return FAILURE_CLASS_INFO[self].label or self
 
 
-@dataclass(frozen=True)
-class FailureClassInfo:
+class FailureClassInfo(Struct, frozen=True):
     """All that is known of a class."""
 
     description: str

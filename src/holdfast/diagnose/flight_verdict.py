@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from itertools import permutations
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.structured.flight_recorder import CollectiveEntry, FlightDump, GroupPosition, merged
 
@@ -40,8 +42,7 @@ class HangKind(IntEnum):
     """All entered the collective, and none completed it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HangVerdict:
+class HangVerdict(Struct, frozen=True, kw_only=True):
     """What the recorders show of one group."""
 
     kind: HangKind
@@ -63,8 +64,7 @@ class HangVerdict:
         return None if self.kind is HangKind.ALL_WAITING else self.rank
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Group:
+class _Group(Struct, frozen=True, kw_only=True, dict=True):
     name: str
     positions: Mapping[int, GroupPosition]
     members: frozenset[int]

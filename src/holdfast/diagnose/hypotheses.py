@@ -6,7 +6,9 @@ Pure. root_cause_analysis.py chooses among them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.desync import Desync
 from holdfast.diagnose.diagnosis_text import fill_values, first_failure_among, first_failure_of, format_ranks
@@ -25,8 +27,7 @@ _RENDEZVOUS_CLASSES = {FailureClass.RENDEZVOUS, FailureClass.RANK_COUNT, *HANG_F
 """Classes under which ranks also report different world sizes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Hypothesis:
+class Hypothesis(Struct, frozen=True, kw_only=True):
     """One possible cause, with its evidence."""
 
     code: str

@@ -5,8 +5,9 @@ Counting all lines of a log takes a third as long as searching it for every rule
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.diagnose.open_files import NotARegularFile, SparseFileReader
 
@@ -41,8 +42,7 @@ class LineIndex:
         return self._number
 
 
-@dataclass(frozen=True)
-class LazyLineNumber:
+class LazyLineNumber(Struct, frozen=True):
     """The number of the line that begins at an offset, computed by `int`."""
 
     index: LineIndex

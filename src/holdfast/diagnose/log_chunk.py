@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import SupportsInt
 
+from msgspec import Struct
 
-@dataclass(frozen=True, kw_only=True)
-class LogSource:
+
+class LogSource(Struct, frozen=True, kw_only=True):
     """One stream of log lines: a file, a member of an archive, standard input."""
 
     name: str
@@ -20,8 +20,7 @@ class LogSource:
     """The replica of that rank, where its path says; each replica counts its ranks from 0."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogChunk:
+class LogChunk(Struct, frozen=True, kw_only=True):
     """Whole lines of one source, as written: up to a few MiB, never ending within a line."""
 
     source: LogSource

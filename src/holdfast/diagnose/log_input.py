@@ -16,11 +16,11 @@ import stat
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 
 import zstandard
+from msgspec.structs import replace
 
 from holdfast.diagnose.line_index import LazyLineNumber, LineIndex
 from holdfast.diagnose.log_chunk import LogChunk, LogSource

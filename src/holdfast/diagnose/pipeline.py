@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.diagnosis import Diagnosis, OtherRun
 from holdfast.diagnose.diagnosis_text import as_evidence

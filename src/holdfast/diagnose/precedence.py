@@ -15,9 +15,10 @@ first of these rules that applies decides:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
+
+from msgspec import Struct
 
 from holdfast.diagnose.failure_classes import Confidence
 
@@ -36,8 +37,7 @@ class PeerSymptom(IntEnum):
     """It mentions a peer that is gone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clocks:
+class Clocks(Struct, frozen=True, kw_only=True):
     """How far the times of failures can be trusted."""
 
     skew_s: float
@@ -46,8 +46,7 @@ class Clocks:
     """A failure may be reported this much later than the errors of its peers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Suspect(Generic[_T]):
+class Suspect(Struct, Generic[_T], frozen=True, kw_only=True):
     """A failure that may have come first, as far as it matters for the order."""
 
     failure: _T

@@ -6,21 +6,20 @@ Each line alone is valid; two that contradict each other are not. desync.py find
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.diagnose.fact import MAX_RANKS, Fact
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankConflict:
+class RankConflict(Struct, frozen=True, kw_only=True):
     """Lines that cannot all be right."""
 
     message: str
     facts: tuple[Fact, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MissingRanks:
+class MissingRanks(Struct, frozen=True, kw_only=True):
     """Ranks missing from a communicator that most of its ranks entered."""
 
     ranks: tuple[int, ...]

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import PurePosixPath
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.diagnose.frames import is_user_code
 
@@ -47,8 +49,7 @@ _ADDRESS = "0x"
 """Begins the name of a native function for which its library has no symbol."""
 
 
-@dataclass(frozen=True)
-class _Frame:
+class _Frame(Struct, frozen=True):
     function: str
     file: str
     line: str
@@ -67,8 +68,7 @@ class _Frame:
         return f"{self.function} ({place})"[:MAX_FRAME_CHARS]
 
 
-@dataclass(frozen=True)
-class _Thread:
+class _Thread(Struct, frozen=True):
     name: str
     frames: list[_Frame] = field(default_factory=list["_Frame"])
     """Its Python frames, innermost first."""

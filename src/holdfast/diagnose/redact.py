@@ -11,11 +11,11 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, cast
 
 import msgspec
 import re2
+from msgspec.structs import replace
 
 from holdfast.diagnose import secret_patterns
 from holdfast.diagnose.diagnosis import Diagnosis, Evidence, OtherRun, Symptom

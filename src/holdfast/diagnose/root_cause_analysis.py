@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.desync import find_desync
 from holdfast.diagnose.diagnosis import Diagnosis, Symptom

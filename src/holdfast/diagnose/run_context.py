@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.diagnosis import Diagnosis, Evidence, NextEvidence
 from holdfast.diagnose.failure_classes import Confidence, FailureClass

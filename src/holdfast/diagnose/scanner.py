@@ -9,8 +9,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cache
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.frames import crashed_at, raised_at, service_client, thread_position

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.rank_stack import Stack
 from holdfast.diagnose.wait_axes import Wait, waits_for
@@ -36,8 +38,7 @@ _AXES = {Wait.TP: Axis.TP, Wait.CP: Axis.CP, Wait.EP: Axis.EP, Wait.DP: Axis.DP}
 _STAGES = {Wait.PREVIOUS_STAGE: (-1,), Wait.NEXT_STAGE: (1,), Wait.OTHER_STAGE: (-1, 1)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackGroup:
+class StackGroup(Struct, frozen=True, kw_only=True):
     """Ranks with the same stack."""
 
     stack: Stack
@@ -45,8 +46,7 @@ class StackGroup:
     waits_for: Wait
 
 
-@dataclass(frozen=True, kw_only=True)
-class StackVerdict:
+class StackVerdict(Struct, frozen=True, kw_only=True):
     """What the stacks of all ranks show together."""
 
     groups: tuple[StackGroup, ...]

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.stack_groups import StackVerdict
 from holdfast.diagnose.wait_axes import Wait
@@ -21,8 +23,7 @@ CHANCE = 0.01
 """Probability of naming some rank at which it counts as chance: ranks that take turns in being last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RoundsVerdict:
+class RoundsVerdict(Struct, frozen=True, kw_only=True):
     """What several dumps show together."""
 
     verdict: StackVerdict

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from holdfast.events import LinkRate, LinkSlowed, LinksMeasured, SocketEnds, SocketsObserved
 from holdfast.findings import Finding, Owner, Severity
@@ -26,8 +27,7 @@ _MAX_SHOWN = 4
 _GLOO, _NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
-@dataclass(frozen=True, kw_only=True)
-class End:
+class End(Struct, frozen=True, kw_only=True):
     """One end of a pair."""
 
     report: SocketsObserved
@@ -44,8 +44,7 @@ class End:
 Pair = tuple[End, End]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TcpJudgement:
+class TcpJudgement(Struct, frozen=True, kw_only=True):
     """Which interfaces carry the data of a replica's ranks, in one line."""
 
     line: str = ""

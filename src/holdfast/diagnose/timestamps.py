@@ -5,9 +5,11 @@ from __future__ import annotations
 import calendar
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from statistics import median_low
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.fact import Fact
 
@@ -32,8 +34,7 @@ _MONTHS = {name: number for number, name in enumerate(calendar.month_abbr) if na
 _TIME, _TIMESTAMP_BYTES, _LOOKBACK_BYTES = re.compile(rb"\d\d:\d\d:\d\d"), 20, 8 << 10
 
 
-@dataclass(frozen=True)
-class Timestamp:
+class Timestamp(Struct, frozen=True):
     """The time that a line itself gives; a time without zone counts as UTC, one without year as the last such day.
 
     Only differences between such times are ever used.

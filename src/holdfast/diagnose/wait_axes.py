@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from holdfast.diagnose.rank_stack import Stack
 from holdfast.protocol.wait_frames import FOR_DEVICE, FOR_REPLICAS
@@ -29,8 +30,7 @@ class Wait(StrEnum):
     """The ranks of a collective whose group no name shows."""
 
 
-@dataclass(frozen=True)
-class _Row:
+class _Row(Struct, frozen=True):
     wait: Wait
     frames: re.Pattern[str]
 

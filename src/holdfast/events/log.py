@@ -13,11 +13,12 @@ import os
 import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.events import AnyEvent, RunCreated
 from holdfast.events.controller_events import FORMAT, OLDEST_FORMAT
@@ -41,8 +42,7 @@ class CorruptLine(Exception):
     """A line does not match its checksum."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CorruptSpan:
+class CorruptSpan(Struct, frozen=True, kw_only=True):
     """Consecutive corrupt lines of a log; numbers count from 1."""
 
     first_line: int

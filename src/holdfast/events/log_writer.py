@@ -6,8 +6,9 @@ import contextlib
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.events import AnyEvent
 from holdfast.events.compressed_copy import CompressedCopy
@@ -29,8 +30,7 @@ class AnotherWriter(Exception):
     """Another controller has written events to this log, so it owns the run."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Repair:
+class Repair(Struct, frozen=True, kw_only=True):
     """A foreign change to the log that the writer undid."""
 
     what: str

@@ -7,8 +7,9 @@ may train ten times slower. Site details (which HCA, which GID index) belong to 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
+
+from msgspec.structs import replace
 
 from holdfast.fabric.cloud_fabrics import CLOUD_FABRICS
 from holdfast.fabric.fabric import DeviceClaim, Fabric, PodAccess, Variable

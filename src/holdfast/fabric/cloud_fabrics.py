@@ -5,7 +5,7 @@ Names of devices, networks and images are those that the providers publish; a ta
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from holdfast.fabric.fabric import DeviceClaim, Fabric, PodAccess, Sidecar, Variable
 from holdfast.fabric.verbs import SHARED_DEVICES, VERBS, only_network

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
+
+from msgspec import Struct, field
 
 
 class Variable(NamedTuple):
@@ -17,8 +18,7 @@ class Variable(NamedTuple):
     """Why it is set."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceClaim:
+class DeviceClaim(Struct, frozen=True, kw_only=True):
     """Devices that the scheduler allocates to a pod through a ResourceClaim (dynamic resource allocation)."""
 
     device_class: str = ""
@@ -28,8 +28,7 @@ class DeviceClaim:
     """A CEL expression about a device, in addition to the class."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sidecar:
+class Sidecar(Struct, frozen=True, kw_only=True):
     """A container next to the ranks that serves their network plugin."""
 
     name: str
@@ -43,8 +42,7 @@ class Sidecar:
     """Device files that the machine's device injector gives it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodAccess:
+class PodAccess(Struct, frozen=True, kw_only=True):
     """What a Kubernetes pod needs to reach a fabric, beyond its own network.
 
     A target's `fabric_device` overrides the resource, the number of devices, the claim and the sidecar's image.
@@ -76,8 +74,7 @@ class PodAccess:
     """GPUs that a node must request, if a part of the machine cannot use the fabric; 0 if any number can."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fabric:
+class Fabric(Struct, frozen=True, kw_only=True):
     """A network that can carry collectives."""
 
     name: str

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.host.files import read_line
 
@@ -52,8 +53,7 @@ def memory_group(root: Path = Path("/")) -> Path | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CgroupParent:
+class CgroupParent(Struct, frozen=True, kw_only=True):
     """A cgroup below which holdfast can create cgroups with a limit."""
 
     path: Path

@@ -6,14 +6,14 @@ watch/memory_pressure.py reports when memory is nearly used up; agent/oom.py pro
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.host.cgroups import memory_group
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryUsage:
+class MemoryUsage(Struct, frozen=True, kw_only=True):
     """A memory limit, and how much of it is in use and not reclaimable."""
 
     where: str

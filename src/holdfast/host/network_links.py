@@ -7,8 +7,9 @@ import fcntl
 import socket
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 _SIOCGIFFLAGS, _SIOCGIFCONF = 0x8913, 0x8912
 _IFF_LOOPBACK, _IFF_RUNNING = 0x8, 0x40
@@ -21,8 +22,7 @@ _HEADER, _LINK, _ATTRIBUTE = struct.Struct("=IHHII"), struct.Struct("=BxHiII"), 
 _RTM_NEWLINK, _RTM_DELLINK, _IFLA_IFNAME = 16, 17, 3
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkReading:
+class LinkReading(Struct, frozen=True, kw_only=True):
     """The interfaces other than loopback at one time."""
 
     links: Mapping[str, bool]

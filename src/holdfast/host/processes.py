@@ -15,8 +15,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.host.files import read_object
 
@@ -29,8 +30,7 @@ _MAX_PID = 1 << 22
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-@dataclass(frozen=True)
-class ProcessId:
+class ProcessId(Struct, frozen=True):
     """A process that cannot be confused with a later one of the same pid; `started` is in clock ticks since boot."""
 
     pid: int

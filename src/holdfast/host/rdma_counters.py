@@ -6,8 +6,9 @@ import os
 import re
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 DEVICES = "sys/class/infiniband"
 WORD_BYTES = 4
@@ -45,8 +46,7 @@ MAX_DIGITS = 64
 _PAUSE = re.compile(r"^\s*([rt]x_prio\d_pause): (\d+)$", re.MULTILINE)  # `     rx_prio3_pause: 12085`
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CounterReading:
+class CounterReading(Struct, frozen=True, kw_only=True):
     """The counters of all ports at one time."""
 
     at_s: float

@@ -10,9 +10,10 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import NamedTuple
+
+from msgspec import Struct
 
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
@@ -59,8 +60,7 @@ class Endpoint(NamedTuple):
         return f"[{self.host}]:{self.port}" if len(self.address) == 16 else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TcpCounters:
+class TcpCounters(Struct, frozen=True, kw_only=True):
     """What a connection has sent and received since it was opened."""
 
     acked_bytes: int = 0
@@ -80,8 +80,7 @@ class TcpCounters:
     """Whether the program sent too little in that measurement to reach the network's rate."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TcpSocket:
+class TcpSocket(Struct, frozen=True, kw_only=True):
     """One TCP socket that listens or is connected."""
 
     local: Endpoint

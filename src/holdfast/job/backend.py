@@ -7,17 +7,17 @@ and makes no recovery decisions.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
+
+from msgspec import Struct
 
 from holdfast.events import Outcome
 from holdfast.findings import Finding
 from holdfast.job.quarantine import MachineEvidence
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeId:
+class NodeId(Struct, frozen=True, kw_only=True):
     """A node slot: its number in the job and its generation, the number of times it was replaced."""
 
     node: int
@@ -37,8 +37,7 @@ class BackendNodeState(StrEnum):
     """The node or its agent no longer exists."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeObservation:
+class NodeObservation(Struct, frozen=True, kw_only=True):
     """What a backend sees of a node."""
 
     node_id: NodeId

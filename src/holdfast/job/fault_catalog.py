@@ -6,8 +6,9 @@ Agents execute them in agent/fault_injection.py, the controller in launch/local/
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events import FaultAction, FaultRequested, FaultTarget
@@ -27,8 +28,7 @@ class Executor(StrEnum):
     """The run's target, which creates its nodes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Precondition:
+class Precondition(Struct, frozen=True, kw_only=True):
     """A property that a fault needs of the run; its texts may use `run` (the id) and `accepted` (the spec)."""
 
     field: str
@@ -84,8 +84,7 @@ NEEDS_DEVICE_WATCH = Precondition(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultSpec:
+class FaultSpec(Struct, frozen=True, kw_only=True):
     """What one action does to one target."""
 
     description: str

@@ -6,11 +6,10 @@ reconnect before it is replaced.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True)
-class HeartbeatTimeouts:
+class HeartbeatTimeouts(Struct, frozen=True, kw_only=True):
     """The parts of `recovery.node_grace_s`, in seconds."""
 
     node_grace_s: float

@@ -7,8 +7,9 @@ sets. launch/launch_plan.py computes their values.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from holdfast.job.interpreter import is_python
 from holdfast.job.spec import Job, Launch
@@ -17,8 +18,7 @@ Option = Callable[[Job], tuple[str, ...]]
 """The option values that agree with the job; any other value contradicts it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Launcher:
+class Launcher(Struct, frozen=True, kw_only=True):
     """A program that starts ranks itself."""
 
     name: str
@@ -32,8 +32,7 @@ class Launcher:
     """Options that holdfast sets, without leading hyphens, words joined by underscores."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LauncherCommand:
+class LauncherCommand(Struct, frozen=True, kw_only=True):
     """A command that starts a launcher."""
 
     launcher: Launcher

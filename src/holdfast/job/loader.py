@@ -10,10 +10,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import msgspec
+from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
@@ -51,8 +51,7 @@ TEXT_PATHS: tuple[Path, ...] = (("env", "*"), ("fabric", "env", "*"), ("command"
 _OVERRIDE = re.compile(r"(?P<key>[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*)=(?P<value>.*)", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoadedJob:
+class LoadedJob(Struct, frozen=True, kw_only=True):
     """A valid job, its warnings, and the source location of each field."""
 
     job: Job
@@ -64,8 +63,7 @@ class LoadedJob:
         return located_in(finding, self.source)
 
 
-@dataclass(frozen=True, kw_only=True)
-class ValidationResult:
+class ValidationResult(Struct, frozen=True, kw_only=True):
     """The result of loading: the job, or None if it has errors, and all findings."""
 
     job: Job | None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+
+from msgspec import Struct
 
 from holdfast.events.ranges import Ranges, to_ranges
 from holdfast.job.spec import Parallel
@@ -24,8 +25,7 @@ class Axis(StrEnum):
     PP = "pp"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelGroup:
+class ParallelGroup(Struct, frozen=True, kw_only=True):
     """Ranks that communicate along one axis, or that a product of axes spans; `axes` is empty for a single rank."""
 
     axes: tuple[Axis, ...]
@@ -38,8 +38,7 @@ class ParallelGroup:
         return f"the {what} group of ranks {format_spans(to_ranges(self.ranks))}" if what else f"rank {self.ranks[0]}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParallelLayout:
+class ParallelLayout(Struct, frozen=True, kw_only=True, dict=True):
     """Sizes of the parallel groups; ranks count up along `tp`, then `cp`, `dp`, `pp`.
 
     Expert-parallel groups are blocks of the `cp` and `dp` coordinates together: Megatron-LM and torchtitan take them

@@ -6,10 +6,10 @@ Pure: a target stores the quarantine, as a file or an object, and passes the tim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.findings import Finding
@@ -60,16 +60,14 @@ A repair takes days, so that the machine would fail the next run too. What is on
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineEvidence:
+class MachineEvidence(Struct, frozen=True, kw_only=True):
     """Why a machine is avoided."""
 
     certainty: Certainty
     finding: Finding
 
 
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A machine that a run found to be at fault."""
 
     machine: str
@@ -160,8 +158,7 @@ class QuarantineOutcome(StrEnum):
     """The same job accused several machines of the same lately: its own error is more likely."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """What follows, and the quarantine afterwards."""
 
     outcome: QuarantineOutcome

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
 import msgspec
+from msgspec import Struct, field
 from pydantic import ValidationError
 
 import holdfast
@@ -46,8 +46,7 @@ def _of_later_version(path: Path, fields: Sequence[str]) -> HoldfastError:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSecrets:
+class RunSecrets(Struct, frozen=True, kw_only=True):
     """Secrets and environment in a run's folder, for restarted controllers only."""
 
     environ: Mapping[str, str]

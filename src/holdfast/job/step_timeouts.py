@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 NON_STEP_FACTOR = 10.0
 """Factor on a fixed step timeout for the first step and for work between steps."""
@@ -25,8 +26,7 @@ EARLY_MARGIN_S longer if that step's kernels were cached. torch.compile compiles
 (`torch._dynamo.config.recompile_limit`); a rank restarted for it would recompile again and again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTimeouts:
+class StepTimeouts(Struct, frozen=True, kw_only=True):
     """Timeouts derived from `recovery.step_timeout_s`, in seconds."""
 
     step_timeout_s: float | Literal["auto"]

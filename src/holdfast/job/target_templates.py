@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError
 from holdfast.job.loader import read_text, refuse_large
@@ -35,8 +36,7 @@ _HEADER = (
 _HEADER_LINES = re.compile(r"# A copy of (?P<source>\S+), [^\n]*\n# sha256:(?P<digest>[0-9a-f]{64})\r?\n")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateSource:
+class TemplateSource(Struct, frozen=True, kw_only=True):
     """A version of a template that a ConfigMap of the cluster holds, under the key `VERSION.yaml`."""
 
     namespace: str
@@ -55,8 +55,7 @@ class TemplateSource:
         return target.parent / COPIES / self.namespace / self.name / self.key
 
 
-@dataclass(frozen=True, kw_only=True)
-class TemplateUse:
+class TemplateUse(Struct, frozen=True, kw_only=True):
     """A target file that extends a published template."""
 
     target: Path

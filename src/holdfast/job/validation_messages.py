@@ -8,10 +8,10 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from types import NoneType
 from typing import Any, get_args
 
+from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -20,8 +20,7 @@ from holdfast.job.spec import PATTERN_TEXT
 from holdfast.job.yaml_source import Path, SourceLocation, YamlSource, dotted_path, printable
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageTemplate:
+class MessageTemplate(Struct, frozen=True, kw_only=True):
     """The message of one error type; `what` is formatted with the error's context and the value found."""
 
     code: str

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 
 import yaml
+from msgspec import Struct, field
 
 from holdfast.findings import Finding
 
@@ -28,8 +28,7 @@ Data = str | int | float | bool | list["Data"] | dict[str, "Data"] | None
 Path = tuple[str | int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceLocation:
+class SourceLocation(Struct, frozen=True, kw_only=True):
     """File, line number and text of the line of a value."""
 
     where: str
@@ -41,8 +40,7 @@ class SourceLocation:
         return (printable(self.line),) if self.line and not private else ()
 
 
-@dataclass(kw_only=True)
-class YamlSource:
+class YamlSource(Struct, kw_only=True):
     """Parsed data: `locations` maps paths to lines; `invalid_paths` have a finding already."""
 
     name: str

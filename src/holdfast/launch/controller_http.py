@@ -8,17 +8,16 @@ import socket
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import httpx
+from msgspec import Struct
 
 from holdfast.protocol import routes
 from holdfast.run_dir import RunDir
 from holdfast.security.tls import CONTROLLER_NAME, client_context
 
 
-@dataclass(frozen=True, kw_only=True)
-class ControllerHttp:
+class ControllerHttp(Struct, frozen=True, kw_only=True):
     """A client of one controller."""
 
     client: httpx.Client

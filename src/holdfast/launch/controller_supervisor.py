@@ -24,9 +24,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode
 from holdfast.host.files import UnexpectedFile, atomic_write, read_object, regular_opener
@@ -120,8 +121,7 @@ def write_controller_record(folder: RunDir, **found: Any) -> None:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class RestartBackoff:
+class RestartBackoff(Struct, frozen=True, kw_only=True):
     """When to start the next controller: first immediately, then with growing delays, so a full disk ends no run."""
 
     grace_s: float

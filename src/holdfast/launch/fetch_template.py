@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure, require_extra
 from holdfast.fabric.catalog import NAMES
@@ -16,8 +17,7 @@ from holdfast.job.targets import read_target
 from holdfast.launch.target import TARGET_KINDS
 
 
-@dataclass(frozen=True, kw_only=True)
-class FetchedTemplate:
+class FetchedTemplate(Struct, frozen=True, kw_only=True):
     """A template as `holdfast target fetch` left it."""
 
     source: str

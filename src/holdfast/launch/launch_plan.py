@@ -6,8 +6,9 @@ Pure. It prefers environment variables, so that the command stays as typed; opti
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from holdfast.job.launcher_catalog import find_launcher
 from holdfast.job.run_spec import RunSpec
@@ -26,8 +27,7 @@ from holdfast.protocol.orders import RankLaunch
 from holdfast.run_dir import RunDir, rank_log_name
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeLaunch:
+class NodeLaunch(Struct, frozen=True, kw_only=True):
     """A node's part in an attempt."""
 
     job: Job
@@ -39,8 +39,7 @@ class NodeLaunch:
     """Folder for the files of this attempt."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LauncherConfig:
+class LauncherConfig(Struct, frozen=True, kw_only=True):
     """Command, environment and files that tell a launcher its node's rank."""
 
     argv: tuple[str, ...]
@@ -51,8 +50,7 @@ class LauncherConfig:
     """As in `RankLaunch`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True, kw_only=True):
     """An attempt to start; what all its nodes share is computed once."""
 
     job: Job

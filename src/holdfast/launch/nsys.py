@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, failure
 from holdfast.job.spec import Job, Launch
@@ -24,8 +24,7 @@ _NAMES = {
 """By who starts the ranks, how a report is named: nsys puts the value of a variable for `%q{NAME}`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NsysCommand:
+class NsysCommand(Struct, frozen=True, kw_only=True):
     """A job's command under `nsys profile`."""
 
     argv: tuple[str, ...]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicyRequest:
+class PolicyRequest(Struct, frozen=True, kw_only=True):
     """What the policies of a target are to require, in addition to what every run there needs."""
 
     fabrics: Sequence[str] = ()

@@ -6,8 +6,9 @@ Pure. The names are torchrun's, so a script that runs under torchrun runs unchan
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.fabric.catalog import LOCAL_DEFAULT
 from holdfast.fabric.fabric import Fabric
@@ -33,8 +34,7 @@ HEARTBEAT_MARGIN_S = 60.0
 """Seconds from the session's own timeout to that of torch's heartbeat monitor."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Struct, frozen=True, kw_only=True):
     """One start of a replica's ranks: the rendezvous address and the member nodes."""
 
     replica: int
@@ -55,8 +55,7 @@ class Attempt:
     """Newest checkpoints that its ranks set aside before they resume."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeResources:
+class NodeResources(Struct, frozen=True, kw_only=True):
     """What a node may use of its machine."""
 
     cpus: float

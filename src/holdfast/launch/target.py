@@ -6,10 +6,11 @@ import contextlib
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec import Struct
 
 import holdfast
 from holdfast.errors import ExitCode, HoldfastError, failure
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
     from holdfast.run_dir import RunDir
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetKind:
+class TargetKind(Struct, frozen=True, kw_only=True):
     """One kind of target, by the modules that are imported on use."""
 
     module: str
@@ -69,8 +69,7 @@ _KIND = re.compile(rb"""(?:^|[{,])\s*["']?kind["']?\s*:\s*["']?([\w-]+)""", re.M
 """The kind in a target's file, which is YAML or JSON. A wrong guess costs time, and nothing else."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Resumption:
+class Resumption(Struct, frozen=True, kw_only=True):
     """What a run continues of another one."""
 
     resumed: ResumedRun
@@ -80,8 +79,7 @@ class Resumption:
     """Folder of its archive."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Submission:
+class Submission(Struct, frozen=True, kw_only=True):
     """A job and the target that it is for."""
 
     loaded: LoadedJob
@@ -124,8 +122,7 @@ def refuse_errors(findings: tuple[Finding, ...]) -> None:
         raise HoldfastError(findings, ExitCode.CANNOT_RUN_HERE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rendered:
+class Rendered(Struct, frozen=True, kw_only=True):
     """Exactly what would be sent to a target, or given to each rank."""
 
     text: str
@@ -149,8 +146,7 @@ class MakeBackend(Protocol):
     ) -> Backend: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ControllerHooks:
+class ControllerHooks(Struct, frozen=True, kw_only=True):
     """What a run's controller needs from its target."""
 
     backend: MakeBackend

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
@@ -23,8 +24,7 @@ class MachineState(StrEnum):
     """The cluster places nothing on it; holdfast or an operator decided that."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MachineStatus:
+class MachineStatus(Struct, frozen=True, kw_only=True):
     """One machine of a target."""
 
     name: str
@@ -36,8 +36,7 @@ class MachineStatus:
     """The reason that a run gave when it cordoned the machine, if the quarantine is over."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetMachines:
+class TargetMachines(Struct, frozen=True, kw_only=True):
     """A target's machines, by name."""
 
     machines: tuple[MachineStatus, ...]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding
@@ -25,8 +26,7 @@ class TargetRunPhase(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetRun:
+class TargetRun(Struct, frozen=True, kw_only=True):
     """One run of a target."""
 
     run: str
@@ -47,8 +47,7 @@ class TargetRun:
     """Whether others apply and delete its objects, such as a GitOps tool, which would apply them again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TargetRuns:
+class TargetRuns(Struct, frozen=True, kw_only=True):
     """A target's runs, newest first."""
 
     runs: tuple[TargetRun, ...]

@@ -12,9 +12,10 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from holdfast.host.process_arguments import ARGUMENT_ROOM, show_arguments
 
@@ -29,8 +30,7 @@ BACKLOG = 4096
 """Agents that may connect at the same time."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpectedTarget:
+class ExpectedTarget(Struct, frozen=True, kw_only=True):
     """Where the run will probably be: a target file, and the folder that its relative paths start from."""
 
     target: Path

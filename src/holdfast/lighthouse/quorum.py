@@ -10,7 +10,8 @@ still to come.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 HEARTBEAT_TIMEOUT_S = 5.0
 """Seconds without a heartbeat after which the quorum does not wait for a member, even if no loss is reported."""
@@ -25,8 +26,7 @@ RESTART_WAIT_S = 0.5
 """The same for a new service during training: running replicas request within milliseconds."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Member:
+class Member(Struct, frozen=True, kw_only=True):
     """A replica as its manager describes it; the fields are the protocol's."""
 
     replica_id: str
@@ -39,8 +39,7 @@ class Member:
     commit_failures: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Quorum:
+class Quorum(Struct, frozen=True, kw_only=True):
     """The replicas that take a step together, sorted by id."""
 
     quorum_id: int
@@ -53,16 +52,14 @@ class Quorum:
         return frozenset(member.replica_id for member in self.members)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PendingRequest:
+class PendingRequest(Struct, frozen=True, kw_only=True):
     """A member's request for a quorum, and its time (seconds)."""
 
     member: Member
     since: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuorumState:
+class QuorumState(Struct, frozen=True, kw_only=True):
     """Input to the decision; times are on one clock, in seconds."""
 
     min_replicas: int

@@ -11,11 +11,11 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 import grpc
 import grpc.aio
+from msgspec.structs import asdict
 
 from holdfast.lighthouse import lighthouse_pb2 as pb
 from holdfast.lighthouse.quorum import Member, PendingRequest, Quorum, QuorumState, compute_quorum, next_quorum_id

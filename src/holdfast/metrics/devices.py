@@ -10,15 +10,15 @@ Devices not in the table, such as CPUs and MIG slices, have no peak and get no M
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 NVIDIA = "https://www.nvidia.com/en-us/data-center/"
 BLACKWELL = "https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703"
 INSTINCT = "https://www.amd.com/en/products/accelerators/instinct/"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(Struct, frozen=True, kw_only=True):
     """One accelerator; peaks in TFLOP/s, None for unsupported data types."""
 
     name: str

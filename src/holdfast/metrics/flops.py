@@ -14,8 +14,10 @@ For Llama 3 8B at 8,192 tokens these give 57.91 and 51.47 GFLOP. devices.py has 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 TRAINING = 3
 """Factor for training: one forward pass, and twice its cost for the gradients of inputs and weights."""
@@ -23,16 +25,14 @@ PRODUCT = 2
 """FLOPs per multiply-add."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlopsPerToken:
+class FlopsPerToken(Struct, frozen=True, kw_only=True):
     """Training FLOPs per token in each convention; None if only the other is known."""
 
     full: float
     causal: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelShape:
+class ModelShape(Struct, frozen=True, kw_only=True):
     """Shape of a decoder, as far as it determines FLOPs; sizes in elements."""
 
     layers: int

@@ -6,8 +6,9 @@ train/metrics/step_meter.py measures them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from holdfast.metrics.step_breakdown import OVERLAPPED, StepPart, breakdown_metric
 
@@ -21,8 +22,7 @@ class Reduction(StrEnum):
     MEAN = "mean"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Metric:
+class Metric(Struct, frozen=True, kw_only=True):
     """One metric; a user-defined metric has no row and is rank 0's."""
 
     name: str

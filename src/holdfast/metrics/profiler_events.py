@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.metrics.step_breakdown import Span, StepTrace
 
@@ -27,8 +28,7 @@ _ENTERS = re.compile(r"(c10d|_c10d_functional)::|record_param_comms")
 _COMPUTES = re.compile(r"(?!c10d::|_c10d_functional::|autograd::engine::)\w[\w.]*::|CompiledFunction|Torch-Compiled")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProfilerEvent:
+class ProfilerEvent(Struct, frozen=True, kw_only=True):
     """One event; times in nanoseconds of one clock."""
 
     name: str

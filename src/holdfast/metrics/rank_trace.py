@@ -5,11 +5,11 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.host.files import open_regular
 from holdfast.metrics.profiler_events import ProfilerEvent
@@ -46,8 +46,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
     host_name: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankTrace:
+class RankTrace(Struct, frozen=True, kw_only=True):
     """The trace of one rank; times become Unix time by adding `base_ns`, on the clock of its node."""
 
     rank: int

@@ -7,9 +7,10 @@ overlapped. train/metrics/profiler.py provides the spans.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+
+from msgspec import Struct
 
 Span = tuple[int, int]
 """Start and end, in nanoseconds of one clock."""
@@ -36,8 +37,7 @@ OVERLAPPED = "communication_overlapped"
 """Not one of the parts: communication overlapped with computation."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTrace:
+class StepTrace(Struct, frozen=True, kw_only=True):
     """Trace of some steps of one rank; `step_starts` are their start times, plus the end of the last step."""
 
     step_starts: tuple[int, ...]

@@ -6,13 +6,13 @@ flops.py has the models' FLOPs, devices.py the devices' peaks.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.metrics.flops import FlopsPerToken, ModelShape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Throughput:
+class Throughput(Struct, frozen=True, kw_only=True):
     """Inputs of throughput and MFU; metrics that need a missing input are omitted."""
 
     model_flops: ModelShape | FlopsPerToken | None = None

@@ -13,8 +13,9 @@ import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.metrics.profiler_events import ProfilerEvent
 from holdfast.metrics.rank_trace import RankTrace, TraceEvent
@@ -28,8 +29,7 @@ _OWN_PROCESSES = ("Spans", "Traces", "")
 """Kineto's rows about the recording itself."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClockOffset:
+class ClockOffset(Struct, frozen=True, kw_only=True):
     """How far the clock of a rank's node is ahead of that of the first rank, and by how much that may be wrong."""
 
     ahead_ns: int = 0

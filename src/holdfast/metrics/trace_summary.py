@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.metrics.profiler_events import ON_DEVICE, OPERATOR, ProfilerEvent, step_trace
 from holdfast.metrics.rank_trace import RankTrace
@@ -27,8 +28,7 @@ _WITHOUT = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProfile:
+class RankProfile(Struct, frozen=True, kw_only=True):
     """Where the time of one rank's steps went; seconds per step."""
 
     rank: int
@@ -49,8 +49,7 @@ class RankProfile:
         return self.step_s - self.parts[StepPart.COMMUNICATION]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gain:
+class Gain(Struct, frozen=True, kw_only=True):
     """What a step would gain at most."""
 
     without: str

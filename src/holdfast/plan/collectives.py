@@ -7,9 +7,10 @@ reduce-scatter's its input.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from msgspec import Struct
 
 
 class Library(StrEnum):
@@ -27,8 +28,7 @@ class Collective(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Algorithm:
+class Algorithm(Struct, frozen=True, kw_only=True):
     """How a library carries out a collective."""
 
     name: str

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from statistics import fmean
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.failure_rates import DAY_S, standby_count
 from holdfast.job.spec import MAX_NODES, Job, Nodes
@@ -16,8 +18,7 @@ FACTORS = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 TRIALS = 16
 
 
-@dataclass(frozen=True, kw_only=True)
-class EttrCurve:
+class EttrCurve(Struct, frozen=True, kw_only=True):
     """ETTR of one way to recover, by number of GPUs."""
 
     name: str

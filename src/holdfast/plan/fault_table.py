@@ -7,7 +7,8 @@ nothing is published, the assumption favours the run without Watch.
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.control.policy import FailureKind
 from holdfast.failure_rates import (
@@ -31,8 +32,7 @@ LLAMA_DAYS, LLAMA_INTERRUPTIONS = 54.0, 419
 """The Llama 3 Herd of Models (arXiv 2407.21783), table 5: unexpected interruptions on 16,384 GPUs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(Struct, frozen=True, kw_only=True):
     """A time that a bench of this project measured, where it stands in bench/results."""
 
     seconds: float
@@ -61,8 +61,7 @@ MEASURED = (EXIT, FANOUT, HANG_MARGIN, CHECKS, SMALL_RESTART)
 EXIT_S, FANOUT_S, HANG_MARGIN_S, CHECKS_S = EXIT.seconds, FANOUT.seconds, HANG_MARGIN.seconds, CHECKS.seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Input:
+class Input(Struct, frozen=True, kw_only=True):
     """A figure of the simulation."""
 
     name: str

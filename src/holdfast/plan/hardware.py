@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import asdict, fields, replace
 
 from holdfast.metrics.devices import DEVICES, Device
 
@@ -20,8 +22,7 @@ CPU = "cpu"
 _PEAKS = {device.name: device for device in DEVICES}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True):
     """A GPU; `source` is the data sheet of its memory and link."""
 
     name: str
@@ -44,8 +45,7 @@ class Gpu:
     source: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuRates:
+class CpuRates(Struct, frozen=True, kw_only=True):
     """Rates of one rank's share of a CPU in training, while all ranks of the node compute."""
 
     products: Mapping[int, float]
@@ -66,8 +66,7 @@ class CpuRates:
         return (1 - share) * self.products[below] + share * self.products[above]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
+class Machine(Struct, frozen=True, kw_only=True):
     """A kind of node and its network."""
 
     name: str
@@ -87,8 +86,7 @@ class Machine:
     """Of a machine without GPUs, whose ranks compute in fp32 and communicate with Gloo."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(Struct, frozen=True, kw_only=True):
     """Measured rates of a user's nodes, which replace the catalogue's; None where nothing was measured.
 
     `matmul_tflops` is of large bf16 products, `memory_gb_s` of copies in a GPU's memory, `link_gb_s` and `network_gb_s`
@@ -101,8 +99,7 @@ class Calibration:
     network_gb_s: float | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuCalibration:
+class CpuCalibration(Struct, frozen=True, kw_only=True):
     """Measured rates of a node without GPUs, each of one of its ranks while all compute."""
 
     ranks_per_node: int
@@ -149,7 +146,7 @@ def cpu_machine(found: CpuCalibration) -> Machine:
 
 def calibrated(machine: Machine, found: Calibration) -> Machine:
     """The machine with measured rates."""
-    gpu, names = machine.gpu, [name for name, value in vars(found).items() if value is not None]
+    gpu, names = machine.gpu, [name for name, value in asdict(found).items() if value is not None]
     peak = gpu.peak.peak_tflops
     if found.matmul_tflops and peak:
         share = found.matmul_tflops / peak

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 
 class Recompute(StrEnum):
@@ -29,8 +30,7 @@ class Sharding(StrEnum):
     """As FSDP within one node, replicated across nodes."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True, kw_only=True):
     """Sizes of the parallel groups, and how a batch passes through them.
 
     Ranks count up along `tp`, then `cp`, `dp`, `pp`; `ep` is taken from `cp` x `dp`, as in a job's `parallel`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.transformer import Transformer
@@ -19,8 +19,7 @@ FRAGMENTS = 0.05
 """Share of activations that the allocator's fragmentation adds."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True, kw_only=True):
     """Bytes on the fullest GPU."""
 
     weights: float

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.plan.hardware import TERA, Machine
 from holdfast.plan.layout import Recompute
@@ -31,8 +33,7 @@ PARTS = {
 """What a step's time is lost to, by its name in StepTime."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Figures:
+class Figures(Struct, frozen=True, kw_only=True):
     """What a layout gives; MFU over the bf16 peak, in both conventions, as shares of 1."""
 
     step_s: float
@@ -46,8 +47,7 @@ class Figures:
     """In the currency of the price; None without one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
+class Predicted(Struct, frozen=True, kw_only=True):
     """A layout with its figures and the largest losses, as shares of the step."""
 
     layout: str
@@ -58,8 +58,7 @@ class Predicted:
     """Bytes that a rank of the busiest stage sends per step, by axis (`dp`, `tp`, `pp`)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScalePoint:
+class ScalePoint(Struct, frozen=True, kw_only=True):
     """One number of nodes; `efficiency` is tokens/s/GPU over that of the smallest number that fits."""
 
     nodes: int
@@ -70,8 +69,7 @@ class ScalePoint:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Struct, frozen=True, kw_only=True):
     """The prediction for a job."""
 
     machine: str

@@ -11,11 +11,12 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from operator import ne
 from statistics import fmean
+
+from msgspec import Struct
 
 from holdfast.plan.layout import Layout
 
@@ -25,8 +26,7 @@ RANDOM_ORDERS = 5
 """Random placements of which the comparison is the mean."""
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Struct, frozen=True, dict=True):
     """Nodes with the domain of each at every level, highest level first; domains are numbered within their level."""
 
     levels: tuple[str, ...]
@@ -150,8 +150,7 @@ def _nodes_in(tree: Topology, leaves: Sequence[int], room: Sequence[int], count:
     return tuple(chosen)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankGrid:
+class RankGrid(Struct, frozen=True, kw_only=True):
     """How ranks of a job lie on its nodes, in the order of a job's `parallel`: `tp`, `cp`, `dp`, `pp`."""
 
     layout: Layout
@@ -179,8 +178,7 @@ class RankGrid:
         return all(large % small == 0 for large, small in (sorted(each, reverse=True) for each in sizes))
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankLayout:
+class RankLayout(Struct, frozen=True, kw_only=True):
     """Nodes in the order of ranks, and bytes that cross each level per step, compared with other orders."""
 
     nodes: tuple[str, ...]

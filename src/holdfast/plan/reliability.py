@@ -11,9 +11,10 @@ import math
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
+
+from msgspec import Struct, field
 
 from holdfast.control.policy import FLAP_S, PROGRESS_STEPS, Action, Failure, FailureKind, Spare, Verdict, decide
 from holdfast.failure_rates import DAY_S
@@ -63,8 +64,7 @@ REQUEUES = 3
 """Ends of a run by one fault, of which a person notices the last."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Delay:
+class Delay(Struct, frozen=True, kw_only=True):
     """A time with a uniform distribution, in seconds."""
 
     low_s: float = 0.0
@@ -79,8 +79,7 @@ class Delay:
         return self.low_s + (self.high_s - self.low_s) * chance
 
 
-@dataclass(frozen=True, kw_only=True)
-class Detection:
+class Detection(Struct, frozen=True, kw_only=True):
     """How a fault becomes known, from its beginning."""
 
     delay: Delay
@@ -94,8 +93,7 @@ class Detection:
     """The delay where the fault is still there at the start of an attempt, if it differs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FaultKind:
+class FaultKind(Struct, frozen=True, kw_only=True):
     """A kind of fault."""
 
     name: str
@@ -119,8 +117,7 @@ class FaultKind:
         return self.watched if self.watched is not None and self.detector in detectors else self.detection
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fleet:
+class Fleet(Struct, frozen=True, kw_only=True):
     """The run, and what each action costs; times in seconds."""
 
     nodes: int
@@ -154,8 +151,7 @@ class Fleet:
         return self.checkpoint_cost_s / (self.checkpoint_every_s + self.checkpoint_cost_s)
 
 
-@dataclass(frozen=True)
-class Incident:
+class Incident(Struct, frozen=True):
     """The beginning of a fault."""
 
     at: float
@@ -166,8 +162,7 @@ class Incident:
     """Decides how soon it is detected."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
+class Trial(Struct, frozen=True, kw_only=True):
     """What became of the seconds of a run."""
 
     total_s: float
@@ -192,8 +187,7 @@ class Trial:
         return sum(lost for (name, _), lost in self.lost_s.items() if name == cause)
 
 
-@dataclass(kw_only=True)
-class _Fault:
+class _Fault(Struct, kw_only=True):
     """A fault of the run that has not been removed."""
 
     incident: Incident
@@ -282,8 +276,7 @@ class KnownFailures:
         return self._moved_at > now - self._recovery.suspect_window_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Response:
+class _Response(Struct, frozen=True, kw_only=True):
     """What follows the detection of a fault."""
 
     recovering_s: float
@@ -293,16 +286,14 @@ class _Response:
     """Whether all replicas restart from a checkpoint."""
 
 
-@dataclass(frozen=True)
-class _Outage:
+class _Outage(Struct, frozen=True):
     """A replica that does not train."""
 
     until: float
     cause: str
 
 
-@dataclass(kw_only=True)
-class _Attempt:
+class _Attempt(Struct, kw_only=True):
     """The current attempt of a replica."""
 
     number: int = 0

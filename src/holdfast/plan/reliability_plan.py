@@ -6,8 +6,10 @@ import difflib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from statistics import fmean, stdev
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, failure
 from holdfast.failure_rates import DAY_S, FAILURE_RATES
@@ -26,8 +28,7 @@ STANDBYS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 NORMAL_95 = 1.96
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReliabilityRequest:
+class ReliabilityRequest(Struct, frozen=True, kw_only=True):
     """What is simulated."""
 
     fleet: Fleet
@@ -40,8 +41,7 @@ class ReliabilityRequest:
     inputs: tuple[Input, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeanShare:
+class MeanShare(Struct, frozen=True, kw_only=True):
     """A mean share of 1 over simulated runs, with its 95 % confidence interval."""
 
     mean: float
@@ -49,8 +49,7 @@ class MeanShare:
     high: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class LostTime:
+class LostTime(Struct, frozen=True, kw_only=True):
     """GPU-hours that one cause costs, in all and by how."""
 
     cause: str
@@ -58,8 +57,7 @@ class LostTime:
     by_loss: Mapping[Loss, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class BestValue:
+class BestValue(Struct, frozen=True, kw_only=True):
     """The best of several values, with the job's own."""
 
     own: float
@@ -68,8 +66,7 @@ class BestValue:
     best_ettr: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReliabilityPlan:
+class ReliabilityPlan(Struct, frozen=True, kw_only=True):
     """What failures cost a job."""
 
     nodes: int

@@ -6,12 +6,13 @@ import difflib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.events.probe_results import AllReduceRate, ProbeResult
@@ -37,8 +38,7 @@ DDP_BUCKET_BYTES = 25 << 20
 """PyTorch's default."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlanRequest:
+class PlanRequest(Struct, frozen=True, kw_only=True):
     """What is predicted."""
 
     load: Workload

@@ -6,9 +6,10 @@ Each line is predicted, measured or assumed. A setting is assumed to do what it 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from holdfast.fabric.catalog import AUTO, resolve
 from holdfast.findings import Finding, Severity
@@ -35,8 +36,7 @@ class ArtefactKind(StrEnum):
     RECOVERY = "recovery plan"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReviewLine:
+class ReviewLine(Struct, frozen=True, kw_only=True):
     """One statement of an artefact."""
 
     name: str
@@ -46,8 +46,7 @@ class ReviewLine:
     """How it was predicted or measured; if it is assumed, what would prove it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Artefact:
+class Artefact(Struct, frozen=True, kw_only=True):
     """One of the four."""
 
     kind: ArtefactKind
@@ -56,8 +55,7 @@ class Artefact:
     """Why it is incomplete; empty if it is complete."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Review:
+class Review(Struct, frozen=True, kw_only=True):
     """The artefacts of a job on a target."""
 
     job: str
@@ -72,8 +70,7 @@ class Review:
         return tuple(f"{each.kind}: {why}" for each in self.artefacts for why in each.missing)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
+class Difference(Struct, frozen=True, kw_only=True):
     """A line that two jobs do not share; empty where a job has no such line."""
 
     kind: ArtefactKind
@@ -82,8 +79,7 @@ class Difference:
     other: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Predictions:
+class Predictions(Struct, frozen=True, kw_only=True):
     """What was predicted for a job, or why it could not be."""
 
     plan: Plan | None = None

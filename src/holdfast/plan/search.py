@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.plan.hardware import Machine
 from holdfast.plan.layout import Layout, Recompute, Sharding
@@ -17,8 +18,7 @@ MAX_EMPTY = 2
 """Slots for layers that a pipeline may leave empty, as Llama 3 405B's 126 layers do in 128."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A layout with its predicted memory and time."""
 
     layout: Layout
@@ -26,8 +26,7 @@ class Candidate:
     time: StepTime
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
+class Found(Struct, frozen=True, kw_only=True):
     """The result of a search."""
 
     best: tuple[Candidate, ...]

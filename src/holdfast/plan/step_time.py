@@ -9,8 +9,10 @@ are fitted to published runs; docs/plan.md says how closely.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.plan.collectives import Library
 from holdfast.plan.hardware import TERA, Machine
@@ -42,8 +44,7 @@ class Kernels(StrEnum):
     """Separate kernels, which write all scores to memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Constants:
+class Constants(Struct, frozen=True, kw_only=True):
     """What is fitted; shares are of 1."""
 
     operand_share: float = 0.662
@@ -67,8 +68,7 @@ class Constants:
     """Loss per doubling of nodes: jitter and stragglers."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContextExchange:
+class ContextExchange(Struct, frozen=True, kw_only=True):
     """How context-parallel ranks get each other's keys and values, part by part, and what merging the parts costs."""
 
     source: str
@@ -95,8 +95,7 @@ PYTORCH_RING = ContextExchange(
 ALL_GATHER = ContextExchange(source="arXiv 2407.21783 (Llama 3), section 3.3.2: exposed, and attention runs once")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Software:
+class Software(Struct, frozen=True, kw_only=True):
     """How a training program runs its kernels."""
 
     name: str
@@ -196,8 +195,7 @@ kernels of experts; Megatron-LM before fused attention.
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Workload:
+class Workload(Struct, frozen=True, kw_only=True):
     """What is trained, and how."""
 
     model: Transformer
@@ -225,8 +223,7 @@ class Workload:
         return software.selective_products_fp8 if self.precision is Precision.FP8 else software.selective_products
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepTime:
+class StepTime(Struct, frozen=True, kw_only=True):
     """Seconds of a step by what they are spent on; communication is what compute does not hide."""
 
     matmul: float
@@ -261,8 +258,7 @@ def group_rate(machine: Machine, size: int, inside: int) -> float:
     return min(machine.link_rate, machine.network_rate * here)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(Struct, frozen=True):
     """Forward seconds of one layer for one micro-batch; the backward pass's share of each is in `step_time`."""
 
     matmul: float

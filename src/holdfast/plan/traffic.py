@@ -6,15 +6,15 @@ Ranks count up along `tp`, then `cp`, `dp`, `pp`. Context and expert parallelism
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.plan.collectives import ALGORITHMS, Collective, Library
 from holdfast.plan.layout import Layout, Sharding
 from holdfast.plan.transformer import Transformer
 
 
-@dataclass(frozen=True, kw_only=True)
-class Message:
+class Message(Struct, frozen=True, kw_only=True):
     """What a rank sends to another per step."""
 
     axis: str
@@ -23,8 +23,7 @@ class Message:
     sent_bytes: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(Struct, frozen=True, kw_only=True):
     """What a step of a job sends."""
 
     model: Transformer
@@ -50,8 +49,7 @@ class Step:
         return self.micro_batches * self.layout.micro_batch * self.length / self.layout.cp
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Collective:
+class _Collective(Struct, frozen=True, kw_only=True):
     """An operation of a group; `payload` as in plan/collectives.py."""
 
     axis: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.metrics.flops import PRODUCT, TRAINING, FlopsPerToken, ModelShape, model_shape
 
@@ -14,8 +15,7 @@ LATENT = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 WITH_BIASES = ("gpt2", "gpt_neox", "starcoder2")
 
 
-@dataclass(frozen=True, kw_only=True)
-class LatentAttention:
+class LatentAttention(Struct, frozen=True, kw_only=True):
     """Ranks and head sizes of multi-head latent attention (MLA), in elements."""
 
     query_rank: int | None
@@ -25,8 +25,7 @@ class LatentAttention:
     value_dim: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Transformer:
+class Transformer(Struct, frozen=True, kw_only=True, dict=True):
     """A decoder, as far as it determines memory and time."""
 
     name: str

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 from holdfast.preflight.nvidia_smi import Gpu, is_visible, read_report
 
 
-@dataclass(frozen=True, kw_only=True)
-class SymptomKind:
+class SymptomKind(Struct, frozen=True, kw_only=True):
     """A finding without its GPUs."""
 
     code: str
@@ -21,8 +21,7 @@ class SymptomKind:
     remedy: str
 
 
-@dataclass(frozen=True)
-class Symptom:
+class Symptom(Struct, frozen=True):
     """What is wrong with one GPU."""
 
     kind: SymptomKind

@@ -6,8 +6,9 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from msgspec import Struct
 
 from holdfast.preflight.node_view import NotLookedAt
 
@@ -15,8 +16,7 @@ _IFF_RUNNING = 0x40
 """From linux/if.h: the interface is up and has a carrier. NCCL skips all others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Interface:
+class Interface(Struct, frozen=True, kw_only=True):
     """One network interface."""
 
     name: str

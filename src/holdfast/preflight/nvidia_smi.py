@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 
@@ -66,8 +67,7 @@ class BrokenReport(NotLookedAt):
     """nvidia-smi has printed XML that cannot be read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True, kw_only=True):
     """A process that nvidia-smi lists under a GPU, with its pid on the machine, outside of containers."""
 
     pid: int
@@ -77,8 +77,7 @@ class GpuProcess:
     used_mib: int | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Gpu:
+class Gpu(Struct, frozen=True, kw_only=True, eq=False):
     """A GPU; a field is empty, or None, where the driver gives no value."""
 
     index: int
@@ -114,8 +113,7 @@ class Gpu:
         return self.mig_mode == "Enabled"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SmiReport:
+class SmiReport(Struct, frozen=True, kw_only=True):
     """An answer of `nvidia-smi -q -x`; one without GPUs holds only notes."""
 
     notes: tuple[str, ...]
@@ -125,8 +123,7 @@ class SmiReport:
     gpus: tuple[Gpu, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuLinks:
+class GpuLinks(Struct, frozen=True, kw_only=True):
     """NVLinks of a GPU, by their numbers."""
 
     active: frozenset[int]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import msgspec
+from msgspec import Struct, field
 
 from holdfast.events import NodeProbed
 from holdfast.events.probe_results import ProbeOutcome, ProbeResult, ProbeStage, ProbeSuspect
@@ -65,8 +65,7 @@ CHECKS = tuple(finding.code for finding in _FINDINGS.values())
 """Names of the probes for users, each with the finding of this code."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProbeVerdict:
+class ProbeVerdict(Struct, frozen=True, kw_only=True):
     """What follows from a probe."""
 
     passed: tuple[int, ...] = ()

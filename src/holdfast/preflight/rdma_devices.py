@@ -6,8 +6,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv6Address
+
+from msgspec import Struct
 
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 from holdfast.protocol.node_requirements import NodeRequirements
@@ -25,8 +26,7 @@ _NATURAL = re.compile(r"(\d+)")
 _RATE = re.compile(r"([\d.]+) Gb/sec")  # `400 Gb/sec (4X NDR)`, `2.5 Gb/sec (1X SDR)`
 
 
-@dataclass(frozen=True, kw_only=True)
-class Port:
+class Port(Struct, frozen=True, kw_only=True):
     """One port of an RDMA device."""
 
     device: str
@@ -89,8 +89,7 @@ class Port:
         return self.link_layer == "Ethernet" and not self.node_type.endswith("RNIC")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gid:
+class Gid(Struct, frozen=True, kw_only=True):
     """One address of a RoCE port."""
 
     index: int
@@ -114,8 +113,7 @@ class Gid:
         return "IPv4" if self.address.ipv4_mapped else "IPv6"
 
 
-@dataclass(frozen=True, kw_only=True)
-class HcaList:
+class HcaList(Struct, frozen=True, kw_only=True):
     """NCCL_IB_HCA: `mlx5_0:1,mlx5_2` are prefixes, `=mlx5_0` exact names, `^mlx5_bond` and `^=mlx5_4` exclude."""
 
     items: tuple[tuple[str, int | None], ...] = ()
@@ -159,8 +157,7 @@ class HcaList:
         return same and number in (None, port.number)
 
 
-@dataclass(frozen=True, kw_only=True)
-class UsedPorts:
+class UsedPorts(Struct, frozen=True, kw_only=True):
     """The ports that the job's collectives use."""
 
     ports: tuple[Port, ...]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.preflight.node_view import NodeView, NotLookedAt
 from holdfast.preflight.rdma_devices import Port, optional
@@ -26,8 +27,7 @@ COUNTERS = {
 """Counters of a bad link as perfquery names them, and as sysfs does. Those of four bits are full on healthy nodes."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkEnd:
+class LinkEnd(Struct, frozen=True, kw_only=True):
     """One end of a link, by its PortInfo."""
 
     state: str
@@ -48,8 +48,7 @@ class LinkEnd:
         return f"{self.width:g}X {self.speed:g} Gbit/s"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
+class Link(Struct, frozen=True, kw_only=True):
     """A port of this node, and what its cable leads to."""
 
     port: Port

@@ -7,7 +7,8 @@ that the rank's next line continues this one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 _LINE = re.compile(
     rb"\[(?:replica (?P<replica>\d{1,9}), )?rank (?P<rank>\d{1,9}), attempt (?P<attempt>\d{1,9})\]"
@@ -16,8 +17,7 @@ _LINE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class OutputSource:
+class OutputSource(Struct, frozen=True, kw_only=True):
     """The rank and attempt that wrote a line."""
 
     replica: int
@@ -30,8 +30,7 @@ class OutputSource:
         return f"[{replica}rank {self.rank}, attempt {self.attempt}]"
 
 
-@dataclass(frozen=True)
-class RankOutput:
+class RankOutput(Struct, frozen=True):
     """A part of a rank's output."""
 
     source: OutputSource

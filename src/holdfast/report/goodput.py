@@ -23,7 +23,6 @@ keeps a ledger for each replica in the run's status.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum, auto
 
 from msgspec import Struct, field
@@ -46,8 +45,7 @@ class TimeCategory(StrEnum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account:
+class Account(Struct, frozen=True, kw_only=True):
     """Seconds by category; categories without time are omitted."""
 
     parts: Mapping[TimeCategory, float]

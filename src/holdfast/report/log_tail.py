@@ -6,8 +6,9 @@ rank_logs.py finds the files, line_splitter.py splits bytes into lines.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.host.files import UnexpectedFile, open_regular, regular_opener
 from holdfast.host.sparse_files import next_data
@@ -23,8 +24,7 @@ PARTIAL_LINE_DELAY_S = 0.5
 """An incomplete line is shown after this time without new text; a line that overwrites itself, sooner."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TailChunk:
+class TailChunk(Struct, frozen=True, kw_only=True):
     """The result of one read."""
 
     lines: list[str]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from holdfast.metrics.metric_text import format_number
 from holdfast.metrics.step_breakdown import StepPart, breakdown_metric
@@ -35,8 +36,7 @@ _PROFILED: Mapping[StepPart, WorkPart] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class PredictedStep:
+class PredictedStep(Struct, frozen=True, kw_only=True):
     """A run's prediction and what it measured; seconds per step."""
 
     layout: str

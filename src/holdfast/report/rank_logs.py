@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.events import AnyEvent, RecoveryDecided
 from holdfast.report.log_tail import LogTail, TailChunk, last_lines
@@ -26,8 +27,7 @@ _FOLDER = re.compile(r"(?:replica-(?P<replica>\d{1,9})-)?attempt-(?P<attempt>\d{
 _FILE = re.compile(r"rank-(?P<rank>\d{1,9})\.log")
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class RankLog:
+class RankLog(Struct, frozen=True, kw_only=True, order=True):
     """The log of one rank in one attempt."""
 
     attempt: int
@@ -35,8 +35,7 @@ class RankLog:
     rank: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankChunk:
+class RankChunk(Struct, frozen=True, kw_only=True):
     """Lines with the rank that wrote them."""
 
     source: RankLog

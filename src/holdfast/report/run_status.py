@@ -1,7 +1,6 @@
 """The status model of a run; status_reducer.py builds it from events, and cli prints it.
 
-It never reads the clock. goodput.py accounts for time, run_history.py keeps the past. Its classes
-are structs, because msgspec replaces fields five times as fast as dataclasses do.
+It never reads the clock. goodput.py accounts for time, run_history.py keeps the past.
 """
 
 from __future__ import annotations

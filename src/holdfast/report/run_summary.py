@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from holdfast.events import Outcome, UpdateEnded, WorldSizeChanged
 from holdfast.findings import Finding
@@ -34,8 +35,7 @@ class Heading(StrEnum):
     EVIDENCE = "evidence"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunSummary:
+class RunSummary(Struct, frozen=True, kw_only=True):
     """The summary of a run."""
 
     run: str

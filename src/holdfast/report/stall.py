@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.events import (
     AnyEvent,
@@ -26,8 +27,7 @@ DIAGNOSE_IDLE_S = 30.0
 """The same for `diagnose`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stall:
+class Stall(Struct, frozen=True, kw_only=True):
     """A run whose ranks are running without visible progress."""
 
     idle_s: float

@@ -6,11 +6,11 @@ Regular agents stay below all limits at any number of nodes; limits that grow wi
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, kw_only=True)
-class ApiLimits:
+class ApiLimits(Struct, frozen=True, kw_only=True):
     """Limits per connection, per node and for all unauthenticated clients together."""
 
     header_bytes: int = 16 * 1024

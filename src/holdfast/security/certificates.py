@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from ipaddress import ip_address
 
@@ -10,6 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+from msgspec import Struct
 
 _CA_NAME = "the CA of one holdfast run"
 
@@ -18,8 +18,7 @@ _NOT_BEFORE = datetime(2000, 1, 1, tzinfo=UTC)
 _NOT_AFTER = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
-@dataclass(frozen=True)
-class RunAuthority:
+class RunAuthority(Struct, frozen=True):
     """A CA with its key."""
 
     _key: ec.EllipticCurvePrivateKey

@@ -10,16 +10,15 @@ import hashlib
 import hmac
 import re
 import secrets
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class User:
+class User(Struct, frozen=True):
     """The user: may cancel the run, inject faults into it and read it."""
 
 
-@dataclass(frozen=True)
-class NodeAgent:
+class NodeAgent(Struct, frozen=True):
     """The agent of one generation of one node slot: sends that node's messages, and may request nothing."""
 
     node: int
@@ -29,8 +28,7 @@ class NodeAgent:
         return f"node{self.node}.{self.generation}"
 
 
-@dataclass(frozen=True)
-class UnassignedNode:
+class UnassignedNode(Struct, frozen=True):
     """A process in a node slot whose generation is not known in advance: may only request its generation."""
 
     node: int
@@ -39,8 +37,7 @@ class UnassignedNode:
         return f"node{self.node}"
 
 
-@dataclass(frozen=True)
-class MetricsReader:
+class MetricsReader(Struct, frozen=True):
     """A monitoring system: may read the run's metrics."""
 
     def __str__(self) -> str:

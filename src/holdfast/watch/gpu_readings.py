@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.events import DeviceFault
 from holdfast.watch.kernel_faults import Classify, fault_symptom
@@ -24,8 +25,7 @@ MAX_NVLINK_RETRIES_S = 100.0
 """CRC errors and replays of a GPU's links in a second, DCGM's limit (ibid.)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuState:
+class GpuState(Struct, frozen=True, kw_only=True):
     """One GPU; None where the driver gives no value."""
 
     failure: DeviceFault | None = None
@@ -57,8 +57,7 @@ class GpuState:
         return ", ".join(f"{value:.0f}{unit}" for value, unit in figures if value is not None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuReading:
+class GpuReading(Struct, frozen=True, kw_only=True):
     """The GPUs of a node at one time."""
 
     at_s: float

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.findings import Owner
 from holdfast.watch.monitor import Polled, SourceMissing, Symptom
@@ -23,8 +24,7 @@ _DISK = re.compile(r"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|nvme\d+n\d+)$")
 """Whole disks: not their partitions, nor memory and loop devices."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DiskUse:
+class DiskUse(Struct, frozen=True, kw_only=True):
     """What a disk has done since the machine's start."""
 
     requests: int
@@ -69,8 +69,7 @@ def disk_symptoms(before: Mapping[str, DiskUse], now: Mapping[str, DiskUse]) -> 
             )
 
 
-@dataclass(frozen=True, kw_only=True)
-class CpuUse:
+class CpuUse(Struct, frozen=True, kw_only=True):
     """How long a cgroup has waited for processors."""
 
     periods: int = 0

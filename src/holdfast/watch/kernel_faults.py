@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.events import DeviceFault
 from holdfast.watch.monitor import Symptom
@@ -21,8 +22,7 @@ _GPU = re.compile(r"Xid \(PCI:(?P<address>[0-9A-Fa-f:]+)")
 _PCI = re.compile(r"\b(?P<address>[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})\b")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostFault:
+class HostFault(Struct, frozen=True, kw_only=True):
     """A line that reports failed hardware other than a GPU or an adapter."""
 
     code: str

@@ -7,8 +7,10 @@ row as it needs, and again only after it was absent for a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.events import DeviceFault
 from holdfast.findings import Finding, Owner, Severity
@@ -29,8 +31,7 @@ def nothing() -> tuple[str, ...]:
     return ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Symptom:
+class Symptom(Struct, frozen=True, kw_only=True):
     """Something wrong that the latest reading shows."""
 
     code: str
@@ -86,8 +87,7 @@ Judge = Callable[[R, float], Iterable[Symptom]]
 """From a reading and its time, the symptoms to report now."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Monitor(Generic[R]):
+class Monitor(Struct, Generic[R], frozen=True, kw_only=True):
     """A row of the table of monitors."""
 
     source: str
@@ -106,15 +106,13 @@ class Monitor(Generic[R]):
 AnyMonitor = Monitor[Any]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Episode:
+class _Episode(Struct, frozen=True, kw_only=True):
     readings: int = 0
     reported: bool = False
     seen_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Episodes:
+class Episodes(Struct, frozen=True, kw_only=True):
     """The ongoing symptoms of a source, by code and device."""
 
     open: Mapping[tuple[str, str], _Episode] = field(default_factory=dict[tuple[str, str], _Episode])
@@ -161,8 +159,7 @@ def comparing(symptoms: Callable[[R, R], Iterable[Symptom]]) -> Callable[[Source
     return lambda _: Comparison(symptoms)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Polled(Generic[R]):
+class Polled(Struct, Generic[R], frozen=True, kw_only=True):
     """A source that is read by a function, from files that it opens at each reading."""
 
     function: Callable[[float], R]

@@ -8,8 +8,9 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from holdfast.watch.monitor import AnyMonitor, Judge, Source, SourceMissing, Symptom
 
@@ -24,8 +25,7 @@ Overlay = Callable[[Any, float], Any]
 """What a drill makes of a reading at a time; of None where the source is missing."""
 
 
-@dataclass(kw_only=True)
-class _Row:
+class _Row(Struct, kw_only=True):
     monitor: AnyMonitor
     source: Source[Any] | None
     judge: Judge[Any]
@@ -38,16 +38,14 @@ class _Row:
     overlay_ends_s: float = 0.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Latest:
+class Latest(Struct, frozen=True, kw_only=True):
     """The latest reading of a source."""
 
     age_s: float
     reading: Any
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opened:
+class Opened(Struct, frozen=True, kw_only=True):
     """Which sources a node has."""
 
     present: tuple[str, ...] = ()

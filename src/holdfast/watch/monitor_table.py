@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.host.kernel_log import KernelLogTail
 from holdfast.host.network_links import NetworkLinks, interface_with, is_hardware
@@ -19,8 +20,7 @@ MEMORY, GPUS, RDMA_PORTS = "memory", "GPUs (NVML)", "RDMA ports"
 INTERFACES, DISKS, CPU_LIMIT = "network interfaces", "disks", "CPU limit"
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodePlace:
+class NodePlace(Struct, frozen=True, kw_only=True):
     """The node of the monitors."""
 
     address: str

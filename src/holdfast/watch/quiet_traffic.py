@@ -5,7 +5,8 @@ A long evaluation, a checkpoint or a compilation looks the same, so nothing is s
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.findings import Owner
 from holdfast.watch.monitor import Symptom
@@ -16,8 +17,7 @@ LEAST_BYTES_S = 10e3
 """A rate that counts as data: keep-alive messages of stores and watchdogs have less than a tenth of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class QuietTraffic:
+class QuietTraffic(Struct, frozen=True, kw_only=True):
     """What is remembered of a node's traffic."""
 
     busy_at_s: float | None = None

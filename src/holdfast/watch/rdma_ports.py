@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from holdfast.events import DeviceFault
 from holdfast.host.rdma_counters import CounterReading, RdmaCounterFiles, pauses

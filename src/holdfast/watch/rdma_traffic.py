@@ -7,9 +7,11 @@ other ports of its kind do at the same time: a pause, or another phase of the jo
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.host.rdma_counters import EFA_RECEIVED, EFA_SENT, RECEIVED, SENT, WORD_BYTES, CounterReading
 from holdfast.watch import quiet_traffic
@@ -38,8 +40,7 @@ CLEAN_S = 600.0
 _DATA = (SENT, RECEIVED, EFA_SENT, EFA_RECEIVED)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PortTraffic:
+class PortTraffic(Struct, frozen=True, kw_only=True):
     """What is remembered of one port."""
 
     first: tuple[float, ...] = ()
@@ -54,8 +55,7 @@ class PortTraffic:
         return median(self.first) if len(self.first) == REFERENCE_SAMPLES else 0.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
+class Traffic(Struct, frozen=True, kw_only=True):
     """What is remembered of a node."""
 
     kinds: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.run_dir import RunDir
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunAction:
+class RunAction(Struct, frozen=True, kw_only=True):
     """One action: a button of the page."""
 
     name: str

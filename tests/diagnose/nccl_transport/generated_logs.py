@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 
 from bench.nccl_log_generator import Job, Version
+from msgspec.structs import replace
 
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
 from holdfast.diagnose.nccl_transport import TransportReport

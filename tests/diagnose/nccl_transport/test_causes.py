@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from bench.nccl_log_generator import Job, Version, versions
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.generated_logs import JOB, OLD, chunks
 from tests.diagnose.nccl_transport.test_promised_fabric import ON_SOCKETS, base, logs_of, observed
 

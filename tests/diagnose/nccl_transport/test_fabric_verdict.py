@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from bench.nccl_log_generator import Job, Version, versions
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.generated_logs import (
     JOB,
     OLD,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 
 import msgspec
 import pytest
 from bench.nccl_log_generator import Job, Version
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.generated_logs import JOB, OLD, by_rank, chunks, edited, mixed, on_last_node, only
 from tests.golden import Golden
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from bench.nccl_log_generator import Job, Version, versions
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.generated_logs import JOB, OLD, chunks
 
 from holdfast.diagnose.nccl_transport import FabricJudgement, SetupLogReader, judge, observations

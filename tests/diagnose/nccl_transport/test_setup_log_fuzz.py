@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import msgspec
 import pytest
 from bench.nccl_log_generator import Job, Version
+from msgspec.structs import replace
 from tests.diagnose.nccl_transport.generated_logs import JOB, chunks, chunks_of_lines
 
 from holdfast.diagnose.nccl_transport import (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import fields
 from tests.launch.kubernetes.golden_cases import FABRIC_DEVICES
 
 from holdfast.fabric.catalog import CATALOG

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Any
 
+from msgspec import Struct, field
+from msgspec.structs import replace
 from tests.job.loading import make_job
 
 from holdfast.fabric.catalog import CATALOG, NAMES
@@ -88,8 +89,7 @@ POD: Mapping[str, Any] = {
 """A target's `pod` with every field, except for a hostPath, which Pod Security's `restricted` refuses."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
+class Case(Struct, frozen=True, kw_only=True):
     """Differences from the plain job and target."""
 
     job: Mapping[str, Any] = field(default_factory=dict[str, Any])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.launch.kubernetes.fabric_needs import Need, needs
 from tests.launch.kubernetes.golden_cases import CASES, FABRIC_CASES, Case, render_context
 

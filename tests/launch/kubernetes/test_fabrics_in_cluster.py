@@ -6,10 +6,10 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.launch.kubernetes.fabric_needs import needs
 from tests.launch.kubernetes.golden_cases import FABRIC_CASES, TORCHRUN, Case, of_kind, render_context
 from tests.launch.kubernetes.test_manifests_accepted import create

@@ -8,19 +8,20 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import json
 import re
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from tests.golden import WRITE
 from tests.launch.kubernetes.golden_cases import Case, render_context
 
@@ -542,7 +543,7 @@ def other_kueue(lab: Lab, change: Change) -> Iterator[None]:
 
     def changed(place: programs.LabPaths) -> programs.LabProgram:
         whole = programs.kueue(place)
-        return replace(whole, configuration={**whole.configuration, **change(whole.configuration)})
+        return dataclasses.replace(whole, configuration={**whole.configuration, **change(whole.configuration)})
 
     lab.kill("kueue")
     try:

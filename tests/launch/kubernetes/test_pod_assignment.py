@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.launch.kubernetes.incluster.pod_assignment import PodAssignments, PodStatus

@@ -10,11 +10,12 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.launch import changed_files
 from holdfast.launch.code.archive import archive_path
@@ -30,8 +31,7 @@ from holdfast.security.tokens import TokenIssuer
 WITHIN_S = 60.0
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(Struct, frozen=True):
     """A sync server of this process, and what its clients have."""
 
     folder: RunDir

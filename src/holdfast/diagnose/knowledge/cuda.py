@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.events import DeviceFault
@@ -11,8 +12,7 @@ from holdfast.events import DeviceFault
 SOURCE = "NVIDIA, CUDA driver API, CUresult: https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__TYPES.html"
 
 
-@dataclass(frozen=True)
-class CudaError:
+class CudaError(Struct, frozen=True):
     """One error: `name` is the driver's name without `CUDA_ERROR_` (empty if it has none), `runtime` without
     `cudaError`.
     """

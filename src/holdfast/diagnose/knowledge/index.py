@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from itertools import chain
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.failure_classes import FAILURE_CLASS_INFO, FailureClass
 from holdfast.diagnose.knowledge import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.events import DeviceFault
@@ -14,8 +15,7 @@ VERBS_SOURCE = "rdma-core, ibv_poll_cq(3): https://man7.org/linux/man-pages/man3
 _WARN = "Set NCCL_DEBUG=WARN: the first `NCCL WARN` line of that rank names the cause."
 
 
-@dataclass(frozen=True)
-class ResultCode:
+class ResultCode(Struct, frozen=True):
     """One value of ncclResult_t, or of ibv_wc_status."""
 
     number: int

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.errors import EXIT_CODE_MEANINGS, ExitCode
@@ -14,8 +15,7 @@ SHELL_SOURCE = "POSIX, Shell Command Language, exit status: 128 + N for a comman
 OWN_SOURCE = "holdfast, exit codes"
 
 
-@dataclass(frozen=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """One signal, and what it means when it ends a rank."""
 
     number: signal.Signals
@@ -124,8 +124,7 @@ SIGNALS: tuple[Signal, ...] = (
 )
 
 
-@dataclass(frozen=True)
-class ExitStatus:
+class ExitStatus(Struct, frozen=True):
     """One exit status that is not a signal."""
 
     number: int

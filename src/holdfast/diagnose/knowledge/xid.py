@@ -7,8 +7,9 @@ one table.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from holdfast.diagnose.knowledge.explanation import Explanation
 from holdfast.events import DeviceFault
@@ -28,8 +29,7 @@ class XidOrigin(StrEnum):
     HARMLESS = "nothing is wrong"
 
 
-@dataclass(frozen=True)
-class Xid:
+class Xid(Struct, frozen=True):
     """One number of the driver."""
 
     number: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+
+from msgspec import Struct, field
 
 from holdfast.diagnose.nccl_transport.transport_report import LogLine, NcclProcess
 
@@ -23,8 +24,7 @@ class Effect(StrEnum):
     HOST_MEMORY = "host-memory"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
+class Cause(Struct, frozen=True, kw_only=True):
     """One cause."""
 
     name: str
@@ -34,7 +34,7 @@ class Cause:
     remedy: str
     values: frozenset[str] = frozenset()
     """Values of the variable that cause it, in small letters; empty for any but 0 and nothing."""
-    matches: Mapping[bytes, str] = field(default_factory=dict[bytes, str], hash=False)
+    matches: Mapping[bytes, str] = field(default_factory=dict[bytes, str])
     """Patterns searched in a warning, or in a message that begins with `Call to`, each with a line that it matches."""
     shown_by: tuple[str, ...] = ()
     """The lines that show it together, by their names, the quoted one first; its own name if empty."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.diagnose.nccl_transport.causes import CAUSES, Effect, first_cause, quoted_line
 from holdfast.diagnose.nccl_transport.link_matrix import Disagreement, LinkMatrix
@@ -38,8 +38,7 @@ _NODE_LOCAL_INTERFACE = re.compile(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class MergedSetup:
+class MergedSetup(Struct, frozen=True, kw_only=True):
     """All that was read, indexed for the comparisons."""
 
     processes: Sequence[NcclProcess]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from holdfast.diagnose.nccl_transport.networks import network_of
 from holdfast.diagnose.nccl_transport.transport_report import (
@@ -26,8 +27,7 @@ UNKNOWN_NODE = "?"
 """The node of a rank without any log."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Disagreement:
+class Disagreement(Struct, frozen=True, kw_only=True):
     """Two ends of a connection that use different transports."""
 
     communicator: str
@@ -40,8 +40,7 @@ class Disagreement:
     """Whether `receive` is the way back instead of the receiver's end."""
 
 
-@dataclass(kw_only=True)
-class NodeLinks:
+class NodeLinks(Struct, kw_only=True):
     """What one node's ranks used."""
 
     routes: dict[str, set[Direction]] = field(default_factory=lambda: defaultdict[str, set[Direction]](set))
@@ -52,8 +51,7 @@ class NodeLinks:
     """Indices of the network devices used, by network."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkMatrix:
+class LinkMatrix(Struct, frozen=True, kw_only=True):
     """Routes by node, and where the two ends of connections disagree."""
 
     nodes: Mapping[str, NodeLinks]

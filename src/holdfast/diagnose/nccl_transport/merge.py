@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.diagnose.nccl_transport.line_patterns import to_text
 from holdfast.diagnose.nccl_transport.link_assigner import LinkAssigner
@@ -20,8 +21,7 @@ _Group = dict[int, CommInit]
 """The processes' views of one communicator, by rank."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MergedLogs:
+class MergedLogs(Struct, frozen=True, kw_only=True):
     """Processes and communicators (the largest first), joined over all logs."""
 
     processes: tuple[NcclProcess, ...]
@@ -112,8 +112,7 @@ def _communicators(groups: Iterable[_Group], records: Sequence[ProcessRecord]) -
     return tuple(communicators)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ReplicaNames:
+class _ReplicaNames(Struct, frozen=True, kw_only=True):
     """The replica and rank of each process; empty where logs do not distinguish several replicas."""
 
     replica_ranks: Mapping[int, tuple[int, int]]

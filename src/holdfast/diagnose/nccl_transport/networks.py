@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from holdfast.fabric.fabric import Fabric
 
 
-@dataclass(frozen=True, kw_only=True)
-class Network:
+class Network(Struct, frozen=True, kw_only=True):
     """A kind of network that carries connections between nodes."""
 
     name: str

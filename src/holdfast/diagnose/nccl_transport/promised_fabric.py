@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.nccl_transport.causes import Cause, Effect, first_cause
 from holdfast.diagnose.nccl_transport.networks import Network, expected_network, network_of
@@ -22,8 +24,7 @@ _OF_SOCKETS = frozenset({"no interface"})
 """Causes of a failure that any network may have; the others are those of verbs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FabricJudgement:
+class FabricJudgement(Struct, frozen=True, kw_only=True):
     """Whether a communicator has the fabric that its run was promised, in one line."""
 
     outcome: FabricOutcome

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.failure_classes import Confidence

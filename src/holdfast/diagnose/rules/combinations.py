@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 from holdfast.diagnose.rules.nccl import GIVE_DEVICES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Combination:
+class Combination(Struct, frozen=True, kw_only=True):
     """Matches that together decide."""
 
     code: str

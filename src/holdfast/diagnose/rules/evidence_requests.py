@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class EvidenceRequest:
+class EvidenceRequest(Struct, frozen=True):
     """Evidence that would decide, and the command that collects it."""
 
     what: str

@@ -8,8 +8,9 @@ is UNSURE, and `needs` unless it is CERTAIN. Further lines that it must match go
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from holdfast.diagnose.failure_classes import Confidence, FailureClass
 
@@ -32,13 +33,12 @@ class Role(StrEnum):
     """It describes the environment, and supports or rules out other lines."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(Struct, frozen=True, kw_only=True):
     """One kind of line, or of structured record, and what it means."""
 
     code: str
     """Stable kebab-case name; `explain` accepts it and evidence carries it."""
-    matches: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
+    matches: Mapping[str, str] = field(default_factory=dict[str, str])
     """RE2 patterns searched in a line, each with a line that it matches, in the form in which its writer logs it.
 
     Named groups become values, and `rank`, `host` and `pid` identify the process. Empty where only a structured reader

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.diagnose.memory_budget import MemoryBudget
 from holdfast.diagnose.structured.flight_recorder import FlightDump, GroupPosition

@@ -12,9 +12,11 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import PurePath
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.diagnose.log_chunk import LogSource
 from holdfast.diagnose.structured import safe_pickle
@@ -26,8 +28,7 @@ _NUMBERS = re.compile(r"\d+")
 _LIBRARY_PATHS = ("/torch/", "/site-packages/", "/dist-packages/")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectiveEntry:
+class CollectiveEntry(Struct, frozen=True, kw_only=True):
     """One collective that a rank has enqueued."""
 
     seq: int
@@ -45,8 +46,7 @@ class CollectiveEntry:
         return f"{self.op} {self.sizes}".strip() + (f" at {self.where}" if self.where else "")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupPosition:
+class GroupPosition(Struct, frozen=True, kw_only=True):
     """The position of a rank in one process group."""
 
     calls: Mapping[int, CollectiveEntry]
@@ -61,8 +61,7 @@ class GroupPosition:
         return self.calls.get(self.pending or self.enqueued)
 
 
-@dataclass(frozen=True, kw_only=True)
-class FlightDump:
+class FlightDump(Struct, frozen=True, kw_only=True):
     """What one rank's recorder held."""
 
     source: str

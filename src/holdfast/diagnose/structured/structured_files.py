@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, cast
 
 import yaml
+from msgspec import Struct
+from msgspec.structs import replace
 from yaml.composer import ComposerError
 
 from holdfast.diagnose.log_chunk import LogChunk, LogSource
@@ -40,8 +41,7 @@ class _PlainLoader(yaml.BaseLoader):
         return super().compose_node(parent, index)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RenderedLine:
+class RenderedLine(Struct, frozen=True, kw_only=True):
     """One line of a converted document."""
 
     text: str
@@ -51,8 +51,7 @@ class RenderedLine:
     """Text in the document by which its position is found."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DocumentKind:
+class DocumentKind(Struct, frozen=True, kw_only=True):
     """One kind of document."""
 
     matches: Callable[[str, bytes], bool]

@@ -15,9 +15,10 @@ import stat
 import sys
 import tarfile
 from collections.abc import Generator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Severity
@@ -36,8 +37,7 @@ class CorruptArchive(Exception):
     """An archive is not what it should be; the message says how."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedArchive:
+class PackedArchive(Struct, frozen=True, kw_only=True):
     """A finished archive."""
 
     path: Path

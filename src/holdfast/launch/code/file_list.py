@@ -11,10 +11,11 @@ import re
 import stat
 from collections import Counter, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Severity
 
@@ -39,8 +40,7 @@ class EntryKind(Enum):
     LINK = "link"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileEntry:
+class FileEntry(Struct, frozen=True, kw_only=True):
     """One file, folder or link to upload."""
 
     path: str
@@ -52,8 +52,7 @@ class FileEntry:
     """A link's target, relative to the link's folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileList:
+class FileList(Struct, frozen=True, kw_only=True):
     """A job's code in a folder, parents before children, and the findings about it."""
 
     root: Path

@@ -8,10 +8,10 @@ import json
 import logging
 import random
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.host.piped_process import PipedProcess
 from holdfast.job.targets import SshSettings
@@ -66,8 +66,7 @@ class HostUnusable(Exception):
         self.what, self.remedy = what, remedy
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostSettings:
+class HostSettings(Struct, frozen=True, kw_only=True):
     """What the links to all hosts share."""
 
     ssh: SshSettings

@@ -7,11 +7,11 @@ import contextlib
 import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.hosts.host_link import HostSettings, HostUnusable, connected
@@ -42,8 +42,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Files and folders that were looked for and are there."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostSurvey:
+class HostSurvey(Struct, frozen=True, kw_only=True):
     """What was found of all hosts."""
 
     facts: tuple[HostFacts, ...]

@@ -10,8 +10,9 @@ import contextlib
 import random
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.launch.hosts.ssh_command import HOST_PROCESS, PORTS, SshOptions, boot_request, ssh_argv, start_ssh
 
@@ -21,8 +22,7 @@ END_TIMEOUT_S = 1.0
 """Time for all of ssh's processes together to end, with the commands by which they connect (`ProxyCommand`)."""
 
 
-@dataclass(frozen=True)
-class PrestartedLink:
+class PrestartedLink(Struct, frozen=True):
     """A connection that has begun, the port there that leads to the controller, and what was sent."""
 
     process: subprocess.Popen[bytes]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import atexit
 import re
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
+from msgspec import Struct
 
 from holdfast.host.files import read_small
 from holdfast.job.target_files import HOST_NAME
@@ -23,8 +23,7 @@ from holdfast.launch.hosts import prestarted_links
 from holdfast.launch.waiting_controller import CONTROLLER
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ssh:
+class _Ssh(Struct, frozen=True, kw_only=True):
     """What the file says of ssh; a connection is used only if the validated target gives the same command."""
 
     python: str = "python3"
@@ -52,7 +51,7 @@ def _read(target: Path) -> tuple[tuple[str, ...], _Ssh]:
         raise TypeError("hosts")
     hosts: tuple[Any, ...] = tuple(found["hosts"])
     ssh: dict[str, Any] = found.get("ssh", {})
-    used = _Ssh(**{name: value for name, value in ssh.items() if name in _Ssh.__dataclass_fields__})
+    used = _Ssh(**{name: value for name, value in ssh.items() if name in _Ssh.__struct_fields__})
     if not all(re.fullmatch(HOST_NAME, host) for host in hosts):
         raise ValueError("hosts")
     if used.folder is not None and not used.folder.startswith("/"):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+
+from msgspec import Struct
 
 from holdfast.launch.image.image_libraries import apt_install
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaseImage:
+class BaseImage(Struct, frozen=True, kw_only=True):
     """An image on which a run's image can be built."""
 
     name: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast import __version__
 from holdfast.fabric.fabric import Fabric
@@ -16,8 +17,7 @@ REQUIRED_EXTRA = "kubernetes"
 """Every image of a cluster has it: the controller's pod runs the job's image."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageRequest:
+class ImageRequest(Struct, frozen=True, kw_only=True):
     """What an image must contain."""
 
     base: BaseImage

@@ -5,7 +5,8 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast import __version__
 from holdfast.fabric.fabric import Fabric
@@ -34,8 +35,7 @@ _NCCL_FILE = re.compile(r"(.+/)?lib(nccl|rccl)\.so\.[0-9.]+")
 _NCCL_PACKAGE = re.compile(r"nvidia-nccl-cu\d+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageDemand:
+class ImageDemand(Struct, frozen=True, kw_only=True):
     """What an image is checked for."""
 
     fabric: Fabric
@@ -44,8 +44,7 @@ class ImageDemand:
     mpi: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageContents:
+class ImageContents(Struct, frozen=True, kw_only=True):
     """What an image contains, as far as the checks need it."""
 
     path: str

@@ -14,13 +14,13 @@ import stat
 import tarfile
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import IO, Protocol, cast
 
 import msgspec
 import zstandard
+from msgspec import Struct, field
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 
@@ -58,8 +58,7 @@ class FileKind(StrEnum):
     OTHER = "other"
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFile:
+class ImageFile(Struct, frozen=True):
     """One path of an image."""
 
     kind: FileKind
@@ -68,8 +67,7 @@ class ImageFile:
     executable: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageConfig:
+class ImageConfig(Struct, frozen=True, kw_only=True):
     """What an image's configuration says; a directory has none."""
 
     user: str = ""
@@ -78,8 +76,7 @@ class ImageConfig:
     """Such as `linux/amd64`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ImageFiles:
+class ImageFiles(Struct, frozen=True, kw_only=True):
     """All paths of an image, without the leading slash."""
 
     files: Mapping[str, ImageFile]

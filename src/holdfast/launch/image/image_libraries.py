@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 
+from msgspec import Struct
 
-@dataclass(frozen=True, kw_only=True)
-class ImageNeed:
+
+class ImageNeed(Struct, frozen=True, kw_only=True):
     """A file that an image needs for one purpose."""
 
     file: str
@@ -19,8 +19,7 @@ class ImageNeed:
     """What installs it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Purpose:
+class Purpose(Struct, frozen=True, kw_only=True):
     """The files that one purpose needs, and the Dockerfile lines that install them."""
 
     needs: tuple[ImageNeed, ...]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from holdfast.job.spec import Job
@@ -51,8 +52,7 @@ TREE_ANNOTATION = "holdfast/tree"
 """On the run's object, if others apply and delete the run's objects: holdfast deletes none of them."""
 
 
-@dataclass(frozen=True)
-class ObjectNames:
+class ObjectNames(Struct, frozen=True):
     """Names of one run's objects; `name` is the run's id, with the job's name shortened if too long."""
 
     name: str

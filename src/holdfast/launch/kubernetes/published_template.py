@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError
@@ -19,8 +19,7 @@ from holdfast.launch.kubernetes.client.cluster import ClusterClient
 _SUFFIX = ".yaml"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PublishedTemplate:
+class PublishedTemplate(Struct, frozen=True, kw_only=True):
     """A version of a template as its ConfigMap has it."""
 
     text: str

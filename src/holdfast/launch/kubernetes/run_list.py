@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
 from types import MappingProxyType
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.events import Outcome
@@ -82,8 +82,7 @@ async def read_runs(cluster: ClusterClient, workers: Mapping[str, ClusterClient]
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Listed:
+class _Listed(Struct, frozen=True, kw_only=True):
     """The objects of a kind; None if the cluster has no such kind, or refuses the user."""
 
     objects: Sequence[KubeObject] | None = None

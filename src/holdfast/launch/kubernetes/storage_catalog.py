@@ -6,9 +6,10 @@ Figures are those that the providers publish, read in November 2026; measure you
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+
+from msgspec import Struct, field
 
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
 
@@ -41,8 +42,7 @@ _MEANINGS = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class StorageDriver:
+class StorageDriver(Struct, frozen=True, kw_only=True):
     """A CSI driver, and what its volumes are good for."""
 
     provisioner: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.object_names import NODE
@@ -12,8 +13,7 @@ from holdfast.launch.kubernetes.object_names import NODE
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeLabels:
+class NodeLabels(Struct, frozen=True, kw_only=True):
     """The labels that have a pod's node number."""
 
     label: str
@@ -30,8 +30,7 @@ class NodeLabels:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkloadKind:
+class WorkloadKind(Struct, frozen=True, kw_only=True):
     """A kind of object."""
 
     kind: str

@@ -10,8 +10,9 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from holdfast.clock import shift_wall_clock
 from holdfast.errors import ExitCode, failure
@@ -24,8 +25,7 @@ MAX_FILL_BYTES = 4 << 30
 """Most free space that a fault fills: a larger disk is likely shared with other users."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ControllerFaults:
+class ControllerFaults(Struct, frozen=True, kw_only=True):
     """Injects faults into this process, its disks, the lighthouse, or a node's network."""
 
     networks: RunNetwork

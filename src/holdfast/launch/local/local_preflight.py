@@ -14,10 +14,10 @@ import stat
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.errors import missing_extra
 from holdfast.findings import Finding, Owner, Severity
@@ -44,8 +44,7 @@ VERSION_TIMEOUT_S = 10.0
 """Longest time that a program may take to print its version."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalMachine:
+class LocalMachine(Struct, frozen=True, kw_only=True):
     """The properties of a machine that the checks need."""
 
     base: Path

@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 from holdfast.host.cgroups import CgroupParent, cgroup_parent
 from holdfast.host.files import atomic_write, read_line
@@ -47,8 +48,7 @@ KILL_TIMEOUT_S = 10.0
 """Seconds to wait until killed processes have ended; only the kernel can delay that further."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentStart:
+class AgentStart(Struct, frozen=True, kw_only=True):
     """How to start a node's agent."""
 
     url: str

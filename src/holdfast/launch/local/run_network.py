@@ -6,8 +6,9 @@ The supervisor enters the run's network first; the controller that it starts inh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, failure
 from holdfast.job.isolation import Isolation
@@ -19,8 +20,7 @@ LOOPBACK = "127.0.0.1"
 NO_INTERFACES: Mapping[str, int] = {}
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeNetwork:
+class NodeNetwork(Struct, frozen=True, kw_only=True):
     """A node's address, and the prefix that runs a command in the node."""
 
     address: str

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.job.backend import NodeId
 from holdfast.launch.local.node_processes import AgentStart
@@ -17,8 +17,7 @@ MESH_RECORD_NAME = "mesh.json"
 ORDER_NAME = "agent-start.json"
 
 
-@dataclass(frozen=True, kw_only=True)
-class AgentOrder:
+class AgentOrder(Struct, frozen=True, kw_only=True):
     """An agent to start. It is a private file: Monarch's messages are not encrypted, and name only its path."""
 
     run: str
@@ -42,7 +41,7 @@ def write_order(folder: RunDir, node_slots: int, node_id: NodeId, start: AgentSt
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.unlink(missing_ok=True)
     # Not msgspec: a variable may hold bytes that are no UTF-8, which only `json` can escape.
-    write_private(path, json.dumps(asdict(order)))
+    write_private(path, json.dumps(msgspec.to_builtins(order)))
     return path
 
 

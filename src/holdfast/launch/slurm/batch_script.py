@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.hosts.ssh_command import default_folder
@@ -19,8 +20,7 @@ NOT_SHARED = os.EX_NOINPUT
 """Exit status of a batch script whose node does not see the run's folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meeting:
+class Meeting(Struct, frozen=True, kw_only=True):
     """How a node's process finds the controller and proves that the run asked for it."""
 
     address: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.errors import HoldfastError
 from holdfast.launch.slurm import slurm_commands
@@ -12,8 +13,7 @@ from holdfast.launch.slurm import slurm_commands
 log = logging.getLogger("holdfast.slurm")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnJob:
+class OwnJob(Struct, frozen=True, kw_only=True):
     """A job, seen from within."""
 
     number: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.findings import Finding, Owner
@@ -50,8 +51,7 @@ _FIELDS = ("JobState", "Reason", "NumNodes", "NodeList", "BatchHost", "ExitCode"
 """What is read of a job."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmJob:
+class SlurmJob(Struct, frozen=True, kw_only=True):
     """What Slurm says of a job."""
 
     state: str

@@ -7,9 +7,10 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import PurePosixPath
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.node_view import NodeView, NotLookedAt
@@ -146,8 +147,7 @@ def _numbers(words: str) -> set[int]:
     return {number for low, _, high in ranges for number in range(int(low), int(high or low) + 1)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class KernelClock:
+class KernelClock(Struct, frozen=True, kw_only=True):
     """What the kernel knows of its clock."""
 
     synchronised: bool

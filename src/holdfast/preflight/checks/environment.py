@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.node_view import NodeView
 
 
-@dataclass(frozen=True, kw_only=True)
-class FightingVariable:
+class FightingVariable(Struct, frozen=True, kw_only=True):
     """A variable with values that make a run slow, or let it fail."""
 
     name: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.findings import Finding, Severity
 from holdfast.preflight.gpu_symptoms import Symptom, SymptomKind, findings_of, job_gpus, listed_gpus

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.interfaces import (
@@ -24,8 +25,7 @@ RESOLVE_TIMEOUT_S = 3.0
 """The resolver's own first retry comes after 5 s (resolv.conf)."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _IfnameVariable:
+class _IfnameVariable(Struct, frozen=True, kw_only=True):
     name: str
     choose: Callable[[str, Iterable[Interface]], Iterator[tuple[str, tuple[Interface, ...]]]]
     """The interfaces for a value, in groups of which each needs a good one."""

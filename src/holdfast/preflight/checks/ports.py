@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.node_view import NodeView, NotLookedAt
@@ -79,8 +80,7 @@ def _reserved_ports(view: NodeView) -> set[int]:
     return {port for low, _, high in ranges for port in range(int(low), int(high or low) + 1)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class MeshProxy:
+class MeshProxy(Struct, frozen=True, kw_only=True):
     """A proxy that a service mesh puts before a pod's TCP connections."""
 
     name: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.host.daemon_threads import in_daemon_thread
@@ -28,8 +29,7 @@ MAX_PORTS_AT_ONCE = 8
 """Ports that are queried side by side: six short programs for each."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Quantity:
+class _Quantity(Struct, frozen=True, kw_only=True):
     """What two ends of a link agree on when they train it."""
 
     name: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.node_view import NodeView, NotLookedAt
@@ -29,8 +30,7 @@ MAX_EVIDENCE = 8
 """Lines of a finding."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _GidProblem:
+class _GidProblem(Struct, frozen=True, kw_only=True):
     """What is wrong with the GIDs of ports; `{index}` and `{interfaces}` are those of the first port."""
 
     code: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import PurePath
+
+from msgspec import Struct, field
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.preflight.node_view import NodeView, NotLookedAt
@@ -46,8 +47,7 @@ _OTHER_GPU_LIBRARIES = ("jax_cuda", "jax_rocm", "tensorflow", "cupy", "paddlepad
 """A job of these may use a torch without CUDA on the side, for its data."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Software:
+class Software(Struct, frozen=True, kw_only=True):
     """What an interpreter has, as far as it matters to training."""
 
     python: str = ""

@@ -7,8 +7,9 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePath
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.os_errors import disk_usage, os_error_finding, probe_disk
@@ -27,8 +28,7 @@ SLOW_FSYNC_S = 1.0
 """A disk takes some 10 ms, a busy network file system some 100 ms."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Use:
+class _Use(Struct, frozen=True, kw_only=True):
     """A folder of the node that the job uses."""
 
     name: str

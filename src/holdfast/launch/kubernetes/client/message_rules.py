@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 
 
-@dataclass(frozen=True, kw_only=True)
-class MessageRule:
+class MessageRule(Struct, frozen=True, kw_only=True):
     """A pattern of cluster messages and its finding. The pattern's groups fill `message`."""
 
     pattern: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from holdfast.fabric.catalog import CATALOG
 from holdfast.findings import Owner, Severity
@@ -27,8 +28,7 @@ _GKE_INTERFACES = "networking.gke.io/interfaces"
 _INFINIBAND_FOLDER = "/dev/infiniband"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RdmaDevice:
+class RdmaDevice(Struct, frozen=True, kw_only=True):
     """A kind of device by which pods reach an RDMA fabric."""
 
     resource: re.Pattern[str]

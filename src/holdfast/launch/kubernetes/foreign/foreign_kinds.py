@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.job.yaml_source import Path
 from holdfast.launch.kubernetes.foreign.manifest_source import (
@@ -27,8 +29,7 @@ from holdfast.launch.kubernetes.foreign.training_workload import (
 _JOB_NAME = "training.kubeflow.org/job-name"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignKind:
+class ForeignKind(Struct, frozen=True, kw_only=True):
     """One kind of object."""
 
     groups: Callable[[ManifestObject], Iterator[NodeGroup]]

@@ -6,10 +6,10 @@ Strategic-merge patches would be shorter, but Kubernetes does not support them f
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.job.yaml_source import Data, Path
 from holdfast.launch.kubernetes.foreign.manifest_source import ManifestObject
@@ -24,8 +24,7 @@ class PatchOperation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     value: Data | msgspec.UnsetType = msgspec.UNSET
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patch:
+class Patch(Struct, frozen=True, kw_only=True):
     """Operations on one object, with the paths they change."""
 
     steps: tuple[tuple[Path, PatchOperation], ...] = ()

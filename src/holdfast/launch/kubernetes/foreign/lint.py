@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.findings import Finding, Severity
 from holdfast.job.yaml_source import printable
@@ -55,8 +55,7 @@ class ManifestFinding(Finding, frozen=True, kw_only=True, omit_defaults=True):
     """JSON patch of that object which removes the finding; it is valid on its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LintedManifest:
+class LintedManifest(Struct, frozen=True, kw_only=True):
     """The result of linting a file."""
 
     findings: tuple[Finding, ...]

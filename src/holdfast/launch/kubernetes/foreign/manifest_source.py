@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 
 import yaml
+from msgspec import Struct, field
 
 from holdfast.findings import Finding
 from holdfast.job.yaml_source import Data, Path, SourceLocation, dotted_path, printable, scalar
@@ -33,8 +33,7 @@ def is_manifest(text: str) -> bool:
     return _MANIFEST.search(lines) is not None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ManifestObject:
+class ManifestObject(Struct, frozen=True, kw_only=True):
     """One object of a manifest file."""
 
     file: str
@@ -80,8 +79,7 @@ class ManifestObject:
         return SourceLocation(where=self.file)
 
 
-@dataclass(kw_only=True)
-class ManifestFile:
+class ManifestFile(Struct, kw_only=True):
     """The objects of a file, and what prevents reading the rest."""
 
     objects: list[ManifestObject] = field(default_factory=list[ManifestObject])
@@ -162,8 +160,7 @@ class _UnreadableYaml(Exception):
         self.line = line
 
 
-@dataclass(frozen=True)
-class _Anchored:
+class _Anchored(Struct, frozen=True):
     value: Data
     size: int
 

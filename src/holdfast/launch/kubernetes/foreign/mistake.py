@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.findings import Owner, Severity
 from holdfast.job.yaml_source import Data, Path
@@ -11,8 +12,7 @@ from holdfast.launch.kubernetes.foreign.json_patch import NO_PATCH, Patch, appen
 from holdfast.launch.kubernetes.foreign.training_workload import NodeGroup, TrainingWorkload
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mistake:
+class Mistake(Struct, frozen=True, kw_only=True):
     """What is wrong, where, and what fixes it."""
 
     code: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.findings import Severity
 from holdfast.job.yaml_source import Data, Path, printable
@@ -263,8 +264,7 @@ def ordered_start(workload: TrainingWorkload) -> Iterator[Mistake]:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LauncherNumber:
+class _LauncherNumber(Struct, frozen=True, kw_only=True):
     """An option of a launcher that repeats a number of the manifest."""
 
     option: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import PurePath
+
+from msgspec import Struct
 
 from holdfast.job.yaml_source import Data, Path
 from holdfast.launch.kubernetes.foreign.manifest_source import (
@@ -30,16 +31,14 @@ _BENCHMARK = re.compile(r"(?<!\w)(\w+_perf|osu_\w+|ib_(write|read|send)_\w+)(?![
 """Programs such as `all_reduce_perf`, which have nothing to save."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Word:
+class Word(Struct, frozen=True, kw_only=True):
     """A word of a container's `command` or `args`, which may be a whole shell script."""
 
     text: str
     path: Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnvVariable:
+class EnvVariable(Struct, frozen=True, kw_only=True):
     """An environment variable of a container."""
 
     name: str
@@ -50,8 +49,7 @@ class EnvVariable:
     path: Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodVolume:
+class PodVolume(Struct, frozen=True, kw_only=True):
     """A volume of a pod."""
 
     name: str
@@ -61,8 +59,7 @@ class PodVolume:
     path: Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class VolumeMount:
+class VolumeMount(Struct, frozen=True, kw_only=True):
     """Where a container sees a volume."""
 
     folder: str
@@ -70,8 +67,7 @@ class VolumeMount:
     read_only: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodContainer:
+class PodContainer(Struct, frozen=True, kw_only=True):
     """A container, with the paths at which patches change it."""
 
     path: Path
@@ -118,8 +114,7 @@ class PodContainer:
         return next((each for each in self.mounts if str(PurePath(each.folder)) == folder), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodForm:
+class PodForm(Struct, frozen=True, kw_only=True):
     """A pod template."""
 
     path: Path
@@ -149,8 +144,7 @@ class PodForm:
         return next((each for each in self.volumes if each.name == name), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeGroup:
+class NodeGroup(Struct, frozen=True, kw_only=True):
     """Pods from one template."""
 
     name: str
@@ -162,8 +156,7 @@ class NodeGroup:
     """Whether its pod only starts ranks on other pods, as an MPIJob's launcher does."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingWorkload:
+class TrainingWorkload(Struct, frozen=True, kw_only=True):
     """An object of a manifest that creates the pods of a training job."""
 
     target: ManifestObject

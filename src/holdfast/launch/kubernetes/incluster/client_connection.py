@@ -6,7 +6,9 @@ import json
 import select
 import socket
 import ssl
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec import Struct
 
 from holdfast.launch.changed_files import CHUNK_BYTES
 
@@ -14,8 +16,7 @@ SEND_S = 60.0
 """Longest time that a client may leave data unread."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Opening:
+class Opening(Struct, frozen=True, kw_only=True):
     """The first line of a connection."""
 
     token: str
@@ -29,7 +30,7 @@ class Opening:
 
     def line(self) -> bytes:
         """The line as sent."""
-        return json.dumps(asdict(self)).encode() + b"\n"
+        return msgspec.json.encode(self) + b"\n"
 
     @classmethod
     def parse(cls, line: bytes) -> Opening:

@@ -13,10 +13,11 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.events import (
     AnyEvent,
@@ -47,8 +48,7 @@ NORMAL, WARNING = "Normal", "Warning"
 EVENTS_PATH = "/api/v1/namespaces/{namespace}/events"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Notice:
+class Notice(Struct, frozen=True, kw_only=True):
     """The content of one Kubernetes Event."""
 
     at: float

@@ -11,10 +11,11 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.events import Outcome
 from holdfast.events.log import read_events

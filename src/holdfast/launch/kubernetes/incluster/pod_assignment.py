@@ -6,14 +6,15 @@ Pure: the state is an immutable value, which a restarted backend rebuilds from t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from holdfast.events import AnyEvent, NodeCreated, NodeRequested
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodStatus:
+class PodStatus(Struct, frozen=True, kw_only=True):
     """Observed status of a node's pod."""
 
     uid: str
@@ -37,8 +38,7 @@ class PodStatus:
     """Why the cluster takes it from its machine; empty if it does not."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodAssignments:
+class PodAssignments(Struct, frozen=True, kw_only=True):
     """The pods of a run's nodes, and the generations they are bound to."""
 
     pods: Mapping[str, PodStatus] = field(default_factory=dict[str, PodStatus])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
+
+from msgspec import Struct
 
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.client.api_errors import ApiError
@@ -18,8 +19,7 @@ _NETWORKS = "/apis/k8s.cni.cncf.io/v1/namespaces/{namespace}/network-attachment-
 Listed = Sequence[KubeObject] | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterSurvey:
+class ClusterSurvey(Struct, frozen=True, kw_only=True):
     """What a cluster shows to this user: objects in API form; None for a list that this user may not read."""
 
     context: str | None

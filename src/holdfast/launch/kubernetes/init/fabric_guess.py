@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from holdfast.fabric.catalog import CATALOG
 from holdfast.fabric.fabric import Fabric
@@ -30,8 +31,7 @@ _RDMA_PLUGIN = "rdma/"
 """Default prefix of the RDMA shared device plugin's resources."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FabricGuess:
+class FabricGuess(Struct, frozen=True, kw_only=True):
     """A fabric that a cluster seems to have."""
 
     fabric: Fabric

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
 
@@ -17,8 +18,7 @@ GPU = re.compile(
 """Resource names of GPUs and NPUs, and of parts of them."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunMachines:
+class RunMachines(Struct, frozen=True, kw_only=True, dict=True):
     """Machines with the GPUs of a target, or all machines if none has GPUs."""
 
     nodes: Sequence[KubeObject]

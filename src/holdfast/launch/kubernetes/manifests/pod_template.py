@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.fabric.fabric import PodAccess, Sidecar
 from holdfast.job.targets import Toleration
@@ -37,8 +38,7 @@ SCRATCH = "/run/holdfast"
 """The agent's own files, the ranks' sockets and the unpacked code, on the node's disk."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ContainerSpec:
+class ContainerSpec(Struct, frozen=True, kw_only=True):
     """A node pod's only container, and what it needs in addition to every node's."""
 
     container: Mapping[str, YamlValue]

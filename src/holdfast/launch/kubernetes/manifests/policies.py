@@ -7,7 +7,8 @@ what others than holdfast create there.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.job.targets import TargetSpec
 from holdfast.launch.kubernetes.manifests.yaml_writer import Commented, YamlValue
@@ -26,8 +27,7 @@ POLICY_PREFIX = "holdfast-policy-"
 """Begins the names of the policies: the API server's refusal names the policy."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rule:
+class _Rule(Struct, frozen=True, kw_only=True):
     """One policy."""
 
     name: str

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.fabric.catalog import CATALOG
 from holdfast.fabric.fabric import Fabric, PodAccess
@@ -22,8 +24,7 @@ def workload_kind(job: Job, target: TargetSpec) -> Workload:
     return Workload.MPIJOB if job.launch is Launch.MPI and not target.agent else target.workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class RenderContext:
+class RenderContext(Struct, frozen=True, kw_only=True):
     """One run to render."""
 
     accepted: RunSpec

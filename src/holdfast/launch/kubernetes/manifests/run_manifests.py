@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.manifests import controller_objects, run_objects, tree_objects
@@ -32,8 +33,7 @@ OWNER_RENDERERS: Mapping[Workload, OwnerRenderer] = {
 """The function that renders the owner object of each kind."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunManifests:
+class RunManifests(Struct, frozen=True, kw_only=True):
     """The objects of one run."""
 
     prerequisites: tuple[Mapping[str, YamlValue], ...]

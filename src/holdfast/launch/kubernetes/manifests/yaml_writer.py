@@ -9,15 +9,15 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
+
+from msgspec import Struct
 
 WIDTH = 110
 """Width at which comments are folded."""
 
 
-@dataclass(frozen=True)
-class Commented:
+class Commented(Struct, frozen=True):
     """A value with its reason."""
 
     value: YamlValue

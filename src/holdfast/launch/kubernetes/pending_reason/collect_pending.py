@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.api_errors import ApiError, ClusterError, to_holdfast_error

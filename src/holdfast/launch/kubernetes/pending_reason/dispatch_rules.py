@@ -6,16 +6,15 @@ Pure. collect_pending.py reads the objects.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
+from msgspec import Struct
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.launch.kubernetes.client.api_paths import KubeObject
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerCluster:
+class WorkerCluster(Struct, frozen=True, kw_only=True):
     """A cluster to which MultiKueue may send a run."""
 
     known: KubeObject

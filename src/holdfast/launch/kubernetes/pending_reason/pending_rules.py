@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from holdfast.findings import Finding, Owner, Severity
 from holdfast.launch.kubernetes.client.api_paths import KubeObject, object_name
@@ -18,8 +19,7 @@ from holdfast.launch.kubernetes.client.message_rules import ADMISSION_RULES, Mes
 from holdfast.launch.kubernetes.object_names import QUEUE_LABEL
 
 
-@dataclass(frozen=True, kw_only=True)
-class PendingRun:
+class PendingRun(Struct, frozen=True, kw_only=True):
     """The objects of a pending run, in API form."""
 
     owner: KubeObject
@@ -34,8 +34,7 @@ class PendingRun:
     """How long the owner exists, by this machine's clock."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterMessage:
+class ClusterMessage(Struct, frozen=True, kw_only=True):
     """A message about the run, and the object it is from."""
 
     where: str

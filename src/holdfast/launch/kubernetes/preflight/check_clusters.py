@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from holdfast.findings import Finding
 from holdfast.launch.kubernetes.client.api_errors import ClusterError, to_holdfast_error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from holdfast.findings import Finding
 from holdfast.job.quarantine import QuarantineRow
@@ -15,8 +16,7 @@ NOT_READABLE: KubeObject = {}
 """Placeholder for an object that this user may not read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClusterInventory:
+class ClusterInventory(Struct, frozen=True, kw_only=True):
     """A cluster's objects as the user who starts the run sees them, in API form.
 
     An object is None if it does not exist or the run does not need it; a list or set, if this user may not read it.

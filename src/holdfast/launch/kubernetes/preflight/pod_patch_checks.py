@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.findings import Finding, Severity
 from holdfast.job.rules import RESERVED_NAMES, RESERVED_PREFIXES
@@ -115,8 +117,7 @@ LOOSENED: Mapping[str, tuple[Any, ...]] = {
 """Fields of pods and security contexts, and the values that Pod Security's level `restricted` refuses."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
+class _Part(Struct, frozen=True, kw_only=True):
     """A value of the patch, and what holdfast renders in its place."""
 
     path: Path

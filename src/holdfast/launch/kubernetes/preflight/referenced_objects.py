@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.job.targets import GangScheduler
 from holdfast.launch.kubernetes.client.api_paths import NAMESPACE_PATH
@@ -11,8 +12,7 @@ from holdfast.launch.kubernetes.manifests.pod_group import GROUPS
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferencedObject:
+class ReferencedObject(Struct, frozen=True, kw_only=True):
     """An object of the cluster that a run's pods need."""
 
     kind: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from holdfast.job.targets import Workload
 from holdfast.launch.kubernetes.client.api_paths import KUEUE, collection_path
@@ -11,8 +11,7 @@ from holdfast.launch.kubernetes.manifests.run_manifests import render
 from holdfast.launch.kubernetes.workload_catalog import CATALOG
 
 
-@dataclass(frozen=True, kw_only=True)
-class Permission:
+class Permission(Struct, frozen=True, kw_only=True):
     """A permission in the namespace that starting and following a run needs."""
 
     verb: str

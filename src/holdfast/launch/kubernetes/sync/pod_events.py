@@ -6,7 +6,8 @@ Pure. The operator decides whether such a run restarts; this module only records
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from holdfast.events import (
     AnyEvent,
@@ -39,8 +40,7 @@ COMMAND_CONTAINERS = frozenset({LAUNCHER} | {kind.container for kind in CATALOG.
 """Names of containers that run the command; the kubelet lists a pod's containers by name, sidecars included."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PodCommand:
+class PodCommand(Struct, frozen=True, kw_only=True):
     """The job's command in one run of a pod's container."""
 
     pod: str

@@ -16,9 +16,12 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from ipaddress import IPv4Network
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError, failure
 from holdfast.host.processes import run_later
@@ -47,8 +50,7 @@ exec "$@"
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetnsInterface:
+class NetnsInterface(Struct, frozen=True, kw_only=True):
     """An interface that every node has; the first one has the nodes' host names and reaches the controller."""
 
     name: str = "eth0"
@@ -56,8 +58,7 @@ class NetnsInterface:
     """Bandwidth limit in Mbit/s in each direction; None is unlimited."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NetnsNode:
+class NetnsNode(Struct, frozen=True, kw_only=True):
     """A node of a network."""
 
     name: str
@@ -77,15 +78,13 @@ class NetnsNode:
         return next(iter(self.addresses.values()))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Member:
+class _Member(Struct, frozen=True, kw_only=True):
     name: str
     number: int
     aliases: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _State:
+class _State(Struct, frozen=True, kw_only=True):
     """A network as stored in network.json."""
 
     interfaces: tuple[NetnsInterface, ...]
@@ -331,7 +330,7 @@ class NetnsNetwork:
         """Store a new state: in this process, in network.json for the next owner, and in the hosts file."""
         self._state = state
         written = self._folder / "network.json.new"
-        written.write_text(json.dumps(asdict(state)))
+        written.write_bytes(msgspec.json.encode(state))
         written.replace(self._folder / "network.json")
         _overwrite(self._folder / "hosts", "".join(f"{line}\n" for line in self._hosts()))
 
