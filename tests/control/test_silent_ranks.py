@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from tests.control.test_machine import Run, hung, look, stop, stopped
+from tests.control.test_machine import Run, hung, joined, left, look, stop, stopped
 
+from holdfast.control.policy import HANG_VERDICT_S
 from holdfast.control.state import ReplicaPhase
-from holdfast.events import RankHung, RanksHung, RecoveryDecided, StepCommitted
+from holdfast.events import RankHung, RanksHung, RecoveryDecided, StepCommitted, TimerExpired
 
 
 def silent(node: int, *, at: float = 30.0, silent_s: float = 1.0, in_collective: bool = True) -> RankHung:
@@ -36,6 +37,21 @@ def test_all_silent_ranks_are_stopped_at_once_if_one_waits_for_others() -> None:
     run.do(stopped(0), stopped(1))
     (recovery,) = [event for event in run.decisions if isinstance(event, RecoveryDecided)]
     assert (recovery.finding.code, recovery.first_failed_rank) == ("rank-hung", 1)
+
+
+def test_ranks_whose_node_was_cut_off_get_time_to_continue() -> None:
+    run = Run().running()
+    run.do(silent(0), left(1, at=31.0), joined(1, at=40.0, attempt=0))
+    assert run.do(silent(1, at=30.1)) == [look(0, 1)]
+    assert run.state.timers == {"hang-verdict:0": 40.0 + HANG_VERDICT_S}
+    run.do(StepCommitted(at=40.5, replica=0, attempt=0, step=8, started=29.0, ended=40.5))
+    assert (run.phase(), run.state.timers) == (ReplicaPhase.RUNNING, {})
+
+
+def test_ranks_that_do_not_continue_after_a_cut_are_stopped() -> None:
+    run = Run().running()
+    run.do(silent(0), left(1, at=31.0), joined(1, at=40.0, attempt=0), silent(1, at=30.1))
+    assert run.do(TimerExpired(at=48.0, timer="hang-verdict:0")) == [stop(0, 1)]
 
 
 def test_ranks_that_all_rest_outside_collectives_are_left_alone() -> None:

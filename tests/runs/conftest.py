@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -74,6 +74,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failed test shows what its runs did: what depends on load is seldom seen a second time."""
+    report = yield
+    if report.when == "call" and report.failed:
+        made = next((each for each in getattr(item, "funcargs", {}).values() if isinstance(each, Runs)), None)
+        for watched in made.watched if made else ():
+            report.sections.append((f"run {watched.folder.run_id}", watched.history()))
+    return report
+
+
 @dataclass
 class WatchedRun:
     """A started run and its log so far."""
@@ -125,6 +136,13 @@ class WatchedRun:
         return [*self.all(StepCommitted)[-1:], *(each for each in self.seen if not isinstance(each, StepCommitted))][
             -9:
         ]
+
+    def history(self) -> str:
+        """Its events but for steps, and the last lines that its controller and agents logged."""
+        events = [f"{event}"[:400] for event in self.seen if not isinstance(event, StepCommitted)]
+        logs = [log for log in sorted(self.folder.path.rglob("*.log")) if not log.is_relative_to(self.folder.logs)]
+        lines = [f"{log.name}: {line}" for log in logs for line in log.read_text(errors="replace").splitlines()[-15:]]
+        return "\n".join((*events[-60:], *lines))
 
     def first(self, kind: type[E], which: Callable[[E], bool] = lambda _: True) -> E:
         """The first event of a kind, already read or still to come."""
@@ -181,7 +199,7 @@ class Runs:
 
     def __init__(self, base: Path) -> None:
         self.base = base
-        self._watched: list[WatchedRun] = []
+        self.watched: list[WatchedRun] = []
 
     def start(
         self, *command: str, nodes: int = 2, target: str = "local", overrides: tuple[str, ...] = ()
@@ -193,7 +211,7 @@ class Runs:
     def watch(self, folder: RunDir) -> WatchedRun:
         """Watch a run, and clean up after it."""
         watched = WatchedRun(folder)
-        self._watched.append(watched)
+        self.watched.append(watched)
         return watched
 
     def steps(
@@ -211,7 +229,7 @@ class Runs:
         return self.start(*command, target=target, overrides=overrides)
 
     def close(self) -> None:
-        for watched in self._watched:
+        for watched in self.watched:
             if not api.is_finished(watched.folder):
                 api.restart_controller(watched.folder)
                 _cancel(watched.folder)
@@ -220,12 +238,12 @@ class Runs:
 
     def left_on_hosts(self) -> list[str]:
         """Command lines of processes of these runs' nodes, whichever machine's they are."""
-        runs = [watched.folder.run_id for watched in self._watched]
+        runs = [watched.folder.run_id for watched in self.watched]
         return [command_line(pid) for run in runs for pid in by_env_prefix(all_pids(), HOLDFAST_NODE=f"{run}/")]
 
     def kill(self) -> None:
         """Kill everything that a failed test has left, so that it does not disturb the next."""
-        for watched in self._watched:
+        for watched in self.watched:
             kill_all(partial(processes_of, watched.folder), within_s=10.0)
 
 

@@ -18,6 +18,8 @@ root_cause.py and policy.py.
 
 from __future__ import annotations
 
+import math
+
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.node_set import NO_RANKS, RankSet, ranks_of
 from holdfast.control.notices import has_quorum
@@ -75,7 +77,7 @@ def _add_silent(ctx: Context, event: RankHung | RanksHung, ranks: RankSet) -> No
     everyone = len(replica.silent_ranks | replica.succeeded) >= len(replica.members) * ctx.job.local_world_size
     if everyone and is_standstill(replica.silent):
         _count_silent(ctx, event.replica)
-        ctx.raise_(FollowUp.STOP, index=event.replica)
+        await_reports(ctx, event.replica)
     elif own and own[0].waited_s >= AUTO_MAX_S and own[0].last_step >= 0:
         request_reports(ctx, event.replica)
 
@@ -96,13 +98,16 @@ def await_reports(ctx: Context, index: int) -> None:
     """Suspect a hang, and stop the replica when every rank has reported: only the culprit's stack differs.
 
     Among several replicas the culprit may be in another, so all ranks that may report get their time. Ranks that have
-    not reported a step yet have no step timeout: their reports are requested.
+    not reported a step yet have no step timeout: their reports are requested. If a node has reconnected since the first
+    report, its lost connection may be why ranks waited: they get that time to continue.
     """
     replica = ctx.change_replica(index, phase=ReplicaPhase.HANG_SUSPECTED)
-    if _all_heard(ctx.job, replica) and not ctx.state.has_replicas:
+    reconnected_at = max(ctx.state.nodes[node].connected_at for node in replica.members)
+    cut_off = reconnected_at > min((hung.at for hung in replica.hangs), default=math.inf)
+    if _all_heard(ctx.job, replica) and not ctx.state.has_replicas and not cut_off:
         ctx.raise_(FollowUp.STOP, index=index)
     elif ctx.timer(Timer.HANG_VERDICT, index) is None:
-        ctx.set_timer(Timer.HANG_VERDICT, index, ctx.at + HANG_VERDICT_S)
+        ctx.set_timer(Timer.HANG_VERDICT, index, max(ctx.at, reconnected_at) + HANG_VERDICT_S)
         request_reports(ctx, index)
 
 
@@ -141,9 +146,10 @@ def hang_verdict_due(ctx: Context, index: int) -> None:
 
 
 def on_progress(ctx: Context, event: StepCommitted) -> None:
-    """A replica that has completed a step since the report does not hang."""
+    """A replica that has completed a step since the report does not hang; one of which a rank gave up cannot."""
     replica = ctx.state.replicas[event.replica]
-    if replica.phase is ReplicaPhase.HANG_SUSPECTED and event.ended > max(hung.at for hung in replica.hangs):
+    reported_at = max((hung.at for hung in replica.hangs), default=math.inf)
+    if replica.phase is ReplicaPhase.HANG_SUSPECTED and event.ended > reported_at:
         _clear_suspicion(ctx, event.replica)
 
 

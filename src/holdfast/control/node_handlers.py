@@ -165,6 +165,7 @@ def _register(ctx: Context, event: events.AgentConnected) -> NodeState | None:
         join_timed_out=False,
         maybe_alive=False,
         incarnation=event.incarnation,
+        connected_at=event.at,
         address=event.address,
         port=event.port,
         check=known.check if known.incarnation == event.incarnation else CheckPhase.NONE,

@@ -128,7 +128,7 @@ def step_committed(ctx: Context, event: events.StepCommitted) -> None:
         attempt_steps=steps,
         step_rate=_updated_step_rate(replica.step_rate, event),
     )
-    if ctx.state.has_replicas and current:
+    if current:
         on_progress(ctx, event)
     settle_update(ctx)
     inject_faults_due(ctx, event.step)

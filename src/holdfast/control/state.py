@@ -136,6 +136,8 @@ class NodeState(Struct, frozen=True, kw_only=True):
     evicted: bool = False
     """Whether the queue or the cluster evicts this node."""
     incarnation: str = ""
+    connected_at: float = 0.0
+    """Unix seconds at which its agent connected last."""
     address: str = ""
     port: int = 0
     machine: str = ""
