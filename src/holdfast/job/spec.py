@@ -53,7 +53,7 @@ for _power, _prefix in enumerate("KMGTP", 1):
 class Model(BaseModel):
     """A frozen model that rejects unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
 
 class Launch(StrEnum):

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib.metadata
 import io
+import os
 import platform
 import re
 import sys
@@ -55,23 +56,26 @@ def archive(names: tuple[str, ...]) -> bytes:
     return output.getvalue()
 
 
-def _own_files() -> Iterator[tuple[str, Path]]:
-    """The source of holdfast, wherever it is installed."""
-    root = Path(holdfast.__file__).parent
-    for path in sorted(root.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            yield f"{OWN}/{path.relative_to(root)}", path
+def _own_files() -> Iterator[tuple[str, str]]:
+    """The source of holdfast, wherever it is installed. Paths are text: each start of a run reads all files."""
+    root = os.path.dirname(holdfast.__file__)
+    for folder, folders, names in os.walk(root):
+        folders[:] = sorted(each for each in folders if each != "__pycache__")
+        for name in sorted(names):
+            yield f"{OWN}{folder.removeprefix(root)}/{name}", f"{folder}/{name}"
 
 
-def _files(name: str) -> Iterator[tuple[str, Path]]:
+def _files(name: str) -> Iterator[tuple[str, str]]:
     for file in importlib.metadata.distribution(name).files or ():
         path = Path(str(file.locate()))
         if path.suffix != ".pyc" and path.is_file():
-            yield (f"bin/{path.name}" if ".." in file.parts else file.as_posix()), path
+            yield (f"bin/{path.name}" if ".." in file.parts else file.as_posix()), str(path)
 
 
 def _source_digest() -> str:
     digest = hashlib.sha256()
     for place, path in _own_files():
-        digest.update(f"{place}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+        with open(path, "rb", buffering=0) as file:
+            source = file.read()
+        digest.update(f"{place}\0{len(source)}\0".encode() + source)
     return f"{holdfast.__version__}-{digest.hexdigest()[:16]}"
