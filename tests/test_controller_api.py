@@ -691,6 +691,7 @@ def test_node_that_says_too_much_is_slowed_and_loses_nothing(tmp_path: Path, cap
     assert "node1.0 says more than" not in caplog.text
 
 
+@pytest.mark.slow
 def test_agent_that_does_not_read_is_cut_off_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scene(here: Site) -> None:
         host, port = here.url.split(":")

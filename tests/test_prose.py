@@ -89,6 +89,7 @@ def test_what_users_read_has_none_of_the_old_phrases(name: str) -> None:
     assert habits_in(name) == []
 
 
+@pytest.mark.slow
 def test_source_has_few_of_the_old_phrases() -> None:
     found = habits_in("src/holdfast")
     assert len(found) <= TOLERATED, "\n".join(found)

@@ -111,6 +111,7 @@ def test_ranks_that_leave_no_digest_say_why(tmp_path: Path, script: str, problem
     play(tmp_path, scene)
 
 
+@pytest.mark.slow
 def test_ranks_still_at_work_at_the_deadline_are_killed_with_what_they_started(tmp_path: Path) -> None:
     async def scene(node: Node) -> None:
         script = f"sleep 60 & echo $! > {tmp_path}/child-$RANK; sleep 60"

@@ -92,6 +92,7 @@ WRONG = (
 )
 
 
+@pytest.mark.slow
 def test_wrong_command_lines_are_findings(cli: Cli, golden: Golden) -> None:
     golden(cli.transcript(*WRONG))
     for words in WRONG:
@@ -323,6 +324,7 @@ def completed(line: str, folder: Path) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_shell_completes_runs_codes_targets_and_fields(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "demo-k3m9tz"
     run.mkdir(parents=True)

@@ -48,6 +48,7 @@ def test_mistyped_code_is_offered() -> None:
     assert suggest("qqqqqqqqqqqq") == []
 
 
+@pytest.mark.slow
 def test_every_code_is_found_by_itself_and_said_once_in_its_group() -> None:
     assert [row.code for row in ROWS if {one.code for one in find(row.code)} != {row.code}] == []
     for rows in GROUPS.values():

@@ -48,6 +48,7 @@ def finished(tmp_path: Path) -> RunDir:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "isolation", ["process", pytest.param("netns", marks=[pytest.mark.root, pytest.mark.needs("ip")])]
 )

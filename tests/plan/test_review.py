@@ -69,12 +69,14 @@ def test_complete_review_has_four_artefacts_and_says_what_each_line_rests_on() -
     assert {name: line(found, name).standing for name in expected} == expected
 
 
+@pytest.mark.slow
 def test_verified_fabric_is_measured() -> None:
     verified = CLUSTER.model_copy(update={"fabric_verified": "2026-11-01, NCCL_DEBUG"})
     fabric = line(review(job(), "prod", verified, complete()), "fabric")
     assert (fabric.standing, fabric.proof) == (Standing.MEASURED, "2026-11-01, NCCL_DEBUG")
 
 
+@pytest.mark.slow
 def test_each_gap_is_named_in_its_artefact() -> None:
     nothing = Predictions(no_plan="no model", no_reliability="no GPUs")
     bare = CLUSTER.model_copy(update={"fabric": None})

@@ -29,7 +29,7 @@ from holdfast.run_dir import RunDir
 
 TORCH_FREE_TRAINER = Path(__file__).parents[1] / "programs" / "torch_free_trainer.py"
 DEADLINE_S = 200.0
-FAST_FILES = ("test_launch.py", "test_python_runs.py")
+FAST_FILES = ("test_launch.py",)
 """The files whose runs take a second or two; those of all others are marked `slow`."""
 
 PREWARMED = "recovery.prewarm=true"

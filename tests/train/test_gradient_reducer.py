@@ -56,6 +56,7 @@ def backward(wrapper: torch.nn.Module) -> None:
     wrapper(torch.tensor([[1.0, 3.0]])).sum().backward()
 
 
+@pytest.mark.slow
 def test_mean_of_a_plain_model_and_of_compiled_ddp_on_one_rank_is_left_alone(group: None):
     for wrap in (lambda inner: inner, lambda inner: torch.compile(DistributedDataParallel(inner), backend="eager")):
         inner = model()
@@ -202,6 +203,7 @@ def test_unsupported_wrappers_that_are_installed_bear_the_names_they_are_known_b
         assert f"{kind.__module__}.{kind.__qualname__}" in UNSUPPORTED
 
 
+@pytest.mark.slow
 def test_optimizer_step_that_was_compiled_before_the_session_is_refused():
     inner = model()
     loop = TrainState(model=inner, optimizer=torch.optim.SGD(inner.parameters(), lr=1.0))

@@ -131,6 +131,7 @@ nodes = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(keys, nodes, min_size=1, max_size=4))
 def test_any_data_reads_back_as_it_was(node: dict[str, Any]) -> None:
@@ -157,6 +158,7 @@ def test_every_name_is_a_dns_label_however_long_the_jobs(name: str, count: int) 
         assert len(each) <= 63
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     env=st.dictionaries(st.from_regex(r"[A-Z][A-Z0-9_]{0,10}", fullmatch=True), st.text(st.characters(codec="utf-8"))),

@@ -278,6 +278,7 @@ def test_run_whose_controller_stays_away_is_ended_by_force_alone(
     play(scene)
 
 
+@pytest.mark.slow
 def test_run_that_is_gone_before_anybody_said_so_was_cancelled(play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_client, "REQUEST_TIMEOUT_S", 0.5)
     monkeypatch.setattr(controller_client, "ANSWER_MARGIN_S", 0.5)

@@ -95,6 +95,7 @@ def test_pod_stays_until_all_readers_and_the_machine_that_started_the_run_have_t
         assert folder.synced.exists()
 
 
+@pytest.mark.slow
 def test_reader_is_told_why_controllers_keep_failing(server: Server) -> None:
     words = 'error [protocol-mismatch]: the agent of node0 speaks "protocol" 5 \\ ' + "x" * 1000
     server.folder.controller_log.write_text(f"earlier\n{words}\n")

@@ -22,6 +22,7 @@ def test_every_epoch_takes_every_item_once(length: int, seed: int, number: int):
     assert sorted(epoch(IndexShuffle(length, seed=seed), number)) == list(range(length))
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(length=st.integers(1, 2**40), seed=st.integers(0, 2**32), samples=st.lists(st.integers(0, 2**62), max_size=50))
 def test_item_depends_on_its_sample_alone(length: int, seed: int, samples: list[int]):

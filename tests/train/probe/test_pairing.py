@@ -63,6 +63,7 @@ def test_one_silent_node_of_two_is_located_to_the_pair() -> None:
     assert locate([PairRate(nodes=(0, 1))], GATES) == Located(pairs=((0, 1),))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.integers(2, 64), st.integers(), st.integers(1, 8))
 def test_no_node_is_named_in_clean_noisy_measurements(count: int, seed: int, lanes: int) -> None:
