@@ -23,7 +23,7 @@ SSH = """#!/bin/sh
 for word; do last=$word; done
 case "$*" in
 *broken*) echo 'Permission denied (publickey).' >&2; exit 255 ;;
-*stubborn*) sleep 600 & trap 'kill $!; exit' TERM; wait ;;
+*stubborn*) trap 'kill $!; exit' TERM; sleep 600 & wait ;;
 esac
 exec sh -c "$last"
 """
