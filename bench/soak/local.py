@@ -148,7 +148,7 @@ def soak(options: argparse.Namespace, state: Path) -> SoakOutcome:
 
 def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
     netns, torch = options.target == "netns", options.torch
-    settings = ("orchestrator=monarch",) if options.target == "monarch" else FORKABLE if options.forked else ()
+    settings = ("orchestrator=monarch",) if options.monarch else FORKABLE if options.forked else ()
     run = find_or_start(state, lambda: _start(state, target, settings, torch=torch))
     rows = [
         row
@@ -162,7 +162,7 @@ def _soak(options: argparse.Namespace, state: Path, target: str) -> SoakOutcome:
         try:
             watch = LocalWatch(run)
             for _ in watch.inject(options.seed, options.faults, rows, every_s, NODES):
-                if options.target == "monarch":
+                if options.monarch:
                     kill_beside(run, options.seed, watch.faults, state / BESIDE)
                 if watch.well:
                     leak_slopes.append_samples(kept, leak_slopes.samples(run, watch.faults))
