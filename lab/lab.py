@@ -58,6 +58,8 @@ _MEMORY = Path("/dev/shm")
 _MEMORY_NEEDED_BYTES = 512 * 1024**2
 _END_WITHIN_S = 30.0
 _EVIDENCE_LINES = 15
+_BRIEF = {"GOGC": "off", "GOMAXPROCS": "1"}
+"""Variables for a program in Go that ends soon: without garbage collection, kubectl takes a third less CPU time."""
 
 
 def build_all() -> tuple[Path, Path, Path, Path]:
@@ -141,7 +143,8 @@ class Lab:
 
     def kubectl(self, *words: str | Path, input: str | None = None) -> str:
         """Run the lab's own version of kubectl; return its output."""
-        done = subprocess.run(self.kubectl_command(*words), input=input, capture_output=True, text=True, check=False)
+        command, environ = self.kubectl_command(*words), os.environ | _BRIEF
+        done = subprocess.run(command, env=environ, input=input, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise failure(
                 "lab-kubectl-failed",
