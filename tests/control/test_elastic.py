@@ -277,6 +277,13 @@ def test_nodes_that_are_on_their_way_are_taken_in_together() -> None:
     assert len(sent(run.do(joined(0, at=92.0, generation=1)), CheckpointAndExit)) == 1
 
 
+def test_node_that_joins_while_a_hang_is_suspected_is_taken_in_when_a_step_ends_that() -> None:
+    run = Run().small()
+    run.do(replace(hung(1, at=90.0), attempt=1))
+    assert sent(run.do(joined(3, at=91.0, generation=1)), CheckpointAndExit) == []
+    assert len(sent(run.do(replace(step(8, attempt=1), ended=93.0)), CheckpointAndExit)) == 1
+
+
 def test_second_growth_comes_no_sooner_than_its_pause_after_the_first() -> None:
     run = winding_down()
     run.do(*(exited(node, rank=rank, code=EARLY, left=True, attempt=1, at=110.0) for rank, node in enumerate((1, 2))))

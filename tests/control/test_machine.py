@@ -596,9 +596,11 @@ def test_ranks_are_looked_at_before_they_are_stopped_where_one_gave_up_waiting()
     assert run.do(hung(1, at=11.0)) == [stop(0, 1)]
 
 
-def test_step_that_was_under_way_is_no_reason_to_wait_for_a_rank_that_gave_up() -> None:
-    run = Run().running()
-    run.do(exited(0, code=1, error=GAVE_UP), StepCommitted(at=11.0, replica=0, attempt=0, step=1, started=9, ended=11))
+@pytest.mark.parametrize("reports", [[], [hung(1, at=10.4)]], ids=["nothing", "a report"])
+def test_step_that_was_under_way_is_no_reason_to_wait_for_a_rank_that_gave_up(reports: list[RankHung]) -> None:
+    run = Run(nodes=3).running()
+    late = StepCommitted(at=11.0, replica=0, attempt=0, step=1, started=9, ended=11)
+    run.do(exited(0, code=1, error=GAVE_UP), *reports, late)
     assert run.phase() is ReplicaPhase.HANG_SUSPECTED
 
 

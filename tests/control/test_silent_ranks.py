@@ -7,7 +7,7 @@ from tests.control.test_machine import Run, hung, joined, left, look, stop, stop
 
 from holdfast.control.policy import HANG_VERDICT_S
 from holdfast.control.state import ReplicaPhase
-from holdfast.events import RankHung, RanksHung, RecoveryDecided, StepCommitted, TimerExpired
+from holdfast.events import CheckpointCommitted, RankHung, RanksHung, RecoveryDecided, StepCommitted, TimerExpired
 
 
 def silent(node: int, *, at: float = 30.0, silent_s: float = 1.0, in_collective: bool = True) -> RankHung:
@@ -46,6 +46,28 @@ def test_ranks_whose_node_was_cut_off_get_time_to_continue() -> None:
     assert run.state.timers == {"hang-verdict:0": 40.0 + HANG_VERDICT_S}
     run.do(StepCommitted(at=40.5, replica=0, attempt=0, step=8, started=29.0, ended=40.5))
     assert (run.phase(), run.state.timers) == (ReplicaPhase.RUNNING, {})
+
+
+def test_node_that_returns_while_a_hang_is_judged_gets_as_much_time() -> None:
+    run = Run().running()
+    run.do(hung(0, at=30.0), left(1, at=31.0), joined(1, at=37.5, attempt=0))
+    assert run.state.timers["hang-verdict:0"] == 37.5 + HANG_VERDICT_S
+
+
+def test_node_that_connects_again_and_again_delays_a_verdict_no_longer_than_a_lost_one() -> None:
+    run = Run().running()
+    run.do(hung(0, at=30.0))
+    for at in (40.0, 60.0, 74.0, 80.0):
+        run.do(left(1, at=at - 1.0), joined(1, at=at, attempt=0))
+    assert run.state.timers["hang-verdict:0"] == 30.0 + run.machine.job.recovery.node_grace_s + HANG_VERDICT_S
+
+
+def test_suspicion_that_a_step_ends_has_cost_nothing() -> None:
+    run = Run().running()
+    saved = CheckpointCommitted(at=30.5, node=0, replica=0, attempt=0, step=7, path="p", took_s=0.1)
+    run.do(hung(0, at=30.0), saved, StepCommitted(at=32.0, replica=0, attempt=0, step=8, started=29.0, ended=32.0))
+    assert run.phase() is ReplicaPhase.RUNNING
+    assert run.state.replicas[0].checkpoints == (7,)
 
 
 def test_ranks_that_do_not_continue_after_a_cut_are_stopped() -> None:

@@ -98,17 +98,29 @@ def await_reports(ctx: Context, index: int) -> None:
     """Suspect a hang, and stop the replica when every rank has reported: only the culprit's stack differs.
 
     Among several replicas the culprit may be in another, so all ranks that may report get their time. Ranks that have
-    not reported a step yet have no step timeout: their reports are requested. If a node has reconnected since the first
-    report, its lost connection may be why ranks waited: they get that time to continue.
+    not reported a step yet have no step timeout: their reports are requested.
     """
     replica = ctx.change_replica(index, phase=ReplicaPhase.HANG_SUSPECTED)
-    reconnected_at = max(ctx.state.nodes[node].connected_at for node in replica.members)
-    cut_off = reconnected_at > min((hung.at for hung in replica.hangs), default=math.inf)
-    if _all_heard(ctx.job, replica) and not ctx.state.has_replicas and not cut_off:
+    due, continues_until = ctx.timer(Timer.HANG_VERDICT, index), _continues_until(ctx, replica)
+    if _all_heard(ctx.job, replica) and not ctx.state.has_replicas and continues_until is None:
         ctx.raise_(FollowUp.STOP, index=index)
-    elif ctx.timer(Timer.HANG_VERDICT, index) is None:
-        ctx.set_timer(Timer.HANG_VERDICT, index, max(ctx.at, reconnected_at) + HANG_VERDICT_S)
+        return
+    if due is None:
         request_reports(ctx, index)
+    ctx.set_timer(Timer.HANG_VERDICT, index, max(due or ctx.at + HANG_VERDICT_S, continues_until or 0.0))
+
+
+def _continues_until(ctx: Context, replica: ReplicaState) -> float | None:
+    """The time at which a step is due, if a node has reconnected since the first report: its ranks waited for that.
+
+    A node that connects again and again does not delay the verdict for longer than one that is lost.
+    """
+    reported_at = min((hung.at for hung in replica.hangs), default=math.inf)
+    reconnected_at = max(ctx.state.nodes[node].connected_at for node in replica.members)
+    if reconnected_at <= reported_at:
+        return None
+    last_at = reported_at + ctx.job.recovery.node_grace_s
+    return min(reconnected_at, last_at) + max(HANG_VERDICT_S, 2 * (replica.step_rate.step_s or 0.0))
 
 
 def await_reports_again(ctx: Context, index: int) -> None:
@@ -149,7 +161,8 @@ def on_progress(ctx: Context, event: StepCommitted) -> None:
     """A replica that has completed a step since the report does not hang; one of which a rank gave up cannot."""
     replica = ctx.state.replicas[event.replica]
     reported_at = max((hung.at for hung in replica.hangs), default=math.inf)
-    if replica.phase is ReplicaPhase.HANG_SUSPECTED and event.ended > reported_at:
+    suspected = replica.phase is ReplicaPhase.HANG_SUSPECTED and not replica.rank_failures
+    if suspected and event.ended > reported_at:
         _clear_suspicion(ctx, event.replica)
 
 
@@ -165,6 +178,7 @@ def _clear_suspicion(ctx: Context, index: int) -> None:
     ctx.change_replica(index, phase=ReplicaPhase.RUNNING, reported=NO_RANKS, hangs=())
     ctx.clear_timers(index, Timer.HANG_VERDICT)
     advance_rollout(ctx)  # which left it out while it was suspected
+    ctx.raise_(FollowUp.SCALE_UP, index=index)  # likewise
 
 
 def _all_heard(job: Job, replica: ReplicaState) -> bool:

@@ -112,7 +112,7 @@ REPLICA_HANDLERS: dict[Trigger, dict[Phases, Handler]] = {
     events.SocketsObserved: {_AT_WORK: fabric_handler.sockets_observed},
     events.LinksMeasured: {_AT_WORK: fabric_handler.links_measured},
     events.LinkSlowed: {_AT_WORK: fabric_handler.connection_slowed},
-    events.CheckpointCommitted: {(_RUNNING,): elastic.checkpoint_committed},
+    events.CheckpointCommitted: {_AT_WORK: elastic.checkpoint_committed},
     Timer.PROBE: {_ANY: node_checks.probe_timed_out},
     Timer.REPLAY: {_ANY: replay_handlers.replay_timed_out},
     Timer.MIN_NODES: {(_GATHERING, _STOPPING): lifecycle.min_nodes_timed_out},

@@ -12,7 +12,7 @@ from holdfast.control import elastic
 from holdfast.control.commands import FinishRun, PrepareNode, ReplaceNode, SubmitNodes
 from holdfast.control.context import Context, FollowUp
 from holdfast.control.elastic import request_exit
-from holdfast.control.hangs import send_report_request
+from holdfast.control.hangs import await_reports, send_report_request
 from holdfast.control.lifecycle import start_command
 from holdfast.control.node_set import NodeSet
 from holdfast.control.node_slots import (
@@ -133,6 +133,7 @@ def agent_connected_to_attempt(ctx: Context, event: events.AgentConnected) -> No
     if node.has_processes and not missed_start:
         if replica.phase is ReplicaPhase.HANG_SUSPECTED:
             send_report_request(ctx, replica, (node.node,))
+            await_reports(ctx, replica.replica)
         elif replica.exit_requested:
             request_exit(ctx, replica, (node.node,))
     missed_announcements(ctx, node.node)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from msgspec.structs import asdict
 
 from holdfast.events import NodeCreated
 from holdfast.events.log_writer import EventWriter
@@ -134,7 +135,7 @@ class Site:
         while missing:
             seen = await anext(self._seen)
             if seen.state is BackendNodeState.CREATED:
-                self._log.append([NodeCreated(at=0.0, **vars(seen.node_id), backend_id=seen.backend_id)])
+                self._log.append([NodeCreated(at=0.0, **asdict(seen.node_id), backend_id=seen.backend_id)])
             if seen.state is not BackendNodeState.UNAVAILABLE:
                 missing.remove((seen.node_id, seen.state))
 

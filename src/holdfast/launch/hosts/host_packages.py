@@ -62,7 +62,9 @@ def _own_files() -> Iterator[tuple[str, str]]:
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(each for each in folders if each != "__pycache__")
         for name in sorted(names):
-            yield f"{OWN}{folder.removeprefix(root)}/{name}", f"{folder}/{name}"
+            path = f"{folder}/{name}"
+            if not name.endswith(".pyc") and os.path.isfile(path):  # an editor's lock is a link to nothing
+                yield f"{OWN}{folder.removeprefix(root)}/{name}", path
 
 
 def _files(name: str) -> Iterator[tuple[str, str]]:
