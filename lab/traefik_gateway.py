@@ -52,7 +52,8 @@ def traefik_gateway(lab: Lab, namespace: str, host: str) -> Generator[int]:
     """Run Traefik and a Gateway that passes TLS for `*.HOST` through to any namespace; yields its port here."""
     install_gateway_kinds(lab)
     objects = _objects(namespace, host)
-    lab.kubectl("apply", "-f", "-", input=json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+    listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+    lab.kubectl("apply", "--server-side", "-f", "-", input=listed)  # else it downloads the kinds of the whole server
     try:
         for what, condition in ((f"pod/{NAME}", "Ready"), (f"gateway/{NAME}", "Programmed")):
             lab.kubectl("wait", what, "-n", namespace, f"--for=condition={condition}", f"--timeout={_WITHIN}")

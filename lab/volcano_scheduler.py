@@ -42,7 +42,7 @@ def install_kinds(lab: Lab) -> None:
 def make_queue(lab: Lab, name: str, **spec: object) -> None:
     """Create an open queue: Volcano's controllers, which would open it, do not run."""
     queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": name}, "spec": spec}
-    lab.kubectl("apply", "-f", "-", input=json.dumps(queue))
+    lab.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(queue))
     opened = ("--subresource=status", "--type=merge", "-p", '{"status": {"state": "Open"}}')
     lab.kubectl("patch", "queues.scheduling.volcano.sh", name, *opened)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,7 @@ from holdfast.agent.rendezvous_port import ReservedPort
 from holdfast.clock import Clock
 from holdfast.errors import failure
 from holdfast.events import NodeReplayed
+from holdfast.host.processes import started_at
 from holdfast.protocol.orders import RankLaunch, ReplayNode, StartRanks, StopReplay
 
 LEAVE_DIGEST = 'echo "$STATE" > "$HOLDFAST_REPLAY_FOLDER/rank-0000$RANK.digest"'
@@ -119,7 +119,7 @@ def test_ranks_still_at_work_at_the_deadline_are_killed_with_what_they_started(t
         assert (await node.report()).problem == "not done within 1 s"
         for rank in (2, 3):
             child = int((tmp_path / f"child-{rank}").read_text())
-            until(lambda child=child: not os.path.exists(f"/proc/{child}"))
+            until(lambda child=child: started_at(child) is None)
 
     play(tmp_path, scene)
 

@@ -21,7 +21,7 @@ from holdfast.failure_rates import (
 )
 from holdfast.job.spec import Recovery
 from holdfast.job.step_timeouts import StepTimeouts
-from holdfast.plan.reliability import Delay, Detection, FaultEffect, FaultKind, Fleet
+from holdfast.plan.reliability import RACK_NODES, Delay, Detection, FaultEffect, FaultKind, Fleet
 
 NODES, GPUS_PER_NODE = 2048, 8
 HOUR_S = 3600.0
@@ -170,7 +170,7 @@ def inputs(*, step_s: float = STEP_S, is_predicted: bool = False, recovery: Reco
         ),
         Input(
             name="nodes of a rack",
-            value=Fleet.rack_nodes,
+            value=RACK_NODES,
             unit="nodes",
             source="Llama 3: 16 GPUs in two servers to a rack; that they share power is assumed",
         ),

@@ -117,6 +117,10 @@ class FaultKind(Struct, frozen=True, kw_only=True):
         return self.watched if self.watched is not None and self.detector in detectors else self.detection
 
 
+RACK_NODES = 2
+"""Nodes that share a rack."""
+
+
 class Fleet(Struct, frozen=True, kw_only=True):
     """The run, and what each action costs; times in seconds."""
 
@@ -136,7 +140,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
     standbys: int
     repair_s: float
     """Until a replaced machine is a standby again."""
-    rack_nodes: int = 2
+    rack_nodes: int = RACK_NODES
     """Nodes that share a rack."""
     restarting: Restarting = Restarting.POLICY
     quarantine: bool = True
