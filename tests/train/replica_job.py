@@ -182,15 +182,16 @@ def rank_of(job: Job, replica: int, life: int, rank: int, agent: str) -> None:
         dist.init_process_group(backend, f"file://{job.out}/meet.{replica}.{life}", None, job.ranks, rank)
     if fault:
         die_in_its_save(job, replica)
-    train(job, replica, life, rank, fault, asked=counted())
+    train(job, replica, life, rank, fault, asked=counted(job.out / f"{replica}.{life}.asks"))
 
 
-def counted() -> Callable[[], int]:
-    """How often this process has called the quorum service so far."""
+def counted(mark: Path) -> Callable[[], int]:
+    """How often this process has called the quorum service so far; the first time it makes a file."""
     ask, calls = Manager.start_quorum, list[None]()
 
     def counting(*given: object, **named: object) -> None:
         calls.append(None)
+        mark.touch()
         ask(*given, **named)
 
     Manager.start_quorum = counting
@@ -226,7 +227,7 @@ def train(job: Job, replica: int, life: int, rank: int, fault: dict[str, int], a
             back = [each for each in range(job.count) if DYING & job.faults_of(each).keys()]
             back += [each for each in range(job.count) if job.faults_of(each) and step == job.steps - 1]
             if step >= job.steps - 4:
-                wait_for(job.out, [f"{each}.1.there" for each in back])
+                wait_for(job.out, [f"{each}.1.asks" for each in back])
             taken: list[int] = []
             model.begun += 1
             for micro in session.micro_batches(GLOBAL // job.count // job.ranks):
