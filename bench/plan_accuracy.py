@@ -4,7 +4,8 @@
 
 The planner's constants are fitted on a part of the published runs (bench/plan_fit.py); the errors are of the others. A
 run is held out if its source is in `WHOLLY_HELD_OUT`, or if the first byte of the SHA-256 of its source, model and
-hardware is even: no model on the same hardware of the same source is on both sides. `--all` lists every run. `--fit`
+hardware is even: no model on the same hardware of the same source is on both sides. Published runs of one
+configuration differ too; that is printed beside the errors. `--all` lists every run. `--fit`
 fits again and shows by what factor each constant would change. `--runs` compares other runs, in the same format, all of
 which count as held out.
 """
@@ -16,12 +17,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median, quantiles
 
 from msgspec.structs import replace
 
 from bench.paired_stats import table
 from bench.plan_fit import error, fit
-from bench.published_runs import FILE, PublishedRun, read_runs
+from bench.published_runs import FILE, PublishedRun, read_runs, repeats
 from bench.result_file import absolute, save
 from holdfast.plan.hardware import MACHINES
 from holdfast.plan.model_catalog import MODELS
@@ -54,6 +56,7 @@ def main() -> None:
     print("\nleft out:")
     for why, count in Counter(each.why for each in left_out).most_common():
         print(f"  {count:3d}  {why}")
+    _print_repeats(repeats(args.runs))
     search_s = _search_s()
     print(f"\nsearch of all layouts of Llama 3 405B on 16,384 GPUs: {search_s:.2f} s")
     sources = len({run.group for run, _ in held})
@@ -73,6 +76,13 @@ def main() -> None:
             absolute("search of all layouts, Llama 3 405B on 16,384 GPUs", search_s, "s", goal=SEARCH_GOAL_S),
         ],
     )
+
+
+def _print_repeats(differences: Sequence[float]) -> None:
+    if len(differences) > 1:
+        typical, most = median(differences), quantiles(differences, n=10)[-1]
+        print(f"\n{len(differences)} pairs of published runs of one configuration differ by {typical:.1%} (median),")
+        print(f"nine in ten by at most {most:.1%}, and at most by {max(differences):.0%}")
 
 
 def _run_row(run: PublishedRun, wrong: float) -> tuple[str, ...]:

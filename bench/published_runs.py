@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import defaultdict
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,8 @@ NOT_IN_TABLE: dict[str, dict[str, Any]] = {
     "llama3": {"mbs": 1, "vp": 8},
 }
 """What a source's table does not say: from the script named there; from the paper's schedule, one layer per chunk."""
+MEASURED = {"id", "release", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu_pct", "source", "line", "note", "config"}
+"""Fields that do not tell configurations apart."""
 FP8 = {"FP8", "FP8-CS", "FP8-MX", "MXFP8", "FP8-CS (FP8-MX)", "amp_fp8"}
 
 
@@ -110,6 +114,16 @@ def read_runs(path: Path = FILE) -> tuple[list[PublishedRun], list[LeftOut]]:
         else:
             used.append(_run(row, path != FILE or _is_held_out(row)))
     return used, left
+
+
+def repeats(path: Path = FILE) -> list[float]:
+    """How much faster the faster run is, for each pair of runs of one configuration, mostly of other releases."""
+    same: dict[frozenset[Any], list[float]] = defaultdict(list)
+    for row in map(json.loads, path.read_text().splitlines()):
+        if rate := row.get("tokens_per_s_per_gpu"):
+            kept = ((field, "fp8" if value in FP8 else value) for field, value in row.items() if field not in MEASURED)
+            same[frozenset(kept)].append(rate)
+    return [max(pair) / min(pair) - 1 for rates in same.values() for pair in combinations(rates, 2)]
 
 
 def _is_held_out(row: dict[str, Any]) -> bool:
@@ -179,7 +193,7 @@ def _run(row: dict[str, Any], is_held_out: bool) -> PublishedRun:
         peak = (machine.gpu.peak.bf16 or 0.0) * 1e10
         seconds = load.tokens * model.flops(length).full / gpus / (row["mfu_pct"] * peak)
     else:  # the Llama 3 paper counts causal FLOPs
-        seconds = load.tokens * model.flops(length).causal / gpus / (row["tflops_per_gpu"] * 1e12)
+        seconds = load.tokens * (model.flops(length).causal or 0.0) / gpus / (row["tflops_per_gpu"] * 1e12)
     return PublishedRun(
         id=row["id"], group=group, load=load, layout=layout, machine=machine, step_s=seconds, source=row["source"],
         is_held_out=is_held_out,

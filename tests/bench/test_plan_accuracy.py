@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.plan_fit import FITTED, error, loss
-from bench.published_runs import read_runs
+from bench.published_runs import read_runs, repeats
 
 RUNS, LEFT_OUT = read_runs()
 
@@ -27,6 +27,12 @@ def test_no_model_on_the_same_hardware_of_a_source_is_on_both_sides() -> None:
 def test_every_run_is_used_or_left_out_for_a_reason() -> None:
     assert {run.id for run in RUNS}.isdisjoint(each.id for each in LEFT_OUT)
     assert all(each.why for each in LEFT_OUT)
+
+
+def test_nine_in_ten_repeated_runs_agree_within_seven_percent() -> None:
+    differences = sorted(repeats())
+    assert len(differences) > 100
+    assert differences[int(0.9 * len(differences))] < 0.07
 
 
 def test_constants_are_near_the_optimum_of_the_fit() -> None:
