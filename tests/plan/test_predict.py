@@ -20,7 +20,18 @@ from holdfast.plan.model_catalog import MODELS
 from holdfast.plan.predict import predict
 from holdfast.plan.request import from_probe
 from holdfast.plan.search import layouts, search
-from holdfast.plan.step_time import ALL_GATHER, PYTORCH_RING, RING, SOFTWARE, Precision, StepTime, Workload, step_time
+from holdfast.plan.step_time import (
+    ALL_GATHER,
+    COMPILED_RING,
+    PYTORCH_RING,
+    RING,
+    SOFTWARE,
+    TORCHAO_CAST_BYTES,
+    Precision,
+    StepTime,
+    Workload,
+    step_time,
+)
 
 H100 = MACHINES["h100-ndr"]
 LLAMA_8B = Workload(model=MODELS["llama-3-8b"], length=8192, batch=64)
@@ -62,6 +73,33 @@ def test_pytorch_fetches_keys_of_all_heads_and_merges_them_in_more_kernels() -> 
     )
     assert torch_ring > 3 * ring
     assert step_time(long, replace(layout, recompute=Recompute.FULL), H100).recompute > ring / 3
+
+
+def test_compiled_ring_waits_for_keys_and_for_their_gradients_in_fp32() -> None:
+    layout, how = Layout(tp=8, cp=8), replace(COMPILED_RING, merge_bytes=0)
+    load = replace(LLAMA_8B, length=65_536, batch=1, software=replace(SOFTWARE["compiled"], context=how))
+    sent = load.model.shape.layers * 7 * 8192 * (load.model.query_width + load.model.value_width) / 8 * 2
+    exposed = step_time(load, layout, H100).context
+    assert exposed == pytest.approx((1 + 1 + 2) * sent / H100.network_rate)
+    hidden = replace(load, software=replace(load.software, context=replace(PYTORCH_RING, merge_bytes=0)))
+    assert step_time(hidden, layout, H100).context < exposed
+
+
+def test_torchao_casts_move_six_bytes_per_operand_and_are_repeated_with_their_products() -> None:
+    load, shape = replace(LLAMA_8B, software=SOFTWARE["compiled"]), LLAMA_8B.model.shape
+    plain = Layout(dp=8, sharding=Sharding.FSDP)
+    bf16, fp8 = (
+        step_time(replace(load, precision=each), plain, H100).elementwise for each in (Precision.BF16, Precision.FP8)
+    )
+    operands = 4 * shape.hidden + 2 * LLAMA_8B.model.query_width + LLAMA_8B.model.kv_width + 3 * shape.intermediate
+    moved = TORCHAO_CAST_BYTES * operands * shape.layers * LLAMA_8B.tokens / 8
+    assert fp8 - bf16 == pytest.approx(moved / (H100.gpu.memory_rate * H100.gpu.memory))
+
+    costly = replace(load, precision=Precision.FP8, software=replace(load.software, cast_bytes=2 * TORCHAO_CAST_BYTES))
+    cheap = replace(load, precision=Precision.FP8)
+    again = replace(plain, recompute=Recompute.SELECTIVE)
+    more, less = (step_time(each, again, H100).recompute for each in (costly, cheap))
+    assert more - less == pytest.approx((fp8 - bf16) / 3)
 
 
 def test_keys_gathered_before_attention_hide_behind_nothing() -> None:

@@ -69,7 +69,10 @@ class Constants(Struct, frozen=True, kw_only=True):
 
 
 class ContextExchange(Struct, frozen=True, kw_only=True):
-    """How context-parallel ranks get each other's keys and values, part by part, and what merging the parts costs."""
+    """How context-parallel ranks get each other's keys and values, part by part, and what merging the parts costs.
+
+    All of them give each rank an early and a late part of the sequence, so that causal attention takes all as long.
+    """
 
     source: str
     overlap: float = 0.0
@@ -80,6 +83,8 @@ class ContextExchange(Struct, frozen=True, kw_only=True):
     """Whether keys and values are sent once per head of the queries."""
     merge_bytes: int = 0
     """Memory traffic to merge the output for one more part, per element of the output."""
+    gradient_bytes: int = 2
+    """Bytes per element of the keys' and values' gradients, which the backward pass sends besides them."""
 
 
 RING = ContextExchange(
@@ -91,6 +96,13 @@ PYTORCH_RING = ContextExchange(
     first_part_only=True,
     repeats_heads=True,
     merge_bytes=38,
+    gradient_bytes=4,
+)
+COMPILED_RING = replace(
+    PYTORCH_RING,
+    source="PyTorch 2.6, torch/distributed/_functional_collectives.py, `_maybe_wrap_tensor`: while `torch.compile` "
+    "traces, a collective is waited for where it starts",
+    overlap=0.0,
 )
 ALL_GATHER = ContextExchange(source="arXiv 2407.21783 (Llama 3), section 3.3.2: exposed, and attention runs once")
 
@@ -119,6 +131,8 @@ class Software(Struct, frozen=True, kw_only=True):
     fused_norms: bool = True
     """Whether RMSNorm and rotary embeddings are one kernel each; else each of their operations is one."""
     context: ContextExchange = RING
+    cast_bytes: float = 0.0
+    """Memory traffic per operand's element that is cast to fp8; 0 where `Constants.fp8_casts` gives it."""
     gradient_bytes: int = 4
     """Bytes per gradient in reductions."""
 
@@ -132,6 +146,11 @@ PyTorch, aten/src/ATen/native/layer_norm.cpp, `rms_norm`: convert, square, mean,
 """
 ROTARY_BYTES = 16
 """The same of a rotary embedding: to fp32, product, and back."""
+TORCHAO_CAST_BYTES = 6
+"""Reads in bf16 for the largest value and for the cast, and writes in fp8 of both layouts.
+
+pytorch/ao@042170ff590a, torchao/testing/float8/roofline_utils.py, `get_tensor_memory_traffic_ovhd_s`: `tensorwise`.
+"""
 
 
 SOFTWARE = {
@@ -166,7 +185,8 @@ SOFTWARE = {
             stops_early=True,
             selective_products=0.5,
             selective_products_fp8=1.0,
-            context=PYTORCH_RING,
+            context=COMPILED_RING,
+            cast_bytes=TORCHAO_CAST_BYTES,
         ),
         Software(name="megatron", traffic=1.2, host_s=20e-6, tensor_overlap=0.68, gradient_bytes=2),
         Software(
@@ -265,9 +285,11 @@ class _Layer(Struct, frozen=True):
     attention: float
     attention_backward: float
     elementwise: float
+    casts: float
     host: float
     tensor: float
     context: float
+    context_backward: float
     expert: float
 
 
@@ -308,8 +330,12 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         traffic += mixed * shape.active_experts * (4 * hidden + shape.projections * shape.expert_intermediate)
         if layout.ep > 1:
             expert = _exchange(load, layout, machine, copies)
+    casts = 0.0
     if fp8:
-        traffic += constants.fp8_casts * 1.5 * (fed + mixed * shape.active_experts * hidden)
+        # The forward pass casts inputs, the backward one gradients of outputs: a third of all in each of three passes.
+        each = software.cast_bytes / 3 or constants.fp8_casts * 1.5 * load.element_bytes * software.traffic
+        operands = (fed + mixed * shape.active_experts * hidden) * tokens / tp
+        casts = each * operands / memory_rate
     if latent:
         traffic += 4 * ((latent.query_rank or 0) + latent.kv_rank)
     moved = load.element_bytes * software.traffic * traffic
@@ -323,29 +349,35 @@ def _layer(load: Workload, layout: Layout, machine: Machine, constants: Constant
         moved = 4 * (tp - 1) / tp * tokens * hidden * 2  # two pairs of all-gather and reduce-scatter
         tensor = moved / group_rate(machine, tp, 1) + 4 * constants.collective_latency_s
         tensor *= 1 - software.tensor_overlap
-    context = 0.0
+    context = context_backward = 0.0
     if layout.cp > 1:
-        context = _context_exchange(load, layout, machine, tokens, attention)
+        context, context_backward = _context_exchange(load, layout, machine, tokens, attention)
     return _Layer(
         matmul,
         attention,
         backward,
         elementwise,
+        casts,
         LAYER_OPERATIONS * machine.cpu.operation_s if machine.cpu else software.host_s + mixed * software.expert_host_s,
         tensor,
         context,
+        context_backward,
         expert * (1 - constants.expert_overlap),
     )
 
 
-def _context_exchange(load: Workload, layout: Layout, machine: Machine, tokens: float, attention: float) -> float:
-    """Exposed seconds of fetching the other parts' keys and values, and of merging, in a forward pass."""
+def _context_exchange(
+    load: Workload, layout: Layout, machine: Machine, tokens: float, attention: float
+) -> tuple[float, float]:
+    """Exposed seconds of fetching the other parts' keys and values, and of merging: forward, backward."""
     model, how, others = load.model, load.software.context, layout.cp - 1
     width = model.query_width + model.value_width if how.repeats_heads else model.kv_width
     sent = others * tokens * width / layout.tp * 2 / group_rate(machine, layout.cp, layout.tp)
     hidden = how.overlap * attention / (layout.cp if how.first_part_only else 1)
     merged = others * tokens * model.value_width / layout.tp
-    return max(0.1 * sent, sent - hidden) + how.merge_bytes * merged / (machine.gpu.memory_rate * machine.gpu.memory)
+    merging = how.merge_bytes * merged / (machine.gpu.memory_rate * machine.gpu.memory)
+    exposed = max(0.1 * sent, sent - hidden)
+    return exposed + merging, (1 + how.gradient_bytes / 2) * exposed + 2 * merging
 
 
 def _exchange(load: Workload, layout: Layout, machine: Machine, copies: float) -> float:
@@ -397,18 +429,18 @@ def step_time(load: Workload, layout: Layout, machine: Machine, constants: Const
 
     again = 0.0
     if layout.recompute is Recompute.FULL:
-        again = layer.matmul + layer.attention + layer.elementwise + layer.host + layer.tensor + layer.expert
-        again += layer.context
+        again = layer.matmul + layer.attention + layer.elementwise + layer.casts + layer.host
+        again += layer.tensor + layer.expert + layer.context
         if software.stops_early:
             again -= layer.matmul * _last_product(model)
     elif layout.recompute is Recompute.SELECTIVE:
         again = 0.5 * layer.elementwise if software.attention is not Kernels.NONE else layer.attention
-        again += load.repeated_products * layer.matmul
+        again += load.repeated_products * (layer.matmul + layer.casts)
         if load.repeated_products == 1.0 and software.stops_early:
             again -= layer.matmul * _last_product(model)
     each = (
-        3 * (layer.matmul + layer.elementwise + layer.host + layer.context)
-        + layer.attention + layer.attention_backward
+        3 * (layer.matmul + layer.elementwise + layer.casts + layer.host)
+        + layer.attention + layer.attention_backward + layer.context + layer.context_backward
         + 2 * (layer.tensor + layer.expert)
         + again
     )  # fmt: skip
@@ -450,11 +482,11 @@ def step_time(load: Workload, layout: Layout, machine: Machine, constants: Const
     return StepTime(
         matmul=parts * 3 * layer.matmul + count * head_matmul / layout.pp,
         attention=parts * (layer.attention + layer.attention_backward),
-        elementwise=parts * 3 * layer.elementwise + count * head_traffic / layout.pp,
+        elementwise=parts * 3 * (layer.elementwise + layer.casts) + count * head_traffic / layout.pp,
         recompute=parts * again,
         host=parts * 3 * layer.host,
         tensor=parts * 2 * layer.tensor,
-        context=parts * 3 * layer.context,
+        context=parts * (layer.context + layer.context_backward),
         expert=parts * 2 * layer.expert,
         pipeline=pipeline,
         bubble=bubble,
