@@ -3,7 +3,7 @@
 The model adds, per layer and micro-batch: products at a share of the device's peak, and a share of the time to move
 their operands; fused attention over its causal FLOPs; elementwise kernels at the memory's rate; collectives by bytes
 over bus bandwidth; and host time per layer. A part of each kind of communication hides behind compute. The constants
-are fitted to published runs; docs/plan.md says how closely.
+are fitted to published runs; docs/plan.md says how closely. The file is long because a step is one sum.
 """
 
 from __future__ import annotations
