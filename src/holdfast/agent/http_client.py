@@ -26,5 +26,5 @@ def make_client(
         headers={"Authorization": f"Bearer {token}"},
         timeout=httpx.Timeout(read_timeout_s, connect=connect_timeout_s),
         trust_env=False,
-        verify=True if ca is None else client_context(ca),
+        verify=client_context(ca),
     )
