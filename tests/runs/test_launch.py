@@ -1,4 +1,4 @@
-"""What ranks are given, shown by programs that know nothing of holdfast: a plain script, torch, torchrun."""
+"""What ranks are given, shown by programs that know nothing of holdfast: a plain script, torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs
 
 from holdfast import api
-from holdfast.cli import main
 from holdfast.events import Outcome, StepCommitted
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -113,45 +112,6 @@ def test_ranks_of_a_per_node_command_share_its_channel(runs: Runs) -> None:
 def test_unmodified_torch_script_runs_as_under_torchrun(runs: Runs) -> None:
     watched = runs.start(sys.executable, str(EXAMPLES / "plain" / "train.py"))
     assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
-
-
-@pytest.mark.slow
-def test_unmodified_torchrun_starts_its_own_ranks(runs: Runs) -> None:
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    overrides = ("launch=per-node", "ranks_per_node=2")
-    watched = runs.start(torchrun, str(EXAMPLES / "plain" / "train.py"), overrides=overrides)
-    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
-    assert "4" in watched.log(0)
-
-
-FAILS_ON_RANK_1 = {
-    "exception": "if RANK == 1: raise ValueError('bad shard 7')",
-    "exception, and a peer that reports a lost connection": (
-        "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
-        "if RANK == 1: raise ValueError('bad shard 7')\ndist.barrier()"
-    ),
-    "signal": "import signal\nif RANK == 1: os.kill(os.getpid(), signal.SIGSEGV)",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAILS_ON_RANK_1)
-def test_failure_under_torchrun_is_diagnosed_in_the_run_as_in_its_logs(
-    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    script = tmp_path / "fails_on_one.py"
-    script.write_text(f"import os\nRANK = int(os.environ['RANK'])\n{FAILS_ON_RANK_1[name]}\n")
-    torchrun = str(Path(sys.executable).with_name("torchrun"))
-    overrides = ("launch=per-node", "ranks_per_node=2", "nodes=1")
-    watched = runs.start(torchrun, str(script), overrides=overrides)
-    assert watched.wait_for_end().outcome is Outcome.FAILED
-    for named in ([], [str(watched.folder.logs)]):
-        capsys.readouterr()
-        assert main(["diagnose", *named, "-o", "json"]) == 0
-        found = json.loads(capsys.readouterr().out)
-        undecided = [each for missing in found["next_evidence"] for each in missing["distinguishes"]]
-        assert "program-error" in (found["failure_class"], *undecided[:1])
-        assert name == "signal" or found["evidence"][0]["text"].endswith("ValueError: bad shard 7")
 
 
 def test_bare_import_and_help_load_neither_torch_nor_a_cluster_client() -> None:

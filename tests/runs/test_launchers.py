@@ -11,6 +11,7 @@ import pytest
 from tests.runs.conftest import TORCH_FREE_TRAINER, Runs, WatchedRun
 
 from holdfast import api
+from holdfast.cli import main
 from holdfast.diagnose.failure_classes import FailureClass
 from holdfast.diagnose.redact import Redactor, redact_diagnosis
 from holdfast.events import AttemptStarted, FaultAction, FaultTarget, Outcome, RecoveryDecided, StepCommitted
@@ -18,7 +19,17 @@ from holdfast.events import AttemptStarted, FaultAction, FaultTarget, Outcome, R
 WITHIN_S = 300.0
 """Launchers import torch and more, some of them twice, and the machine may have other work."""
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 LAUNCHER_ALLREDUCE = str(TORCH_FREE_TRAINER.with_name("launcher_allreduce.py"))
+
+FAILS_ON_RANK_1 = {
+    "exception": "if RANK == 1: raise ValueError('bad shard 7')",
+    "exception, and a peer that reports a lost connection": (
+        "import torch.distributed as dist\ndist.init_process_group('gloo')\ndist.barrier()\n"
+        "if RANK == 1: raise ValueError('bad shard 7')\ndist.barrier()"
+    ),
+    "signal": "import signal\nif RANK == 1: os.kill(os.getpid(), signal.SIGSEGV)",
+}
 
 
 def beside_python(program: str) -> str:
@@ -31,7 +42,6 @@ def ranks(watched: WatchedRun) -> dict[int, dict[str, Any]]:
     return {int(file.stem.removeprefix("rank-")): json.loads(file.read_text()) for file in files}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("launch", "command"),
     [
@@ -57,7 +67,31 @@ def test_ranks_of_two_nodes_reduce_together(runs: Runs, launch: str, command: tu
         assert (one["environ"]["HELLO"], one["environ"]["NCCL_NET"]) == ("there", "Socket")
 
 
-@pytest.mark.slow
+def test_unmodified_torchrun_starts_its_own_ranks(runs: Runs) -> None:
+    overrides = ("launch=per-node", "ranks_per_node=2")
+    watched = runs.start(beside_python("torchrun"), str(EXAMPLES / "plain" / "train.py"), overrides=overrides)
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED, watched.log(0)
+    assert "4" in watched.log(0)
+
+
+@pytest.mark.parametrize("name", FAILS_ON_RANK_1)
+def test_failure_under_torchrun_is_diagnosed_in_the_run_as_in_its_logs(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    script = tmp_path / "fails_on_one.py"
+    script.write_text(f"import os\nRANK = int(os.environ['RANK'])\n{FAILS_ON_RANK_1[name]}\n")
+    overrides = ("launch=per-node", "ranks_per_node=2", "nodes=1")
+    watched = runs.start(beside_python("torchrun"), str(script), overrides=overrides)
+    assert watched.wait_for_end().outcome is Outcome.FAILED
+    for named in ([], [str(watched.folder.logs)]):
+        capsys.readouterr()
+        assert main(["diagnose", *named, "-o", "json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        undecided = [each for missing in found["next_evidence"] for each in missing["distinguishes"]]
+        assert "program-error" in (found["failure_class"], *undecided[:1])
+        assert name == "signal" or found["evidence"][0]["text"].endswith("ValueError: bad shard 7")
+
+
 def test_accelerate_that_starts_one_process_a_node_has_its_rank(runs: Runs) -> None:
     """On CPUs it starts the program as it is, and leaves it to others to say which rank that is."""
     command = (beside_python("accelerate"), "launch", LAUNCHER_ALLREDUCE, "accelerate")
@@ -66,7 +100,6 @@ def test_accelerate_that_starts_one_process_a_node_has_its_rank(runs: Runs) -> N
     assert {rank: one["sum"] for rank, one in ranks(watched).items()} == {0: 1.0, 1: 1.0}
 
 
-@pytest.mark.slow
 def test_rank_killed_under_its_launcher_run_continues(runs: Runs) -> None:
     overrides = ("launch=per-node", "ranks_per_node=2")
     watched = runs.start(beside_python("torchrun"), str(TORCH_FREE_TRAINER), "40", "0.02", overrides=overrides)
@@ -84,7 +117,6 @@ def test_rank_killed_under_its_launcher_run_continues(runs: Runs) -> None:
     assert watched.all(StepCommitted)[-1].step == 40
 
 
-@pytest.mark.slow
 def test_rank_that_writes_into_its_launchers_file_is_named_as_it_names_itself(runs: Runs) -> None:
     lines = ("Traceback (most recent call last):", '  File "train.py", line 42, in step', "    x", "KeyError: 1")
     script = f"""
@@ -105,7 +137,6 @@ time.sleep(60)
     assert not answer.last_lines
 
 
-@pytest.mark.slow
 def test_last_lines_are_told_where_nothing_better_is_known(runs: Runs) -> None:
     script = """
 import os, sys, time

@@ -60,3 +60,4 @@ if "holdfast.controller_main" in sys.orig_argv and "HOLDFAST_CRASH_POINTS" in os
     upto = next_of(Path(os.environ["HOLDFAST_CRASH_POINTS"]))
     if upto is not None:
         crash_after(upto)
+        sys.modules["crash_points"] = sys.modules[__name__]  # so that no agent is a fork of this process
