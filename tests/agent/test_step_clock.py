@@ -76,6 +76,26 @@ def test_program_sees_nothing_of_the_clock_but_one_finder(programs: Path) -> Non
     assert str(programs) in loader
 
 
+@pytest.mark.parametrize(
+    ("line", "during", "after"),
+    [
+        ("pass", "(100000, 10, 10)", "(700, 10, 10)"),
+        ("gc.set_threshold(9)", "(9, 10, 10)", "(9, 10, 10)"),
+        ("raise ImportError", "(100000, 10, 10)", "(700, 10, 10)"),
+    ],
+)
+def test_garbage_is_collected_rarely_while_torch_is_imported(
+    programs: Path, line: str, during: str, after: str
+) -> None:
+    (programs / "torch" / "__init__.py").write_text(
+        f"import gc\ntry:\n    {line}\nfinally:\n    print(gc.get_threshold())\n"
+    )
+    program = (
+        "import contextlib, gc\nwith contextlib.suppress(ImportError):\n    import torch\nprint(gc.get_threshold())"
+    )
+    assert run(programs, program) == f"{during}\n{after}"
+
+
 def test_torch_with_a_rendezvous_has_its_ranks_wait_for_the_store(programs: Path) -> None:
     distributed = programs / "torch" / "distributed"
     distributed.mkdir()
@@ -95,9 +115,9 @@ def test_sitecustomize_of_the_environment_runs_as_if_it_were_the_only_one(progra
 
 def test_python_that_ignores_its_environment_runs_without_the_clock(programs: Path) -> None:
     shown = "import sys; print(type(sys.meta_path[0]).__name__)"
-    assert run(programs, shown) == "TorchOptimFinder"
+    assert run(programs, shown) == "TorchFinder"
     for option in ("-E", "-I", "-S"):
-        assert run(programs, shown, option) != "TorchOptimFinder"
+        assert run(programs, shown, option) != "TorchFinder"
 
 
 def test_job_can_switch_the_clock_off() -> None:
