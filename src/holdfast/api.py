@@ -1,7 +1,8 @@
 """holdfast's Python API: the functions behind each command-line verb.
 
 A composition root: it knows the job models, the targets and where runs are stored. A run belongs to its controller, a
-separate process; these functions start it, read its log, and send it requests.
+separate process; these functions start it, read its log, and send it requests. The file is long because it is the list
+of what Python callers can do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Explains the findings raised before a run: about job files, targets, command lines and this machine.
 
-One row per code: its cause, how to confirm it, what to do.
+One row per code: its cause, how to confirm it, what to do. A long file, because it is one table.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Explains the findings that controller and agents raise: failures of ranks and nodes, disks, limits, drills.
 
-One row per code: its cause, how to confirm it, what to do.
+One row per code: its cause, how to confirm it, what to do. A long file, because it is one table.
 """
 
 from __future__ import annotations
