@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 import scripted_faults
+from huge_pages import use_huge_pages
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -67,6 +68,7 @@ def torchrun(ranks: int, given: tuple[Any, ...]) -> str:
 if __name__ == "__main__":
     for module in sys.argv[1].split(","):
         import_module(module)
+    use_huge_pages()
     for line in sys.stdin:
         run = json.loads(line)
         given = (run["script"], run["env"], run.get("faults", []))

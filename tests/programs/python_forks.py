@@ -20,6 +20,7 @@ import builtins
 import contextlib
 import copy
 import ctypes
+import dis
 import faulthandler
 import fcntl
 import functools
@@ -39,9 +40,12 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from itertools import takewhile
+from types import CodeType, ModuleType
 from typing import Any, NoReturn, cast
+
+from huge_pages import use_huge_pages
 
 IMPORTED = (
     "numpy",
@@ -78,8 +82,14 @@ _own_folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.paths
 _path = sys.path[1 + len(_own_folders) :]
 _finders = [*sys.meta_path]
 _variables = {name: value for name, value in os.environ.items() if name.startswith(SAME_VARIABLES)}
-_imported: dict[ModuleType, dict[str, tuple[object, object]]] = {}
-"""The variables of the modules of holdfast after their import, and the content of those that can change."""
+_state: list[tuple[dict[str, object], str, object, object]] = []
+"""Variables of modules of holdfast that may change: their module's, name, value after the import, copy of its content.
+
+To read the others would copy thousands of pages of memory in each fork, because that counts references.
+"""
+_last_module, _last_logger = "", ""
+"""What comes after these in sys.modules, and among the loggers, is a program's."""
+_loggers: list[str] = []
 _kept: list[object] = []
 """Whatever must not be freed: its destructor might close a descriptor that the fork has opened anew."""
 
@@ -284,12 +294,14 @@ def _reset_modules() -> None:
     sys.meta_path[:] = _finders
     if (clock := sys.modules.pop(CLOCK, None)) is not None:
         cast("Any", clock).clock.stop()
-    for name, module in list(sys.modules.items()):
-        package = name.partition(".")[0]
-        if package in FRESH or (package == RESTORED and module not in _imported):
+    for name in _after(_last_module, sys.modules):
+        if name.partition(".")[0] in (*FRESH, RESTORED):
             _kept.append(sys.modules.pop(name))
-    for module, variables in _imported.items():
-        _restore(module, variables)
+            parent, _, child = name.rpartition(".")
+            if parent in sys.modules:
+                _kept.append(vars(sys.modules[parent]).pop(child, None))
+    for variables, name, value, content in _state:
+        _restore(variables, name, value, content)
     cast("Any", atexit)._clear()
     finalize = cast("Any", weakref.finalize)
     _kept.append(dict(finalize._registry))
@@ -307,8 +319,9 @@ def _reset_modules() -> None:
     _kept.append([*root.handlers])
     root.handlers.clear()
     root.setLevel(logging.WARNING)
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and name.partition(".")[0] in (*FRESH, RESTORED):
+    for name in (*_loggers, *_after(_last_logger, logging.root.manager.loggerDict)):
+        if name.partition(".")[0] in (*FRESH, RESTORED):
+            logger = logging.getLogger(name)
             logger.handlers.clear()
             logger.setLevel(logging.NOTSET)
     if (torch := sys.modules.get("torch")) is not None:
@@ -319,39 +332,58 @@ def _reset_modules() -> None:
 
 def _import(modules: Iterable[str]) -> None:
     """Import modules, and keep what those of holdfast are like now."""
+    global _last_module, _last_logger
     gc.disable()
     for name in modules:
         importlib.import_module(name)
     gc.enable()
     _finders[:] = sys.meta_path
-    for name, module in list(sys.modules.items()):
+    _last_module = next(reversed(sys.modules))
+    _last_logger = next(reversed(logging.root.manager.loggerDict))
+    _state.clear()
+    _loggers[:] = [name for name in logging.root.manager.loggerDict if name.partition(".")[0] == RESTORED]
+    for name, module in sys.modules.items():
         if name.partition(".")[0] == RESTORED:
-            _imported[module] = {key: _content(value) for key, value in vars(module).items()}
+            _state.extend(_changeable(module))
     _reset_modules()
     sys.modules["__main__"] = _kept_main
     gc.collect()
     gc.freeze()
+    use_huge_pages()
 
 
-def _content(value: object) -> tuple[object, object]:
-    """A variable, and a copy of it if its content can change."""
-    return value, copy.copy(cast("Any", value)) if isinstance(value, CONTAINERS) else None
+def _after(last: str, names: dict[str, Any]) -> list[str]:
+    """The names that were added after this one."""
+    return [*takewhile(lambda name: name != last, reversed(names))]
 
 
-def _restore(module: ModuleType, variables: dict[str, tuple[object, object]]) -> None:
-    """Give a module the variables, and their content, that it had after its import."""
-    now = vars(module)
-    for key in now.keys() - variables.keys():  # a module of its package that was imported later
-        _kept.append(now.pop(key))
-    for key, (value, content) in variables.items():
-        if content is not None and value != content:
-            container = cast("Any", value)
-            _kept.append(copy.copy(container))
-            container.clear()
-            container.update(content)
-        elif isinstance(value, CACHE):
-            cast("Any", value).cache_clear()
-        now[key] = threading.Lock() if isinstance(value, LOCK) else value
+def _changeable(module: ModuleType) -> Iterator[tuple[dict[str, object], str, object, object]]:
+    """Variables that functions of a module bind anew, and those whose content can change."""
+    loader = cast("Any", module.__loader__)
+    bound = _bound_globally(loader.get_code(module.__name__))
+    for name, value in vars(module).items():
+        if isinstance(value, CONTAINERS) and not name.startswith("__"):
+            yield vars(module), name, value, copy.copy(cast("Any", value))
+        elif isinstance(value, (LOCK, CACHE)) or name in bound:
+            yield vars(module), name, value, None
+
+
+def _bound_globally(code: CodeType) -> set[str]:
+    """Names that functions in this code declare as `global`."""
+    found = {each.argval for each in dis.get_instructions(code) if each.opname == "STORE_GLOBAL"}
+    return found.union(*(_bound_globally(each) for each in code.co_consts if isinstance(each, CodeType)))
+
+
+def _restore(variables: dict[str, object], name: str, value: object, content: object) -> None:
+    """Give a variable, and its content, what it had after the import of its module."""
+    if content is not None and value != content:
+        container = cast("Any", value)
+        _kept.append(copy.copy(container))
+        container.clear()
+        container.update(content)
+    elif isinstance(value, CACHE):
+        cast("Any", value).cache_clear()
+    variables[name] = threading.Lock() if isinstance(value, LOCK) else value
 
 
 def _show(argv: list[str], environ: dict[str, str]) -> None:

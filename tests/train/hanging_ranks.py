@@ -25,7 +25,7 @@ STEPS = 5
 """Steps that all ranks complete before one of them fails."""
 
 forks = get_context("forkserver")
-forks.set_forkserver_preload([__name__])
+forks.set_forkserver_preload([__name__, "tests.programs.huge_pages_now"])
 
 
 class Fault(StrEnum):

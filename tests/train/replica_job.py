@@ -51,7 +51,7 @@ DYING = {"computing", "agreed", "saving", "sealing"}
 """Each at a separate step, so that the step of their return is known."""
 
 forks = get_context("forkserver")
-forks.set_forkserver_preload([__name__, "holdfast.train.ft.replica_group"])
+forks.set_forkserver_preload([__name__, "holdfast.train.ft.replica_group", "tests.programs.huge_pages_now"])
 
 
 @dataclass(frozen=True, kw_only=True)
