@@ -21,7 +21,7 @@ from import_scan import ImportScanner, scan
 LAZY_IMPORTS = {"torch": ("torch.distributed", "torch._dynamo")}
 """What a package imports on first use: here in any optimizer and in DistributedDataParallel."""
 
-_GC_THRESHOLD = 100_000
+_GC_THRESHOLD = 1_000_000
 """Allocations between two garbage collections while importing; with Python's 700 they take a fifth of the time."""
 
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/infiniband")
