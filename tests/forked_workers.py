@@ -56,7 +56,7 @@ def run_server(listener: socket.socket, paths: Sequence[str]) -> None:
 
     with _silent():  # what fails here fails in each worker too, which reports it
         pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "-p", "no:xdist", *paths])
-        from programs.huge_pages import use_huge_pages
+        from holdfast.train.zygote.huge_pages import use_huge_pages
 
         use_huge_pages()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker but its client

@@ -15,10 +15,11 @@ from importlib import import_module
 from typing import Any
 
 import scripted_faults
-from huge_pages import use_huge_pages
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from holdfast.train.zygote.huge_pages import use_huge_pages
 
 
 def tell(words: str) -> None:

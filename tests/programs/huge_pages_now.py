@@ -1,7 +1,7 @@
-"""The last module that a fork server imports: see huge_pages.py."""
+"""The last module that a fork server imports: it will be forked often."""
 
 from __future__ import annotations
 
-from tests.programs.huge_pages import use_huge_pages
+from holdfast.train.zygote.huge_pages import use_huge_pages
 
 use_huge_pages()

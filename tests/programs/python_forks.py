@@ -45,7 +45,7 @@ from itertools import takewhile
 from types import CodeType, ModuleType
 from typing import Any, NoReturn, cast
 
-from huge_pages import use_huge_pages
+from holdfast.train.zygote.huge_pages import use_huge_pages
 
 IMPORTED = (
     "numpy",
