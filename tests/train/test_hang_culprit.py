@@ -53,8 +53,8 @@ async def dump_when_all_wait(
             shown = dict(zip(asked, answers, strict=True))
             pending = {rank: [each.pending for each in shown[rank].collectives if each.group] for rank in asked}
             waiting = {rank for rank in asked if any(each > COLLECTIVES for each in pending[rank])}
-            # Gloo records that a collective has completed a moment after its caller goes on.
-            unfinished = {rank for rank in asked if any(pending[rank])}
+            # Gloo records that a collective has completed a moment after its caller goes on, in any of its groups.
+            unfinished = {rank for rank in asked if any(each.pending for each in shown[rank].collectives)}
             if waiting == unfinished == set(asked) - {free}:
                 return shown
 
