@@ -23,8 +23,8 @@ from holdfast.host.processes import all_pids, by_env, by_env_prefix, command_lin
 from holdfast.job.backend import BackendNodeState, NodeId, NodeObservation
 from holdfast.job.run_spec import RunSpec
 from holdfast.job.spec import Job
+from holdfast.launch.hosts.host_address import ADDRESS
 from holdfast.launch.hosts.host_messages import FileChunk, HostReady, RunEnded, ToHost, decode_from_host, encode
-from holdfast.launch.hosts.host_process import ADDRESS
 from holdfast.launch.hosts.linked_hosts import LinkedHosts
 from holdfast.launch.monarch.mesh_tls import CA_NAME, IDENTITY_NAME, MeshAuthority, store, tls_environ
 from holdfast.run_dir import RunDir

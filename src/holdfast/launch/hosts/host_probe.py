@@ -11,8 +11,8 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from holdfast.launch.hosts.host_address import own_address
 from holdfast.launch.hosts.host_lock import lock_host
-from holdfast.launch.hosts.host_process import own_address
 
 CONNECT_TIMEOUT_S = 5.0
 

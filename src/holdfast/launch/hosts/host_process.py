@@ -22,6 +22,7 @@ from holdfast.host.files import atomic_write
 from holdfast.job.backend import NodeId
 from holdfast.launch.changed_files import SYNCED_FILES, changes, read_range
 from holdfast.launch.code.archive import CorruptArchive, store
+from holdfast.launch.hosts.host_address import own_address
 from holdfast.launch.hosts.host_lock import lock_host
 from holdfast.launch.hosts.host_messages import (
     EndAnnounced,
@@ -56,10 +57,7 @@ from holdfast.protocol import routes
 from holdfast.run_dir import RunDir, runs_root
 
 SYNC_POLL_S = 0.5
-LOOPBACK = "127.0.0.1"
 LINE_LIMIT = 1 << 20
-ADDRESS = "HOLDFAST_HOST_ADDRESS"
-"""The variable with this host's address, if no ssh connection shows it."""
 
 
 class HostProcess:
@@ -237,11 +235,6 @@ class HostProcess:
 
     def _send(self, message: FromHost) -> None:
         self._output.write(encode(message))
-
-
-def own_address() -> str:
-    """This host's end of its connection to the controller."""
-    return os.environ.get(ADDRESS) or (os.environ.get("SSH_CONNECTION", "").split() + [LOOPBACK] * 3)[2]
 
 
 async def _run() -> None:

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from holdfast.job.run_spec import RunSpec
 from holdfast.launch.hosts import prestarted_links
+from holdfast.launch.hosts.host_address import LOOPBACK
 from holdfast.launch.hosts.host_link import HostLink, HostSettings
 from holdfast.launch.hosts.host_messages import Setup
-from holdfast.launch.hosts.host_process import LOOPBACK
 from holdfast.launch.hosts.linked_hosts import END_TIMEOUT_S, LinkedHosts
 from holdfast.launch.hosts.ssh_command import PORTS, tunnel_argv
 from holdfast.launch.local.run_network import RunNetwork

@@ -18,11 +18,14 @@ import ssl
 import sys
 import time
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from holdfast.host.processes import adopt_orphans, children, command_line, descendants, reap, send_signal
-from holdfast.launch.hosts.host_process import ADDRESS
-from holdfast.launch.slurm.own_job import OwnJob
+from holdfast.launch.hosts.host_address import ADDRESS
 from holdfast.security.tls import CONTROLLER_NAME
+
+if TYPE_CHECKING:
+    from holdfast.launch.slurm.own_job import OwnJob
 
 log = logging.getLogger("holdfast.slurm_node")
 
@@ -127,7 +130,11 @@ async def _main() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, announced.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGCONT, int)
     *options, address, port = sys.argv[1:]
-    own = OwnJob.of(os.environ) if "--in-job" in options else None
+    own = None
+    if "--in-job" in options:
+        from holdfast.launch.slurm.own_job import OwnJob
+
+        own = OwnJob.of(os.environ)
     serving = asyncio.ensure_future(_serve(address, int(port), own))
     leaving = asyncio.ensure_future(_leave(announced))
     await asyncio.wait([serving, leaving], return_when=asyncio.FIRST_COMPLETED)
