@@ -21,5 +21,5 @@ def use_huge_pages() -> None:
     for place, access, _, _, inode, *_ in regions:
         begin, end = (int(each, 16) for each in place.split("-"))
         begin, end = -(-begin // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
-        if access == "rw-p" and inode == "0" and begin < end:
+        if access.startswith("rw") and access.endswith("p") and inode == "0" and begin < end:
             madvise(begin, end - begin, _MADV_COLLAPSE)
