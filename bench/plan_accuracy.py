@@ -5,7 +5,7 @@
 The planner's constants are fitted on a part of the published runs (bench/plan_fit.py); the errors are of the others. A
 run is held out if its source is in `WHOLLY_HELD_OUT`, or if the first byte of the SHA-256 of its source, model and
 hardware is even: no model on the same hardware of the same source is on both sides. Published runs of one
-configuration differ too; that is printed beside the errors. `--all` lists every run. `--fit`
+configuration differ too; that is printed with the errors. `--all` lists every run. `--fit`
 fits again and shows by what factor each constant would change. `--runs` compares other runs, in the same format, all of
 which count as held out.
 """

@@ -1,7 +1,7 @@
 """Moves a process's memory into huge pages, before it is forked.
 
-A fork copies the table of its parent's pages, and its end frees that of its own: 10 ms each for the 100,000 small pages
-of a process that has imported torch. Uses only the standard library of Python 3.10, as zygote_main.py does.
+A fork copies its parent's table of pages, and frees the copy at its end: 10 ms each for the 100,000 small pages of a
+process that has imported torch. Uses only the standard library of Python 3.10, as zygote_main.py does.
 """
 
 from __future__ import annotations
