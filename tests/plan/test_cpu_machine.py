@@ -23,7 +23,7 @@ from holdfast.job.spec import Job
 from holdfast.plan.collectives import Library
 from holdfast.plan.hardware import CPU, CpuRates, Machine
 from holdfast.plan.layout import Layout, Sharding
-from holdfast.plan.memory import memory
+from holdfast.plan.memory import ProgramMemory, memory
 from holdfast.plan.model_catalog import MODELS
 from holdfast.plan.request import PlanRequest, find_machine, plan_request
 from holdfast.plan.step_time import SOFTWARE, Precision, Workload, step_time, traffic_of
@@ -99,7 +99,7 @@ def test_gradients_are_reduced_at_the_rate_of_a_bucket_and_hide_behind_nothing(t
 
 
 def test_weights_in_fp32_are_kept_once() -> None:
-    kept = memory(MODEL, Layout(), length=1024, micro_batches=1, element_bytes=4)
+    kept = memory(MODEL, Layout(), ProgramMemory(element_bytes=4), length=1024, micro_batches=1)
     assert (kept.weights + kept.gradients + kept.optimizer) / MODEL.parameters == pytest.approx(16, rel=1e-3)
 
 

@@ -158,7 +158,8 @@ def test_search_finds_the_fastest_layout_that_fits() -> None:
     fitting = [
         each
         for each in layouts(LLAMA_70B, H100, 64, {})
-        if memory(LLAMA_70B.model, each, length=8192, micro_batches=each.micro_batches(128)).total <= 80e9
+        if memory(LLAMA_70B.model, each, LLAMA_70B.program, length=8192, micro_batches=each.micro_batches(128)).total
+        <= 80e9
     ]
     found = search(LLAMA_70B, H100, 64)
     assert found.fitting == len(fitting)

@@ -100,13 +100,7 @@ def search(
         tried += 1
         count = layout.micro_batches(load.batch)
         needed = memory(
-            load.model,
-            layout,
-            length=load.length,
-            micro_batches=count,
-            domain=machine.domain,
-            repeated=load.repeated_products,
-            element_bytes=load.element_bytes,
+            load.model, layout, load.program, length=load.length, micro_batches=count, domain=machine.domain
         )
         if needed.total > machine.gpu.memory_bytes:
             if fitting == 0 and (smallest is None or needed.total < smallest.memory.total):

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.plan.collectives import Library
 from holdfast.plan.hardware import TERA, Machine
 from holdfast.plan.layout import Layout, Recompute, Sharding
-from holdfast.plan.memory import stage_parameters
+from holdfast.plan.memory import COMPILED_LOSS, EAGER_LOSS, MEGATRON_LOSS, LossMemory, ProgramMemory, stage_parameters
 from holdfast.plan.traffic import Step, step_traffic
 from holdfast.plan.transformer import Transformer
 
@@ -135,6 +135,11 @@ class Software(Struct, frozen=True, kw_only=True):
     """Memory traffic per operand's element that is cast to fp8; 0 where `Constants.fp8_casts` gives it."""
     gradient_bytes: int = 4
     """Bytes per gradient in reductions."""
+    eager: bool = False
+    """Whether each operation keeps its own inputs."""
+    loss: LossMemory = MEGATRON_LOSS
+    torch_parallelism: bool = False
+    """Whether parallelism is PyTorch's own."""
 
 
 GATED = 3
@@ -167,6 +172,9 @@ SOFTWARE = {
             selective_products_fp8=1.0,
             fused_norms=False,
             context=PYTORCH_RING,
+            eager=True,
+            loss=EAGER_LOSS,
+            torch_parallelism=True,
         ),
         Software(
             name="eager-2023",
@@ -175,6 +183,9 @@ SOFTWARE = {
             attention=Kernels.EARLY,
             stops_early=True,
             selective_products=0.5,
+            eager=True,
+            loss=EAGER_LOSS,
+            torch_parallelism=True,
         ),
         Software(
             name="compiled",
@@ -187,6 +198,8 @@ SOFTWARE = {
             selective_products_fp8=1.0,
             context=COMPILED_RING,
             cast_bytes=TORCHAO_CAST_BYTES,
+            loss=COMPILED_LOSS,
+            torch_parallelism=True,
         ),
         Software(name="megatron", traffic=1.2, host_s=20e-6, tensor_overlap=0.68, gradient_bytes=2),
         Software(
@@ -241,6 +254,19 @@ class Workload(Struct, frozen=True, kw_only=True):
         """Share of the products that selective recomputation repeats."""
         software = self.software
         return software.selective_products_fp8 if self.precision is Precision.FP8 else software.selective_products
+
+    @property
+    def program(self) -> ProgramMemory:
+        """What the program keeps in memory."""
+        software = self.software
+        return ProgramMemory(
+            element_bytes=self.element_bytes,
+            repeated=software.selective_products,  # TorchTitan publishes as much memory for fp8
+            eager=software.eager,
+            fused_norms=software.fused_norms,
+            loss=software.loss,
+            torch_parallelism=software.torch_parallelism,
+        )
 
 
 class StepTime(Struct, frozen=True, kw_only=True):
