@@ -46,5 +46,10 @@ def test_of_several_bad_nodes_none_is_missed_and_no_healthy_one_is_certain(count
         assert bad & {*answer.suspects}
 
 
+def test_two_bad_nodes_among_three_groups_of_a_size_are_suspects() -> None:
+    """In both replays the groups of 0 and 107 are of the three larger ones, of which then no majority agrees."""
+    assert {0, 107} <= {*found(214, {0, 107}).suspects}
+
+
 def test_nobody_is_named_where_all_groups_end_alike() -> None:
     assert {found(count, set()) for count in range(1, 50)} == {BadNodes()}

@@ -23,8 +23,10 @@ class Outcome(StrEnum):
 
     PASSED = "passed"
     FAILED = "failed"
+    CONTESTED = "contested"
+    """Groups of its size ended in different states, and no majority of them in one."""
     UNKNOWN = "unknown"
-    """No majority of groups of its size has an equal state."""
+    """No other group of its size ended."""
 
 
 class Replays(NamedTuple):
@@ -40,7 +42,7 @@ class BadNodes(NamedTuple):
     certain: Group = ()
     """Nodes that alone explain that a group failed."""
     suspects: Group = ()
-    """Further nodes of groups that failed, of which no other group passed: some of them are bad."""
+    """Further nodes of groups that failed or are contested, of which no other group passed: some of them are bad."""
 
 
 PEERS = 3
@@ -73,9 +75,13 @@ def judge(groups: Sequence[Group], digests: Digests) -> dict[Group, Outcome]:
     outcomes = {group: Outcome.FAILED if digests.get(group) is None else Outcome.UNKNOWN for group in groups}
     for size in {len(group) for group in groups}:
         ended = [group for group in groups if len(group) == size and outcomes[group] is Outcome.UNKNOWN]
-        common, count = next(iter(Counter(digests[group] for group in ended).most_common(1)), (None, 0))
-        if count > 1 and 2 * count > len(ended):
-            for group in ended:
+        if len(ended) < 2:
+            continue
+        ((common, count),) = Counter(digests[group] for group in ended).most_common(1)
+        for group in ended:
+            if 2 * count <= len(ended):
+                outcomes[group] = Outcome.CONTESTED
+            else:
                 outcomes[group] = Outcome.PASSED if digests[group] == common else Outcome.FAILED
     return outcomes
 
@@ -88,6 +94,7 @@ def find_bad(replays: Replays, first: Digests, second: Digests) -> BadNodes:
     outcomes = (*judge(replays.first, first).items(), *judge(replays.second, second).items())
     healthy = {node for group, outcome in outcomes if outcome is Outcome.PASSED for node in group}
     failed = [{*group} - healthy for group, outcome in outcomes if outcome is Outcome.FAILED]
+    contested = [{*group} - healthy for group, outcome in outcomes if outcome is Outcome.CONTESTED]
     certain = {node for nodes in failed if len(nodes) == 1 and healthy for node in nodes}
-    suspects = {node for nodes in failed for node in nodes} - certain
+    suspects = {node for nodes in (*failed, *contested) for node in nodes} - certain
     return BadNodes(certain=tuple(sorted(certain)), suspects=tuple(sorted(suspects)))
