@@ -40,12 +40,16 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
 from holdfast.host.files import open_regular, private_opener, read_object, regular_opener
+
+LOCK_POLL_S = 0.05
+"""Seconds between two looks at a lock that is waited for."""
 
 EVENTS_NAME = "events.jsonl"
 """Name of the log in every run's folder."""
@@ -231,6 +235,15 @@ class RunDir(Struct, frozen=True):
             return True
         os.close(descriptor)
         return False
+
+    def is_free(self, *, within_s: float) -> bool:
+        """Wait until no supervisor or controller has the run's lock; returns whether that came."""
+        deadline = time.monotonic() + within_s
+        while self.alive():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOCK_POLL_S)
+        return True
 
     def _locked(self, how: int, flags: int = os.O_RDWR | os.O_CREAT) -> int | None:
         descriptor = regular_opener(str(self.path / "lock"), flags | os.O_CLOEXEC)

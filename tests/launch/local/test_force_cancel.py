@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,8 @@ def test_run_of_another_machine_is_not_ended_from_here_and_one_from_before_a_reb
     assert not run.secrets.exists()
 
 
-def test_run_whose_lock_somebody_out_of_reach_holds_is_left_alone(run: RunDir) -> None:
+def test_run_whose_lock_somebody_out_of_reach_holds_is_left_alone(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(force_cancel, "UNLOCK_TIMEOUT_S", 0.1)
     lock = run.lock()
     assert lock is not None
     try:
@@ -96,3 +98,14 @@ def test_copy_of_a_runs_folder_owns_nothing_of_that_run(
     finally:
         socket_dir.remove(node)
     assert not made.exists()
+
+
+def test_lock_of_a_process_that_is_about_to_end_is_waited_for(run: RunDir) -> None:
+    """The kernel closes a killed process's files after it has forgotten the command line by which it is found."""
+    lock = run.lock()
+    assert lock is not None
+    released = threading.Timer(0.2, os.close, (lock,))
+    released.start()
+    force_cancel.end_processes(run)
+    released.join()
+    assert not run.alive()

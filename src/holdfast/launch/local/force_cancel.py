@@ -37,6 +37,9 @@ from holdfast.run_dir import RunDir
 KILL_TIMEOUT_S = 10.0
 """Seconds to wait until killed processes have ended; only the kernel can delay that further."""
 
+UNLOCK_TIMEOUT_S = 3.0
+"""Seconds to wait for the lock: the kernel closes a killed process's files after it has forgotten its command line."""
+
 _RUN_MODULES = ("holdfast.launch.local.local_supervisor", "holdfast.controller_main")
 
 
@@ -56,7 +59,7 @@ def end_processes(run: RunDir) -> None:
     """
     _require_same_host(run)
     left = _kill(run)
-    if not left and run.alive():
+    if not left and not run.is_free(within_s=UNLOCK_TIMEOUT_S):
         held = f"{run.path}/lock is held, and no process here that belongs to the run holds it"
         raise _other_host_error(run, held, "where it was started, as the user who started it")
     _clean_up(run)

@@ -47,7 +47,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
         return 0
     signal.signal(signal.SIGTERM, _stay)
     adopt_orphans()  # a controller whose supervisor was killed
-    if not _is_free(folder):
+    if not folder.is_free(within_s=LOCK_TIMEOUT_S):
         log.error("another controller of %s has held its lock for %g s", folder.run_id, LOCK_TIMEOUT_S)
         return ExitCode.UNAVAILABLE
     prestarted_supervisor.prestart(own_session=False)  # while the slow imports run
@@ -98,16 +98,6 @@ def _no_address(own: OwnJob, why: str) -> HoldfastError:
 
 def _stay(_number: int, _frame: FrameType | None) -> None:
     """Slurm signals all processes of the script when it ends the job; this one has the job started again."""
-
-
-def _is_free(folder: RunDir) -> bool:
-    """Wait until no controller has the run's lock; returns whether that came."""
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while folder.alive():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_S)
-    return True
 
 
 def _start_controller(folder: RunDir, address: str, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
