@@ -5,7 +5,7 @@ those of real starts: only `execve` is replaced. A fork has its own `__main__`, 
 the kernel shows them), default signal handlers, and no open files of its parent. The modules of holdfast that this
 process has imported are as they were then: to import them anew took most of the CPU time of a run. The folders of
 PYTHONPATH and a sitecustomize in them are obeyed. What cannot be done so (another executable, other PYTHON* variables,
-an option of Python) is started as usual.
+most options of Python) is started as usual.
 
 tests/runs/forked_starts.py sends one JSON object per start, with the descriptors that the program gets, and receives
 its pid; or the names of more modules that this process is to import.
@@ -27,6 +27,7 @@ import functools
 import gc
 import importlib
 import importlib.machinery
+import importlib.util
 import json
 import logging
 import os
@@ -64,6 +65,9 @@ FRESH = ("__main__", "__mp_main__", "lab", "sitecustomize", "tests")
 """Packages that each program imports anew."""
 UNFORKABLE = "crash_points"
 """A program with this module is not forked: a child would keep what it has changed."""
+CLOCK = "holdfast_step_clock"
+HOOKED = "torch.optim"
+"""What a finder of sitecustomize may wait for, which has been imported here."""
 CONTAINERS = (dict, set, weakref.WeakSet)
 LOCK = type(threading.Lock())
 CACHE = type(functools.cache(abs))
@@ -90,16 +94,38 @@ _kept: list[object] = []
 """Whatever must not be freed: its destructor might close a descriptor that the fork has opened anew."""
 
 
-def can_fork(argv: list[str], executables: Iterable[bytes], folder: str, environ: dict[str, str]) -> bool:
-    """Whether a program is Python as it runs here, with a script or a module."""
-    is_script = len(argv) > 1 and not argv[1].startswith("-") and os.path.isfile(os.path.join(folder, argv[1]))
+def python_command(argv: list[str], executables: Iterable[bytes]) -> list[str]:
+    """The command with which a program starts Python as it runs here, also as a script's interpreter; or nothing."""
+    for path in map(os.fsdecode, executables):
+        if path == sys.executable:
+            return argv
+        try:
+            with open(path, "rb") as file:
+                first = file.read(256).partition(b"\n")[0]
+        except OSError:
+            continue
+        interpreter = os.fsdecode(first.removeprefix(b"#!"))
+        folder, name = os.path.split(interpreter)
+        is_ours = folder == os.path.dirname(sys.executable) and name.startswith("python") and first.startswith(b"#!/")
+        return [interpreter, path, *argv[1:]] if is_ours else []
+    return []
+
+
+def can_fork(argv: list[str], folder: str, environ: dict[str, str]) -> bool:
+    """Whether a command of Python is a script or a module, and nothing that only a new process can obey."""
+    program = _program_of(argv)
+    is_script = bool(program) and not program[0].startswith("-") and os.path.isfile(os.path.join(folder, program[0]))
     theirs = {name: value for name, value in environ.items() if name.startswith(SAME_VARIABLES)}
     return (
-        os.fsencode(sys.executable) in executables
-        and (is_script or argv[1:2] == ["-m"])
+        (is_script or program[:1] == ["-m"])
         and UNFORKABLE not in sys.modules
         and all(theirs.get(name) == _variables.get(name) for name in theirs | _variables if name not in OBEYED)
     )
+
+
+def _program_of(argv: list[str]) -> list[str]:
+    """A command of Python without the interpreter, and without the one option that a fork obeys."""
+    return argv[2:] if argv[1:2] == ["-u"] else argv[1:]
 
 
 def fork_exec(*given: Any) -> int:
@@ -107,10 +133,10 @@ def fork_exec(*given: Any) -> int:
     args, executables, close_fds, pass_fds, cwd, env_list = given[:6]
     streams, error_write, new_session = given[6:12], given[13], given[15]
     preexec: Callable[[], object] | None = given[21]
-    argv = [os.fsdecode(word) for word in args]
+    argv = python_command([os.fsdecode(word) for word in args], executables)
     environ = _environ_of(env_list)
     folder = os.fsdecode(cwd) if cwd else os.getcwd()
-    if not (close_fds and can_fork(argv, executables, folder, environ)):
+    if not (close_fds and can_fork(argv, folder, environ)):
         return _exec_program(*given)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -191,22 +217,23 @@ def become(argv: list[str], environ: dict[str, str]) -> NoReturn:
 
 def _run(argv: list[str], environ: dict[str, str]) -> int:
     """Run the program's `__main__`; returns its exit code."""
-    if environ.get("PYTHONUNBUFFERED"):
+    program = _program_of(argv)
+    if environ.get("PYTHONUNBUFFERED") or program != argv[1:]:
         cast("Any", sys.stdout).reconfigure(write_through=True)
     if environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     main = sys.modules["__main__"] = ModuleType("__main__")
     cast("Any", main).__builtins__ = builtins
     sys.orig_argv = argv
-    sys.argv = argv[1:]
+    sys.argv = [*program]
     try:
         _obey_path(environ.get("PYTHONPATH", ""))
-        if argv[1] == "-m":
-            sys.argv = argv[2:]
+        if program[0] == "-m":
+            sys.argv = program[1:]
             sys.path.insert(0, os.getcwd())
-            cast("Any", runpy)._run_module_as_main(argv[2])
+            cast("Any", runpy)._run_module_as_main(program[1])
         else:
-            path = argv[1]
+            path = program[0]
             sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
             main.__file__ = path
             main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
@@ -232,8 +259,17 @@ def _obey_path(pythonpath: str) -> None:
     """Find modules in these folders first, and import their sitecustomize, as Python does before a program."""
     folders = [os.path.abspath(each) for each in pythonpath.split(os.pathsep) if each]
     sys.path[:] = [*folders, *_path]
-    if folders != _own_folders:
-        site.execsitecustomize()
+    if folders == _own_folders:
+        return
+    sys.modules.pop("sitecustomize", None)  # this process may have another
+    site.execsitecustomize()
+    for finder in [each for each in sys.meta_path if each not in _finders]:
+        spec = finder.find_spec(HOOKED, sys.modules["torch"].__path__)
+        if spec is not None and spec.loader is not None:
+            again = importlib.util.module_from_spec(spec)
+            parts = {name: part for name, part in sys.modules.items() if name.startswith(f"{HOOKED}.")}
+            vars(again).update({name.rpartition(".")[2]: part for name, part in parts.items()})  # some are deleted
+            spec.loader.exec_module(again)
 
 
 def _exit_code(left: SystemExit) -> int:
@@ -257,6 +293,8 @@ def _reset_signals() -> None:
 def _reset_modules() -> None:
     """Forget the parent's state in modules of holdfast, its finders, exit handlers, temporary folder, loop and logs."""
     sys.meta_path[:] = _finders
+    if (clock := sys.modules.pop(CLOCK, None)) is not None:
+        cast("Any", clock).clock.stop()
     for name in _after(_last_module, sys.modules):
         if name.partition(".")[0] in (*FRESH, RESTORED):
             _kept.append(sys.modules.pop(name))

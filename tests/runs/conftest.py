@@ -45,7 +45,7 @@ STARTED_BY_EXEC = (
         "test_memory_limit.py",
         "test_resource_faults.py",
     ),  # limits of memory and descriptors
-    *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py", "test_unmodified_programs.py"),
+    *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py"),
     *(
         "test_host_runs.py",
         "test_monarch_runs.py",

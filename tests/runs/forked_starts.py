@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -32,6 +33,7 @@ class ForkedStarts:
     def __init__(self) -> None:
         self._exec: Any = cast("Any", subprocess)._fork_exec
         self._cgroups = CGROUPS.read_bytes()
+        self._lock = threading.Lock()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -49,11 +51,12 @@ class ForkedStarts:
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
         """Start what can be forked in this way meanwhile."""
+        before = cast("Any", subprocess)._fork_exec
         cast("Any", subprocess)._fork_exec = self._start
         try:
             yield
         finally:
-            cast("Any", subprocess)._fork_exec = self._exec
+            cast("Any", subprocess)._fork_exec = before
 
     def preload(self, *modules: str, environ: Mapping[str, str] | None = None) -> None:
         """Import more modules, with these variables, before what is started from now on."""
@@ -79,12 +82,13 @@ class ForkedStarts:
         streams = {0: given[6], 1: given[9], 2: given[11]} | {fd: fd for fd in given[3] if fd != given[13]}
         streams = {number: number if fd == -1 else fd for number, fd in streams.items()}
         request = {"argv": argv, "environ": dict(environ), "cwd": cwd, "numbers": [*streams]}
-        _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        try:
-            descriptors = array.array("i", streams.values())
-            self._link.sendmsg(
-                [json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors.tobytes())]
-            )
-            return int(self._link.recv(64))
-        finally:
-            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        descriptors = array.array("i", streams.values()).tobytes()
+        with self._lock:
+            _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+            try:
+                self._link.sendmsg(
+                    [json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)]
+                )
+                return int(self._link.recv(64))
+            finally:
+                _libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)

@@ -1,4 +1,7 @@
-"""Programs that know nothing of holdfast, of every framework: started on two nodes, killed once, finished."""
+"""Programs that know nothing of holdfast, of every framework: started on two nodes, killed once, finished.
+
+Their processes are forks of one that has imported what they do (tests/programs/python_forks.py).
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from pathlib import Path
 
 import pytest
 from tests.runs.conftest import PREWARMED, STEP_CLOCK, Runs
+from tests.runs.forked_starts import ForkedStarts
 
 from holdfast.events import AttemptStarted, Outcome, RecoveryDecided, RunFinished, StepCommitted
 
 UNMODIFIED = Path(__file__).parents[1] / "programs" / "unmodified"
 WITHIN_S = 300.0
 """Launchers import torch and more, some of them twice, and the machine may have other work."""
+IMPORTED = ("accelerate", "deepspeed", "lightning", "transformers")
 AT_ONCE = 2
 """Programs that run at a time: each waits about a third of its time."""
 
@@ -111,7 +116,9 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     names = [str(item.callspec.params["name"]) for item in tests if item.module is request.module]
     folder = tmp_path_factory.mktemp("programs")
     short = tempfile.mkdtemp(prefix="t")
-    with pytest.MonkeyPatch.context() as patch:
+    forks = ForkedStarts()
+    forks.preload(*IMPORTED)
+    with pytest.MonkeyPatch.context() as patch, forks.used():
         patch.setenv("HOLDFAST_HOME", str(folder))
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("PYTHONPATH", str(UNMODIFIED))  # its sitecustomize.py
@@ -120,6 +127,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pool = ThreadPoolExecutor(AT_ONCE)
         yield {name: pool.submit(killed_once, name, folder / name) for name in names}
         pool.shutdown(cancel_futures=True)
+    forks.close()
     assert [name for name in os.listdir(short) if name.startswith("holdfast")] == []
     shutil.rmtree(short)
 
