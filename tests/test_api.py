@@ -29,7 +29,7 @@ from holdfast.events.log import encode_line
 from holdfast.events.log_writer import EventWriter
 from holdfast.job.quarantine import Quarantine, QuarantineRow
 from holdfast.job.run_spec import RunSpec
-from holdfast.launch import supervised_target
+from holdfast.launch import prestarted_supervisor, supervised_target
 from holdfast.launch.kubernetes.cluster_ref import ClusterRef, write_cluster_ref
 from holdfast.launch.quarantine_file import QuarantineFile
 from holdfast.report.run_status import RunPhase
@@ -240,6 +240,7 @@ def test_hosts_get_the_order_of_ranks_on_their_topology(home: Path, tmp_path: Pa
 def test_supervisor_that_cannot_start_is_reported_and_leaves_no_run(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prestarted_supervisor._prestarted, "process", None)  # what another test has left
     monkeypatch.setattr(sys, "executable", "/bin/ls")
     with pytest.raises(HoldfastError) as raised:
         api.start(api.load_job(None, command=["true"]), "local", base=Path("/"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import difflib
+import functools
 import re
 import shlex
 from pathlib import Path
@@ -98,10 +99,16 @@ def test_job_of_a_page_is_that_of_its_file():
     assert f"\n```yaml\n{job}```\n" in (ROOT / "docs" / "integration.md").read_text()
 
 
+@functools.cache
+def whole_command_line() -> Any:
+    """All commands, which take 30 ms to build."""
+    return get_command(app)
+
+
 @pytest.mark.parametrize("line", COMMANDS)
 def test_command_of_a_page_is_one_that_the_cli_accepts(line: str):
     words = shlex.split(re.split(" [|>] ", line)[0], comments=True)[1:]
-    program: Any = get_command(app)
+    program = whole_command_line()
     name, command, rest = program.resolve_command(
         program.make_context("holdfast", ["--help"], resilient_parsing=True), words
     )

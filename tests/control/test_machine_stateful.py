@@ -1246,7 +1246,7 @@ PLAYS = {
     **dict.fromkeys((CheckedNodes, CheckedElastic, ProbedNodes, ProbedReplicas, ProbedElastic), 50),
 }
 """The fixed worlds of each; those with standbys are large."""
-MANY = 100
+MANY = 40
 
 
 @pytest.mark.slow

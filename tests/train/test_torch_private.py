@@ -228,6 +228,7 @@ def test_hook_of_fsdp(mesh: DeviceMesh) -> None:
     check(found == {torch_private.FSDP_RESHARD_HOOK}, "FSDP2's hook of a state dict", "the cache of state dicts")
 
 
+@pytest.mark.slow
 def test_compiled_module() -> None:
     inner = torch.nn.Linear(1, 1)
     found = getattr(torch.compile(inner), torch_private.COMPILED_MODULE, None)
