@@ -551,6 +551,8 @@ def _data_parallel(
         return 0.0, optimizer
     rate = group_rate(machine, ranks, inside)
     if machine.cpu:
+        if machine.cpu.sharded and layout.sharding is Sharding.FSDP and ranks <= machine.domain:
+            return count * machine.cpu.sharded.seconds(load.model.shape.layers / layout.pp, dense + experts), optimizer
         sent = step_traffic(traffic_of(load, layout, machine))["dp"]
         copied = COPIED_BYTES[layout.sharding] * (dense + experts)
         return sent / rate + copied / machine.gpu.memory_rate, optimizer

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock, Timer
 from typing import NoReturn
@@ -23,6 +24,7 @@ from holdfast.events.probe_results import ProbeLine, ProbeOutcome, ProbeResult, 
 from holdfast.train.probe.pairing import Gates
 from holdfast.train.probe.process_groups import ConnectTorch, StoreAddress, prepare_nccl
 from holdfast.train.probe.rank_probe import RankPlace, RankProbe
+from holdfast.train.probe.sharded_layers import sharded_rates
 from holdfast.train.probe.stages import SHARES, Schedule
 
 EXIT_CODES = {ProbeOutcome.PASSED: 0, ProbeOutcome.FAILED: 1, ProbeOutcome.INCOMPLETE: 3}
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
         burn_in_s=options.burn_in_s,
         most_bytes=options.most_bytes,
         began=began,
+        sharded=partial(sharded_rates, address, 1 + round(options.burn_in_s)) if device.type == "cpu" else None,
         folder=options.storage,
     )
     try:

@@ -22,6 +22,7 @@ from holdfast.events.probe_results import (
     ProbeProgress,
     ProbeResult,
     ProbeStage,
+    ShardedRates,
 )
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.abortable_call import AbortableCall
@@ -87,6 +88,8 @@ class RankProbe:
     """Of an all-reduce."""
     began: float
     """Monotonic seconds."""
+    sharded: Callable[[str, int, int, float], ShardedRates] | None = None
+    """Measures FSDP2 in a group, given its name, this process's number, the size and a timeout; None: for a GPU."""
     folder: Path | None = None
     """A folder on the file system of checkpoints; None: there is none."""
     _device_rates: DeviceRates | None = field(default=None, init=False)
@@ -157,7 +160,7 @@ class RankProbe:
             case ProbeStage.MEMORY:
                 work = self._copy
             case ProbeStage.NODE_ALL_REDUCE:
-                work = self._all_reduces(place.ranks_of([place.node]), SWEEP_BYTES)
+                work = partial(self._within_node, place.ranks_of([place.node]))
             case ProbeStage.ALL_REDUCE:
                 work = self._all_reduces(place.ranks_of(step.nodes), SWEEP_BYTES)
             case ProbeStage.PAIRS:
@@ -213,6 +216,18 @@ class RankProbe:
         shared = self.device.type == "cpu"
         name = "CPU" if shared else f"{torch.cuda.get_device_name(self.device)} ({self.device})"
         return self._device_rates or DeviceRates(rank=self.place.rank, node=self.place.node, device=name, shared=shared)
+
+    def _within_node(self, ranks: Sequence[int], step: Step) -> Report:
+        deadline = time.monotonic() + step.deadline_s * WORK_SHARE
+        report = self._all_reduces(ranks, SWEEP_BYTES)(step)
+        if self.sharded is None or report.problem:
+            return report
+        timeout_s = max(deadline - time.monotonic(), 0.01)
+        group = f"{step.number}/{self.place.node}", ranks.index(self.place.rank), len(ranks), timeout_s
+        with suppress(Exception):  # it says nothing about the node, and only predictions lack it
+            rates = AbortableCall().run(partial(self.sharded, *group), timeout_s)
+            return msgspec.structs.replace(report, sharded=rates)
+        return report
 
     def _all_reduces(self, ranks: Sequence[int], sizes: Sequence[int]) -> Callable[[Step], Report]:
         """All-reduces among some ranks; a rank that does not answer costs no more than the step's deadline."""

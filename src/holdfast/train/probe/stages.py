@@ -20,6 +20,7 @@ from holdfast.events.probe_results import (
     ProbeResult,
     ProbeStage,
     ProbeSuspect,
+    ShardedRates,
     StorageRates,
 )
 from holdfast.metrics.devices import find_device
@@ -44,6 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     device: DeviceRates | None = None
     all_reduce: tuple[AllReduceRate, ...] = ()
+    sharded: ShardedRates | None = None
     storage: StorageRates | None = None
     problem: str = ""
 
@@ -106,7 +108,10 @@ class Schedule:
             elapsed_s=0.0,
             suspects=tuple(self._suspects),
             devices=devices,
-            node_all_reduce=tuple(NodeAllReduce(node=node, rates=rates) for node, rates in within.items()),
+            node_all_reduce=tuple(
+                NodeAllReduce(node=node, rates=first.all_reduce, sharded=first.sharded)
+                for node, first in within.items()
+            ),
             pairs=pairs,
             all_reduce=over_all,
             storage=storage,
@@ -178,19 +183,24 @@ class Schedule:
             node = self._node_of(rank)
             self._suspect(stage, (node,), (rank,), tuple(named + each for each in evidence))
 
-    def _within_nodes(self) -> Generator[Step, Reports, dict[int, tuple[AllReduceRate, ...]]]:
+    def _within_nodes(self) -> Generator[Step, Reports, dict[int, Report]]:
+        """The reports of the nodes' first ranks."""
         if self.ranks_per_node == 1:
             return {}
         stage = ProbeStage.NODE_ALL_REDUCE
         reports = yield from self._step(stage)
         first = {node: reports.get(self._ranks_of(node)[0], Report()) for node in self._present}
-        within = {node: report.all_reduce for node, report in first.items() if report.all_reduce}
+        within = {node: report for node, report in first.items() if report.all_reduce}
         for node in sorted(self._present):
             if problems := {rank: reports[rank].problem for rank in self._ranks_of(node) if reports[rank].problem}:
                 self._suspect(stage, (node,), tuple(problems), tuple(sorted(set(problems.values()))))
-            elif any(each.wrong for each in within.get(node, ())):
+            elif any(each.wrong for each in first[node].all_reduce):
                 self._suspect(stage, (node,), (), ("a sum is wrong",))
-        bandwidth = {node: max(each.bus_gb_s for each in rates) for node, rates in within.items() if not self._shared}
+        bandwidth = {
+            node: max(each.bus_gb_s for each in report.all_reduce)
+            for node, report in within.items()
+            if not self._shared
+        }
         for node in below_median(bandwidth, self.gates.share_of_median):
             others = _median([rate for other, rate in bandwidth.items() if other != node])
             self._suspect(
