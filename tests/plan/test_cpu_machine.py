@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from holdfast.errors import HoldfastError
 from holdfast.events.probe_results import (
     AllReduceRate,
+    DataParallelRates,
     DeviceRates,
     NodeAllReduce,
     ProbeOutcome,
     ProbeResult,
-    ShardedRates,
     TrainingRates,
     WidthRate,
 )
@@ -99,13 +99,15 @@ def test_gradients_are_reduced_at_the_rate_of_a_bucket_and_hide_behind_nothing(t
     assert step_time(LOAD, sharded, machine).data > step_time(LOAD, layout, machine).data
 
 
-def test_fsdp_within_a_node_takes_what_it_took_there_when_measured(tmp_path: Path) -> None:
-    measured = ShardedRates(layer_s=0.5, parameter_s=2e-9)
-    within = NodeAllReduce(node=0, rates=_probe(2).node_all_reduce[0].rates, sharded=measured)
+def test_data_parallelism_within_a_node_takes_what_it_took_there_when_measured(tmp_path: Path) -> None:
+    measured = DataParallelRates(ddp_parameter_s=3e-9, fsdp_layer_s=0.5, fsdp_parameter_s=2e-9)
+    within = NodeAllReduce(node=0, rates=_probe(2).node_all_reduce[0].rates, data_parallel=measured)
     path = tmp_path / "rates.json"
     path.write_bytes(msgspec.json.encode({"probe": replace(_probe(2), node_all_reduce=(within,))}))
     machine, layout = find_machine(CPU, path), Layout(dp=2, sharding=Sharding.FSDP)
     assert step_time(LOAD, layout, machine).data == pytest.approx(0.5 * 33 + 2e-9 * MODEL.parameters, rel=1e-3)
+    ddp = Layout(dp=2, sharding=Sharding.DDP)
+    assert step_time(LOAD, ddp, machine).data == pytest.approx(3e-9 * MODEL.parameters, rel=1e-3)
     assert step_time(LOAD, replace(layout, dp=4), machine).data == pytest.approx(
         step_time(LOAD, replace(layout, dp=4), _machine(tmp_path, 2)).data
     )

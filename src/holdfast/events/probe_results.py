@@ -111,13 +111,14 @@ class AllReduceRate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Whether the sum is not the exact one."""
 
 
-class ShardedRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What FSDP2 takes on CPUs for a layer of each step, forward and backward pass: means."""
+class DataParallelRates(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What DDP and FSDP2 add to a forward and backward pass on CPUs: means."""
 
-    layer_s: float
-    """A layer of next to no parameters."""
-    parameter_s: float
-    """More for each parameter."""
+    ddp_parameter_s: float
+    fsdp_layer_s: float
+    """For each layer."""
+    fsdp_parameter_s: float
+    """For each parameter, in addition."""
 
 
 class NodeAllReduce(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -125,7 +126,7 @@ class NodeAllReduce(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     node: int
     rates: tuple[AllReduceRate, ...]
-    sharded: ShardedRates | None = None
+    data_parallel: DataParallelRates | None = None
     """Among the same ranks; None for GPUs."""
 
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import asdict, fields, replace
 
+from holdfast.events.probe_results import DataParallelRates
 from holdfast.metrics.devices import DEVICES, Device
 
 GB = 1e9
@@ -45,17 +46,6 @@ class Gpu(Struct, frozen=True, kw_only=True):
     source: str
 
 
-class Sharded(Struct, frozen=True, kw_only=True):
-    """Seconds that FSDP2 takes in the forward and backward pass of a micro-batch."""
-
-    layer_s: float
-    parameter_s: float
-
-    def seconds(self, layers: float, parameters: float) -> float:
-        """Those of so many layers, and of what is outside of them, which is gathered as one more."""
-        return (layers + 1) * self.layer_s + parameters * self.parameter_s
-
-
 class CpuRates(Struct, frozen=True, kw_only=True):
     """Rates of one rank's share of a CPU in training, while all ranks of the node compute."""
 
@@ -65,8 +55,8 @@ class CpuRates(Struct, frozen=True, kw_only=True):
     """Seconds of an optimizer step per parameter."""
     operation_s: float
     """Seconds of an operation on one element."""
-    sharded: Sharded | None = None
-    """Of FSDP2 among the ranks of a node; None: not measured."""
+    data_parallel: DataParallelRates | None = None
+    """Among the ranks of a node; None: not measured."""
 
     def product_rate(self, width: float) -> float:
         """FLOP/s at a width, between the measured ones along its logarithm."""

@@ -26,7 +26,6 @@ from holdfast.plan.hardware import (
     CpuCalibration,
     CpuRates,
     Machine,
-    Sharded,
     calibrated,
     cpu_machine,
 )
@@ -199,7 +198,6 @@ def cpu_from_probe(result: ProbeResult) -> CpuCalibration | None:
     trained = [training for training, _ in ranks]
     per_node = len(result.devices) // len({each.node for each in result.devices})
     within = [_near_bucket(each.rates) for each in result.node_all_reduce if each.rates]
-    sharded = [each.sharded for each in result.node_all_reduce if each.sharded]
     return CpuCalibration(
         ranks_per_node=per_node,
         rates=CpuRates(
@@ -209,12 +207,7 @@ def cpu_from_probe(result: ProbeResult) -> CpuCalibration | None:
             },
             adamw_s=median(each.adamw_s for each in trained),
             operation_s=median(each.operation_s for each in trained),
-            sharded=Sharded(
-                layer_s=median(each.layer_s for each in sharded),
-                parameter_s=median(each.parameter_s for each in sharded),
-            )
-            if sharded
-            else None,
+            data_parallel=next((each.data_parallel for each in result.node_all_reduce if each.data_parallel), None),
         ),
         attention_tflops=median(each.attention_tflop_s for each in trained),
         elementwise_gb_s=median(each.elementwise_gb_s for each in trained),

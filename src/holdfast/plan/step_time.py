@@ -551,8 +551,13 @@ def _data_parallel(
         return 0.0, optimizer
     rate = group_rate(machine, ranks, inside)
     if machine.cpu:
-        if machine.cpu.sharded and layout.sharding is Sharding.FSDP and ranks <= machine.domain:
-            return count * machine.cpu.sharded.seconds(load.model.shape.layers / layout.pp, dense + experts), optimizer
+        measured = machine.cpu.data_parallel if ranks <= machine.domain else None
+        if measured and layout.sharding is Sharding.DDP:
+            return measured.ddp_parameter_s * (dense + experts), optimizer
+        if measured and layout.sharding is Sharding.FSDP:
+            groups = load.model.shape.layers / layout.pp + 1  # what is outside of layers is gathered as one more
+            each = measured.fsdp_layer_s * groups + measured.fsdp_parameter_s * (dense + experts)
+            return count * each, optimizer
         sent = step_traffic(traffic_of(load, layout, machine))["dp"]
         copied = COPIED_BYTES[layout.sharding] * (dense + experts)
         return sent / rate + copied / machine.gpu.memory_rate, optimizer

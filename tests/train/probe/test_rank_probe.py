@@ -53,7 +53,7 @@ def test_nodes_of_two_ranks_probe_each_lane_and_each_node(tmp_path: Path) -> Non
     assert all(each.gb_s for each in result.pairs)
     assert [each.node for each in result.node_all_reduce] == [0, 1]
     assert all(each.rates for each in result.node_all_reduce)
-    assert all(each.sharded and 0 < each.sharded.layer_s < 10 for each in result.node_all_reduce)
+    assert all(each.data_parallel and 0 < each.data_parallel.fsdp_layer_s < 10 for each in result.node_all_reduce)
     assert result.all_reduce[0].bus_gb_s == pytest.approx(result.all_reduce[0].algorithm_gb_s * 1.5)
 
 

@@ -21,10 +21,10 @@ import msgspec
 import torch
 
 from holdfast.events.probe_results import ProbeLine, ProbeOutcome, ProbeResult, ProbeStage
+from holdfast.train.probe.data_parallel import data_parallel_rates
 from holdfast.train.probe.pairing import Gates
 from holdfast.train.probe.process_groups import ConnectTorch, StoreAddress, prepare_nccl
 from holdfast.train.probe.rank_probe import RankPlace, RankProbe
-from holdfast.train.probe.sharded_layers import sharded_rates
 from holdfast.train.probe.stages import SHARES, Schedule
 
 EXIT_CODES = {ProbeOutcome.PASSED: 0, ProbeOutcome.FAILED: 1, ProbeOutcome.INCOMPLETE: 3}
@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
     except RuntimeError as error:
         problem = f"the store at {address.host}:{address.port} did not answer within {arrive_s:.3g} s"
         return _end(_incomplete(place.rank, began, f"{problem} ({str(error).partition(chr(10))[0][:200]})"))
+    steps = 1 + round(options.burn_in_s)
     probe = RankProbe(
         place=place,
         device=device,
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None, env: Mapping[str, str] = os.env
         burn_in_s=options.burn_in_s,
         most_bytes=options.most_bytes,
         began=began,
-        sharded=partial(sharded_rates, address, 1 + round(options.burn_in_s)) if device.type == "cpu" else None,
+        data_parallel=None if device.type == "cuda" else partial(data_parallel_rates, address, steps),
         folder=options.storage,
     )
     try:

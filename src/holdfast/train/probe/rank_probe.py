@@ -16,13 +16,13 @@ import torch.distributed as dist
 
 from holdfast.events.probe_results import (
     AllReduceRate,
+    DataParallelRates,
     DeviceRates,
     ProbeLine,
     ProbeOutcome,
     ProbeProgress,
     ProbeResult,
     ProbeStage,
-    ShardedRates,
 )
 from holdfast.host.memory_usage import memory_usages
 from holdfast.train.abortable_call import AbortableCall
@@ -88,8 +88,8 @@ class RankProbe:
     """Of an all-reduce."""
     began: float
     """Monotonic seconds."""
-    sharded: Callable[[str, int, int, float], ShardedRates] | None = None
-    """Measures FSDP2 in a group, given its name, this process's number, the size and a timeout; None: for a GPU."""
+    data_parallel: Callable[[str, int, int, float], DataParallelRates] | None = None
+    """Measures DDP and FSDP2 in a group, given its name, this process's number, the size and a timeout."""
     folder: Path | None = None
     """A folder on the file system of checkpoints; None: there is none."""
     _device_rates: DeviceRates | None = field(default=None, init=False)
@@ -220,13 +220,13 @@ class RankProbe:
     def _within_node(self, ranks: Sequence[int], step: Step) -> Report:
         deadline = time.monotonic() + step.deadline_s * WORK_SHARE
         report = self._all_reduces(ranks, SWEEP_BYTES)(step)
-        if self.sharded is None or report.problem:
+        if self.data_parallel is None or report.problem:
             return report
         timeout_s = max(deadline - time.monotonic(), 0.01)
         group = f"{step.number}/{self.place.node}", ranks.index(self.place.rank), len(ranks), timeout_s
         with suppress(Exception):  # it says nothing about the node, and only predictions lack it
-            rates = AbortableCall().run(partial(self.sharded, *group), timeout_s)
-            return msgspec.structs.replace(report, sharded=rates)
+            rates = AbortableCall().run(partial(self.data_parallel, *group), timeout_s)
+            return msgspec.structs.replace(report, data_parallel=rates)
         return report
 
     def _all_reduces(self, ranks: Sequence[int], sizes: Sequence[int]) -> Callable[[Step], Report]:

@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.events.probe_results import (
     AllReduceRate,
+    DataParallelRates,
     DeviceRates,
     Located,
     MatmulRate,
@@ -20,7 +21,6 @@ from holdfast.events.probe_results import (
     ProbeResult,
     ProbeStage,
     ProbeSuspect,
-    ShardedRates,
     StorageRates,
 )
 from holdfast.metrics.devices import find_device
@@ -45,7 +45,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     device: DeviceRates | None = None
     all_reduce: tuple[AllReduceRate, ...] = ()
-    sharded: ShardedRates | None = None
+    data_parallel: DataParallelRates | None = None
     storage: StorageRates | None = None
     problem: str = ""
 
@@ -109,7 +109,7 @@ class Schedule:
             suspects=tuple(self._suspects),
             devices=devices,
             node_all_reduce=tuple(
-                NodeAllReduce(node=node, rates=first.all_reduce, sharded=first.sharded)
+                NodeAllReduce(node=node, rates=first.all_reduce, data_parallel=first.data_parallel)
                 for node, first in within.items()
             ),
             pairs=pairs,
