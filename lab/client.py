@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,15 @@ class LabClient:
         """The object or list at a path, such as /api/v1/nodes."""
         return self._answer(self._http.get(path))
 
-    def create(self, one: dict[str, Any]) -> Any:
-        """Create an object."""
-        return self._answer(self._http.post(path_of(one), json=one))
+    def create(self, one: dict[str, Any], *, dry_run: bool = False) -> Any:
+        """Create an object; with `dry_run` only admit it."""
+        return self._answer(self._http.post(path_of(one), json=one, params={"dryRun": "All"} if dry_run else {}))
+
+    def delete(self, path: str) -> None:
+        """Delete an object, if there is one, and return before it is gone."""
+        response = self._http.delete(path)
+        if response.status_code != HTTPStatus.NOT_FOUND:
+            self._answer(response)
 
     def patch(self, path: str, change: dict[str, Any]) -> Any:
         """Change an object with a JSON merge patch."""

@@ -17,6 +17,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -85,6 +86,7 @@ class Lab:
         nodes: tuple[NodeSpec, ...] = FOUR_NODES,
         interfaces: tuple[netns.NetnsInterface, ...] = (netns.NetnsInterface(),),
         node_lost_after_s: int = state.NODE_LOST_AFTER_S,
+        kubelet_python: tuple[str, ...] = (sys.executable,),
         dies_with_parent: bool = False,
         log: Callable[[str], None] = print,
     ) -> None:
@@ -103,7 +105,17 @@ class Lab:
             else:
                 self._end()
                 try:
-                    self._start(nodes, interfaces, node_lost_after_s, dies_with_parent=dies_with_parent)
+                    self._start(
+                        LabState(
+                            ports={},
+                            data=str(self._data()),
+                            nodes=nodes,
+                            interfaces=interfaces,
+                            node_lost_after_s=node_lost_after_s,
+                            kubelet_python=kubelet_python,
+                            dies_with_parent=dies_with_parent,
+                        )
+                    )
                 except BaseException:
                     self._end()
                     raise
@@ -184,30 +196,13 @@ class Lab:
         made = (make(paths) for make in programs.ALL)
         self._run(next(program for program in made if program.name == name))
 
-    def _start(
-        self,
-        nodes: tuple[NodeSpec, ...],
-        interfaces: tuple[netns.NetnsInterface, ...],
-        node_lost_after_s: int,
-        *,
-        dies_with_parent: bool,
-    ) -> None:
+    def _start(self, wanted: LabState) -> None:
         self.folder.mkdir(mode=0o700)
         for name in ("log", "configuration", "kubelet", "tmp/k8s-webhook-server"):
             (self.folder / name).mkdir(parents=True)
         block, chosen = ports.claim_ports()
         try:
-            state.save(
-                self.folder,
-                LabState(
-                    ports=chosen,
-                    data=str(self._data()),
-                    nodes=nodes,
-                    interfaces=interfaces,
-                    node_lost_after_s=node_lost_after_s,
-                    dies_with_parent=dies_with_parent,
-                ),
-            )
+            state.save(self.folder, msgspec.structs.replace(wanted, ports=chosen))
             pki.make_pki(self.folder / "pki")
             (self.folder / "tmp/k8s-webhook-server/serving-certs").symlink_to(self.folder / "pki")
             paths = self._paths()
@@ -293,6 +288,7 @@ class Lab:
             nodes=known.nodes,
             interfaces=known.interfaces,
             node_lost_after_s=known.node_lost_after_s,
+            kubelet_python=known.kubelet_python,
         )
 
     def _data(self) -> Path:

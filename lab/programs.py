@@ -39,6 +39,7 @@ class LabPaths:
     nodes: tuple[NodeSpec, ...]
     interfaces: tuple[NetnsInterface, ...] = (NetnsInterface(),)
     node_lost_after_s: int = NODE_LOST_AFTER_S
+    kubelet_python: tuple[str, ...] = (sys.executable,)
 
     @property
     def pki(self) -> Path:
@@ -350,7 +351,7 @@ def kubelet(paths: LabPaths) -> LabProgram:
     last = paths.nodes[-1].name
     return LabProgram(
         name="kubelet",
-        argv=(sys.executable, "-m", "lab.kubelet", paths.configuration("kubelet")),
+        argv=(*paths.kubelet_python, "-m", "lab.kubelet", paths.configuration("kubelet")),
         configuration=KubeletConfig(
             folder=folder,
             pki=paths.pki,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -42,6 +43,8 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True):
     """Network interfaces of every pod."""
     node_lost_after_s: int = NODE_LOST_AFTER_S
     """Seconds without a heartbeat after which Kubernetes considers a node lost."""
+    kubelet_python: tuple[str, ...] = (sys.executable,)
+    """The command that runs the kubelet as Python would."""
     dies_with_parent: bool
     """Whether the lab ends with the process that started it."""
     processes: dict[str, ProcessId] = {}

@@ -41,10 +41,11 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from types import CodeType, ModuleType
 from typing import Any, NoReturn, cast
 
+import holdfast
 from holdfast.train.zygote.huge_pages import use_huge_pages
 
 IMPORTED = (
@@ -74,6 +75,9 @@ CACHE = type(functools.cache(abs))
 SAME_VARIABLES = ("PYTHON", "LD_")
 """Prefixes of variables that only a new process can obey."""
 OBEYED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
+UNBUFFERED, ISOLATED = "-u", "-I"
+OPTIONS = (UNBUFFERED, ISOLATED, "-S")
+"""Options of Python that a fork obeys; it has imported `site` already."""
 FIRST_FREE = 400
 """Descriptors from here on are free to move others through."""
 
@@ -81,6 +85,7 @@ _exec_program: Callable[..., int] = cast("Any", subprocess)._fork_exec
 _own_folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
 _path = sys.path[1 + len(_own_folders) :]
 _finders = [*sys.meta_path]
+_holdfast = os.path.dirname(os.path.realpath(holdfast.__file__))
 _variables = {name: value for name, value in os.environ.items() if name.startswith(SAME_VARIABLES)}
 _state: list[tuple[dict[str, object], str, object, object]] = []
 """Variables of modules of holdfast that may change: their module's, name, value after the import, copy of its content.
@@ -120,12 +125,19 @@ def can_fork(argv: list[str], folder: str, environ: dict[str, str]) -> bool:
         (is_script or program[:1] == ["-m"])
         and UNFORKABLE not in sys.modules
         and all(theirs.get(name) == _variables.get(name) for name in theirs | _variables if name not in OBEYED)
+        and not any(map(_has_another_holdfast, environ.get("PYTHONPATH", "").split(os.pathsep)))
     )
 
 
+def _has_another_holdfast(folder: str) -> bool:
+    """Whether a folder of PYTHONPATH has another version of what this process has imported."""
+    found = os.path.join(folder, RESTORED)
+    return bool(folder) and os.path.isdir(found) and os.path.realpath(found) != _holdfast
+
+
 def _program_of(argv: list[str]) -> list[str]:
-    """A command of Python without the interpreter, and without the one option that a fork obeys."""
-    return argv[2:] if argv[1:2] == ["-u"] else argv[1:]
+    """A command of Python without the interpreter, and without the options that a fork obeys."""
+    return [*dropwhile(OPTIONS.__contains__, argv[1:])]
 
 
 def fork_exec(*given: Any) -> int:
@@ -218,7 +230,8 @@ def become(argv: list[str], environ: dict[str, str]) -> NoReturn:
 def _run(argv: list[str], environ: dict[str, str]) -> int:
     """Run the program's `__main__`; returns its exit code."""
     program = _program_of(argv)
-    if environ.get("PYTHONUNBUFFERED") or program != argv[1:]:
+    options = argv[1 : len(argv) - len(program)]
+    if environ.get("PYTHONUNBUFFERED") or UNBUFFERED in options:
         cast("Any", sys.stdout).reconfigure(write_through=True)
     if environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
@@ -227,7 +240,7 @@ def _run(argv: list[str], environ: dict[str, str]) -> int:
     sys.orig_argv = argv
     sys.argv = [*program]
     try:
-        _obey_path(environ.get("PYTHONPATH", ""))
+        _obey_path("" if ISOLATED in options else environ.get("PYTHONPATH", ""))
         if program[0] == "-m":
             sys.argv = program[1:]
             sys.path.insert(0, os.getcwd())
@@ -457,11 +470,16 @@ def _fork_outside_of_lookups() -> None:
     os.register_at_fork(before=lookups.acquire, after_in_parent=lookups.release, after_in_child=lookups.release)
 
 
+def prepare(modules: Iterable[str]) -> None:
+    """Make this process one that can be forked."""
+    _fork_outside_of_lookups()
+    _import(modules)
+
+
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
     cast("Any", subprocess)._fork_exec = fork_exec
-    _fork_outside_of_lookups()
-    _import(IMPORTED)
+    prepare(IMPORTED)
     serve(link)
 
 

@@ -34,6 +34,7 @@ class ForkedStarts:
         self._exec: Any = cast("Any", subprocess)._fork_exec
         self._cgroups = CGROUPS.read_bytes()
         self._lock = threading.Lock()
+        self._preloaded = set[str]()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -60,6 +61,9 @@ class ForkedStarts:
 
     def preload(self, *modules: str, environ: Mapping[str, str] | None = None) -> None:
         """Import more modules, with these variables, before what is started from now on."""
+        if self._preloaded.issuperset(modules):
+            return
+        self._preloaded.update(modules)
         self._link.send(json.dumps({"modules": modules, "environ": environ or {}}).encode())
         assert self._link.recv(64)
 

@@ -27,6 +27,7 @@ from holdfast.launch.kubernetes.manifests.yaml_writer import to_plain
 from holdfast.launch.policy_request import PolicyRequest
 from holdfast.observe.monitoring_files import monitoring_objects
 from lab import Lab
+from lab.client import LabClient
 from lab.toolchain import HELM, build_impossible_reason, program_folder
 
 
@@ -78,7 +79,13 @@ def helm(lab: Lab, namespace: str, tmp_path: Path) -> Helm:
 
 @pytest.mark.slow
 def test_user_of_the_chart_starts_runs_and_its_policies_are_those_of_the_command(
-    lab: Lab, namespace: str, helm: Helm, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab,
+    lab_client: LabClient,
+    namespace: str,
+    helm: Helm,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     eve = [{"kind": "ServiceAccount", "name": "eve", "namespace": namespace}]
     claim = {"name": "home", "size": "1Gi", "storageClass": "lab"}
@@ -101,7 +108,7 @@ def test_user_of_the_chart_starts_runs_and_its_policies_are_those_of_the_command
         user(lab, namespace, "eve", [], tmp_path / "eve")
         project = tmp_path / "project"
         project.mkdir()
-        site = Site(lab, namespace, project)
+        site = Site(lab, lab_client, namespace, project)
         site.target("jobset", volume="volume: {claim: home}\nservice_account: holdfast\n")
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "eve"))
         lacking = api.check_target(None, "lab", base=project)

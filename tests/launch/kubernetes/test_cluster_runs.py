@@ -24,6 +24,7 @@ import torch
 import yaml
 from deploy.render_chart import templates
 from tests.launch.kubernetes.test_collect_inventory import rules, user
+from tests.runs.forked_starts import ForkedStarts
 from tests.waiting import until
 
 import holdfast
@@ -48,7 +49,7 @@ from holdfast.events import (
 from holdfast.findings import Finding, Severity
 from holdfast.host import processes
 from holdfast.job.targets import Workload
-from holdfast.launch.kubernetes.submit.submit_process import SubmitProcess
+from holdfast.launch.kubernetes.submit.submit_process import WORKER_MODULE, SubmitProcess
 from holdfast.launch.kubernetes.sync.code_upload import MAX_CODE_IN_SECRET_BYTES
 from holdfast.launch.target import Rendered
 from holdfast.launch.target_runs import TargetRunPhase
@@ -57,6 +58,7 @@ from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase, RunStatus
 from holdfast.run_dir import RunDir
 from lab import Lab, NodeState
+from lab.client import LabClient
 from lab.kubelet.container import MARK
 from lab.lab import FOUR_NODES
 from lab.traefik_gateway import NAME as GATEWAY
@@ -103,8 +105,9 @@ while not os.path.exists(sys.argv[1]):
 class Site:
     """A project whose target `lab` is a namespace of the lab."""
 
-    def __init__(self, lab: Lab, namespace: str, folder: Path) -> None:
+    def __init__(self, lab: Lab, client: LabClient, namespace: str, folder: Path) -> None:
         self.lab, self.namespace, self.folder = lab, namespace, folder
+        self._client = client
         self.target("jobset")
 
     def target(self, workload: str, *, agent: bool = True, volume: str = VOLUME) -> None:
@@ -130,14 +133,17 @@ class Site:
 
     def pods(self, part: str) -> dict[str, str]:
         """Names of the pods of a part that are there to stay, by their uid."""
-        found = json.loads(self.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
+        found = self._pods_of(part)
         metas = [pod["metadata"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
         return {meta["uid"]: meta["name"] for meta in metas if "deletionTimestamp" not in meta}
 
     def running(self, part: str) -> bool:
         """Whether any pod of a part has been placed."""
-        found = json.loads(self.kubectl("get", "pods", "-l", f"holdfast/part={part}", "-o", "json"))["items"]
-        return any(pod["spec"].get("nodeName") for pod in found)
+        return any(pod["spec"].get("nodeName") for pod in self._pods_of(part))
+
+    def _pods_of(self, part: str) -> list[Any]:
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=holdfast/part={part}"
+        return self._client.get(path)["items"]
 
     def evict(self, pod: str) -> None:
         """Evict a pod as `kubectl drain` does."""
@@ -175,11 +181,21 @@ def _listed_kinds(lab: Lab, namespace: str) -> list[str]:
 
 
 @pytest.fixture
-def site(lab: Lab, namespace: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(
+    lab: Lab,
+    lab_client: LabClient,
+    namespace: str,
+    home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    forked_starts: ForkedStarts,
+) -> Iterator[Site]:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     project = tmp_path / "project"
     project.mkdir()
-    yield Site(lab, namespace, project)
+    forked_starts.preload(WORKER_MODULE)
+    with forked_starts.used():
+        yield Site(lab, lab_client, namespace, project)
     for run in api.runs():
         lab.kubectl("delete", ",".join(Workload), "-n", namespace, "--all", "--wait=false")
         until(lambda run=run: not run.alive(), "its mirror is gone")

@@ -21,6 +21,7 @@ from holdfast.report.rank_logs import find_rank_logs
 from holdfast.report.run_status import RunPhase
 from lab import Lab
 from lab.argo_cd import NAMESPACE, argo_cd
+from lab.client import LabClient
 from lab.flux_controllers import flux_controllers
 from lab.git_repository import git_repository
 from lab.toolchain import ARGO_CD, FLUX, OPERATORS, Module, build_impossible_reason, is_built, source_folder
@@ -136,12 +137,14 @@ def tool(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Tool]:
 
 
 @pytest.fixture
-def site(lab: Lab, namespace: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(
+    lab: Lab, lab_client: LabClient, namespace: str, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Site]:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     project = tmp_path / "project"
     project.mkdir()
     lab.kubectl("create", "-f", "-", input=QUEUES.replace("NAME", namespace).replace("default", "train"))
-    yield Site(lab, namespace, project)
+    yield Site(lab, lab_client, namespace, project)
     lab.kubectl("delete", f"clusterqueue/{namespace}", f"resourceflavor/{namespace}", "--wait=false")
 
 
