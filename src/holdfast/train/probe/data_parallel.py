@@ -1,4 +1,4 @@
-"""Measures what DDP and FSDP2 take on CPUs, beside the forward and backward pass itself."""
+"""Measures what DDP and FSDP2 take on CPUs in addition to the forward and backward pass."""
 
 from __future__ import annotations
 
