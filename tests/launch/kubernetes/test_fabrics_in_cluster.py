@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from msgspec.structs import replace
 from tests.launch.kubernetes.fabric_needs import needs
 from tests.launch.kubernetes.golden_cases import FABRIC_CASES, TORCHRUN, Case, of_kind, render_context
 from tests.launch.kubernetes.test_manifests_accepted import create
+from tests.waiting import until
 
 from holdfast.findings import Severity
 from holdfast.launch.kubernetes.manifests.render_context import RenderContext
@@ -22,6 +22,7 @@ from holdfast.launch.kubernetes.preflight.cluster_checks import check_cluster
 from holdfast.launch.kubernetes.preflight.collect_inventory import collect_inventory
 from holdfast.launch.kubernetes.preflight.dry_run_pods import pods_of
 from lab import Lab
+from lab.client import LabClient
 
 pytestmark = pytest.mark.slow
 
@@ -103,17 +104,23 @@ def machine(name: str, namespace: str, **devices: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def created(lab: Lab, objects: list[dict[str, Any]]) -> Iterator[None]:
-    """Objects that are there meanwhile."""
+def created(lab: Lab, client: LabClient, objects: list[dict[str, Any]]) -> Iterator[None]:
+    """Objects that are there meanwhile; machines are ready, which a new one is not at once."""
+    machines = [each["metadata"]["name"] for each in objects if each["kind"] == "Node"]
+
+    def tainted() -> list[str]:
+        return [name for name in machines if client.get(f"/api/v1/nodes/{name}")["spec"].get("taints")]
+
     try:
         lab.kubectl("create", "-f", "-", input=json_list(objects))
+        until(lambda: not tainted(), "the machines are ready")
         yield
     finally:
         lab.kubectl("delete", "--ignore-not-found", "--wait=false", "-f", "-", input=json_list(objects))
 
 
 def test_all_that_each_fabric_lacks_is_found_until_it_is_there(
-    lab: Lab, namespace: str, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, lab_client: LabClient, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(lab.kubeconfig))
     here = {"node_selector": {"for": namespace}, "agent": False}  # without agents a run has fewer objects to judge
@@ -132,13 +139,13 @@ def test_all_that_each_fabric_lacks_is_found_until_it_is_there(
     objects = [need.manifest(namespace) for need in all_needs if need.kind]
     spaces = {each["metadata"].get("namespace", namespace) for each in objects} - {namespace, "kube-system"}
     places = [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in sorted(spaces)]
-    with created(lab, plain):
+    with created(lab, lab_client, plain):
         assert {name: errors(ctx) for name, ctx in asked.items()} == lacking
         try:
             custom(lab, *ATTACHMENT)
             custom(lab, *NETWORK)
             assert errors(asked["gke-tcpxo"]) == lacking["gke-tcpxo"], "the kind is known now, and no object is there"
-            with created(lab, places), created(lab, [*equipped, *objects]):
+            with created(lab, lab_client, places), created(lab, lab_client, [*equipped, *objects]):
                 # The others differ in resources of machines alone: test_cluster_checks.py has each of them there.
                 with_objects = [name for name in asked if any(need.kind for need in wanted[name])]
                 assert {name: errors(asked[name]) for name in with_objects} == {name: [] for name in with_objects}
@@ -192,15 +199,9 @@ def test_scheduler_places_nodes_where_the_claimed_adapters_are(
         found = json.loads(lab.kubectl("get", "pods", "-n", namespace, "-o", "json"))["items"]
         return {pod["spec"]["nodeName"] for pod in found if "nodeName" in pod["spec"]}
 
-    def until(machines: set[str]) -> None:
-        deadline = time.monotonic() + WITHIN_S
-        while placed() != machines:
-            assert time.monotonic() < deadline, lab.kubectl("get", "pods,resourceclaims", "-n", namespace, "-o", "wide")
-            time.sleep(0.2)
-
-    until({f"{namespace}-0"})
+    until(lambda: placed() == {f"{namespace}-0"}, "the first node is placed")
     adapters(2)
-    until({f"{namespace}-0", f"{namespace}-2"})
+    until(lambda: placed() == {f"{namespace}-0", f"{namespace}-2"}, "both nodes are placed")
     claims = json.loads(lab.kubectl("get", "resourceclaims", "-n", namespace, "-o", "json"))["items"]
     given = [each["status"]["allocation"]["devices"]["results"] for each in claims]
     assert [sorted(device["device"] for device in each) for each in given] == [[f"nic-{nic}" for nic in range(8)]] * 2
