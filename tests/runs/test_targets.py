@@ -246,13 +246,17 @@ def test_cancelled_run_ends_at_once_with_every_step_done(site: Site, survivor: W
 def test_elastic_run_continues_on_fewer_machines(site: Site) -> None:
     (site.runs.base / "train.py").write_text(PROGRAM)
     watched = site.start(1_000_000, "two", "nodes=1..2", "nodes.min_nodes_wait_s=0.5", "nodes.scale_up_timeout_s=1")
+    watched.wait_for(RanksStarted, lambda event: event.node == 1)  # on a busy machine one node may begin alone
     watched.wait_for(StepCommitted, lambda event: event.step > 5)
-    site.lose(watched, 1)
+    machines = {event.node: event.machine for event in watched.all(NodeCreated)}
+    # Slurm gives up a whole job whose first machine is lost.
+    lost = max(machines, key=machines.__getitem__) if site.name.startswith("slurm") else 1
+    site.lose(watched, lost)
     smaller = watched.wait_for(WorldSizeChanged)
-    assert (smaller.nodes, smaller.missing_nodes, smaller.world_size) == ((0,), (1,), 1)
+    assert (smaller.nodes, smaller.missing_nodes, smaller.world_size) == ((1 - lost,), (lost,), 1)
     watched.wait_for(StepCommitted, lambda event: event.attempt > 0)
     if not reason_against(Feature.SHAPE_GROWTH, site.name):
-        site.give_back(watched, 1)
+        site.give_back(watched, lost)
         larger = watched.wait_for(WorldSizeChanged)
         assert (larger.nodes, larger.world_size) == ((0, 1), 2)
         watched.wait_for(StepCommitted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,12 +83,17 @@ def test_gradient_norm_of_sharded_parameters_is_that_of_the_whole_model(agent, t
         ranks.wait()
 
 
-def loop(steps: int, **told: object) -> None:
+PAUSE_S = 0.05
+"""Much longer than what the session does between two steps, which is in a profile too."""
+
+
+def loop(steps: int, pause_s: float = 0.0, **told: object) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = Session(model=model, optimizer=optimizer, config=RankConfig(**told))
     for _ in session.steps(steps):
         model(torch.ones(2)).sum().backward()
+        time.sleep(pause_s)
         optimizer.step()
         session.commit(loss=1.0)
 
@@ -101,10 +107,10 @@ def test_step_profile_from_the_environment_is_printed_without_holdfast(capsys):
 
 
 def test_profile_that_the_last_step_cuts_short_is_of_the_steps_there_were(agent):
-    loop(4, rank_socket=agent.path, profile_after_step=2)
+    loop(4, PAUSE_S, rank_socket=agent.path, profile_after_step=2)
     steps = [message for message in agent.accept().rest() if isinstance(message, RankStep)]
     assert [step.step for step in steps if sticky_metrics(step.metrics)] == [4]
-    assert 0 < sum(told(steps[-1]).values()) < steps[-1].ended - steps[2].started
+    assert PAUSE_S < sum(told(steps[-1]).values()) < steps[-1].ended - steps[2].started
 
 
 def test_profile_beside_another_is_refused_and_training_continues(agent):
