@@ -44,6 +44,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from bench.paired_stats import table
 from bench.result_file import absolute, save
+from bench.traffic_ranks import Feed
 from holdfast.plan.layout import Layout, Recompute, Sharding
 from holdfast.plan.memory import COMPILED_LOSS, EAGER_LOSS, ProgramMemory, memory
 from holdfast.plan.model_catalog import MODELS
@@ -132,18 +133,6 @@ def _turned(heads: Tensor, turns: Tensor) -> Tensor:
     return torch.view_as_real(pairs * turns[None, :, None]).flatten(3).type_as(heads)
 
 
-class Network(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up = (nn.Linear(HIDDEN, WIDE, bias=False) for _ in range(2))
-        self.down = nn.Linear(WIDE, HIDDEN, bias=False)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(tokens)) * self.up(tokens))
-
-
 class Layer(nn.Module):
     """A layer that recomputes itself in the backward pass as asked."""
 
@@ -151,7 +140,7 @@ class Layer(nn.Module):
         super().__init__()
         self.recompute = recompute
         self.first, self.attention = nn.RMSNorm(HIDDEN), Attention()
-        self.second, self.network = nn.RMSNorm(HIDDEN), Network()
+        self.second, self.network = nn.RMSNorm(HIDDEN), Feed(HIDDEN, WIDE)
 
     def forward(self, tokens: Tensor, turns: Tensor) -> Tensor:
         match self.recompute:
