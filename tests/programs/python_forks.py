@@ -72,6 +72,7 @@ HOOKED = "torch.optim"
 CONTAINERS = (dict, set, weakref.WeakSet)
 LOCK = type(threading.Lock())
 CACHE = type(functools.cache(abs))
+RENEWED = (LOCK, CACHE, threading.local)
 SAME_VARIABLES = ("PYTHON", "LD_")
 """Prefixes of variables that only a new process can obey."""
 OBEYED = ("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONFAULTHANDLER", "PYTHONDONTWRITEBYTECODE")
@@ -378,7 +379,7 @@ def _changeable(module: ModuleType) -> Iterator[tuple[dict[str, object], str, ob
     for name, value in vars(module).items():
         if isinstance(value, CONTAINERS) and not name.startswith("__"):
             yield vars(module), name, value, copy.copy(cast("Any", value))
-        elif isinstance(value, (LOCK, CACHE)) or name in bound:
+        elif isinstance(value, RENEWED) or name in bound:
             yield vars(module), name, value, None
 
 
@@ -397,7 +398,11 @@ def _restore(variables: dict[str, object], name: str, value: object, content: ob
         container.update(content)
     elif isinstance(value, CACHE):
         cast("Any", value).cache_clear()
-    variables[name] = threading.Lock() if isinstance(value, LOCK) else value
+    elif isinstance(value, LOCK):
+        value = threading.Lock()
+    elif isinstance(value, threading.local):
+        value = type(value)()
+    variables[name] = value
 
 
 def _show(argv: list[str], environ: dict[str, str]) -> None:

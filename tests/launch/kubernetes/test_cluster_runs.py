@@ -706,7 +706,7 @@ def test_run_that_its_queue_evicts_resumes_when_it_is_admitted_and_has_lost_no_r
 
     set_active(False)
     reach(run, lambda known: all(waits.format(run=run.run_id) in node.reason for node in known.nodes.values()))
-    assert not site.running("node")
+    until(lambda: not site.running("node"), "its pods are gone")
     set_active(True)
     reach(run, lambda known: known.phase is RunPhase.RUNNING)
 
