@@ -96,6 +96,13 @@ def test_phases_of_a_window_are_told_apart_and_add_up() -> None:
         assert (each.step_s, each.own_s, each.loader, each.longest_wait_s) == (6.875, 6.625, "Loader", 1.0)
 
 
+def test_own_seconds_of_a_step_are_those_of_most_steps_not_of_one_that_took_long() -> None:
+    _, loop = host_loop()
+    for number in range(1, 7):
+        loop.step(number, data_s=50.0 if number == 6 else 1.0)
+    assert loop.clock.own_s == 6.625
+
+
 def test_wait_for_a_cpu_is_in_no_phase() -> None:
     host, loop = host_loop()
 

@@ -76,8 +76,8 @@ class PhaseClock:
         """Whether nothing but a step has happened since the last."""
         self._unread: deque[_Step] = deque()
         self._window: list[tuple[_Step, list[float]]] = []
-        self._last = [0.0] * len(_PLACES)
-        """Seconds of each phase in the last step that was read."""
+        self._own_s: deque[float] = deque(maxlen=WINDOW)
+        """The rank's own seconds of the last steps that were read."""
         self.after_reduction: Callable[[], None] | None = None
         """What a drill has happen in each step's communication, once all ranks' gradients are there."""
         self._handles: list[Any] = []
@@ -90,8 +90,8 @@ class PhaseClock:
 
     @property
     def own_s(self) -> float:
-        """Seconds of the last measured step that were the rank's own; 0 before it is known."""
-        return sum(self._last) - self._last[_PLACES[Phase.COMMUNICATION]]
+        """Seconds of a step that are the rank's own, the median of the last; 0 before one is known."""
+        return statistics.median(self._own_s or (0.0,))
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -122,11 +122,12 @@ class PhaseClock:
         return times
 
     def _read(self, one: _Step) -> PhaseTimes | None:
-        self._last = _seconds(one)
+        seconds = _seconds(one)
+        self._own_s.append(sum(seconds) - seconds[_PLACES[Phase.COMMUNICATION]])
         # Windows end at the same steps on all ranks.
         if self._window and one.step // WINDOW != self._window[0][0].step // WINDOW:
             self._window = []
-        self._window.append((one, self._last))
+        self._window.append((one, seconds))
         if one.step % WINDOW != WINDOW - 1:
             return None
         window, self._window = self._window, []
