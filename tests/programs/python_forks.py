@@ -1,11 +1,12 @@
 """Starts Python programs as forks of one process that has imported torch: `python_forks.py SOCKET SLACK`.
 
 A program that such a fork starts is a fork of it in turn, so that parents, process groups, signals and exit codes are
-those of real starts: only `execve` is replaced. A fork has its own `__main__`, environment and arguments (also where
-the kernel shows them), default signal handlers, and no open files of its parent. The modules of holdfast that this
-process has imported are as they were then: to import them anew took most of the CPU time of a run. The folders of
-PYTHONPATH and a sitecustomize in them are obeyed. What cannot be done so (another executable, other PYTHON* variables,
-most options of Python) is started as usual.
+those of real starts: only `execve` is replaced. What starts a program in other namespaces (`nsenter`, `unshare`, a
+script of `sh` that mounts) ends with the `exec` of it: a fork makes the same system calls. A fork has its own
+`__main__`, environment and arguments (also where the kernel shows them), default signal handlers, and no open files
+of its parent. The modules of holdfast that this process has imported are as they were then: to import them anew took
+most of the CPU time of a run. The folders of PYTHONPATH and a sitecustomize in them are obeyed. What cannot be done
+so (another executable, other PYTHON* variables, most options of Python) is started as usual.
 
 tests/runs/forked_starts.py sends one JSON object per start, with the descriptors that the program gets, and receives
 its pid; or the names of more modules that this process is to import.
@@ -41,11 +42,14 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import dropwhile, takewhile
+from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NoReturn, cast
 
 import holdfast
+from holdfast.launch.local.netns import namespace
 from holdfast.train.zygote.huge_pages import use_huge_pages
 
 IMPORTED = (
@@ -81,6 +85,12 @@ OPTIONS = (UNBUFFERED, ISOLATED, "-S")
 """Options of Python that a fork obeys; it has imported `site` already."""
 FIRST_FREE = 400
 """Descriptors from here on are free to move others through."""
+NAMESPACES = {"--net": namespace.NEW_NET, "--uts": namespace.NEW_UTS}
+RECURSIVE, PRIVATE, SLAVE = 1 << 14, 1 << 18, 1 << 19
+PROPAGATION = {"private": RECURSIVE | PRIVATE, "slave": RECURSIVE | SLAVE, "unchanged": 0}
+"""Flags of linux/mount.h; by none a mount changes nothing."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
 
 _exec_program: Callable[..., int] = cast("Any", subprocess)._fork_exec
 _own_folders = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
@@ -146,7 +156,8 @@ def fork_exec(*given: Any) -> int:
     args, executables, close_fds, pass_fds, cwd, env_list = given[:6]
     streams, error_write, new_session = given[6:12], given[13], given[15]
     preexec: Callable[[], object] | None = given[21]
-    argv = python_command([os.fsdecode(word) for word in args], executables)
+    steps, words = steps_of([os.fsdecode(word) for word in args])
+    argv = python_command(words, [os.fsencode(words[0])] if steps else executables)
     environ = _environ_of(env_list)
     folder = os.fsdecode(cwd) if cwd else os.getcwd()
     if not (close_fds and can_fork(argv, folder, environ)):
@@ -154,8 +165,37 @@ def fork_exec(*given: Any) -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     if (pid := os.fork()) == 0:
-        _become_child(argv, environ, cwd, pass_fds, streams, error_write, new_session, preexec)
+        before = [preexec, *steps] if preexec else steps
+        _become_child(argv, environ, cwd, pass_fds, streams, error_write, new_session, before)
     return pid
+
+
+def steps_of(argv: list[str]) -> tuple[list[Callable[[], object]], list[str]]:
+    """What the commands before a program do, and the program; no steps where one of them is not known here."""
+    steps: list[Callable[[], object]] = []
+    rest = argv
+    while rest and rest[0] in ("nsenter", "unshare"):
+        end = rest.index("--")
+        for option in rest[1:end]:
+            name, _, value = option.partition("=")
+            if rest[0] == "nsenter" and name in NAMESPACES and value:
+                steps.append(partial(namespace.join, Path(value), NAMESPACES[name]))
+            elif option == "--mount" and rest[0] == "unshare":
+                steps.append(partial(namespace.unshare, namespace.NEW_MOUNT))
+            elif name == "--propagation" and value in PROPAGATION:
+                steps.append(partial(_propagate, PROPAGATION[value]))
+            else:
+                return [], argv
+        rest = rest[end + 1 :]
+    if steps and rest[:2] == ["sh", "-c"]:
+        steps.append(partial(subprocess.run, [*rest[:4], "true"], check=True))
+        rest = rest[4:]
+    return steps, rest
+
+
+def _propagate(flags: int) -> None:
+    if flags and _libc.mount(b"none", b"/", None, ctypes.c_ulong(flags), None) != 0:
+        raise OSError(ctypes.get_errno(), "mount")
 
 
 def _become_child(
@@ -166,7 +206,7 @@ def _become_child(
     streams: tuple[int, ...],
     error_write: int,
     new_session: bool,
-    preexec: Callable[[], object] | None,
+    before: Iterable[Callable[[], object]],
 ) -> NoReturn:
     try:
         stdin, stdout, stderr = streams[0], streams[3], streams[5]
@@ -177,8 +217,8 @@ def _become_child(
             os.chdir(cwd)
         if new_session:
             os.setsid()
-        if preexec is not None:
-            preexec()
+        for step in before:
+            step()
     except OSError as error:
         os.write(error_write, f"OSError:{error.errno or 0:x}:".encode())
         os._exit(255)
