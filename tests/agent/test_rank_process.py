@@ -21,6 +21,40 @@ ABORTS = f"import os, sys; sys.stderr.write('terminate called\\n  what():  {LAUN
 XID = "NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python, GPU has fallen off the bus."
 FAR_FUTURE_US = 10**15
 
+LOST_PEER = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer "
+    "[127.0.0.1]:63104. This is typically caused by a remote worker exiting or crashing."
+)
+OWN = "ValueError: bad shape"
+RAISED = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/x/train.py", line 9, in <module>
+[rank{rank}]:     step()
+[rank{rank}]: {error}
+"""
+TORCHRUN = """\
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-12-01_13:13:48
+  host      : vm
+  rank      : {other} (local_rank: {other})
+  exitcode  : 1 (pid: 24421)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-12-01_13:13:48
+  host      : vm
+  rank      : {named} (local_rank: {named})
+  exitcode  : 1 (pid: 24422)
+  error_file: <N/A>
+============================================================
+"""
+
 
 def ended(folder: Path, program: str, *, kernel: str = "") -> ProcessExit:
     """Run a program as rank 0 to its end."""
@@ -67,3 +101,22 @@ def test_old_records_of_the_kernel_explain_nothing(tmp_path: Path, monkeypatch: 
 )
 def test_rank_that_ends_otherwise_has_no_fault_of_a_device(tmp_path: Path, program: str) -> None:
     assert ended(tmp_path, program, kernel=f"4,1,{FAR_FUTURE_US},-;{XID}\n").device_fault is None
+
+
+@pytest.mark.parametrize("named", [0, 1])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("errors", "first"),
+    [((LOST_PEER, OWN), 1), ((OWN, LOST_PEER), 0), ((LOST_PEER, LOST_PEER), -1), ((OWN, "KeyError: 3"), -1)],
+)
+def test_rank_that_lost_its_peer_is_not_the_first_however_the_launcher_saw_both_end(
+    tmp_path: Path, errors: tuple[str, str], first: int, order: tuple[int, int], named: int
+) -> None:
+    """A launcher such as torchrun looks ten times a second, and sorts the ranks that have ended since by number."""
+    output = "".join(RAISED.format(rank=rank, error=errors[rank]) for rank in order)
+    report = TORCHRUN.format(named=named, other=1 - named)
+    end = ended(tmp_path, f"import sys; sys.stderr.write({output + report!r}); sys.exit(1)")
+    first = named if first < 0 else first
+    assert (end.first_failed_rank, end.error) == (first, errors[first])
+    assert end.error_location == f"{tmp_path / 'rank-0.log'}:{4 * (order.index(first) + 1)}"
+    assert (f"rank {named} ended first, which had lost its peer" in end.evidence) == (named != first)

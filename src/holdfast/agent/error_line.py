@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 TAIL_BYTES = 256 * 1024
 LONG_LINE_BYTES = 64 * 1024 * 1024
@@ -42,7 +42,7 @@ MAX_ERROR_CHARS = 500
 # [rank1]:[F513 12:46:14.495035780 ProcessGroupNCCL.cpp:1614] [PG ID 0 PG GUID 0(default_pg) Rank 1] ...
 # [rank0]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 0] [PG 0 Rank 0] ProcessGroupNCCL's watchdog got stuck for 600 ...
 _ERROR = re.compile(
-    rb"^(?:\[rank\d+\]:\s*)?"
+    rb"^(?:\[rank(?P<rank>\d+)\]:\s*)?"
     rb"(?:Traceback \(most recent call last\):\r?\n"
     rb"(?:(?:\[rank\d+\]: )?[ \t].*\n)*(?:\[rank\d+\]: )?(?P<raised>[^\s\[].*)"
     rb"|(?P<line>(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout|Iteration)\b.*)"
@@ -87,29 +87,62 @@ def last_error_line(log: Path) -> tuple[str, str]:
                 found = _last_match(file, max(0, begin - CONTEXT_BYTES), begin + CONTEXT_BYTES)
             if found is None:
                 return "", ""
-            at, error = found
-            where = f"{log}:{_newlines(file, at) + 1}" if size <= MAX_COUNTED_BYTES else str(log)
+            return _shown(found), _place(log, file, found, size)
     except OSError:
         return "", ""
-    words = _EVIDENCE.sub("", error.decode(errors="replace").strip())
-    return _LINE_END.sub(" ", words)[:MAX_ERROR_CHARS], where
 
 
-def _last_match(file: BinaryIO, begin: int, end: int) -> tuple[int, bytes] | None:
-    """Offset and text of the last error line in this part of the file."""
+def errors_of_ranks(log: Path) -> dict[int, tuple[str, str]]:
+    """The last error line of each rank that torch names in a launcher's log, and its position; in the log's order."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            last = {each.rank: each for each in _matches(file, max(0, size - TAIL_BYTES), size) if each.rank >= 0}
+            found = sorted(last.values(), key=lambda each: each.at)
+            return {each.rank: (_shown(each), _place(log, file, each, size)) for each in found}
+    except OSError:
+        return {}
+
+
+class _Match(NamedTuple):
+    """An error line, with its offset and the rank that torch has put before it, or -1."""
+
+    at: int
+    text: bytes
+    rank: int
+    is_abort: bool
+
+
+def _shown(found: _Match) -> str:
+    words = _EVIDENCE.sub("", found.text.decode(errors="replace").strip())
+    return _LINE_END.sub(" ", words)[:MAX_ERROR_CHARS]
+
+
+def _place(log: Path, file: BinaryIO, found: _Match, size: int) -> str:
+    return f"{log}:{_newlines(file, found.at) + 1}" if size <= MAX_COUNTED_BYTES else str(log)
+
+
+def _last_match(file: BinaryIO, begin: int, end: int) -> _Match | None:
+    """The last error line in this part of the file."""
+    found = _matches(file, begin, end)
+    if len(found) > 1 and found[-1].text == _ABORTED and found[-2].is_abort:
+        found.pop()
+    ranks_own = [each for each in found if not _CONSEQUENCE.match(each.text)]
+    return next(reversed(ranks_own or found), None)
+
+
+def _matches(file: BinaryIO, begin: int, end: int) -> list[_Match]:
+    """All error lines in this part of the file."""
     file.seek(begin)
     text = file.read(end - begin)
     whole = text.find(b"\n") + 1 if begin else 0
     if begin and not whole:
-        return None  # all of it is one line
-    found = [(match.lastgroup or "", match) for match in _ERROR.finditer(text, whole)]
-    if not found:
-        return None
-    if len(found) > 1 and found[-1][1]["line"] == _ABORTED and found[-2][0] == "abort":
-        found.pop()
-    ranks_own = [(group, match) for group, match in found if not _CONSEQUENCE.match(match[group])]
-    group, last = (ranks_own or found)[-1]
-    return begin + last.start(group), last[group]
+        return []  # all of it is one line
+    matches = ((each.lastgroup or "", each) for each in _ERROR.finditer(text, whole))
+    return [
+        _Match(begin + each.start(group), each[group], int(each["rank"] or -1), group == "abort")
+        for group, each in matches
+    ]
 
 
 def _line_start(file: BinaryIO, at: int) -> int:

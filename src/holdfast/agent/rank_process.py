@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.agent.device_evidence import device_evidence
-from holdfast.agent.error_line import last_error_line
+from holdfast.agent.error_line import errors_of_ranks, last_error_line
 from holdfast.agent.jax_coordinator import bind_address_env
 from holdfast.agent.launcher_report import LauncherReport, read_launcher_report
 from holdfast.agent.nccl_warnings import nccl_warnings
@@ -299,7 +299,10 @@ class RankProcess:
         return ended if number == signal.SIGKILL else self._with_device_fault(ended)
 
     def _apply_launcher_report(self, ended: ProcessExit, report: LauncherReport | None) -> ProcessExit:
-        """Replace a launcher's exit with that of the rank it names; a rank killed by a signal has written no error."""
+        """Replace a launcher's exit with that of the rank it names; a rank killed by a signal has written no error.
+
+        A launcher that polls may see a rank that lost its peer before this peer, which has written why it failed.
+        """
         if report is None or ended.evidence:
             return ended
         who = "one of its ranks" if report.rank < 0 else f"rank {report.rank}"
@@ -313,7 +316,16 @@ class RankProcess:
                 first_failed_rank=report.rank,
                 error_location=self.launch.log,
             )
-        return replace(ended, code=report.code, evidence=evidence, first_failed_rank=report.rank)
+        rank, error, place = _first_error(Path(self.launch.log), report.rank) or (
+            report.rank,
+            ended.error,
+            ended.error_location,
+        )
+        if rank != report.rank:
+            evidence = f"its launcher says that rank {report.rank} ended first, which had lost its peer"
+        return replace(
+            ended, code=report.code, error=error, error_location=place, evidence=evidence, first_failed_rank=rank
+        )
 
     def _with_device_fault(self, ended: ProcessExit) -> ProcessExit:
         """An exit with the fault of a device that caused it, if its output, NCCL or the kernel reports one."""
@@ -343,6 +355,20 @@ class RankProcess:
     def _was_stopped(self, status: int) -> bool:
         """Whether the agent stopped it: after SIGTERM any exit counts, after SIGKILL only death by SIGKILL."""
         return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
+
+
+def _first_error(log: Path, named: int) -> tuple[int, str, str] | None:
+    """The error line of the rank that a launcher names, or of the first with one of its own if that lost its peer."""
+    from holdfast.diagnose.peer_symptoms import peer_symptom  # imported here: few failures need it
+    from holdfast.diagnose.precedence import PeerSymptom
+
+    errors = errors_of_ranks(log)
+    if named not in errors:
+        return None
+    causes = [rank for rank, (line, _) in errors.items() if peer_symptom(line) is PeerSymptom.NONE]
+    is_symptom = peer_symptom(errors[named][0]) is PeerSymptom.PEER
+    rank = causes[0] if is_symptom and causes else named
+    return rank, *errors[rank]
 
 
 def _spawn(command: RankCommand, log: int) -> int:
