@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,7 +13,15 @@ from tests.runs.conftest import Runs, WatchedRun
 from tests.runs.forked_starts import ForkedStarts
 
 from holdfast import api
-from holdfast.events import AttemptStarted, CheckpointCommitted, FaultAction, FaultTarget, Outcome, StepCommitted
+from holdfast.events import (
+    AttemptStarted,
+    CheckpointCommitted,
+    FaultAction,
+    FaultTarget,
+    Outcome,
+    RanksStarted,
+    StepCommitted,
+)
 from holdfast.train.checkpoint import safe_state
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "torchtitan"
@@ -102,6 +112,12 @@ def test_replica_that_is_killed_rejoins_one_that_went_on_with_all_samples(
     )
     watched.wait_for(StepCommitted, lambda event: event.step >= 3)
     watched.drill(FaultTarget.RANK, 1, FaultAction.KILL)
+    restarted = watched.wait_for(RanksStarted, lambda event: (event.replica, event.attempt) == (1, 1))
+    os.kill(restarted.ranks[0].pid, signal.SIGSTOP)  # it is prewarmed, and a step may take longer than to join
+    try:
+        watched.wait_for(StepCommitted, lambda event: event.replica == 0 and event.metrics["replicas"] == 1)
+    finally:
+        os.kill(restarted.ranks[0].pid, signal.SIGCONT)
     joined = watched.wait_for(StepCommitted, lambda event: (event.replica, event.attempt) == (1, 1))
     watched.wait_for(StepCommitted, lambda event: event.step >= joined.step + 3)
     api.cancel(watched.folder)
