@@ -358,7 +358,7 @@ class RankProcess:
 
 
 def _first_error(log: Path, named: int) -> tuple[int, str, str] | None:
-    """The error line of the rank that a launcher names, or of the first with one of its own if that lost its peer."""
+    """The error line of the rank that a launcher names; if that one lost its peer, of the first rank that did not."""
     from holdfast.diagnose.peer_symptoms import peer_symptom  # imported here: few failures need it
     from holdfast.diagnose.precedence import PeerSymptom
 
