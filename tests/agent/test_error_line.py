@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.error_line import MAX_ERROR_CHARS, TAIL_BYTES, last_error_line
+from holdfast.agent.error_line import MAX_ERROR_CHARS, TAIL_BYTES, errors_of_ranks, last_error_line
 
 
 @pytest.mark.parametrize(
@@ -219,3 +219,10 @@ def test_error_of_a_rank_wins_over_the_line_with_which_its_framework_ends_it_lat
     log = tmp_path / "rank-0.log"
     log.write_text(f"ValueError: bad shape\n{later}\n{FAULT_HANDLER}")
     assert last_error_line(log) == ("ValueError: bad shape", f"{log}:1")
+
+
+def test_each_rank_of_a_launcher_has_its_last_error_that_is_no_consequence(tmp_path: Path) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"[rank3]: KeyError: 1\n[rank1]: KeyError: 2\n[rank3]: KeyError: 3\n[rank1]:{HEARTBEAT}\nOSError\n")
+    assert errors_of_ranks(log) == {1: ("KeyError: 2", f"{log}:2"), 3: ("KeyError: 3", f"{log}:3")}
+    assert errors_of_ranks(tmp_path / "none.log") == {}

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.agent.test_launcher_report import TORCHRUN_CODES
 
 from holdfast.agent import rank_process
 from holdfast.agent.rank_process import ProcessExit, RankProcess
@@ -31,28 +32,6 @@ RAISED = """\
 [rank{rank}]:   File "/x/train.py", line 9, in <module>
 [rank{rank}]:     step()
 [rank{rank}]: {error}
-"""
-TORCHRUN = """\
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-============================================================
-train.py FAILED
-------------------------------------------------------------
-Failures:
-[1]:
-  time      : 2026-12-01_13:13:48
-  host      : vm
-  rank      : {other} (local_rank: {other})
-  exitcode  : 1 (pid: 24421)
-  error_file: <N/A>
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-12-01_13:13:48
-  host      : vm
-  rank      : {named} (local_rank: {named})
-  exitcode  : 1 (pid: 24422)
-  error_file: <N/A>
-============================================================
 """
 
 
@@ -114,7 +93,8 @@ def test_rank_that_lost_its_peer_is_not_the_first_however_the_launcher_saw_both_
 ) -> None:
     """A launcher such as torchrun looks ten times a second, and sorts the ranks that have ended since by number."""
     output = "".join(RAISED.format(rank=rank, error=errors[rank]) for rank in order)
-    report = TORCHRUN.format(named=named, other=1 - named)
+    report = TORCHRUN_CODES.replace("rank      : 2", f"rank      : {1 - named}")
+    report = report.replace("rank      : 3", f"rank      : {named}").replace("exitcode  : 2", "exitcode  : 1")
     end = ended(tmp_path, f"import sys; sys.stderr.write({output + report!r}); sys.exit(1)")
     first = named if first < 0 else first
     assert (end.first_failed_rank, end.error) == (first, errors[first])

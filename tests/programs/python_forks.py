@@ -174,7 +174,7 @@ def steps_of(argv: list[str]) -> tuple[list[Callable[[], object]], list[str]]:
     """What the commands before a program do, and the program; no steps where one of them is not known here."""
     steps: list[Callable[[], object]] = []
     rest = argv
-    while rest and rest[0] in ("nsenter", "unshare"):
+    while rest and rest[0] in ("nsenter", "unshare") and "--" in rest:
         end = rest.index("--")
         for option in rest[1:end]:
             name, _, value = option.partition("=")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -97,9 +98,11 @@ def errors_of_ranks(log: Path) -> dict[int, tuple[str, str]]:
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            last = {each.rank: each for each in _matches(file, max(0, size - TAIL_BYTES), size) if each.rank >= 0}
-            found = sorted(last.values(), key=lambda each: each.at)
-            return {each.rank: (_shown(each), _place(log, file, each, size)) for each in found}
+            found = _matches(file, max(0, size - TAIL_BYTES), size)
+            ranks = {each.rank for each in found if each.rank >= 0}
+            last = [_last_of([each for each in found if each.rank == rank]) for rank in ranks]
+            last.sort(key=lambda each: each.at)
+            return {each.rank: (_shown(each), _place(log, file, each, size)) for each in last}
     except OSError:
         return {}
 
@@ -125,10 +128,15 @@ def _place(log: Path, file: BinaryIO, found: _Match, size: int) -> str:
 def _last_match(file: BinaryIO, begin: int, end: int) -> _Match | None:
     """The last error line in this part of the file."""
     found = _matches(file, begin, end)
+    return _last_of(found) if found else None
+
+
+def _last_of(found: Sequence[_Match]) -> _Match:
+    """The last of these that says why the process ended."""
     if len(found) > 1 and found[-1].text == _ABORTED and found[-2].is_abort:
-        found.pop()
+        found = found[:-1]
     ranks_own = [each for each in found if not _CONSEQUENCE.match(each.text)]
-    return next(reversed(ranks_own or found), None)
+    return (ranks_own or found)[-1]
 
 
 def _matches(file: BinaryIO, begin: int, end: int) -> list[_Match]:

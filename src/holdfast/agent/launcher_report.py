@@ -8,6 +8,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from holdfast.agent.error_line import errors_of_ranks
+
 TAIL_BYTES = 64 * 1024
 
 
@@ -60,6 +62,20 @@ def read_launcher_report(log: Path) -> LauncherReport | None:
     # peer exit with a code, or by torchrun's SIGTERM. Of the rest, the last one that torchrun names is its root cause.
     killed = [report for report in reports if report.code < 0 and report.code != -signal.SIGTERM]
     return next(iter(killed or reports[-1:]), None)
+
+
+def error_of_first_rank(log: Path, named: int) -> tuple[int, str, str] | None:
+    """The error line of the rank that a launcher names; if that one lost its peer, of the first rank that did not."""
+    from holdfast.diagnose.peer_symptoms import peer_symptom  # imported here: few failures need it
+    from holdfast.diagnose.precedence import PeerSymptom
+
+    errors = errors_of_ranks(log)
+    if named not in errors:
+        return None
+    causes = [rank for rank, (line, _) in errors.items() if peer_symptom(line) is PeerSymptom.NONE]
+    is_symptom = peer_symptom(errors[named][0]) is PeerSymptom.PEER
+    rank = causes[0] if is_symptom and causes else named
+    return rank, *errors[rank]
 
 
 def _parse(match: re.Match[bytes]) -> LauncherReport:

@@ -19,9 +19,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.agent.device_evidence import device_evidence
-from holdfast.agent.error_line import errors_of_ranks, last_error_line
+from holdfast.agent.error_line import last_error_line
 from holdfast.agent.jax_coordinator import bind_address_env
-from holdfast.agent.launcher_report import LauncherReport, read_launcher_report
+from holdfast.agent.launcher_report import LauncherReport, error_of_first_rank, read_launcher_report
 from holdfast.agent.nccl_warnings import nccl_warnings
 from holdfast.agent.oom import OomSnapshot, oom_evidence, oom_snapshot
 from holdfast.agent.rendezvous_port import port_conflict
@@ -316,7 +316,7 @@ class RankProcess:
                 first_failed_rank=report.rank,
                 error_location=self.launch.log,
             )
-        rank, error, place = _first_error(Path(self.launch.log), report.rank) or (
+        rank, error, place = error_of_first_rank(Path(self.launch.log), report.rank) or (
             report.rank,
             ended.error,
             ended.error_location,
@@ -355,20 +355,6 @@ class RankProcess:
     def _was_stopped(self, status: int) -> bool:
         """Whether the agent stopped it: after SIGTERM any exit counts, after SIGKILL only death by SIGKILL."""
         return signal.SIGTERM in self._stop_signals or (bool(self._stop_signals) and -status in self._stop_signals)
-
-
-def _first_error(log: Path, named: int) -> tuple[int, str, str] | None:
-    """The error line of the rank that a launcher names; if that one lost its peer, of the first rank that did not."""
-    from holdfast.diagnose.peer_symptoms import peer_symptom  # imported here: few failures need it
-    from holdfast.diagnose.precedence import PeerSymptom
-
-    errors = errors_of_ranks(log)
-    if named not in errors:
-        return None
-    causes = [rank for rank, (line, _) in errors.items() if peer_symptom(line) is PeerSymptom.NONE]
-    is_symptom = peer_symptom(errors[named][0]) is PeerSymptom.PEER
-    rank = causes[0] if is_symptom and causes else named
-    return rank, *errors[rank]
 
 
 def _spawn(command: RankCommand, log: int) -> int:
