@@ -322,7 +322,7 @@ class RankProcess:
             ended.error_location,
         )
         if rank != report.rank:
-            evidence = f"its launcher says that rank {report.rank} ended first, which had lost its peer"
+            evidence = f"rank {rank} wrote this; its launcher names rank {report.rank}, which had only lost its peer"
         return replace(
             ended, code=report.code, error=error, error_location=place, evidence=evidence, first_failed_rank=rank
         )
