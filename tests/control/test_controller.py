@@ -178,6 +178,7 @@ class Agent:
             port=self.port,
             pid=1,
             attempt=self.known,
+            unacked_seq=max(self.outbox, default=0),
         )
         self.link = controller.agent_connected(self, joined)
 
@@ -573,6 +574,64 @@ def test_run_ends_with_its_agents_dismissed_and_every_node_removed(tmp_path: Pat
         assert read_events(desk.path)[-1] == RunFinished(
             at=100.0, outcome=Outcome.SUCCEEDED, exit_code=0, reason="every rank finished"
         )
+
+    asyncio.run(play())
+
+
+def _dies_before_the_second_node_reports(desk: Desk) -> None:
+    """The first node's exit is in the log; its steps are not, since the second has not reported them."""
+    first, second = desk.running().agents
+    for agent in desk.agents:
+        agent.passes(1, 2)
+        agent.exits()
+        agent.stops()
+    first.speak(desk.controller)
+    desk.die()
+    second.join(desk.controller)
+    second.speak(desk.controller)
+
+
+def _dies_once_the_end_is_decided(desk: Desk) -> None:
+    _dies_before_the_second_node_reports(desk)
+    desk.die()
+
+
+@pytest.mark.parametrize("scene", [_dies_before_the_second_node_reports, _dies_once_the_end_is_decided])
+def test_run_waits_at_its_end_for_steps_that_agents_have_yet_to_send_again(tmp_path: Path, scene: Scene) -> None:
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl")
+        scene(desk)
+        assert desk.controller._state.shutting_down
+        assert desk.steps() == []
+        for agent in desk.agents:
+            if agent.link is None:
+                agent.join(desk.controller)
+                agent.speak(desk.controller)
+        for agent in desk.agents:
+            await asyncio.wait_for(agent.dismissed.wait(), 5)
+            agent.leave(desk.controller)
+        await asyncio.wait_for(desk.controller._finished.wait(), 5)
+        assert desk.steps() == [(0, 1), (0, 2)]
+        assert len(desk.events(RankExited)) == len(desk.events(RanksStopped)) == NODES
+        desk._writer.close()
+
+    asyncio.run(play())
+
+
+def test_run_ends_without_an_agent_that_does_not_return(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller, "RESEND_TIMEOUT_S", 0.01)
+
+    async def play() -> None:
+        desk = Desk(tmp_path / "events.jsonl")
+        _dies_before_the_second_node_reports(desk)
+        first, second = desk.agents
+        await asyncio.wait_for(second.dismissed.wait(), 5)
+        first.join(desk.controller)
+        assert Shutdown() in first.orders
+        for agent in desk.agents:
+            agent.leave(desk.controller)
+        await asyncio.wait_for(desk.controller._finished.wait(), 5)
+        desk._writer.close()
 
     asyncio.run(play())
 

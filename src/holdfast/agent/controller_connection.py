@@ -201,7 +201,8 @@ class ControllerConnection:
             tries += 1
 
     async def _exchange(self, connection: ClientConnection) -> None:
-        await connection.send(encode(self._hello()))
+        hello = msgspec.structs.replace(self._hello(), unacked_seq=next(reversed(self._outbox), 0))
+        await connection.send(encode(hello))
         self._last_sent_seq = 0
         self.disconnected.clear()
         self.connected.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from holdfast.clock import Clock
 from holdfast.events import AgentConnected
-from holdfast.protocol.orders import Acknowledge, AgentMessage, Order, Progress, UnknownMessage
+from holdfast.protocol.orders import Acknowledge, AgentMessage, Order, Progress, Shutdown, UnknownMessage
 
 ACK_BATCH, ACK_INTERVAL_S = 64, 0.02
 """Agents acknowledged in one batch, a few milliseconds' work, and seconds until the next batch.
@@ -67,6 +67,11 @@ class AgentConnection(Struct):
     replicated_bytes: int | None = None
     """Bytes of the log that the node has been sent to replicate; None if it keeps no replica."""
 
+    @property
+    def has_resent(self) -> bool:
+        """Whether it has sent everything again that an earlier controller may not have logged."""
+        return self.last_received_seq >= self.joined.unacked_seq
+
     def check_origin(self, message: AgentMessage | UnknownMessage, *, replica: int | None, world_size: int) -> None:
         """Raise `ForeignMessage` for a message about another node, or a second `AgentConnected` on one connection."""
         own = (
@@ -114,7 +119,10 @@ class AgentRegistry:
 
     def __init__(self) -> None:
         self._by_node: dict[int, AgentConnection] = {}
-        self._disconnected = asyncio.Event()
+        self._resent: set[int] = set()
+        """Nodes that have sent this controller what an earlier one may not have logged."""
+        self._changed = asyncio.Event()
+        self._dismissed = False
         self._ack_queue: deque[AgentConnection] = deque()
         """Agents that may have messages to acknowledge."""
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -125,14 +133,23 @@ class AgentRegistry:
         if previous is not None:
             previous.peer.close()
         self._by_node[connection.joined.node] = connection
+        self.note_received(connection)
+        if self._dismissed:
+            connection.peer.send(Shutdown())
 
     def remove(self, connection: AgentConnection) -> bool:
         """Remove a closed connection; False if the agent has another by now."""
         if self._by_node.get(connection.joined.node) is not connection:
             return False
         del self._by_node[connection.joined.node]
-        self._disconnected.set()
+        self._changed.set()
         return True
+
+    def note_received(self, connection: AgentConnection) -> None:
+        """Note that an agent has connected or sent messages: `wait_resent` may have waited for it."""
+        if connection.has_resent and connection.joined.node not in self._resent:
+            self._resent.add(connection.joined.node)
+            self._changed.set()
 
     def send(self, nodes: Iterable[int] | None, make: Callable[[int], Order]) -> None:
         """Send each of these nodes (None: all) its order; a disconnected one catches up when it reconnects."""
@@ -148,11 +165,23 @@ class AgentRegistry:
         """Connections of nodes that keep a log replica."""
         return [connection for connection in self._by_node.values() if connection.replicated_bytes is not None]
 
+    def dismiss(self) -> None:
+        """Order all agents to exit, and each that connects from now on."""
+        self._dismissed = True
+        self.send(None, lambda _: Shutdown())
+
+    async def wait_resent(self, nodes: Set[int]) -> None:
+        """Wait until these nodes have sent this controller everything that an earlier one may not have logged."""
+        await self._wait(lambda: nodes <= self._resent)
+
     async def wait_empty(self) -> None:
         """Wait until no agent is connected."""
-        while self._by_node:
-            self._disconnected.clear()
-            await self._disconnected.wait()
+        await self._wait(lambda: not self._by_node)
+
+    async def _wait(self, is_met: Callable[[], bool]) -> None:
+        while not is_met():
+            self._changed.clear()
+            await self._changed.wait()
 
     def acknowledge_all(self) -> None:
         """Acknowledge the messages of all agents: some now, the others a little later."""

@@ -98,6 +98,9 @@ SHUTDOWN_TRIES = 5
 AVOID_TIMEOUT_S = 15.0
 """Longest time that the run's end waits until bad machines are remembered."""
 
+RESEND_TIMEOUT_S = 3.0
+"""Maximum seconds that a run's end waits for agents of an earlier controller that have not connected to this one."""
+
 AGENT_SHUTDOWN_S = 3.0
 """Seconds that agents have to exit by themselves before the target removes them."""
 
@@ -340,13 +343,14 @@ class Controller:
     def agent_connected(self, peer: AgentPeer, joined: events.AgentConnected) -> AgentConnection | None:
         """Handle an agent's hello; returns None, after ordering it to shut down, if its node has been replaced.
 
+        One that reconnects while the run shuts down changes nothing by that: only what it resends is missing.
         Raises `ForeignMessage` for a source that does not match the node.
         """
         if joined.source != f"node{joined.node}.{joined.generation}/{joined.incarnation}":
             raise ForeignMessage(f"node{joined.node}.{joined.generation} sends as {joined.source!r}")
         node = self._state.nodes[joined.node] if 0 <= joined.node < len(self._state.nodes) else None
-        over = self._state.finished or self._state.shutting_down
-        if node is None or joined.generation != node.generation or over:
+        replaced = node is None or joined.generation != node.generation
+        if node is None or replaced or self._state.finished or (self._state.shutting_down and node.is_missing):
             self._check_writer()  # another controller may have given the node this slot
             log.info("agent of node%s.%s is no longer wanted", joined.node, joined.generation)
             peer.send(Shutdown())
@@ -355,7 +359,8 @@ class Controller:
         if self._log_replicator is not None and joined.log_replica is not None:
             connection.replicated_bytes = self._log_replicator.position_of(joined.node, joined.log_replica)
         self._agents.add(connection)
-        self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None))
+        if not self._state.shutting_down:
+            self.handle(msgspec.structs.replace(joined, at=self._clock(), log_replica=None, unacked_seq=0))
         return connection
 
     def agent_messages(self, connection: AgentConnection, messages: list[AgentMessage | UnknownMessage]) -> None:
@@ -391,6 +396,7 @@ class Controller:
             self._flush_within(MAX_BATCH_DELAY_S)
         if happened or (happened := self._checkpointed_steps()):
             self._enqueue(happened)
+        self._agents.note_received(connection)
         if not self.write_blocked:
             connection.acknowledge()
 
@@ -641,9 +647,13 @@ class Controller:
         outcome, code, reason = ending.outcome, ending.exit_code, ending.reason
         if self._avoiding:
             await asyncio.wait(self._avoiding, timeout=AVOID_TIMEOUT_S)
+        present = {node.node for node in self._state.nodes if not node.is_missing}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RESEND_TIMEOUT_S):
+                await self._agents.wait_resent(present)
         conclude = partial(self._backend.report_outcome, outcome, code, reason)
         await self._try_at_shutdown("the target cannot be notified how the run ended", conclude)
-        self._agents.send(None, lambda _: Shutdown())
+        self._agents.dismiss()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(AGENT_SHUTDOWN_S):
                 await self._agents.wait_empty()

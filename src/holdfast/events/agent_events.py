@@ -116,6 +116,8 @@ class AgentConnected(Event, frozen=True, kw_only=True):
     """The oldest version that it speaks too; 0 if it speaks no other."""
     log_replica: LogReplicaPosition | None = None
     """Set by agents that keep a log replica; not written to the log."""
+    unacked_seq: int = 0
+    """Sequence number of its last message that no controller has acknowledged; it resends all of these. Not logged."""
 
 
 class RanksStarted(Event, frozen=True, kw_only=True):
