@@ -440,11 +440,35 @@ def test_interpreter_that_cannot_be_prewarmed_never_runs_the_program(place: Prog
     wanted = replace(place.command(), argv=(str(wrapper), "program.py"))
 
     async def scene() -> None:
-        with pytest.raises(ColdStart, match="ended before the program could be prewarmed"):
+        with pytest.raises(ColdStart, match=r"ended before the program could be prewarmed \(exit code 0\)"):
             await place.start_zygote(wanted)
 
     play(scene)
     assert not (place.folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "how"),
+    [
+        ("import os\nos._exit(3)", "exit code 3"),
+        (
+            "import os, signal\nprint('RuntimeError: no licence', flush=True)\nos.kill(os.getpid(), signal.SIGKILL)",
+            "SIGKILL: RuntimeError: no licence",
+        ),
+    ],
+)
+def test_interpreter_that_ends_during_its_imports_says_how(place: ProgramDir, text: str, how: str) -> None:
+    installed = place.folder / f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+    installed.mkdir(parents=True)
+    (installed / "licensed.py").write_text(text)
+    (place.folder / "program.py").write_text("import licensed")
+    wanted = place.command("program.py", PYTHONUSERBASE=str(place.folder), PYTHONPATH=str(installed))
+
+    async def scene() -> None:
+        with pytest.raises(ColdStart, match=re.escape(f"could be prewarmed ({how})")):
+            await place.start_zygote(wanted)
+
+    play(scene)
 
 
 def test_zygote_that_does_not_fork_is_killed_for_all_waiters(

@@ -23,6 +23,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import holdfast
+from holdfast.agent.error_line import last_error_line
 from holdfast.agent.python_command import PythonCommand
 from holdfast.host.files import private_opener
 from holdfast.host.process_limits import become_zygote, rank_oom_score
@@ -45,6 +46,9 @@ CODE_CHECK_TIMEOUT_S = 30.0
 
 FORK_TIMEOUT_S = 10.0
 """Longest that a fork takes; a process of many gigabytes needs a tenth of a second."""
+
+EXIT_TIMEOUT_S = 0.5
+"""Longest that a process takes to end after its sockets have closed."""
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Longest message of a zygote, whose imports may write to the socket as well."""
@@ -163,7 +167,7 @@ class Zygote:
         process, connection = _spawn(command.argv, command, log, request)
         zygote = cls(process, connection, command)
         try:
-            messages = _MessageReader(connection)
+            messages = _MessageReader(process, connection, log)
             await messages.read(INTERPRETER_START_TIMEOUT_S, "here")
             message = await messages.read(IMPORT_TIMEOUT_S)
             if "unfit" in message:
@@ -278,7 +282,7 @@ async def _probe(program: PythonCommand, command: RankCommand, log: Path) -> Non
     """Check with an empty program that the interpreter runs the zygote hook: else it would run the real program."""
     process, connection = _spawn((*program.python, "-c", "pass"), command, log, {"probe": True})
     try:
-        await _MessageReader(connection).read(INTERPRETER_START_TIMEOUT_S, "here")
+        await _MessageReader(process, connection, log).read(INTERPRETER_START_TIMEOUT_S, "here")
     finally:
         connection.close()
         process.kill()
@@ -320,8 +324,10 @@ def _spawn(
 class _MessageReader:
     """Reads a zygote's messages, one JSON object per line."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, log: Path) -> None:
+        self._process = process
         self._connection = connection
+        self._log = log
         self._buffer = b""
 
     async def read(self, within_s: float, expected: str = "") -> dict[str, object]:
@@ -331,7 +337,7 @@ class _MessageReader:
                 while b"\n" not in self._buffer:
                     more = await asyncio.get_running_loop().sock_recv(self._connection, 4096)
                     if not more:
-                        raise ColdStart("its interpreter ended before the program could be prewarmed")
+                        raise ColdStart(self._reason_it_ended())
                     self._buffer += more
                     if len(self._buffer) > MAX_MESSAGE_BYTES:
                         raise ColdStart("it wrote to the agent's link")
@@ -342,6 +348,13 @@ class _MessageReader:
         if expected and expected not in message:
             raise ColdStart("its interpreter cannot be prewarmed")
         return message
+
+    def _reason_it_ended(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_TIMEOUT_S)
+        status, (error, _) = self._process.poll(), last_error_line(self._log)
+        notes = [*([] if status is None else [_format_exit(status)]), *([error] if error else [])]
+        return f"its interpreter ended before the program could be prewarmed ({': '.join(notes) or 'it still runs'})"
 
 
 def _mtime_ns(folder: str) -> int:
