@@ -82,7 +82,7 @@ def test_failure_under_torchrun_is_diagnosed_in_the_run_as_in_its_logs(
     script.write_text(f"import os\nRANK = int(os.environ['RANK'])\n{FAILS_ON_RANK_1[name]}\n")
     overrides = ("launch=per-node", "ranks_per_node=2", "nodes=1")
     watched = runs.start(beside_python("torchrun"), str(script), overrides=overrides)
-    assert watched.wait_for_end().outcome is Outcome.FAILED
+    assert watched.wait_for_end(WITHIN_S).outcome is Outcome.FAILED
     for named in ([], [str(watched.folder.logs)]):
         capsys.readouterr()
         assert main(["diagnose", *named, "-o", "json"]) == 0
