@@ -44,8 +44,9 @@ IMPORT_TIMEOUT_S = 1800.0
 CODE_CHECK_TIMEOUT_S = 30.0
 """Longest that it takes to read changed code: a thousand files, while ranks are running."""
 
-FORK_TIMEOUT_S = 10.0
-"""Longest that a fork takes; a process of many gigabytes needs a tenth of a second."""
+FORK_TIMEOUT_S = 30.0
+"""Longest that a fork takes; a process of many gigabytes needs a tenth of a second, and a busy machine a hundred times
+that. A cold start there takes longer still."""
 
 EXIT_TIMEOUT_S = 0.5
 """Longest that a process takes to end after its sockets have closed."""
@@ -257,7 +258,7 @@ class Zygote:
             raise OSError("its fork ended before it answered")
         except (OSError, TimeoutError) as error:
             self.kill()
-            raise ColdStart(f"its zygote did not fork ({error or type(error).__name__})") from error
+            raise ColdStart(f"its zygote did not fork ({str(error) or type(error).__name__})") from error
         finally:
             os.close(request_file)
             ours.close()
@@ -344,7 +345,7 @@ class _MessageReader:
             line, _, self._buffer = self._buffer.partition(b"\n")
             message: dict[str, object] = json.loads(line)
         except (OSError, ValueError, TimeoutError) as error:
-            raise ColdStart(f"its interpreter cannot be prewarmed ({error or type(error).__name__})") from error
+            raise ColdStart(f"its interpreter cannot be prewarmed ({str(error) or type(error).__name__})") from error
         if expected and expected not in message:
             raise ColdStart("its interpreter cannot be prewarmed")
         return message

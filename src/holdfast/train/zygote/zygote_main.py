@@ -123,8 +123,8 @@ def _import_sitecustomize() -> None:
 
 def _serve_forks(link: socket.socket, location: CodeLocation, imported: list[str]) -> tuple[dict[str, Any], int, int]:
     """Fork on every request; returns only in forks that become ranks."""
-    if not select.select([link], [], [], _IDLE_S)[0]:
-        use_huge_pages()
+    if not _is_requested(link, _IDLE_S):
+        use_huge_pages(lambda: _is_requested(link, 0))
     while True:
         request, descriptors, _, _ = socket.recv_fds(link, 1, 3)
         if not request:
@@ -143,6 +143,10 @@ def _serve_forks(link: socket.socket, location: CodeLocation, imported: list[str
         for descriptor in descriptors:
             os.close(descriptor)
         os.waitpid(between, 0)
+
+
+def _is_requested(link: socket.socket, within_s: float) -> bool:
+    return bool(select.select([link], [], [], within_s)[0])
 
 
 def _answer_probe(gate: int, location: CodeLocation, rank: dict[str, Any], imported: list[str]) -> NoReturn:
