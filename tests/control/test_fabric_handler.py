@@ -178,6 +178,30 @@ def test_slow_link_is_one_for_both_ends_and_few_are_reported() -> None:
     assert reported(run) == ["link-slowed"] * (MAX_SLOW_LINKS - 1)
 
 
+def test_link_that_is_far_slower_in_the_other_direction_is_reported_again() -> None:
+    """Acknowledgements that wait behind data slow the other direction as well."""
+    run = running(OnFallback.STOP)
+    run.do(report(0, ends(0, 1)), report(1, ends(1, 0)))
+    slow = LinkSlowed(
+        at=9.0,
+        node=0,
+        replica=0,
+        attempt=0,
+        ends=ends(0, 1),
+        before_bytes_s=1000,
+        now_bytes_s=50,
+        retransmits=0,
+        segments=5,
+    )
+    other = msgspec.structs.replace(slow, node=1, ends=ends(1, 0))
+    run.do(slow, msgspec.structs.replace(other, now_bytes_s=13))
+    assert reported(run) == ["link-slowed"]
+    run.do(msgspec.structs.replace(other, now_bytes_s=3))
+    assert reported(run) == ["link-slowed"]
+    run.do(slow, other)
+    assert reported(run) == []
+
+
 def test_slow_connection_to_a_server_is_none_of_the_fabric() -> None:
     run = running(OnFallback.STOP)
     run.do(

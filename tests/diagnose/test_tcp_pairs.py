@@ -167,6 +167,7 @@ def test_slow_link_is_named_with_its_evidence() -> None:
     slow = link_slowed(slowed(), three_nodes((7, 8)))
     assert slow is not None
     assert slow.nodes == (1, 2)
+    assert slow.share == pytest.approx(0.0019, rel=0.1)
     finding = slow.finding
     assert finding.code == "link-slowed"
     assert finding.what == (

@@ -10,7 +10,6 @@ from holdfast.control.lifecycle import end_run
 from holdfast.control.node_fabrics import differences, with_report
 from holdfast.control.state import Ending
 from holdfast.diagnose.tcp_pairs import (
-    LINK_SLOWED,
     WRONG_INTERFACE,
     SlowLink,
     carries_data,
@@ -25,6 +24,9 @@ from holdfast.job.spec import OnFallback
 
 MAX_SLOW_LINKS = 16
 """Links of one attempt that are reported as slow."""
+
+FAR_SLOWER = 0.25
+"""A link that is below this part of the share that was reported is reported again."""
 
 
 def fabric_observed(ctx: Context, event: events.FabricObserved) -> None:
@@ -54,7 +56,7 @@ def sockets_observed(ctx: Context, event: events.SocketsObserved) -> None:
 
 
 def connection_slowed(ctx: Context, event: events.LinkSlowed) -> None:
-    """Report a connection between two nodes that has become slow, once for these two in an attempt."""
+    """Report a connection between two nodes that has become slow."""
     if slow := link_slowed(event, ctx.state.replicas[event.replica].sockets):
         _report_slow(ctx, event.replica, slow)
 
@@ -73,9 +75,15 @@ def links_measured(ctx: Context, event: events.LinksMeasured) -> None:
 
 
 def _report_slow(ctx: Context, replica: int, slow: SlowLink) -> None:
-    reported = [name for name in ctx.state.replicas[replica].fabric_findings if name.startswith(LINK_SLOWED)]
-    if len(reported) < MAX_SLOW_LINKS:
-        _report(ctx, replica, slow.finding, once_for="node{} node{}".format(*slow.nodes))
+    """Report a slow link, and again if it is far slower in the other direction.
+
+    Acknowledgements that wait in the slow direction slow the other one too, which may be noticed first.
+    """
+    reported = ctx.state.replicas[replica].slow_links
+    known = reported.get(slow.nodes)
+    if len(reported) < MAX_SLOW_LINKS if known is None else slow.share < FAR_SLOWER * known:
+        ctx.change_replica(replica, slow_links={**reported, slow.nodes: slow.share})
+        ctx.report(slow.finding)
 
 
 def _report(ctx: Context, replica: int, finding: Finding, *, may_stop: bool = False, once_for: str = "") -> None:

@@ -346,6 +346,7 @@ def _gather(ctx: Context, index: int, **changes: Any) -> None:
         watched=frozenset(),
         drilled=NO_NODES,
         fabric_findings=frozenset(),
+        slow_links={},
         fabric_nodes={},
         sockets={},
         **changes,

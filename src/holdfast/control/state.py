@@ -323,6 +323,8 @@ class ReplicaState(Struct, frozen=True, kw_only=True):
     """The rate between two of its nodes in the latest probe of both."""
     fabric_findings: frozenset[str] = frozenset()
     """Codes of findings on the fabric that were reported in this attempt: one node speaks for all."""
+    slow_links: Mapping[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
+    """Share of its usual rate with which a link between two nodes was reported in this attempt."""
     fabric_nodes: FabricNodes = field(default_factory=dict[tuple[str, int], Reports])
     """What each node has reported of the fabric in this attempt."""
     sockets: Mapping[int, SocketsObserved] = field(default_factory=dict[int, SocketsObserved])

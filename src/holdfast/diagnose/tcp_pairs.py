@@ -160,6 +160,8 @@ class SlowLink(NamedTuple):
 
     nodes: tuple[int, int]
     """In order."""
+    share: float
+    """Of its usual rate."""
     finding: Finding
 
 
@@ -174,7 +176,8 @@ def link_slowed(event: LinkSlowed, reports: Mapping[int, SocketsObserved]) -> Sl
         for remote, rate in list(event.others_bytes_s.items())[:_MAX_SHOWN]
     )
     again = f"{event.retransmits:,} of {event.segments:,} segments were sent again"
-    return _slow(event.ends, event.node, far, f"has become slow: {rates}", (again, *others))
+    share = event.now_bytes_s / max(event.before_bytes_s, 1.0)
+    return _slow(event.ends, event.node, far, share, f"has become slow: {rates}", (again, *others))
 
 
 def slower_than_probed(
@@ -204,10 +207,13 @@ def slower_than_probed(
         for other in reversed(event.links)
         if other is not link
     )
-    return _slow(link.ends, event.node, far, f"has been slow since the first steps: {rates}", others[:_MAX_SHOWN])
+    what = f"has been slow since the first steps: {rates}"
+    return _slow(link.ends, event.node, far, link.bytes_s / probed, what, others[:_MAX_SHOWN])
 
 
-def _slow(near: SocketEnds, node: int, far: SocketsObserved, what: str, evidence: tuple[str, ...]) -> SlowLink:
+def _slow(
+    near: SocketEnds, node: int, far: SocketsObserved, share: float, what: str, evidence: tuple[str, ...]
+) -> SlowLink:
     rank = next((each.rank for each in far.connections if (each.local, each.remote) == (near.remote, near.local)), None)
     peer = f"node{far.node}" if rank is None else f"rank {rank} on node{far.node}"
     name = near.interface
@@ -221,7 +227,7 @@ def _slow(near: SocketEnds, node: int, far: SocketsObserved, what: str, evidence
         "traffic of theirs, and at the switch ports. `holdfast check --full` measures pairs of nodes.",
         owner=Owner.CLUSTER,
     )
-    return SlowLink((min(node, far.node), max(node, far.node)), finding)
+    return SlowLink((min(node, far.node), max(node, far.node)), share, finding)
 
 
 def _far_node(ends: SocketEnds, node: int, reports: Mapping[int, SocketsObserved]) -> SocketsObserved | None:
