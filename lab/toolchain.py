@@ -54,7 +54,7 @@ CONTROLPLANE = Module(
     name="controlplane",
     packages=(".",),
     names=("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl"),
-    link=f"-X {_VERSION}.gitVersion=v1.37.1 -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=37",
+    link=f"-X {_VERSION}.gitVersion=v1.37.2 -X {_VERSION}.gitMajor=1 -X {_VERSION}.gitMinor=37",
 )
 
 OPERATORS = Module(

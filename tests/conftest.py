@@ -34,6 +34,8 @@ SLOW_DEADLINE_S = 600
 MAX_WORKERS = 8
 """Most workers of `-n auto`: each needs 5 s of CPU time and 1 GB for the imports of all tests."""
 
+LAB_GROUP = "lab"
+
 LAB_TESTS = (
     "tests/cli/test_cluster.py",
     "tests/lab/",
@@ -274,7 +276,7 @@ def _group(nodeid: str) -> str:
     """The tests that one worker must run: often just this one."""
     path, _, name = nodeid.partition("::")
     if path.startswith(LAB_TESTS):
-        return path if path == CLUSTER_RUNS else "lab"
+        return path if path == CLUSTER_RUNS else LAB_GROUP
     if path in TRANSFORMERS_TESTS:
         return "transformers"
     if path == EXAMPLES:
@@ -310,6 +312,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         missing = [program for program in marker.args if shutil.which(program) is None]
         if missing:
             pytest.skip(f"needs {', '.join(missing)} on PATH; `.ci/run` installs what CI uses")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """Stop a worker's lab after the last test of its group: programs that nothing uses take an eighth of a core."""
+    yield
+    if nextitem is not None and hasattr(item.config, "workerinput") and _in_lab(item) and not _in_lab(nextitem):
+        # a fixture of the session may end before it only by pytest's own means
+        for fixture in item.session._fixturemanager.getfixturedefs("lab", item) or ():
+            fixture.finish(vars(item)["_request"])
+
+
+def _in_lab(item: pytest.Item) -> bool:
+    return _group(item.nodeid) in (LAB_GROUP, CLUSTER_RUNS)
 
 
 @pytest.hookimpl(wrapper=True)

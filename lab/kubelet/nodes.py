@@ -136,7 +136,7 @@ class SimulatedNodes:
             "declaredFeatures": ["ExtendWebSocketsToKubelet"],
             "nodeInfo": dict.fromkeys(unknown, "")
             | {
-                "kubeletVersion": "v1.37.1",
+                "kubeletVersion": "v1.37.2",
                 "containerRuntimeVersion": "process://1",
                 "kernelVersion": platform.release(),
                 "operatingSystem": "linux",
