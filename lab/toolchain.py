@@ -1,6 +1,7 @@
 """Builds the lab's programs with Go from pinned modules, once per change of those.
 
-Trainer, Volcano, Flux and Argo CD each need a version of k8s.io/api that is not the control plane's.
+Trainer, Volcano, Flux and Argo CD each need a version of k8s.io/api that is not the control plane's. Go compiles a
+package anew for each version of anything that it imports, so modules agree where they can (tests/lab/test_modules.py).
 """
 
 from __future__ import annotations
