@@ -8,7 +8,7 @@ from collections import defaultdict
 from lab import toolchain
 
 REQUIRED = re.compile(r"^\t(\S+) (v\S+)", re.MULTILINE)
-REPLACED = re.compile(r"^\t(?:replace )?\S+ => (\S+) (v\S+)", re.MULTILINE)
+REPLACED = re.compile(r"^\t\S+ => (\S+) (v\S+)", re.MULTILINE)
 BASE = re.compile(r"golang\.org/x/(net|sys|text|term|crypto)|google\.golang\.org/protobuf")
 """What every Kubernetes client imports."""
 KUBERNETES = re.compile(r"k8s\.io/(api|apimachinery|client-go|apiextensions-apiserver)")
