@@ -68,6 +68,8 @@ class FakeController:
         self.port = port
         self.tls = tls
         self.connections: asyncio.Queue[ServerConnection] = asyncio.Queue()
+        self.hello: AgentConnected | None = None
+        """Of the latest connection."""
 
     async def open(self) -> Server:
         return await serve(self._take, "127.0.0.1", self.port, process_request=self._admit, ssl=self.tls)
@@ -83,7 +85,9 @@ class FakeController:
 
     async def next(self) -> ServerConnection:
         connection = await self.connections.get()
-        assert isinstance(agent_message_decoder.decode(await connection.recv()), AgentConnected)
+        hello = agent_message_decoder.decode(await connection.recv())
+        assert isinstance(hello, AgentConnected)
+        self.hello = hello
         return connection
 
 
@@ -205,6 +209,8 @@ def test_unacknowledged_messages_are_resent_in_order_after_a_break() -> None:
             await link.wait_acked(2)
             first.transport.abort()
             second = await office.next()
+            assert office.hello is not None
+            assert office.hello.unacked_seq == 4
             link.send(finding_event())
             assert await seqs(second, 3) == [3, 4, 5]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import mmap
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from holdfast.agent.zygote import ColdStart, RankCommand, UnsafeModule, Zygote
 from holdfast.host.cgroups import remove, tracking_group
 from holdfast.host.process_limits import become_rank
 from holdfast.host.processes import adopt_orphans, by_env
+from holdfast.train.zygote.huge_pages import use_huge_pages
 
 DEADLINE_S = 120.0
 
@@ -469,6 +471,19 @@ def test_interpreter_that_ends_during_its_imports_says_how(place: ProgramDir, te
             await place.start_zygote(wanted)
 
     play(scene)
+
+
+def test_preparation_for_faster_forks_stops_as_soon_as_one_is_requested() -> None:
+    looks = 0
+
+    def is_requested() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks == 3
+
+    with mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS):
+        use_huge_pages(is_requested)
+    assert looks == 3
 
 
 def test_zygote_that_does_not_fork_is_killed_for_all_waiters(
