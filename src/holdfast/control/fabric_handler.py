@@ -81,7 +81,8 @@ def _report_slow(ctx: Context, replica: int, slow: SlowLink) -> None:
     """
     reported = ctx.state.replicas[replica].slow_links
     known = reported.get(slow.nodes)
-    if len(reported) < MAX_SLOW_LINKS if known is None else slow.share < FAR_SLOWER * known:
+    is_news = len(reported) < MAX_SLOW_LINKS if known is None else slow.share < FAR_SLOWER * known
+    if is_news:
         ctx.change_replica(replica, slow_links={**reported, slow.nodes: slow.share})
         ctx.report(slow.finding)
 

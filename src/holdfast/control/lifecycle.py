@@ -1,6 +1,7 @@
 """The lifecycle of an attempt: starts all its ranks, stops them when one fails, judges the failure and restarts.
 
-Each function handles an event or a follow-up in the phases that machine.py lists.
+Each function handles an event or a follow-up in the phases that machine.py lists. One file, because what starts an
+attempt, what stops it and what judges it follow from each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Events that agents emit: what happened to the ranks of one node."""
+"""Events that agents emit: what happened to the ranks of one node.
+
+One file, because each source of events has one.
+"""
 
 from __future__ import annotations
 
