@@ -84,8 +84,9 @@ def test_others_continue_without_a_replica_and_it_catches_up(
     wait_for_step(watched, 1, 1)
     finish_identical(runs, watched, replicas)
     assert attempts(watched) == sorted([*((replica, 0) for replica in range(replicas)), (1, 1)])
-    steps = commits(runs, 0)
-    assert steps == list(range(1, len(steps) + 1))
+    # The collective that a replica leaves by dying may succeed for one of the others alone, which passes its step on.
+    steps = {step for replica in range(replicas) if replica != 1 for step in commits(runs, replica)}
+    assert steps == set(range(1, len(steps) + 1))
 
 
 def test_nothing_that_is_no_step_is_taken_for_a_hang(runs: Runs) -> None:
