@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,12 +75,12 @@ def weights_of(path: Path, ranks: int = 2) -> list[torch.Tensor]:
     return [tensor for rank in range(ranks) for tensor in torch.load(f"{path}.{rank}")]
 
 
-def unbroken(folder: Path, steps: int) -> list[torch.Tensor]:
+def unbroken(runs: Runs, folder: Path, steps: int) -> list[torch.Tensor]:
     """The weights after so many steps of a training that nothing interrupts."""
-    command = [sys.executable, str(LOOP), str(steps), str(folder / "unbroken")]
-    env = os.environ | {"WORLD_SIZE": "2", "RENDEZVOUS": str(folder / "meet"), "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen(command, env=env | {"RANK": str(rank)}, stdout=subprocess.DEVNULL) for rank in (0, 1)]
-    assert [rank.wait() for rank in ranks] == [0, 0]
+    words = (str(LOOP), str(steps), str(folder / "unbroken"))
+    watched = runs.start(sys.executable, *words, overrides=("env.OMP_NUM_THREADS=1", "recovery.max_restarts=0"))
+    assert watched.wait_for_end().outcome is Outcome.SUCCEEDED
+    assert resumed_from(watched)[0] == ""
     return weights_of(folder / "unbroken")
 
 
@@ -114,7 +112,7 @@ def test_training_that_moves_to_hosts_and_back_is_bit_exact_and_keeps_its_code(s
         former, there = there, resume(sites, there, on, to_step(last, tmp_path / "moved"), *own)
         assert there.wait_for_end().outcome is Outcome.SUCCEEDED
         assert resumed_from(there) == (former.folder.run_id, former.all(CheckpointCommitted)[-1].step)
-    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, last))
+    assert_equal(weights_of(tmp_path / "moved"), unbroken(sites, tmp_path, last))
 
 
 def test_training_that_moves_to_slurm_is_bit_exact(
@@ -130,7 +128,7 @@ def test_training_that_moves_to_slurm_is_bit_exact(
     with_monarch = resume(runs, there, "cluster", to_step(step + 120, tmp_path / "moved"), MONARCH)
     assert with_monarch.wait_for_end().outcome is Outcome.SUCCEEDED
     assert resumed_from(with_monarch)[0] == there.folder.run_id
-    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, step + 120))
+    assert_equal(weights_of(tmp_path / "moved"), unbroken(runs, tmp_path, step + 120))
 
 
 def test_other_world_size_is_announced_and_resumes(

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
-from tests.runs.conftest import WatchedRun
+from tests.runs.conftest import Runs, WatchedRun
 from tests.runs.test_resume import ENDLESS, LOOP, assert_equal, resumed_from, to_step, unbroken, weights_of
 from tests.waiting import until
 
@@ -103,4 +103,4 @@ def test_training_that_moves_into_a_cluster_and_back_is_bit_exact(
     )
     assert back.wait_for_end().outcome is Outcome.SUCCEEDED
     assert resumed_from(back) == (there.folder.run_id, second)
-    assert_equal(weights_of(tmp_path / "moved"), unbroken(tmp_path, last))
+    assert_equal(weights_of(tmp_path / "moved"), unbroken(Runs(tmp_path), tmp_path, last))
