@@ -248,7 +248,7 @@ def sources(module: Module) -> list[bytes]:
 
 
 def _ingredients(module: Module) -> list[bytes]:
-    return [*sources(module), repr(module).encode(), platform.machine().encode()]
+    return [*sources(module), repr(module).encode(), _NO_DEBUG_SYMBOLS.encode(), platform.machine().encode()]
 
 
 def _build(module: Module, folder: Path) -> None:

@@ -128,7 +128,7 @@ def test_pause_ends_although_who_asked_for_it_is_late(monkeypatch: pytest.Monkey
         stop_processes([process.pid], for_s=0.6)
         assert os.WIFCONTINUED(os.waitpid(process.pid, os.WCONTINUED)[1])  # which only one that was stopped is
     finally:
-        process.kill()
+        real(process.pid, signal.SIGKILL)
         process.wait()
 
 
