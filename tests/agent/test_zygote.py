@@ -449,6 +449,19 @@ def test_interpreter_that_cannot_be_prewarmed_never_runs_the_program(place: Prog
     assert not (place.folder / "ran").exists()
 
 
+def test_cold_start_tells_the_error_that_ended_the_zygote(place: ProgramDir) -> None:
+    (place.folder / "program.py").write_text("open('ran', 'w')")
+    (place.folder / "sitecustomize.py").write_text("raise KeyError('site')")
+    wanted = place.command("program.py", PYTHONPATH=str(place.folder))
+
+    async def scene() -> None:
+        with pytest.raises(ColdStart, match=r"\(exit code 70: KeyError: 'site'\)"):
+            await place.start_zygote(wanted)
+
+    play(scene)
+    assert not (place.folder / "ran").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "how"),
     [

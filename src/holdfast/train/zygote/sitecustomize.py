@@ -12,6 +12,9 @@ if message := os.environ.pop("HOLDFAST_ZYGOTE", ""):
         from zygote_main import run
 
         run(message)
-    except BaseException as error:
-        print(f"holdfast: the zygote failed: {error!r}", file=sys.stderr, flush=True)  # noqa: T201
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()  # its last line is what the agent reports
+        sys.stderr.flush()
         os._exit(70)
