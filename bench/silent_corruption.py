@@ -169,7 +169,6 @@ def run(cases: Sequence[Case], ranks: int = RANKS) -> list[list[Outcome]]:
     """The outcome of each case on each rank. Raises RuntimeError if a rank fails otherwise."""
     # Not forks of this process: once it has computed gradients, its forks cannot.
     forks = multiprocessing.get_context("forkserver")
-    forks.set_forkserver_preload(["bench.silent_corruption"])
     with tempfile.TemporaryDirectory() as folder:
         pipes = [forks.Pipe() for _ in range(ranks)]
         processes = [
@@ -217,6 +216,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the results to this file")
     given = parser.parse_args()
     headline("Silent corruption")
+    multiprocessing.set_forkserver_preload(["bench.silent_corruption"])
     cases = planted(RANKS, QUICK_SEEDS if given.quick else SEEDS)
     steps = CLEAN_STEPS // 10 if given.quick else CLEAN_STEPS
     outcomes = run([*cases, Case(every=CLEAN_EVERY, steps=steps)])

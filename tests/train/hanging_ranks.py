@@ -7,7 +7,6 @@ import signal
 import threading
 from dataclasses import dataclass
 from enum import StrEnum
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 import torch._dynamo  # the registration of a backend would import it in every rank
 import torch.distributed as dist
 from tests.programs import nccl_like
+from tests.train.fork_context import forks
 
 from holdfast.protocol.flight_recorder_files import DUMP_PREFIX, ENTRIES, NCCL_PIPE_PREFIX
 from holdfast.train.session.flight_dump_server import serve_dumps
@@ -23,9 +23,6 @@ from holdfast.train.session.flight_dump_server import serve_dumps
 WORLD = 4
 STEPS = 5
 """Steps that all ranks complete before one of them fails."""
-
-forks = get_context("forkserver")
-forks.set_forkserver_preload([__name__, "tests.programs.huge_pages_now"])
 
 
 class Fault(StrEnum):

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.programs import nccl_like
-from tests.train.replica_job import answer, forks
+from tests.train.fork_context import forks
+from tests.train.replica_job import answer
 from torch.distributed.tensor import DTensor
 from torchft.coordination import LighthouseServer
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch
 import torch._dynamo  # an optimizer would import it in every rank
 import torch.distributed as dist
 from tests.programs import nccl_like
+from tests.train.fork_context import forks
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -49,9 +49,6 @@ GLOBAL = 24
 DEADLINE_S = 200.0
 DYING = {"computing", "agreed", "saving", "sealing"}
 """Each at a separate step, so that the step of their return is known."""
-
-forks = get_context("forkserver")
-forks.set_forkserver_preload([__name__, "holdfast.train.ft.replica_group", "tests.programs.huge_pages_now"])
 
 
 @dataclass(frozen=True, kw_only=True)

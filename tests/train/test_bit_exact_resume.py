@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.train import loop
-from tests.train.replica_job import forks
+from tests.train.fork_context import forks
 
 STEPS = 14
 FAULTS = ("1:6:computing", "0:8:unsealed", "0:12:unnamed")

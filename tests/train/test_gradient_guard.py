@@ -7,7 +7,6 @@ import math
 import weakref
 from collections.abc import Callable
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +14,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+from tests.train.fork_context import forks
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp import fully_shard
@@ -23,8 +23,6 @@ from torch.optim import Optimizer
 
 from holdfast.train.metrics.gradient_guard import SUM, GradientGuard, is_sound
 
-# A fork of this process cannot compute gradients if a test has started autograd's threads here.
-forks = get_context("forkserver")
 DEADLINE_S = 200.0
 
 

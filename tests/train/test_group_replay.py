@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.train import loop
-from tests.train.replica_job import forks
+from tests.train.fork_context import forks
 
 from holdfast.errors import HoldfastError
 from holdfast.protocol import replay_env

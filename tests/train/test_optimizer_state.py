@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.train.replica_job import forks
+from tests.train.fork_context import forks
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh

@@ -225,7 +225,8 @@ def _environ(pid: int) -> list[bytes]:
     """
     for _ in range(_EXEC_POLLS):
         try:
-            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:  # in half the time of a Path
+                environ = file.read()
         except OSError:
             return []
         if environ or not _runs_a_program(pid):

@@ -12,7 +12,7 @@ from threading import Event
 
 import msgspec
 import torch
-from tests.train.replica_job import forks
+from tests.train.fork_context import forks
 
 from holdfast.events.probe_results import ProbeProgress, ProbeResult
 from holdfast.launch.local.netns import namespace
