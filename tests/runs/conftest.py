@@ -40,24 +40,13 @@ STEP_CLOCK = ("watch.step_clock=true",)
 
 STARTED_BY_EXEC = (
     *("test_hangs.py", "test_standstill.py"),  # py-spy would show the parents' frames below a rank's own
-    *(
-        "test_connection_flood.py",
-        "test_memory_limit.py",
-        "test_resource_faults.py",
-    ),  # limits of memory and descriptors
-    *("test_launch.py", "test_launchers.py", "test_launch_modes.py", "test_mpi.py"),
-    *(
-        "test_host_runs.py",
-        "test_monarch_runs.py",
-        "test_slurm_runs.py",
-        "test_slurm_controller.py",
-        "test_network_faults.py",
-        "test_prewarm.py",
-        "test_secret_exposure.py",
-        "test_step_clock.py",
-    ),
+    *("test_connection_flood.py", "test_memory_limit.py", "test_resource_faults.py"),  # limits of memory, descriptors
+    *("test_launch.py", "test_launch_modes.py", "test_prewarm.py", "test_step_clock.py"),  # the start itself
+    *("test_secret_exposure.py", "test_slurm_controller.py"),
+    "test_launchers.py::test_ranks_of_two_nodes_reduce_together",  # once with each launcher as users have it
+    "test_network_faults.py::test_clocks_that_jump_by_hours_move_no_deadline_and_are_told",
 )
-"""Files whose runs start every process as users do; in all others they are forks, which saves the imports."""
+"""Files and tests whose runs start every process as users do; in all others they are forks, which saves the imports."""
 
 NCCL_LIKE = "env.NCCL_LIKE=1"
 """Makes a program's ranks, or its replicas, communicate by a group that fails like NCCL (programs/nccl_like.py)."""
@@ -283,8 +272,9 @@ def _argv(pid: int) -> bytes:
 
 @pytest.fixture(autouse=True)
 def fork_runs(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork what the runs of a test start, unless its file needs real starts."""
-    if request.path.name in STARTED_BY_EXEC:
+    """Fork what the runs of a test start, unless it needs real starts."""
+    file = request.path.name
+    if not {file, f"{file}::{request.function.__name__}"}.isdisjoint(STARTED_BY_EXEC):
         yield
         return
     with request.getfixturevalue("forked_starts").used():
