@@ -48,9 +48,12 @@ class Pipe:
     def __init__(self) -> None:
         self.ready: HostReady | None = None
         self.problem = ""
+        self.files = Path()
+        """The run's folder there."""
         self._input: asyncio.StreamWriter | None = None
 
     async def run(self, name: str, home: Path, hosts: PipedHosts) -> None:
+        self.files = home / "runs" / hosts.run_id
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "holdfast.launch.hosts.host_process"),
             stdin=asyncio.subprocess.PIPE,
@@ -87,6 +90,10 @@ class PipedHosts(LinkedHosts):
         super().__init__(folder, accepted, tuple(HOSTS), monarch_at=(CONTROLLER, 0))
         self._pipes = {name: Pipe() for name in HOSTS}
         self._links.update(self._pipes)
+
+    @property
+    def run_id(self) -> str:
+        return self._folder.run_id
 
     def setup(self, name: str) -> ToHost:
         return self._setup(name, CONTROLLER, 1, exclusive=False)  # no controller listens there: agents try again
@@ -224,6 +231,21 @@ def test_monarchs_processes_ignore_the_end_that_slurm_announces_to_the_agent(fol
         await until_async(lambda: not ignores_sigterm(of_node(folder, FIRST, "holdfast.agent")))
         assert ignores_sigterm(of_node(folder, FIRST, "monarch_host"))
         assert ignores_sigterm(of_node(folder, FIRST, "bootstrap_main"))
+
+    play(folder, scene)
+
+
+def test_host_that_connects_at_the_end_removes_no_node_of_another_that_shares_its_folder(folder: RunDir) -> None:
+    async def scene(here: PipedHosts) -> None:
+        await here.submit((FIRST, SECOND))
+        first = (await created(here, 2))[FIRST]
+        here._cancelled = True
+        late = HostReady(hostname="", address=HOSTS[first], cpus=1, gpus=0, nodes=((0, 0), (1, 0)))
+        here.receive(first, late, b"")
+        await until_async(lambda: FIRST not in here._existing())
+        assert SECOND in here._existing()
+        assert of_node(folder, SECOND, "holdfast.agent")
+        assert here._pipes[first].files.exists()  # the other host may need them
 
     play(folder, scene)
 

@@ -223,7 +223,11 @@ class HostProcess:
 
     def _delete_files(self) -> None:
         """Delete the run's files; checkpoints stay, for a run that resumes from them."""
-        for path in self._folder.path.iterdir():
+        try:
+            paths = [*self._folder.path.iterdir()]
+        except FileNotFoundError:  # another host that shares the folder was faster
+            return
+        for path in paths:
             if path == self._folder.checkpoints:
                 continue
             if path.is_dir() and not path.is_symlink():

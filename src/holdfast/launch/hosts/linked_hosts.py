@@ -94,6 +94,8 @@ class LinkedHosts(ABC):
         """Nodes that are to be removed."""
         self._reservation = HostReservation(self._links)
         self._cancelled = False
+        self._nodes_removed = False
+        """Whether hosts may delete the run's files, which another host may share."""
         self._meshes = self._make_meshes(*monarch_at)
         self._fenced: dict[NodeId, str] = {}
         """Why nodes are removed whose end is reported then."""
@@ -197,6 +199,7 @@ class LinkedHosts(ABC):
         self._connect()
         await self._before_cancel()
         await asyncio.gather(*(self._remove(node_id, within_s=END_TIMEOUT_S) for node_id in self._existing()))
+        self._nodes_removed = True
         for link in self._links.values():
             if link.ready:
                 link.send(EndRun())
@@ -381,8 +384,10 @@ class LinkedHosts(ABC):
 
     def _on_ready(self, host: str, found: HostReady) -> None:
         """Bring the host to what it should have: it may have been restarted, or was out of reach."""
-        link, there = self._links[host], {NodeId(node=node, generation=number) for node, number in found.nodes}
-        here, known = set(self._nodes_on(host)), set(self._existing())
+        link, here, known = self._links[host], set(self._nodes_on(host)), set(self._existing())
+        # Hosts that share a folder find each other's nodes in it: this one would report them removed too early.
+        found_here = (NodeId(node=node, generation=number) for node, number in found.nodes)
+        there = {node_id for node_id in found_here if self._machines.machine(node_id) in (host, "")}
         ending = there if self._cancelled else set[NodeId]()  # before their files are deleted
         unwanted = ending | {node_id for node_id in there if node_id in self._removed or node_id not in known}
         for node_id in unwanted:
@@ -394,7 +399,7 @@ class LinkedHosts(ABC):
                 self._end(node_id, f"{host} has no process of it: it was restarted")
             else:  # the message that starts it was lost, with the connection or with an earlier controller
                 self._send_start(node_id, host)
-        if self._cancelled:
+        if self._nodes_removed:
             link.send(EndRun())
         self._place()
 
