@@ -44,6 +44,7 @@ STARTED_BY_EXEC = (
     *("test_launch.py", "test_launch_modes.py", "test_prewarm.py", "test_step_clock.py"),  # the start itself
     *("test_secret_exposure.py", "test_slurm_controller.py"),
     "test_launchers.py::test_ranks_of_two_nodes_reduce_together",  # once with each launcher as users have it
+    # a rank's fork would have the clock that the drill has moved in its agent
     "test_network_faults.py::test_clocks_that_jump_by_hours_move_no_deadline_and_are_told",
 )
 """Files and tests whose runs start every process as users do; in all others they are forks, which saves the imports."""

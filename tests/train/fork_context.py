@@ -16,7 +16,7 @@ PRELOADED = (
     "tests.train.diverging_job",
     "tests.train.hanging_ranks",
     "bench.silent_corruption",
-    "tests.programs.huge_pages_now",  # the last one
+    "tests.programs.huge_pages_now",  # last: it moves into huge pages what the others have imported
 )
 
 forks = get_context("forkserver")
