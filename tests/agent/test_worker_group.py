@@ -53,8 +53,8 @@ from holdfast.host.processes import (
     descendants,
     identify,
     port_owner,
-    run_later,
     state_letter,
+    undo_later,
 )
 from holdfast.protocol.metric_validation import MAX_REPORTED_NAMES
 from holdfast.protocol.orders import Progress, RankLaunch, StartRanks
@@ -502,7 +502,8 @@ def test_daemon_with_an_emptied_environment_is_named_with_its_port_and_ended(
     async def scene(bench: WorkerGroupBench) -> None:
         pipe = bench.pipe()
         program = [sys.executable, str(PROGRAMS / "orphan_daemon.py"), str(pipe), str(code)]
-        run_later(600.0, "true")
+        with undo_later(600.0, "true"):
+            pass
         group = bench.group(program)
         start = asyncio.ensure_future(group.start())
         pid, port = map(int, (await heard(pipe)).split())

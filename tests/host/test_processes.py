@@ -8,8 +8,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from holdfast.host.processes import (
     ProcessId,
@@ -23,6 +25,7 @@ from holdfast.host.processes import (
     started_at,
     state_letter,
     stop_processes,
+    undo_later,
 )
 
 # Says the pid of a daemon: a grandchild in a session of its own, whose parent has gone by the time it is said.
@@ -130,6 +133,30 @@ def test_pause_ends_although_who_asked_for_it_is_late(monkeypatch: pytest.Monkey
     finally:
         real(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("os.kill(os.getpid(), signal.SIGKILL)", -9), ("sys.exit(5)", 5)])
+def test_what_a_drill_changes_is_undone_however_its_process_ends(tmp_path: Path, end: str, code: int) -> None:
+    changed = tmp_path / "changed"
+    program = f"""
+import os, pathlib, signal, sys
+from holdfast.host.processes import undo_later
+with undo_later(0.05, "rm", {str(changed)!r}):
+    pathlib.Path({str(changed)!r}).touch()
+    {end}
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == code
+    assert until(lambda: not changed.exists())
+
+
+def test_nothing_is_undone_before_the_change_is_complete(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    with undo_later(0, "touch", str(first)):
+        with undo_later(0, "touch", str(second)):
+            pass
+        until(second.exists)
+        assert not first.exists()
+    assert until(first.exists)
 
 
 def test_machine_is_named_by_its_boot_too() -> None:

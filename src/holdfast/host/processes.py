@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -330,16 +330,25 @@ def stop_processes(pids: Sequence[int], for_s: float | None = None) -> None:
     _start("sh", "-c", 'kill -STOP "$@"; sleep "$0"; kill -CONT "$@"', f"{for_s:.3f}", *map(str, pids))
 
 
-def run_later(delay_s: float, *argv: str) -> None:
-    """Run a command after `delay_s` seconds, from a process that outlives this one."""
-    _start("sh", "-c", 'sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv)
+@contextlib.contextmanager
+def undo_later(delay_s: float | None, *argv: str) -> Generator[None]:
+    """Run a command `delay_s` seconds after the block, even if this process is killed within it; never with None.
+
+    The process that will run it starts before the block.
+    """
+    if delay_s is None:
+        yield
+        return
+    helper = _start("sh", "-c", 'read _; sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv, stdin=subprocess.PIPE)
+    with helper.stdin or contextlib.nullcontext():  # at whose end `read` returns
+        yield
 
 
-def _start(*argv: str) -> None:
+def _start(*argv: str, stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     """Start a process that outlives this one."""
-    subprocess.Popen(
+    return subprocess.Popen(
         argv,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -17,7 +17,7 @@ from msgspec import Struct
 from holdfast.clock import shift_wall_clock
 from holdfast.errors import ExitCode, failure
 from holdfast.events import FaultAction, FaultRequested, FaultTarget
-from holdfast.host.processes import run_later, send_signal, stop_processes
+from holdfast.host.processes import send_signal, stop_processes, undo_later
 from holdfast.job.fault_attribution import BALLAST
 from holdfast.launch.local.run_network import RunNetwork
 
@@ -84,9 +84,7 @@ def _fill_disk(here: ControllerFaults, drill: FaultRequested) -> None:
             remedy="Try it on a small one: `mount -t tmpfs -o size=64m none FOLDER`.",
         )
     ballast = folder / BALLAST
-    if drill.for_s is not None:
-        run_later(drill.for_s, "rm", "-f", str(ballast))
-    with ballast.open("ab") as file:
+    with undo_later(drill.for_s, "rm", "-f", str(ballast)), ballast.open("ab") as file:
         while free_bytes >= disk.f_frsize:
             try:
                 os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), free_bytes)

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ipaddress import IPv4Network
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.errors import ExitCode, HoldfastError, failure
-from holdfast.host.processes import run_later
+from holdfast.host.processes import undo_later
 from holdfast.launch.local.netns import ip_command, namespace, subnet
 from holdfast.launch.local.netns.netns_support import rates_unavailable, unavailable
 
@@ -200,11 +200,11 @@ class NetnsNetwork:
 
         The partition ends after `for_s` seconds, even if this process has ended by then; without `for_s`, call `heal`.
         """
-        self._set(name, "down")
-        if for_s is None:
-            return
-        for port in self._ports(self._member(name)):
-            run_later(for_s, *namespace.enter_prefix(self._hub), ip_command.find("ip") or "ip", *_link_set(port, "up"))
+        with ExitStack() as undone:
+            for port in self._ports(self._member(name)):
+                heal = (ip_command.find("ip") or "ip", *_link_set(port, "up"))
+                undone.enter_context(undo_later(for_s, *namespace.enter_prefix(self._hub), *heal))
+            self._set(name, "down")
 
     def heal(self, name: str) -> None:
         """End a partition."""
