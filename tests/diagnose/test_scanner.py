@@ -68,6 +68,22 @@ def test_prefix_says_who_wrote(line: str, rank: int | None, host: str | None, pi
 
 
 @pytest.mark.parametrize(
+    ("line", "rank"),
+    [
+        ("[rank3]: ValueError: x", 3),
+        ("[default3]:[rank3]: ValueError: x", 3),
+        ("2026-11-20T10:00:05.5Z [rank3]: ValueError: x", 3),
+        ("ValueError: x", 0),
+        ("ValueError: see [rank3]: x", 0),
+        ("[Rank 3] is waited for", 0),
+    ],
+)
+def test_own_prefix_says_more_than_a_files_name(line: str, rank: int) -> None:
+    """A launcher's file bears the number of the node, or of its first rank."""
+    assert parse_process(line, LogSource(name="rank-0.log", rank=0)).rank == rank
+
+
+@pytest.mark.parametrize(
     "line",
     [
         "2026-11-20T10:00:05.5Z x",

@@ -79,3 +79,23 @@ def test_launchers_own_script_is_not_the_users_code() -> None:
 def test_what_a_launcher_says_of_an_end_is_raised_nowhere() -> None:
     """The traceback above it is of the rank that lost its peer."""
     assert "prog.py" not in diagnose(LogInput((FOLDER / "killed.log",))).what
+
+
+@pytest.mark.parametrize(("failed", "first"), [(1, None), (0, 0)])
+def test_launchers_file_that_is_named_like_a_ranks_names_no_rank(
+    tmp_path: Path, failed: int, first: int | None
+) -> None:
+    log = tmp_path / "rank-0.log"
+    log.write_text(f"""\
+ValueError: bad shard 7
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-12-02_06:02:08
+  host      : n1
+  rank      : {failed} (local_rank: {failed})
+  exitcode  : 1 (pid: 3253)
+  error_file: <N/A>
+""")
+    answer = diagnose(LogInput((log,)))
+    assert answer.evidence[0].text == "ValueError: bad shard 7"
+    assert (answer.first_failure.rank if answer.first_failure else None) == first

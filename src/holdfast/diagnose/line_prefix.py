@@ -25,6 +25,8 @@ _RANKS = (
     re.compile(r"^\[\d+,(?P<rank>\d{1,7})\]<std(?:out|err|diag)>"),
     re.compile(r"\b[Rr]ank[ =:]+(?P<rank>\d{1,7})\b"),
 )
+# [rank3]: message                                 torch and its launcher, for all that one rank writes
+_OWN_RANK = re.compile(r"^(?:\d\S{9,39} )?(?:\[[a-z]+\d+\]:)?\[rank(?P<rank>\d{1,7})\]:")
 # 3: message                                                           srun -l
 _SRUN = re.compile(r"^ ?(?P<rank>\d{1,6}): ")
 # [pod/worker-3/main] message                                          kubectl logs --prefix
@@ -45,7 +47,8 @@ _HOSTS = (_NCCL, _NCCL_DIAG, _RAY, _SYSLOG, _RSYSLOG)
 def parse_process(line: str, source: LogSource) -> ProcessRef:
     """The process that a line's prefixes name; its source supplies the rest."""
     head = line[:HEAD_CHARS]
-    rank, node, host, pid = source.rank, source.node, None, None
+    own = _OWN_RANK.match(head)  # more certain than a file's name, whose number may be that of a node
+    rank, node, host, pid = int(own["rank"]) if own else source.rank, source.node, None, None
     for pattern in _HOSTS:
         if found := pattern.search(head):
             host, pid = found["host"], int(found["pid"]) if found["pid"] else None

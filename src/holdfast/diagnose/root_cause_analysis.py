@@ -18,6 +18,8 @@ from holdfast.diagnose.diagnosis_text import as_evidence, evidence, fill_values,
 from holdfast.diagnose.fact import Fact
 from holdfast.diagnose.failure_classes import HANG_FAILURE_CLASSES, Confidence, FailureClass
 from holdfast.diagnose.hypotheses import Hypothesis, hypothesis_of, is_fabric_rule, make_hypotheses
+from holdfast.diagnose.line_prefix import parse_process
+from holdfast.diagnose.log_chunk import LogSource
 from holdfast.diagnose.next_evidence import also_possible, candidates_without_failure, select_evidence
 from holdfast.diagnose.precedence import (
     Clocks,
@@ -65,7 +67,7 @@ def diagnose_facts(
     it. `fabric_verified` is whether the set-up logs together show that the fabric is sound; `set_up` whether there are
     such lines at all.
     """
-    facts = _with_ranks(facts)
+    facts = _with_ranks(_of_launchers(facts))
     hang = find_desync(facts, ranks_with_logs, _world_size(facts))
     causes = make_hypotheses(facts, hang, fabric_verified)
     if first_rank is not None:
@@ -95,6 +97,19 @@ def diagnose_facts(
         also_seen=evidence([each.facts[0] for each in rivals if each.confidence is not Confidence.UNSURE]),
         notes=notes,
     )
+
+
+def _of_launchers(facts: Sequence[Fact]) -> list[Fact]:
+    """Facts without the rank in the name of a file in which torchrun names another: such a file is a launcher's."""
+    first = {fact.source: fact.process.rank for fact in facts if fact.rule is LAUNCHER_ROOT_CAUSE}
+    return [
+        replace(fact, process=replace(fact.process, rank=parse_process(fact.text, LogSource(name=fact.source)).rank))
+        if first.get(fact.source, fact.process.rank) != fact.process.rank
+        and fact.rule.code not in _LAUNCHER_RULES
+        and not fact.values.get("rank")
+        else fact
+        for fact in facts
+    ]
 
 
 def _with_ranks(facts: Sequence[Fact]) -> list[Fact]:
