@@ -340,7 +340,8 @@ def undo_later(delay_s: float | None, *argv: str) -> Generator[None]:
         yield
         return
     helper = _start("sh", "-c", 'read _; sleep "$0" && exec "$@"', f"{delay_s:.3f}", *argv, stdin=subprocess.PIPE)
-    with helper.stdin or contextlib.nullcontext():  # at whose end `read` returns
+    assert helper.stdin is not None, "it is a pipe"
+    with helper.stdin:  # `read` returns when it is closed
         yield
 
 
